@@ -82,11 +82,13 @@ T* at(uintptr_t address) {
 
 // ---- structs by their fields ----
 
-// How a value comes from Python: a pointer as an address, where 0 is null; numbers and bound objects as they are.
+// How a value comes from Python: a pointer as an address, where 0 is null; enumerators as numbers; numbers and bound
+// objects as they are.
 template <typename T>
 struct FromPython {
-  using Argument = std::conditional_t<std::is_class_v<T>, const T&, T>;
-  static const T& convert(const T& value) { return value; }
+  using Held = std::conditional_t<std::is_class_v<T>, const T&, T>;
+  using Argument = std::conditional_t<std::is_enum_v<T>, int, Held>;
+  static Held convert(Argument value) { return static_cast<Held>(value); }
 };
 template <typename T>
 struct FromPython<T*> {
@@ -122,6 +124,14 @@ struct OptionalField {
   static void set(Struct& to, Argument value) {
     if (value != nullptr) to.*kMember = *value;
   }
+  auto argument() const { return nb::arg(name).none(); }
+  const char* name;
+};
+
+// Projections that a layer points to, or None.
+struct LatentField {
+  using Argument = const LatentProjections*;
+  static void set(DecoderLayer& to, Argument value) { to.latent = value; }
   auto argument() const { return nb::arg(name).none(); }
   const char* name;
 };
@@ -250,9 +260,9 @@ ExpertLayer in_slots(const ExpertLayer& packed, uintptr_t slots, int64_t num_exp
 }
 
 KVCache make_kv_cache(const std::string& format, uintptr_t data, int64_t num_blocks, int64_t num_heads,
-                      int64_t block_size, int64_t head_dim) {
+                      int64_t block_size, int64_t head_dim, int64_t latent_dim) {
   if (data % 64 != 0) throw std::invalid_argument("a KV cache must be aligned to 64 bytes");
-  return KVCache{known_format(format), at<uint8_t>(data), num_blocks, num_heads, block_size, head_dim};
+  return KVCache{known_format(format), at<uint8_t>(data), num_blocks, num_heads, block_size, head_dim, latent_dim};
 }
 
 // `rows` may be null: the first ones.
@@ -328,10 +338,10 @@ void bind_memory(nb::module_& m) {
       .def(
           "__init__",
           [](KVCache* self, const std::string& format, uintptr_t data, int64_t num_blocks, int64_t num_heads,
-             int64_t block_size, int64_t head_dim) {
-            new (self) KVCache(make_kv_cache(format, data, num_blocks, num_heads, block_size, head_dim));
+             int64_t block_size, int64_t head_dim, int64_t latent_dim) {
+            new (self) KVCache(make_kv_cache(format, data, num_blocks, num_heads, block_size, head_dim, latent_dim));
           },
-          "format"_a, "data"_a, "num_blocks"_a, "num_heads"_a, "block_size"_a, "head_dim"_a);
+          "format"_a, "data"_a, "num_blocks"_a, "num_heads"_a, "block_size"_a, "head_dim"_a, "latent_dim"_a);
   m.def("pack_rows", &run_pack_rows, "weight"_a, "type"_a, "source"_a, "rows"_a, "num_rows"_a);
   m.def("quantize_rows", &run_quantize_rows, "to"_a, "type"_a, "source"_a, "num_rows"_a, "cols"_a, "importance"_a, "out"_a);
   m.def("copy_rows", &run_copy_rows, "source"_a, "rows"_a, "out"_a);
@@ -377,7 +387,8 @@ void bind_attention(nb::module_& m) {
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::cos>{"cos"},
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::sin>{"sin"},
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::dim>{"rotary_dim"},
-           FIELD(AttentionInputCall, slots));
+           FIELD(AttentionInputCall, slots), FIELD(AttentionInputCall, norms_last),
+           FIELD(AttentionInputCall, is_interleaved));
   def_call<WriteKVCall>(
       m, "write_kv", [](const Isa&, const WriteKVCall& call) { write_kv(call); }, FIELD(WriteKVCall, cache),
       FIELD(WriteKVCall, num_tokens), FIELD(WriteKVCall, slots), FIELD(WriteKVCall, k), FIELD(WriteKVCall, k_stride),
@@ -386,6 +397,7 @@ void bind_attention(nb::module_& m) {
       m, "move_kv", [](const Isa&, const MoveKVCall& call) { move_kv(call); }, FIELD(MoveKVCall, cache),
       FIELD(MoveKVCall, num_tokens), FIELD(MoveKVCall, from), FIELD(MoveKVCall, to));
   m.attr("kv_range_positions") = kRangePositions;
+  m.attr("MAX_INTERLEAVED") = kMaxInterleaved;
 }
 
 // Row, maximum, temperature, top_k, top_p, min_p, number: as RowSampling has them.
@@ -409,9 +421,13 @@ void bind_row_ops(nb::module_& m) {
            FIELD(LstmCall, num_texts), FIELD(LstmCall, state), FIELD(LstmCall, cell), FIELD(LstmCall, out));
   def_call(m, "normalise", &normalise, FIELD(NormCall, x), NORM_FIELDS(NormCall), FIELD(NormCall, num_rows),
            FIELD(NormCall, size), FIELD(NormCall, out));
-  def_call(m, "softmax_topk", &softmax_topk, FIELD(SoftmaxTopkCall, logits), FIELD(SoftmaxTopkCall, num_rows),
-           FIELD(SoftmaxTopkCall, num_experts), FIELD(SoftmaxTopkCall, top_k), FIELD(SoftmaxTopkCall, renormalize),
-           FIELD(SoftmaxTopkCall, topk_ids), FIELD(SoftmaxTopkCall, topk_weights));
+  nb::class_<Routing> routing(m, "Routing");
+  def_init(routing, FIELD(Routing, top_k), FIELD(Routing, renormalize), FIELD(Routing, score),
+           FIELD(Routing, choice_bias), FIELD(Routing, num_groups), FIELD(Routing, num_chosen_groups),
+           FIELD(Routing, group_score), FIELD(Routing, epsilon), FIELD(Routing, min_total), FIELD(Routing, scale));
+  m.attr("MAX_GROUPS") = kMaxGroups;
+  def_call(m, "route", &route, FIELD(RouteCall, routing), FIELD(RouteCall, logits), FIELD(RouteCall, num_rows),
+           FIELD(RouteCall, num_experts), FIELD(RouteCall, topk_ids), FIELD(RouteCall, topk_weights));
   def_call(m, "argmax", &argmax, FIELD(ArgmaxCall, x), FIELD(ArgmaxCall, num_rows), FIELD(ArgmaxCall, size),
            FIELD(ArgmaxCall, values), FIELD(ArgmaxCall, indices));
   m.def("sample", &run_sample, "x"_a, "num_rows"_a, "size"_a, "samplings"_a);
@@ -447,13 +463,40 @@ int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden,
 #define PASS_FIELD(member) \
   Field<DecoderPass, &DecoderPass::call, &DecoderCall::member> { #member }
 
+// What Python gives of a call of latent attention; the projections are a reference in LatentAttentionCall.
+void run_latent_attention(const LatentProjections& projections, const KVCache& cache, uintptr_t projected,
+                          int64_t num_tokens, int64_t num_heads, const RotaryTable& rotary, uintptr_t slots,
+                          int64_t num_sequences, uintptr_t sequences, int64_t sliding_window, uintptr_t tree_masks,
+                          float scale, uintptr_t out) {
+  struct Given {
+    Sequences sequences;
+  } given{};
+  given.sequences.count = num_sequences;
+  SequencesField<Given, &Given::sequences>::set(given, sequences);
+  WithoutGIL without_gil;
+  latent_attention(isa(), LatentAttentionCall{projections, cache, at<const float>(projected), num_tokens, num_heads,
+                                              rotary, at<const int64_t>(slots), given.sequences, sliding_window,
+                                              at<const uint64_t>(tree_masks), scale, at<float>(out)});
+}
+
 void bind_layers(nb::module_& m) {
   nb::class_<Norm> norm(m, "Norm");
   def_init(norm, FIELD(Norm, weight), FIELD(Norm, eps), FIELD(Norm, subtracts_mean), FIELD(Norm, bias));
+  nb::class_<LatentProjections> latent(m, "LatentProjections");
+  def_init(latent, OptionalField<LatentProjections, &LatentProjections::q_b>{"q_b"},
+           OptionalField<LatentProjections, &LatentProjections::q_norm>{"q_norm"},
+           FIELD(LatentProjections, latent_norm), FIELD(LatentProjections, k_b), FIELD(LatentProjections, v_b),
+           FIELD(LatentProjections, nope_dim), FIELD(LatentProjections, value_dim),
+           FIELD(LatentProjections, is_interleaved));
+  m.def("latent_attention", &run_latent_attention, "projections"_a, "cache"_a, "projected"_a, "num_tokens"_a,
+        "num_heads"_a, "rotary"_a, "slots"_a, "num_sequences"_a, "sequences"_a, "sliding_window"_a, "tree_masks"_a,
+        "scale"_a, "out"_a);
   nb::class_<MoEStageCall> stage(m, "MoEStage");
   def_init(stage, FIELD(MoEStageCall, o_proj), OptionalField<MoEStageCall, &MoEStageCall::router>{"router"},
-           FIELD(MoEStageCall, layer), FIELD(MoEStageCall, top_k), FIELD(MoEStageCall, renormalize),
-           FIELD(MoEStageCall, o_bias), FIELD(MoEStageCall, norm));
+           FIELD(MoEStageCall, layer), FIELD(MoEStageCall, routing), FIELD(MoEStageCall, o_bias),
+           FIELD(MoEStageCall, norm), FIELD(MoEStageCall, router_bias),
+           OptionalField<MoEStageCall, &MoEStageCall::shared>{"shared"},
+           OptionalField<MoEStageCall, &MoEStageCall::shared_gate>{"shared_gate"});
   def_call(m, "moe_stage", &moe_stage, Field<MoEStageCall>{"stage"}, FIELD(MoEStageCall, attended),
            FIELD(MoEStageCall, hidden), FIELD(MoEStageCall, num_tokens), FIELD(MoEStageCall, out));
   nb::class_<DecoderLayer> layer(m, "DecoderLayer");
@@ -461,7 +504,8 @@ void bind_layers(nb::module_& m) {
            FIELD(DecoderLayer, num_heads), FIELD(DecoderLayer, q_norm),
            FIELD(DecoderLayer, k_norm), FIELD(DecoderLayer, norm_all_heads), FIELD(DecoderLayer, clip),
            FIELD(DecoderLayer, sliding_window), FIELD(DecoderLayer, scale), FIELD(DecoderLayer, soft_cap),
-           FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, stage));
+           FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, norms_last),
+           FIELD(DecoderLayer, is_interleaved), LatentField{"latent"}, FIELD(DecoderLayer, stage));
   nb::class_<RotaryTable> rotary(m, "RotaryTable");
   def_init(rotary, FIELD(RotaryTable, cos), FIELD(RotaryTable, sin), FIELD(RotaryTable, dim));
   using SequenceCount = Field<DecoderPass, &DecoderPass::call, &DecoderCall::sequences, &Sequences::count>;

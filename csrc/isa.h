@@ -8,6 +8,7 @@
 
 #include "kv_cache.h"
 #include "matrix.h"
+#include "routing.h"
 
 namespace moeflow {
 
@@ -38,11 +39,12 @@ struct AttentionRange {
   const AttentionRow* rows;
   const float* q;  // [num_rows, stride], times the scale of the scores
   int64_t stride;  // head_dim or more
+  float* keys;     // [head_dim, 64]: for a tile's keys, where the cache has them as rows; else null
   float soft_cap = 0;  // c: scores become c * tanh(score / c); 0: they stay
   float* scores;   // [num_rows, kRangePositions], for the weights on the way
   // Results, not yet divided by the sum: per row the largest score m, sum of exp(score - m), and that times V.
   float *max, *sum;  // [num_rows]; sum is 0 where a row sees nothing of the range
-  float* out;        // [num_rows, stride]
+  float* out;        // [num_rows, stride], value_dim of each
 };
 
 // What an expert makes of its hidden units: x * sigmoid(x); x * Phi(x), exactly or by the usual tanh; max(x, 0). The last
@@ -95,8 +97,7 @@ struct Isa {
   void (*clip_row)(const float* x, float limit, int64_t size, float* out);
   // out[i] = x[i] * cos[i] + x[(i + size / 2) % size] * sin[i]
   void (*rotate_row)(const float* x, const float* cos, const float* sin, int64_t size, float* out);
-  void (*softmax_topk_row)(const float* logits, int64_t num_experts, int64_t top_k, bool renormalize, int64_t* ids,
-                           float* weights);
+  void (*route_row)(const Routing& routing, const float* logits, int64_t num_experts, int64_t* ids, float* weights);
   Argmax (*argmax_row)(const float* x, int64_t size);
   // Steps of sampling a token. The sum is made in double; the maxima [kBand] are of every kBand-th value; the places,
   // ascending, are those of values that are at least `bound`, of which there are as many as is returned.

@@ -10,6 +10,7 @@
 #include "kv_cache.h"
 #include "matrix.h"
 #include "norm.h"
+#include "routing.h"
 
 namespace moeflow {
 
@@ -24,6 +25,9 @@ struct LinearCall {
   float* out;
   Norm norm = {};               // that x goes through first
   int64_t out_stride = 0;       // floats from a row of out, and of residual, to the next; 0: n
+  // With several heads each one has a matrix of its own, [head_rows, k], one below the other, filled up to whole bands;
+  // neither bias nor residual. Floats from a head of x, and of out, to the next.
+  int64_t num_heads = 1, head_rows = 0, x_head_stride = 0, out_head_stride = 0;
 };
 void linear(const Isa& isa, const LinearCall& call);
 
@@ -98,7 +102,8 @@ struct WriteKVCall {
   KVCache cache;
   int64_t num_tokens;
   const int64_t* slots;  // [num_tokens]: block * block_size + offset
-  const float *k, *v;    // [num_tokens, KV heads, head_dim], rows k_stride and v_stride floats apart
+  const float *k, *v;    // [num_tokens, KV heads, head_dim], rows k_stride and v_stride floats apart; v may be null
+                         // where values are the first dimensions of keys
   int64_t k_stride, v_stride;
 };
 void write_kv(const WriteKVCall& call);
@@ -137,7 +142,7 @@ struct AttentionCall {
   Sequences sequences;
   int64_t sliding_window;      // 0: none
   const uint64_t* tree_masks;  // [T], or null
-  float* out;                  // [T, num_heads * head_dim]
+  float* out;                  // [T, num_heads * value_dim]
   float scale = 0;                   // of the scores; 0: head_dim^-0.5
   const int32_t* lengths = nullptr;  // [sequences], or null: causal
   // [num_heads, 2 * bias_reach + 1], added to a score by how far the key lies behind the query, from -bias_reach on;
@@ -187,17 +192,48 @@ struct AttentionInputCall {
   float clip;  // 0: none
   RotaryTable rotary;
   const int64_t* slots;  // [num_tokens]: block * block_size + offset
+  bool norms_last = false;      // norms of single heads come after the rotation
+  bool is_interleaved = false;  // neighbours are rotated against each other, else halves
 };
+constexpr int64_t kMaxInterleaved = 2048;  // dimensions that are rotated so
 void attention_input(const Isa& isa, const AttentionInputCall& call);
 
-// What follows attention in a layer of experts, in one call: out = h + experts(norm(h)), where
-// h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as SoftmaxTopkCall does.
+// Latent attention: keys and values of all heads are up-projections of one latent a token. Queries are multiplied by that
+// of keys, so that they meet latents, and what is attended to, which is latents, by that of values.
+struct LatentProjections {
+  Matrix q_b;                // [num_heads * (nope_dim + rotary), q rank]; without data: queries are projected at once
+  Norm q_norm;               // of what goes into q_b
+  Norm latent_norm;
+  Matrix k_b;                // of each head [latent_dim, nope_dim], filled up to whole bands
+  Matrix v_b;                // of each head [value_dim, latent_dim], likewise
+  int64_t nope_dim, value_dim;  // of a head: of queries what is not rotated; of values
+  bool is_interleaved;       // rotary positions rotate neighbours against each other, else halves
+};
+
+// All between the first projections and the output projection. The cache has one head: latents, then rotary keys.
+struct LatentAttentionCall {
+  const LatentProjections& projections;
+  KVCache cache;
+  // [num_tokens, (q rank, or num_heads * (nope_dim + rotary)) + head_dim]: queries, latents, rotary keys
+  const float* projected;
+  int64_t num_tokens, num_heads;
+  RotaryTable rotary;    // of all rotary dimensions: head_dim - latent_dim
+  const int64_t* slots;  // [num_tokens]
+  Sequences sequences;
+  int64_t sliding_window;      // as in AttentionCall, and what follows
+  const uint64_t* tree_masks;
+  float scale;  // of the scores
+  float* out;   // [num_tokens, num_heads * value_dim]
+};
+void latent_attention(const Isa& isa, const LatentAttentionCall& call);
+
+// What follows attention in a layer of experts, in one call: out = h (+ shared(norm(h))) + experts(norm(h)), where
+// h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as `routing` says.
 struct MoEStageCall {
   Matrix o_proj;  // [hidden, attended]
   Matrix router;  // [num_experts, hidden]; without data: all tokens go to the one expert, as in a dense layer
   ExpertLayer layer;
-  int64_t top_k;
-  bool renormalize;
+  Routing routing;
   const float* o_bias;  // or null
   Norm norm;
   const float* attended;  // [num_tokens, o_proj.cols]
@@ -208,14 +244,22 @@ struct MoEStageCall {
   float* normed = nullptr;        // [num_tokens, hidden]
   int64_t* topk_ids = nullptr;    // [num_tokens, top_k]
   float* topk_weights = nullptr;  // [num_tokens, top_k]
+  const float* router_bias = nullptr;  // [num_experts]; or null
+  ExpertLayer shared{};  // one expert that all tokens go to, or none
+  Matrix shared_gate{};  // [1, hidden]: it weighs the sigmoid of that; without data: 1
 };
+// What a router says of each expert, [num_tokens, num_experts].
+void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits);
 void moe_stage(const Isa& isa, const MoEStageCall& call);
-// All of it but the experts: `out` is h, and none of the last three is null.
+// All of it but experts: `out` is h, and `normed` and what follows it is not null.
 void route_stage(const Isa& isa, const MoEStageCall& call);
+// Adds the shared expert of `normed` to `out`, if there is one.
+void shared_stage(const Isa& isa, const MoEStageCall& call);
 
 // A layer: norm, QKV projection, attention, and what MoEStageCall says. All norms of a model share `eps`.
 struct DecoderLayer {
-  std::vector<Matrix> qkv;  // one or more, one below the other: [(num_heads + 2 KV heads) * head_dim, hidden]
+  // One or more, one below the other: [(num_heads + 2 KV heads) * head_dim, hidden], or with `latent` as it says.
+  std::vector<Matrix> qkv;
   const float* qkv_bias;    // or null
   Norm input_norm;
   int64_t num_heads;
@@ -227,6 +271,9 @@ struct DecoderLayer {
   float soft_cap;
   const float* sinks;
   int64_t rotary;      // which of the pass's tables it rotates by; -1: it does not
+  bool norms_last = false;  // as in AttentionInputCall, and the next one
+  bool is_interleaved = false;
+  const LatentProjections* latent = nullptr;  // or null
   MoEStageCall stage;  // its weights; the rest is filled in
 
   int64_t hidden() const { return qkv.front().cols; }
@@ -271,19 +318,19 @@ struct DecoderCall {
   const uint8_t* guesses = nullptr;
   ExpertFetcher* fetcher = nullptr;  // or null; does not read ahead what is guessed
 };
-// Returns the layer that the pass stopped at, with `hidden` as it goes into the experts' sum; or num_layers.
+// Returns the layer that the pass stopped at, with `hidden` as it goes into the sum of the chosen experts, the shared
+// one included; or num_layers.
 int64_t decoder(const Isa& isa, const DecoderCall& call);
 
-// The top_k likeliest experts of each token under a softmax over all, likeliest first, of equals the lower number
-// first; `renormalize` makes their weights sum to 1. Logits that are not numbers give NaN weights, and still valid ids.
-struct SoftmaxTopkCall {
+// Each token's choice of experts, best first. Logits that are not numbers give NaN weights, and still valid ids.
+struct RouteCall {
+  Routing routing;
   const float* logits;  // [num_rows, num_experts]
-  int64_t num_rows, num_experts, top_k;
-  bool renormalize;
+  int64_t num_rows, num_experts;
   int64_t* topk_ids;    // [num_rows, top_k]
   float* topk_weights;  // [num_rows, top_k]
 };
-void softmax_topk(const Isa& isa, const SoftmaxTopkCall& call);
+void route(const Isa& isa, const RouteCall& call);
 
 // The maximum of each row, NaN if there is one, and the first place where it stands.
 struct ArgmaxCall {

@@ -46,6 +46,7 @@ class RopeConfig:
     truncate: bool = True  # yarn: whether what is slowed begins and ends at whole dimensions
     pair_factors: tuple[float, ...] = ()  # longrope: by which each pair turns more slowly
     rotary_dim: int = 0  # dimensions of a head that are rotated, the first ones; 0: all
+    is_interleaved: bool = False  # neighbours are rotated against each other, else halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,27 @@ class AttentionKind:
 
     rope: RopeConfig | None  # None: queries and keys are not rotated
     sliding_window: int | None  # tokens a query sees, itself included; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Keys and values as up-projections of one latent a token, which is what is kept of it (MLA, 2405.04434).
+
+    All heads share a rotary key beside it. The model's one KV head is latent and rotary key side by side, of which the
+    latent is the value, too; `head_dim` is the width of both.
+    """
+
+    q_lora_rank: int | None  # None: queries are projected at once, else down to so many and up again
+    kv_lora_rank: int  # the latent
+    nope_head_dim: int  # of a head's queries and keys what is not rotated,
+    rope_head_dim: int  # and what is
+    value_head_dim: int
+    norm_eps: float  # of the norms of what is projected down
+
+    @property
+    def query_dim(self) -> int:
+        """Dimensions of a head's query as it is projected."""
+        return self.nope_head_dim + self.rope_head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +118,31 @@ class ModelConfig:
     num_experts: int = 0
     top_k: int = 0  # experts per token
     norm_topk_prob: bool = True
+    min_topk_total: float = 0.0  # by which chosen weights that are to sum to 1 are divided at least
+    routed_scaling_factor: float = 1.0  # of what chosen experts weigh
+    num_expert_groups: int = 1  # of neighbours,
+    num_chosen_groups: int = 1  # of which so many have experts to choose from
+    unused_prefixes: tuple[str, ...] = ()  # of tensors' names that nothing is computed with, as of further predictors
     dense_layers: tuple[int, ...] = ()  # layers of an MoE model that have no experts
     dense_intermediate_size: int = 0  # of those layers
+    shared_intermediate_size: int = 0  # of an expert that all tokens of a layer go to besides; 0: there is none
+    has_shared_gate: bool = False  # whether a number that it says of a token weighs its result
     tie_word_embeddings: bool = False
+    embedding_scale: float = 1.0  # of token embeddings as they go into the first layer
     logit_scale: float = 1.0  # of the hidden states that meet the output projection
+    logit_soft_cap: float | None = None  # c: logits become c tanh(logit / c)
     attention_bias: bool = False  # of queries, keys and values
     attention_out_bias: bool = False
     attention_scale: float | None = None  # of scores; None: head_dim^-0.5
     attention_soft_cap: float | None = None  # c: scores become c tanh(score / c)
     has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
+    latent: LatentAttention | None = None  # None: queries, keys and values are projected at once
     mlp_bias: bool = False
+    lm_head_bias: bool = False
+    sparsemixer_jitter: float | None = None  # of routers that choose as SparseMixer does; None: they do not
     expert_bias: bool = False  # of gates, ups and downs
+    has_qk_norm: bool = False  # of families whose models may or may not normalise each head's queries and keys
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
     hidden_act: HiddenAct = "silu"
@@ -140,6 +175,35 @@ class ModelConfig:
         if not self.attention_kinds:
             return () if self.rope is None else (self.rope,)
         return tuple(dict.fromkeys(kind.rope for kind in self.attention_kinds if kind.rope is not None))
+
+    @property
+    def latent_dim(self) -> int:
+        """How many dimensions of a key are its value, too; 0: values are stored by themselves."""
+        return 0 if self.latent is None else self.latent.kv_lora_rank
+
+    @property
+    def attended_size(self) -> int:
+        """Columns of a layer's output projection."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_head_dim)
+
+    @property
+    def attention_input_values(self) -> int:
+        """Weights of one attention's projections of queries, keys and values."""
+        latent = self.latent
+        if latent is None:
+            return self.hidden_size * self.head_dim * (self.num_heads + 2 * self.num_kv_heads)
+        queries = self.num_heads * latent.query_dim
+        rank = latent.q_lora_rank
+        q_values = self.hidden_size * queries if rank is None else rank * (self.hidden_size + queries)
+        return q_values + self.hidden_size * self.head_dim + self.latent_values
+
+    @property
+    def latent_values(self) -> int:
+        """Of these the up-projection from latents, which each pass applies to queries and to what is attended to."""
+        latent = self.latent
+        if latent is None:
+            return 0
+        return self.num_heads * (latent.nope_head_dim + latent.value_head_dim) * latent.kv_lora_rank
 
     @property
     def keeps_only_kv(self) -> bool:
@@ -195,16 +259,17 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         """Parameters of all layers and embeddings, norms left out (under 0.1%)."""
-        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        attention = self.attention_input_values + self.hidden_size * self.attended_size
         matrices = self.num_ffn_matrices * self.hidden_size
         num_moe = self.num_moe_layers
         num_dense = self.num_layers + self.num_encoder_layers - num_moe
         expert = matrices * self.intermediate_size + self.num_expert_biases
         experts = num_moe * self.num_experts * (expert + self.hidden_size)
+        shared = num_moe * (matrices * self.shared_intermediate_size + self.hidden_size * self.has_shared_gate)
         dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
-        return self.num_attentions * attention + experts + dense + embeddings + classifier
+        return self.num_attentions * attention + experts + shared + dense + embeddings + classifier
 
     @property
     def num_active_parameters(self) -> int:
@@ -218,7 +283,8 @@ class ModelConfig:
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
         """Return what one token's keys and values take over all layers, in bytes."""
         value_bytes, scale_bytes = KV_FORMATS[kv_dtype]
-        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * value_bytes + scale_bytes)
+        num_rows = 2 if self.latent is None else 1  # keys and values, or both in one
+        return self.num_layers * self.num_kv_heads * (num_rows * self.head_dim * value_bytes + 2 * scale_bytes)
 
 
 class ConfigReader:

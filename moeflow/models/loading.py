@@ -18,6 +18,7 @@ from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.arrays import copy_into
+from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weights import PackedRows
 from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.decoder import CausalLM
@@ -101,7 +102,7 @@ class NamesApart:
 def names_apart(checkpoint: Checkpoint) -> NamesApart:
     """Return which tensors are routers, and which embeddings. Raises: CheckpointError if a router is missing."""
     model = find_family(checkpoint).build(read_model_config(checkpoint), shapes_only())
-    routers = frozenset(block.router_name(prefix) for prefix, block in model.moe_blocks())
+    routers = frozenset(name for prefix, block in model.moe_blocks() for name in block.names_of_routers(prefix))
     missing = sorted(routers - checkpoint.tensors.keys())
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
@@ -118,8 +119,12 @@ def _check_tensors(checkpoint: Checkpoint, model: LanguageModel) -> None:
     missing = [name for name in needed if name not in checkpoint.tensors]
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
-    ignored = model.repeated_names()
-    surplus = [name for name in checkpoint.tensors if name not in needed and name not in ignored]
+    ignored, unused = model.repeated_names(), model.config.unused_prefixes
+    surplus = [
+        name
+        for name in checkpoint.tensors
+        if name not in needed and name not in ignored and not name.startswith(unused)
+    ]
     if surplus:
         raise _blame(checkpoint.tensors[surplus[0]].file, surplus, "not part of the model that config.json describes")
     for name, shape in needed.items():
@@ -219,7 +224,9 @@ def fill_in_threads(
 
 
 def _take_over(checkpoint: Checkpoint, piece: _Piece, importance: Importance) -> int:
-    if not isinstance(piece.destination, PackedRows):
+    if isinstance(piece.destination, PackedUpProjection):
+        piece.destination.fill(checkpoint.read(piece.name))
+    elif not isinstance(piece.destination, PackedRows):
         copy_into(piece.destination, checkpoint.read(piece.name))
     else:
         stored = checkpoint.read_rows(piece.name, piece.start, piece.stop)

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -241,6 +242,37 @@ void check_linear(const Isa& isa, bool is_wide) {
         }
         const double tolerance = tolerance_of(format, weight.matrix.is_wide);
         expect_close(out.data(), want, tolerance, std::string("linear in ") + name_of(format));
+      }
+    }
+  }
+}
+
+// Heads with matrices of their own, whose rows are filled up to whole bands: as one product a head.
+void check_linear_of_heads(const Isa& isa) {
+  constexpr int64_t kHeads = 3;
+  for (const Format format : kFormats) {
+    for (const auto& [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 31}, {15, 33}, {32, 64}, {70, 40}}) {
+      const int64_t band_rows = round_up(outputs, kBand);
+      const Weight weight = random_weight(format, kHeads * band_rows, inputs);
+      for (const int64_t rows : {0, 1, 7, 97}) {
+        const int64_t x_stride = kHeads * (inputs + 2), out_stride = kHeads * (outputs + 1);
+        const Floats x = random_floats(rows * x_stride);
+        Floats out(rows * out_stride), alone(rows * outputs);
+        LinearCall call{weight.matrix, x.data(), rows, x_stride, nullptr, nullptr, out.data()};
+        call.out_stride = out_stride, call.num_heads = kHeads, call.head_rows = outputs;
+        call.x_head_stride = inputs + 2, call.out_head_stride = outputs + 1;
+        linear(isa, call);
+        for (int64_t head = 0; head < kHeads; ++head) {
+          Matrix own = weight.matrix;
+          own.rows = outputs;
+          own.data = weight.matrix.band(head * band_rows / kBand);
+          linear(isa, {own, x.data() + head * (inputs + 2), rows, x_stride, nullptr, nullptr, alone.data()});
+          for (int64_t row = 0; row < rows; ++row) {
+            const float* const got = out.data() + row * out_stride + head * (outputs + 1);
+            expect(std::memcmp(got, alone.data() + row * outputs, outputs * 4) == 0, "a head beside others");
+            expect(got[outputs] == 0, "what lies between heads");
+          }
+        }
       }
     }
   }
@@ -539,8 +571,8 @@ void check_experts(const Isa& isa) {
 // ---- attention ----
 
 struct Cache {
-  Cache(Format format, int64_t blocks, int64_t heads, int64_t block_size, int64_t dim)
-      : cache{format, nullptr, blocks, heads, block_size, dim}, storage(blocks * heads * kv_cell_bytes(cache)) {
+  Cache(Format format, int64_t blocks, int64_t heads, int64_t block_size, int64_t dim, int64_t latent = 0)
+      : cache{format, nullptr, blocks, heads, block_size, dim, latent}, storage(blocks * heads * kv_cell_bytes(cache)) {
     cache.data = storage.get();
   }
   KVCache cache;
@@ -548,14 +580,16 @@ struct Cache {
 };
 
 // Two sequences: one begins with this pass, the other has `start` tokens in the cache; block tables run backwards.
+// With `latent`, values are the first so many dimensions of keys.
 void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, int64_t window, bool has_tree,
-                     float soft_cap = 0, bool has_sinks = false) {
+                     float soft_cap = 0, bool has_sinks = false, int64_t latent = 0) {
   constexpr int64_t kHeads = 4, kKVHeads = 2, kBlockSize = 16;
+  const int64_t value_dim = latent > 0 ? latent : dim;
   const int64_t counts[] = {37, 3}, starts[] = {0, start};
   int32_t table_offsets[2], counts32[2], starts32[2], first_tokens[] = {0, static_cast<int32_t>(counts[0])};
   std::vector<int32_t> tables;
   int32_t next_block = static_cast<int32_t>((counts[0] + counts[1] + start) / kBlockSize + 2);
-  Cache cache(format, next_block, kKVHeads, kBlockSize, dim);
+  Cache cache(format, next_block, kKVHeads, kBlockSize, dim, latent);
   const int64_t num_tokens = counts[0] + counts[1];
   const Floats q = random_floats(num_tokens * kHeads * dim), sinks = random_floats(kHeads);
   Floats keys[2], values[2];
@@ -569,7 +603,9 @@ void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, 
     for (int64_t p = 0; p < stop; ++p) {
       slots.push_back(tables[table_offsets[s] + p / kBlockSize] * kBlockSize + p % kBlockSize);
     }
-    write_kv({cache.cache, stop, slots.data(), keys[s].data(), values[s].data(), kKVHeads * dim, kKVHeads * dim});
+    if (latent > 0) values[s] = keys[s];
+    write_kv({cache.cache, stop, slots.data(), keys[s].data(), latent > 0 ? nullptr : values[s].data(), kKVHeads * dim,
+              kKVHeads * dim});
   }
   std::vector<uint64_t> masks(num_tokens);
   for (uint64_t& mask : masks) mask = ~(static_cast<uint64_t>(generator()) << 20);
@@ -579,12 +615,12 @@ void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, 
     if (has_tree) return bit < 0 || (masks[token] >> bit & 1) != 0;
     return window == 0 || position > own - window;
   };
-  std::vector<double> want(num_tokens * kHeads * dim);
+  std::vector<double> want(num_tokens * kHeads * value_dim);
   for (int64_t token = 0; token < num_tokens; ++token) {
     const int s = token >= counts[0];
     for (int64_t head = 0; head < kHeads; ++head) {
       double sum = 0;
-      double* const out = want.data() + (token * kHeads + head) * dim;
+      double* const out = want.data() + (token * kHeads + head) * value_dim;
       for (int64_t p = 0; p < starts[s] + counts[s]; ++p) {
         if (!sees(s, token, p)) continue;
         const int64_t at = (p * kKVHeads + head / (kHeads / kKVHeads)) * dim;
@@ -594,13 +630,13 @@ void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, 
         if (soft_cap > 0) score = soft_cap * std::tanh(score / soft_cap);
         const double weight = std::exp(score);
         sum += weight;
-        for (int64_t d = 0; d < dim; ++d) out[d] += weight * values[s][at + d];
+        for (int64_t d = 0; d < value_dim; ++d) out[d] += weight * values[s][at + d];
       }
       if (has_sinks) sum += std::exp(static_cast<double>(sinks[head]));
-      for (int64_t d = 0; d < dim && sum > 0; ++d) out[d] /= sum;
+      for (int64_t d = 0; d < value_dim && sum > 0; ++d) out[d] /= sum;
     }
   }
-  Floats out(num_tokens * kHeads * dim);
+  Floats out(num_tokens * kHeads * value_dim);
   AttentionCall call{cache.cache, q.data(), kHeads * dim, kHeads,
                      Sequences{2, first_tokens, starts32, counts32, table_offsets, tables.data()}, window,
                      has_tree ? masks.data() : nullptr, out.data()};
@@ -618,6 +654,7 @@ void check_attention(const Isa& isa) {
         check_attention(isa, format, start, dim, 20, false);
         check_attention(isa, format, start, dim, 0, true);
         check_attention(isa, format, start, dim, 20, false, 2.0f, true);
+        check_attention(isa, format, start, dim, 0, true, 0, false, dim / 4 * 2 + 2);
       }
     }
   }
@@ -658,25 +695,59 @@ void check_norm(const Isa& isa, int64_t rows, int64_t size, bool subtracts_mean)
   expect_close(out.data(), want, 1e-5, subtracts_mean ? "layer norm" : "rms norm");
 }
 
-void check_softmax_topk(const Isa& isa, int64_t rows, int64_t num_experts, int64_t top_k) {
-  const Floats logits = random_floats(rows * num_experts);
+// Of all experts in chosen groups, those that are not chosen are ranked no better than those that are.
+void check_route(const Isa& isa, int64_t rows, int64_t num_experts, Routing routing) {
+  const Floats logits = random_floats(rows * num_experts, 4), bias = random_floats(num_experts);
+  routing.choice_bias = routing.score == ScoreFunction::kSigmoid ? bias.data() : nullptr;
+  constexpr double kClose = 1e-6;  // rounding may order such as these otherwise
+  const int64_t top_k = routing.top_k, size = num_experts / routing.num_groups;
   std::vector<int64_t> ids(rows * top_k);
   Floats weights(rows * top_k);
-  softmax_topk(isa, {logits.data(), rows, num_experts, top_k, false, ids.data(), weights.data()});
+  route(isa, {routing, logits.data(), rows, num_experts, ids.data(), weights.data()});
   std::vector<double> want;
   for (int64_t row = 0; row < rows; ++row) {
     const float* const x = logits.data() + row * num_experts;
-    double sum = 0;
+    std::vector<double> scores(num_experts), ranks(num_experts), groups(routing.num_groups);
+    double sum = 0, total = 0;
     for (int64_t e = 0; e < num_experts; ++e) sum += std::exp(static_cast<double>(x[e]));
+    for (int64_t e = 0; e < num_experts; ++e) {
+      const double power = std::exp(static_cast<double>(x[e]));
+      scores[e] = routing.score == ScoreFunction::kSoftmax ? power / sum : power / (1 + power);
+      ranks[e] = scores[e] + (routing.choice_bias == nullptr ? 0 : bias[e]);
+    }
+    for (int64_t group = 0; group < routing.num_groups; ++group) {
+      std::vector<double> own(ranks.begin() + group * size, ranks.begin() + (group + 1) * size);
+      std::sort(own.begin(), own.end(), std::greater<double>());
+      groups[group] = own[0] + (routing.group_score == GroupScore::kTopTwoSum ? own[1] : 0);
+    }
+    const int64_t* const own = ids.data() + row * top_k;
+    for (int64_t k = 0; k < top_k; ++k) total += scores[own[k]];
     for (int64_t k = 0; k < top_k; ++k) {
-      const int64_t id = ids[row * top_k + k];
-      int64_t num_better = 0;
-      for (int64_t e = 0; e < num_experts; ++e) num_better += x[e] > x[id];
-      expect(num_better == k, "softmax_topk's choice");
-      want.push_back(std::exp(static_cast<double>(x[id])) / sum);
+      int64_t num_better = 0, num_better_groups = 0;
+      for (int64_t group = 0; group < routing.num_groups; ++group) num_better_groups += groups[group] > groups[own[k] / size] + kClose;
+      for (int64_t e = 0; e < num_experts; ++e) {
+        int64_t place = 0;
+        for (int64_t group = 0; group < routing.num_groups; ++group) place += groups[group] > groups[e / size] - kClose;
+        num_better += place <= routing.num_chosen_groups && ranks[e] > ranks[own[k]] + kClose;
+      }
+      expect(num_better <= k && num_better_groups < routing.num_chosen_groups, "a router's choice");
+      want.push_back(scores[own[k]] / (routing.renormalize ? total : 1) * routing.scale);
     }
   }
-  expect_close(weights.data(), want, 1e-5, "softmax_topk");
+  expect_close(weights.data(), want, 1e-5, "a router's weights");
+}
+
+void check_routes(const Isa& isa, int64_t rows, int64_t num_experts) {
+  Routing routing;
+  routing.top_k = std::min<int64_t>(num_experts, 8);
+  check_route(isa, rows, num_experts, routing);
+  routing.score = ScoreFunction::kSigmoid, routing.renormalize = true, routing.scale = 2.5f;
+  check_route(isa, rows, num_experts, routing);
+  if (num_experts % 5 != 0 || num_experts < 10) return;
+  routing.num_groups = 5, routing.num_chosen_groups = 4, routing.group_score = GroupScore::kTopTwoSum;
+  check_route(isa, rows, num_experts, routing);
+  routing.score = ScoreFunction::kSoftmax, routing.group_score = GroupScore::kMax;
+  check_route(isa, rows, num_experts, routing);
 }
 
 void check_largest(const Isa& isa, int64_t rows, int64_t size) {
@@ -769,7 +840,7 @@ void check_small_ops(const Isa& isa) {
       check_draw(isa, rows, size, 0, 1);
       check_draw(isa, rows, size, std::min<int64_t>(size, 9), 1);
       check_draw(isa, rows, size, 0, 0.9);
-      check_softmax_topk(isa, rows, size, std::min<int64_t>(size, 8));
+      check_routes(isa, rows, size);
     }
     for (const int64_t dim : {8, 64}) {
       check_attention_input(isa, rows, dim, dim, false);
@@ -788,7 +859,12 @@ void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
   MoEStageCall call{};
   call.attended = attended.data(), call.hidden = hidden.data(), call.num_tokens = tokens;
   call.o_proj = o_proj.matrix, call.router = router.matrix, call.norm = {norm.data(), 1e-6f};
-  call.layer = all.layer, call.top_k = kTopK, call.renormalize = true;
+  call.layer = all.layer, call.routing.top_k = kTopK, call.routing.renormalize = true;
+  const Floats router_bias = random_floats(kExperts);
+  call.router_bias = router_bias.data();
+  const Experts shared(format, 1, kHidden, 2 * kWidth, Nonlinearity::kSilu, true, false);
+  const Weight shared_gate = random_weight(Format::kF32, 1, kHidden);
+  call.shared = shared.layer, call.shared_gate = shared_gate.matrix;
   Floats got(tokens * kHidden), want(tokens * kHidden), normed(tokens * kHidden), logits(tokens * kExperts);
   call.out = got.data();
   moe_stage(isa, call);
@@ -797,8 +873,17 @@ void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
   Floats weights(tokens * kTopK);
   linear(isa, {o_proj.matrix, attended.data(), tokens, kAttended, nullptr, hidden.data(), want.data()});
   normalise(isa, {want.data(), {norm.data(), 1e-6f}, tokens, kHidden, normed.data()});
-  linear(isa, {router.matrix, normed.data(), tokens, kHidden, nullptr, nullptr, logits.data()});
-  softmax_topk(isa, {logits.data(), tokens, kExperts, kTopK, true, ids.data(), weights.data()});
+  linear(isa, {router.matrix, normed.data(), tokens, kHidden, router_bias.data(), nullptr, logits.data()});
+  route(isa, {call.routing, logits.data(), tokens, kExperts, ids.data(), weights.data()});
+  Floats gates(tokens);
+  linear(isa, {shared_gate.matrix, normed.data(), tokens, kHidden, nullptr, nullptr, gates.data()});
+  Routing sigmoid;
+  sigmoid.score = ScoreFunction::kSigmoid;
+  std::vector<int64_t> zeros(tokens);
+  Floats shared_weights(tokens);
+  route(isa, {sigmoid, gates.data(), tokens, 1, zeros.data(), shared_weights.data()});
+  for (int64_t token = 0; token < tokens; ++token) expect(zeros[token] == 0, "the shared expert's number");
+  experts(isa, {shared.layer, normed.data(), tokens, 1, zeros.data(), shared_weights.data(), want.data(), want.data()});
   const Floats residual = want;
   experts(isa, {all.layer, normed.data(), tokens, kTopK, ids.data(), weights.data(), residual.data(), want.data()});
   expect(got == want, "a stage of several operations");
@@ -824,13 +909,15 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
     routers.push_back(random_weight(Format::kF32, kExperts, kHidden));
     for (int32_t e = 0; e < kExperts; ++e) slots[i].push_back(e);
   }
+  const Experts shared(format, 1, kHidden, kWidth, Nonlinearity::kSilu, true, false);
   std::vector<DecoderLayer> layers(kLayers);
   for (int64_t i = 0; i < kLayers; ++i) {
     DecoderLayer& layer = layers[i];
     layer.qkv = {qkvs[i].matrix}, layer.input_norm = {norm.data(), 1e-6f}, layer.num_heads = 2;
     layer.rotary = i - 1;  // the first is not rotated, and the others differ
     layer.stage.o_proj = o_projs[i].matrix, layer.stage.router = routers[i].matrix, layer.stage.layer = all[i]->layer;
-    layer.stage.top_k = kTopK, layer.stage.renormalize = true, layer.stage.norm = layer.input_norm;
+    layer.stage.shared = i == 1 ? ExpertLayer{} : shared.layer;
+    layer.stage.routing.top_k = kTopK, layer.stage.routing.renormalize = true, layer.stage.norm = layer.input_norm;
   }
   const int64_t num_blocks = tokens / kBlock + 1;
   const Cache cache(Format::kF32, num_blocks, 1, kBlock, kDim);
@@ -986,6 +1073,7 @@ int main(int argc, char** argv) {
       set_num_threads(count);
       check_linear(isa, false);
       check_linear(isa, true);
+      check_linear_of_heads(isa);
       check_blocks(isa);
       check_norm_before_linear(isa);
       check_experts(isa);

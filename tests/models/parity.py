@@ -50,8 +50,9 @@ SHAPE = {
 
 def layouts_of(config: ModelConfig, num_ranks: int) -> list[dict[str, str]]:
     """Return the ways in which so many ranks can share a model."""
-    found = product(["expert", "sliced"] if num_ranks <= config.num_experts else ["sliced"], ["replicated", "tensor"])
-    return [{"expert_layout": of_experts, "attention_layout": of_heads} for of_experts, of_heads in found]
+    of_heads = ["replicated", "tensor"] if config.latent is None else ["replicated"]
+    found = product(["expert", "sliced"] if num_ranks <= config.num_experts else ["sliced"], of_heads)
+    return [{"expert_layout": experts, "attention_layout": attention} for experts, attention in found]
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ def random_model(config: PretrainedConfig) -> PreTrainedModel:
         for name, weight in model.named_parameters():
             is_norm = "norm" in name and weight.dim() == 1
             weight.copy_(torch.randn(weight.shape) * (0.3 if is_norm else 0.15) + (1.0 if is_norm else 0.0))
+        for name, bias in model.named_buffers():
+            if name in model.state_dict():  # of routers' choices
+                bias.copy_(torch.randn(bias.shape) * 0.15)
     return model
 
 
@@ -121,6 +125,7 @@ class Cache:
             block_size=block_size,
             num_kv_heads=config.num_kv_heads if num_kv_heads is None else num_kv_heads,
             head_dim=config.head_dim,
+            latent_dim=config.latent_dim,
             dtype=model.dtype,
             device=CPU,
         )
@@ -276,6 +281,8 @@ class Parity:
         def size(weights):
             return sum(weight.numel() for weight in weights)
 
-        matrices = [weight for name, weight in pair.theirs.named_parameters() if weight.dim() > 1]
+        own = dict(pair.theirs.named_parameters())
+        saved = own | {name: it for name, it in pair.theirs.named_buffers() if name in pair.theirs.state_dict()}
+        matrices = [weight for name, weight in own.items() if weight.dim() > 1 and "correction_bias" not in name]
         assert pair.ours.config.num_parameters == size(matrices)
-        assert size(held_weights(pair.ours)) == size(pair.theirs.parameters())
+        assert size(held_weights(pair.ours)) == size(saved.values())

@@ -13,6 +13,7 @@ from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.kernels.on_demand import without_gradients
+from moeflow.kernels.scaling import scaled, soft_cap
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
@@ -53,6 +54,7 @@ class CausalLM:
         self.norm = Norm.of(config, ends)
         self._vocab = ends.columns("logits", config.vocab_size)
         self.lm_head = self._make_head(ends)
+        self.lm_head_bias = ends.empty(config.vocab_size) if config.lm_head_bias else None  # ranks have all of it
         self._packed = PackedLayers.of(self.layers, allocator)
         self.rotary = RotaryEmbeddings(config.ropes, config.head_dim, allocator.device)
 
@@ -67,7 +69,7 @@ class CausalLM:
     @without_gradients
     def embed(self, token_ids: Array) -> Array:
         """Return what goes into the first layer. Shapes: token_ids [T] int64 -> [T, H]."""
-        return embedding(token_ids, self.embed_tokens)
+        return scaled(embedding(token_ids, self.embed_tokens), self.config.embedding_scale)
 
     @without_gradients
     def run_layers(self, hidden: Array, context: ForwardContext) -> Array:
@@ -89,8 +91,13 @@ class CausalLM:
 
         Where ranks share the head, all call this with the same rows. Raises: GroupError.
         """
-        own = floats(linear(hidden, self.lm_head))
-        return own if self._vocab is None else self._vocab.gather(own)
+        bias = self.lm_head_bias
+        if bias is not None and self._vocab is not None:
+            bias = bias[self._vocab.own.start : self._vocab.own.stop]
+        own = floats(linear(scaled(hidden, self.config.logit_scale), self.lm_head, bias))
+        cap = self.config.logit_soft_cap
+        capped = own if cap is None else soft_cap(own, cap)
+        return capped if self._vocab is None else self._vocab.gather(capped)
 
     def close(self) -> None:
         """End what the model has running: nothing."""
@@ -114,6 +121,8 @@ class CausalLM:
             model.lm_head = self.lm_head.take([range(token_id, token_id + 1) for token_id in token_ids])
         else:
             model.lm_head = self.lm_head[list(token_ids)]
+        if self.lm_head_bias is not None:
+            model.lm_head_bias = self.lm_head_bias[list(token_ids)]
         return model
 
     @property
@@ -164,3 +173,5 @@ class CausalLM:
             own = range(self.config.vocab_size) if self._vocab is None else self._vocab.own
             (rows,) = rows_of(self.lm_head, [own])
             yield "lm_head.weight", rows
+        if self.lm_head_bias is not None:
+            yield "lm_head.bias", self.lm_head_bias

@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.core.parallel_config import AttentionLayout, ExpertLayout
 from moeflow.kernels.arrays import FLOAT32, Array, is_numpy, shape_alone, split
+from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
 from moeflow.kernels.cpu.packed_weights import (
     SWIGLU,
     ExpertKind,
@@ -58,6 +59,8 @@ Weight: TypeAlias = "Tensor | PackedWeight"
 StackedWeight: TypeAlias = "Weight | PackedStack"
 # topk_ids [T, K] of a layer, and what its router was asked about, [T, H]; None where that was not kept
 OnRoute = Callable[[Array, Array | None], None]
+# Projections of latent attention that have no field of their own in `LayerFormats`, and whose format they have.
+_FORMATS_OF: Final = {"q_a_proj": "q_proj", "q_b_proj": "q_proj", "kv_a_proj_with_mqa": "k_proj"}
 Take = Callable[[int], Array | None]  # bytes of an expert -> memory, a row for each
 
 
@@ -72,9 +75,22 @@ class WeightFormats:
     head: WeightFormat | None = None
     layers: tuple[LayerFormats, ...] = ()  # of each layer instead of `matrices`; empty: all have that
 
+    @property
+    def up_projections(self) -> WeightFormat:
+        """That of latent attention's matrices from latents to keys and values, which are packed transposed in part.
+
+        So it is one that holds any values: next to nothing is rounded, beside what becomes of activations.
+        """
+        return "float32" if self.matrices == "float32" or self.is_wide else "bfloat16"
+
     def of_experts(self, layer: LayerFormats | None) -> tuple[WeightFormat, WeightFormat]:
         """Return the formats of a layer's gates and ups, and of its downs; None: as all layers have them."""
         return (self.matrices, self.matrices) if layer is None else (layer.up, layer.down)
+
+    def of_shared(self, layer: LayerFormats | None) -> tuple[WeightFormat, WeightFormat]:
+        """Return the same of a shared expert."""
+        up, down = self.of_experts(layer)
+        return (up, down) if layer is None else (layer.of("shared_up"), layer.of("shared_down"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +178,7 @@ class WeightAllocator:
     def _format_of(self, name: str) -> WeightFormat | None:
         if self.packed is None:
             return None
-        found: WeightFormat = getattr(self.layer, name, self.packed.matrices)
+        found: WeightFormat = getattr(self.layer, _FORMATS_OF.get(name, name), self.packed.matrices)
         return found
 
     def head(self, rows: int, cols: int, own: Sequence[range] | None = None) -> Weight:
@@ -173,11 +189,31 @@ class WeightAllocator:
         """Do the same for token embeddings."""
         return self._matrix(rows, cols, self.packed.embeddings if self.packed else None, own)
 
-    def router(self, num_experts: int, hidden_size: int) -> Weight:
-        """Do the same for what chooses experts."""
+    def up_projection(self, dims: UpProjectionShape) -> Array | PackedUpProjection:
+        """Return latent attention's matrix from latents to keys and values, to be filled: [H * (N + V), L]."""
         if self.packed is None:
-            return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
-        return self._matrix(num_experts, hidden_size, self.packed.routers)
+            return self.empty(dims.rows, dims.latent_dim)
+        packed = self.packed
+        return PackedUpProjection(dims, packed.up_projections, self.memory.block, is_wide=packed.is_wide)
+
+    def router(self, num_experts: int, hidden_size: int, *, is_float32: bool = False) -> Weight:
+        """Do the same for what chooses experts; `is_float32`: in float32, unless it is packed."""
+        if self.packed is not None:
+            return self._matrix(num_experts, hidden_size, self.packed.routers)
+        if is_float32:
+            return self.empty_float32(num_experts, hidden_size)
+        return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
+
+    def router_bias(self, num_experts: int, *, is_float32: bool = False) -> Array:
+        """Return what is added to a router's scores, in the type of these."""
+        if is_float32:
+            return self.empty_float32(num_experts)
+        return self.empty(num_experts, dtype=self.router_dtype)
+
+    def empty_float32(self, *shape: int) -> Array:
+        """Return a tensor in float32, whatever all else is in. Raises: as `matrix` does."""
+        is_so_anyway = self.has_shapes_alone or self.packed is not None  # or of no type
+        return self.empty(*shape, dtype=None if is_so_anyway else torch.float32)
 
     def expert_biases(
         self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind
@@ -238,10 +274,9 @@ class WeightAllocator:
             up,
             down_format=down,
             kind=kind,
-            biases=biases,
             is_wide=formats.is_wide,
             storage=storage,
-        )
+        ).with_biases(biases)
         if self.expert_shares is not None:
             return self.expert_shares.add_layer(experts)
         return experts if self.expert_ranks is None else self.expert_ranks.add_layer(experts, own)
@@ -283,7 +318,21 @@ class WeightAllocator:
         size = (hidden_size, intermediate_size)
         if self.tensor_group is not None:
             return self._slices(self.tensor_group, size, self.packed, self._one_row, kind)
-        up, down = self.packed.of_experts(self.layer)
+        return self._one_network(size, kind, *self.packed.of_experts(self.layer))
+
+    def shared_network(self, hidden_size: int, intermediate_size: int, kind: ExpertKind) -> ExpertWeights | None:
+        """Return the expert that a layer has beside those to choose from, likewise; it is in no slab that moves."""
+        if self.packed is None:
+            return None
+        size = (hidden_size, intermediate_size)
+        if self.tensor_group is not None:
+            return self._slices(self.tensor_group, size, self.packed, self._one_row, kind)
+        return self._one_network(size, kind, *self.packed.of_shared(self.layer))
+
+    def _one_network(
+        self, size: tuple[int, int], kind: ExpertKind, up: WeightFormat, down: WeightFormat
+    ) -> PackedExperts:
+        assert self.packed is not None
         storage = self._one_row(expert_bytes(*size, up, down_format=down, is_gated=kind.is_gated))
         return PackedExperts(1, *size, up, down_format=down, kind=kind, is_wide=self.packed.is_wide, storage=storage)
 

@@ -47,6 +47,14 @@ class Formats:
     routers: str | None = None  # None: as matrices
     head: str | None = None  # of the output projection; None: as embeddings
     layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices instead of `matrices`; empty: all have that
+    is_wide: bool = False  # whether integers meet activations of 16 bits
+
+    @property
+    def of_up_projections(self) -> str:
+        """The format of latent attention's matrices from latents to keys and values."""
+        if bits_per_value(self.matrices) == FLOAT16_BITS:
+            return self.matrices
+        return "float32" if self.matrices == "float32" or self.is_wide else "bfloat16"
 
     @property
     def of_routers(self) -> str:
@@ -71,7 +79,7 @@ class Formats:
         if not self.layers:
             return self.weight_bytes
         numbers = range(len(self.layers)) if layers is None else layers
-        bits = [bits_per_value(getattr(self.layers[number], part)) for number in numbers for part in parts]
+        bits = [bits_per_value(self.layers[number].of(part)) for number in numbers for part in parts]
         return sum(bits) / len(bits) / 8 if bits else self.weight_bytes
 
 
@@ -104,14 +112,13 @@ class ModelCosts:
 
     @property
     def qkv_values(self) -> int:
-        """Weights of one layer's query, key and value projection."""
-        shape = self.shape
-        return shape.hidden_size * shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+        """Weights of one layer's query, key and value projections."""
+        return self.shape.attention_input_values
 
     @property
     def output_values(self) -> int:
         """Weights of one layer's output projection."""
-        return self.shape.hidden_size * self.shape.head_dim * self.shape.num_heads
+        return self.shape.hidden_size * self.shape.attended_size
 
     @property
     def expert_values(self) -> int:
@@ -129,9 +136,14 @@ class ModelCosts:
         return self.shape.dense_intermediate_size if self.shape.num_experts else self.shape.intermediate_size
 
     @property
+    def shared_values(self) -> int:
+        """Weights of the expert that all tokens of a layer go to besides."""
+        return self.shape.num_ffn_matrices * self.shape.hidden_size * self.shape.shared_intermediate_size
+
+    @property
     def router_values(self) -> int:
-        """Weights of one router."""
-        return self.shape.hidden_size * self.shape.num_experts
+        """Weights of one router, and of what weighs a shared expert."""
+        return self.shape.hidden_size * (self.shape.num_experts + self.shape.has_shared_gate)
 
     @property
     def expert_bytes(self) -> float:
@@ -147,15 +159,21 @@ class ModelCosts:
         """Return which of some of the decoder's layers have experts."""
         return sorted(set(layers).intersection(self.shape.moe_layers))
 
-    def _network_bytes(self, values: int, layers: Sequence[int]) -> float:
+    def _network_bytes(self, values: int, layers: Sequence[int], *, is_shared: bool = False) -> float:
         """Return the bytes of an expert, or dense network, of so many values, on the average of some layers."""
         num_ups = self.shape.num_ffn_matrices - 1
-        per_value = num_ups * self.formats.bytes_of("up", layers=layers) + self.formats.bytes_of("down", layers=layers)
+        up, down = ("shared_up", "shared_down") if is_shared else ("up", "down")
+        per_value = num_ups * self.formats.bytes_of(up, layers=layers) + self.formats.bytes_of(down, layers=layers)
         return values / (num_ups + 1) * per_value
 
     def _qkv_bytes(self, layers: Sequence[int], queries: float = 1.0, keys: float = 1.0) -> float:
         """Return the bytes of the query, key and value projection, or shares of it, on the average of some layers."""
         shape, formats = self.shape, self.formats
+        if shape.latent is not None:
+            kept, up = shape.hidden_size * shape.head_dim, shape.latent_values
+            q_bytes = (self.qkv_values - kept - up) * formats.bytes_of("q_proj", layers=layers)
+            up_bytes = up * bits_per_value(formats.of_up_projections) / 8
+            return queries * (q_bytes + up_bytes) + keys * kept * formats.bytes_of("k_proj", layers=layers)
         queries_bytes = shape.num_heads * queries * formats.bytes_of("q_proj", layers=layers)
         keys_bytes = 2 * shape.num_kv_heads * keys * formats.bytes_of("k_proj", "v_proj", layers=layers)
         return shape.hidden_size * shape.head_dim * (queries_bytes + keys_bytes)
@@ -178,7 +196,7 @@ class ModelCosts:
 
     @property
     def model_bytes(self) -> float:
-        """All weights; norms over single heads and biases are left out (under 0.1%)."""
+        """All weights; norms over single heads and biases but experts' are left out (under 0.1%)."""
         return self.bytes_of(WHOLE)
 
     @property
@@ -221,7 +239,9 @@ class ModelCosts:
         networks = len(dense) * self._network_bytes(self.dense_values, dense) * shares.dense
         routers = len(moe) * self.router_values * bits_per_value(self.formats.of_routers) / 8
         experts = len(moe) * shape.num_experts * self._network_bytes(self.expert_values, moe) * shares.experts
-        return attention + networks + routers + experts
+        biases = len(moe) * shape.num_experts * shape.num_expert_biases * FLOAT32_BYTES  # a rank has all
+        shared = len(moe) * self._network_bytes(self.shared_values, moe, is_shared=True) * shares.shared
+        return attention + networks + routers + experts + biases + shared
 
     @property
     def kv_layer_bytes(self) -> float:
@@ -250,9 +270,9 @@ class ModelCosts:
             "attention",
             self.formats.kv,
             num_read * self.kv_layer_bytes,
-            4.0 * shape.num_heads * shape.head_dim * num_seen,
+            2.0 * shape.num_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)) * num_seen,
             queries,
-            2 * shape.num_kv_heads * shape.head_dim,
+            shape.num_kv_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)),
         )
 
     def decode_attention(self, num_sequences: float, context: float) -> Work:
@@ -302,6 +322,17 @@ class ModelCosts:
         flops = 2.0 * num_tokens * self.dense_values
         return Work("experts", self.formats.matrices, num_bytes, flops, num_tokens, self.dense_values)
 
+    def shared(self, num_tokens: float) -> Work:
+        """Return one layer's shared expert: one that all tokens use."""
+        num_bytes = self._network_bytes(self.shared_values, self.shape.moe_layers, is_shared=True)
+        flops = 2.0 * num_tokens * self.shared_values
+        return Work("experts", self.formats.matrices, num_bytes, flops, num_tokens, self.shared_values)
+
+    def until_experts(self, num_tokens: float) -> list[Work]:
+        """Return what is between a layer's attention and the experts that its router chooses."""
+        shared = [self.shared(num_tokens)] if self.shape.shared_intermediate_size else []
+        return [self.output_projection(num_tokens), self.router(num_tokens), *shared]
+
     def head(self, num_sampled: float) -> Work:
         """Return the output projection to the vocabulary."""
         return self._linear(self.shape.vocab_size * self.shape.hidden_size, num_sampled, self.formats.of_head)
@@ -313,7 +344,7 @@ class ModelCosts:
         """
         experts, shape = self.experts(num_tokens, distinct), self.shape
         num_moe = len(shape.moe_layers)
-        moe = [(num_moe, self.router(num_tokens)), (num_moe, experts)]
+        moe = [(num_moe, work) for work in [*self.until_experts(num_tokens)[1:], experts]]
         dense = [(shape.num_layers - num_moe, self.dense(num_tokens))]
         return [(count, work) for count, work in moe + dense if count]
 
