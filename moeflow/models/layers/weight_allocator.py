@@ -256,10 +256,9 @@ class WeightAllocator:
             up,
             down_format=down,
             kind=kind,
-            biases=biases,
             is_wide=formats.is_wide,
             storage=storage,
-        )
+        ).with_biases(biases)
         if self.expert_shares is not None:
             return self.expert_shares.add_layer(experts)
         return experts if self.expert_ranks is None else self.expert_ranks.add_layer(experts, own)
