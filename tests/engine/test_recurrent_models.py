@@ -127,6 +127,7 @@ def test_a_second_turn_goes_on_from_the_last_checkpoint_with_the_same_bits(tiny)
         ({"speculators": ("suffix",)}, "--speculator"),
         ({"num_replicas": 2, "expert_parallel": True}, "--expert-parallel"),
         ({"quantize": "q4_k_m"}, "q4_k_m"),
+        ({"device": "emulated:64MiB,1"}, "do not run recurrent layers"),
         ({"prompt_cache": Path("prompts")}, "--prompt-cache"),
     ],
 )
