@@ -82,11 +82,13 @@ T* at(uintptr_t address) {
 
 // ---- structs by their fields ----
 
-// How a value comes from Python: a pointer as an address, where 0 is null; numbers and bound objects as they are.
+// How a value comes from Python: a pointer as an address, where 0 is null; enumerators as numbers; numbers and bound
+// objects as they are.
 template <typename T>
 struct FromPython {
-  using Argument = std::conditional_t<std::is_class_v<T>, const T&, T>;
-  static const T& convert(const T& value) { return value; }
+  using Held = std::conditional_t<std::is_class_v<T>, const T&, T>;
+  using Argument = std::conditional_t<std::is_enum_v<T>, int, Held>;
+  static Held convert(Argument value) { return static_cast<Held>(value); }
 };
 template <typename T>
 struct FromPython<T*> {
@@ -377,7 +379,8 @@ void bind_attention(nb::module_& m) {
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::cos>{"cos"},
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::sin>{"sin"},
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::dim>{"rotary_dim"},
-           FIELD(AttentionInputCall, slots));
+           FIELD(AttentionInputCall, slots), FIELD(AttentionInputCall, norms_last),
+           FIELD(AttentionInputCall, is_interleaved));
   def_call<WriteKVCall>(
       m, "write_kv", [](const Isa&, const WriteKVCall& call) { write_kv(call); }, FIELD(WriteKVCall, cache),
       FIELD(WriteKVCall, num_tokens), FIELD(WriteKVCall, slots), FIELD(WriteKVCall, k), FIELD(WriteKVCall, k_stride),
@@ -386,6 +389,7 @@ void bind_attention(nb::module_& m) {
       m, "move_kv", [](const Isa&, const MoveKVCall& call) { move_kv(call); }, FIELD(MoveKVCall, cache),
       FIELD(MoveKVCall, num_tokens), FIELD(MoveKVCall, from), FIELD(MoveKVCall, to));
   m.attr("kv_range_positions") = kRangePositions;
+  m.attr("MAX_INTERLEAVED") = kMaxInterleaved;
 }
 
 // Row, maximum, temperature, top_k, top_p, min_p, number: as RowSampling has them.
@@ -409,9 +413,13 @@ void bind_row_ops(nb::module_& m) {
            FIELD(LstmCall, num_texts), FIELD(LstmCall, state), FIELD(LstmCall, cell), FIELD(LstmCall, out));
   def_call(m, "normalise", &normalise, FIELD(NormCall, x), NORM_FIELDS(NormCall), FIELD(NormCall, num_rows),
            FIELD(NormCall, size), FIELD(NormCall, out));
-  def_call(m, "softmax_topk", &softmax_topk, FIELD(SoftmaxTopkCall, logits), FIELD(SoftmaxTopkCall, num_rows),
-           FIELD(SoftmaxTopkCall, num_experts), FIELD(SoftmaxTopkCall, top_k), FIELD(SoftmaxTopkCall, renormalize),
-           FIELD(SoftmaxTopkCall, topk_ids), FIELD(SoftmaxTopkCall, topk_weights));
+  nb::class_<Routing> routing(m, "Routing");
+  def_init(routing, FIELD(Routing, top_k), FIELD(Routing, renormalize), FIELD(Routing, score),
+           FIELD(Routing, choice_bias), FIELD(Routing, num_groups), FIELD(Routing, num_chosen_groups),
+           FIELD(Routing, group_score), FIELD(Routing, epsilon), FIELD(Routing, min_total), FIELD(Routing, scale));
+  m.attr("MAX_GROUPS") = kMaxGroups;
+  def_call(m, "route", &route, FIELD(RouteCall, routing), FIELD(RouteCall, logits), FIELD(RouteCall, num_rows),
+           FIELD(RouteCall, num_experts), FIELD(RouteCall, topk_ids), FIELD(RouteCall, topk_weights));
   def_call(m, "argmax", &argmax, FIELD(ArgmaxCall, x), FIELD(ArgmaxCall, num_rows), FIELD(ArgmaxCall, size),
            FIELD(ArgmaxCall, values), FIELD(ArgmaxCall, indices));
   m.def("sample", &run_sample, "x"_a, "num_rows"_a, "size"_a, "samplings"_a);
@@ -452,8 +460,10 @@ void bind_layers(nb::module_& m) {
   def_init(norm, FIELD(Norm, weight), FIELD(Norm, eps), FIELD(Norm, subtracts_mean), FIELD(Norm, bias));
   nb::class_<MoEStageCall> stage(m, "MoEStage");
   def_init(stage, FIELD(MoEStageCall, o_proj), OptionalField<MoEStageCall, &MoEStageCall::router>{"router"},
-           FIELD(MoEStageCall, layer), FIELD(MoEStageCall, top_k), FIELD(MoEStageCall, renormalize),
-           FIELD(MoEStageCall, o_bias), FIELD(MoEStageCall, norm));
+           FIELD(MoEStageCall, layer), FIELD(MoEStageCall, routing), FIELD(MoEStageCall, o_bias),
+           FIELD(MoEStageCall, norm), FIELD(MoEStageCall, router_bias),
+           OptionalField<MoEStageCall, &MoEStageCall::shared>{"shared"},
+           OptionalField<MoEStageCall, &MoEStageCall::shared_gate>{"shared_gate"});
   def_call(m, "moe_stage", &moe_stage, Field<MoEStageCall>{"stage"}, FIELD(MoEStageCall, attended),
            FIELD(MoEStageCall, hidden), FIELD(MoEStageCall, num_tokens), FIELD(MoEStageCall, out));
   nb::class_<DecoderLayer> layer(m, "DecoderLayer");
@@ -461,7 +471,8 @@ void bind_layers(nb::module_& m) {
            FIELD(DecoderLayer, num_heads), FIELD(DecoderLayer, q_norm),
            FIELD(DecoderLayer, k_norm), FIELD(DecoderLayer, norm_all_heads), FIELD(DecoderLayer, clip),
            FIELD(DecoderLayer, sliding_window), FIELD(DecoderLayer, scale), FIELD(DecoderLayer, soft_cap),
-           FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, stage));
+           FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, norms_last),
+           FIELD(DecoderLayer, is_interleaved), FIELD(DecoderLayer, stage));
   nb::class_<RotaryTable> rotary(m, "RotaryTable");
   def_init(rotary, FIELD(RotaryTable, cos), FIELD(RotaryTable, sin), FIELD(RotaryTable, dim));
   using SequenceCount = Field<DecoderPass, &DecoderPass::call, &DecoderCall::sequences, &Sequences::count>;

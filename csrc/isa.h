@@ -8,6 +8,7 @@
 
 #include "kv_cache.h"
 #include "matrix.h"
+#include "routing.h"
 
 namespace moeflow {
 
@@ -95,8 +96,7 @@ struct Isa {
   void (*clip_row)(const float* x, float limit, int64_t size, float* out);
   // out[i] = x[i] * cos[i] + x[(i + size / 2) % size] * sin[i]
   void (*rotate_row)(const float* x, const float* cos, const float* sin, int64_t size, float* out);
-  void (*softmax_topk_row)(const float* logits, int64_t num_experts, int64_t top_k, bool renormalize, int64_t* ids,
-                           float* weights);
+  void (*route_row)(const Routing& routing, const float* logits, int64_t num_experts, int64_t* ids, float* weights);
   Argmax (*argmax_row)(const float* x, int64_t size);
   // Steps of sampling a token. The sum is made in double; the maxima [kBand] are of every kBand-th value; the places,
   // ascending, are those of values that are at least `bound`, of which there are as many as is returned.

@@ -46,6 +46,7 @@ class RopeConfig:
     truncate: bool = True  # yarn: whether what is slowed begins and ends at whole dimensions
     pair_factors: tuple[float, ...] = ()  # longrope: by which each pair turns more slowly
     rotary_dim: int = 0  # dimensions of a head that are rotated, the first ones; 0: all
+    is_interleaved: bool = False  # neighbours are rotated against each other, else halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,15 @@ class ModelConfig:
     num_experts: int = 0
     top_k: int = 0  # experts per token
     norm_topk_prob: bool = True
+    min_topk_total: float = 0.0  # by which chosen weights that are to sum to 1 are divided at least
+    routed_scaling_factor: float = 1.0  # of what chosen experts weigh
+    num_expert_groups: int = 1  # of neighbours,
+    num_chosen_groups: int = 1  # of which so many have experts to choose from
+    unused_prefixes: tuple[str, ...] = ()  # of tensors' names that nothing is computed with, as of further predictors
     dense_layers: tuple[int, ...] = ()  # layers of an MoE model that have no experts
     dense_intermediate_size: int = 0  # of those layers
+    shared_intermediate_size: int = 0  # of an expert that all tokens of a layer go to besides; 0: there is none
+    has_shared_gate: bool = False  # whether a number that it says of a token weighs its result
     tie_word_embeddings: bool = False
     logit_scale: float = 1.0  # of the hidden states that meet the output projection
     attention_bias: bool = False  # of queries, keys and values
@@ -110,6 +118,7 @@ class ModelConfig:
     lm_head_bias: bool = False
     sparsemixer_jitter: float | None = None  # of routers that choose as SparseMixer does; None: they do not
     expert_bias: bool = False  # of gates, ups and downs
+    has_qk_norm: bool = False  # of families whose models may or may not normalise each head's queries and keys
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
     hidden_act: HiddenAct = "silu"
@@ -203,10 +212,11 @@ class ModelConfig:
         num_dense = self.num_layers + self.num_encoder_layers - num_moe
         expert = matrices * self.intermediate_size + self.num_expert_biases
         experts = num_moe * self.num_experts * (expert + self.hidden_size)
+        shared = num_moe * (matrices * self.shared_intermediate_size + self.hidden_size * self.has_shared_gate)
         dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
-        return self.num_attentions * attention + experts + dense + embeddings + classifier
+        return self.num_attentions * attention + experts + shared + dense + embeddings + classifier
 
     @property
     def num_active_parameters(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import read_decoder_config
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
@@ -78,7 +78,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = SoftmaxTopK(config.top_k, renormalize=config.norm_topk_prob)
+    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
     return DecoderLayer(
         config, allocator, Attention(config, allocator, layer_idx), MoE(config, allocator, choose, NAMES)
     )

@@ -26,6 +26,7 @@ def read_rope(
     head_dim: int,
     *,
     may_be_partial: bool = False,
+    default_share: float = 1.0,
     may_be_long: bool = False,
 ) -> RopeConfig:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
@@ -38,7 +39,7 @@ def read_rope(
         raise reader.error(f"the rotary settings are {brief(raw)}, where an object is expected")
     rope = ConfigReader(raw, reader.file)
     theta = rope.get(float, "rope_theta", reader.get(float, "rope_theta", default_theta))
-    rotary_dim = _read_rotary_dim(reader, rope, head_dim)
+    rotary_dim = _read_rotary_dim(reader, rope, head_dim, default_share)
     if rotary_dim and not may_be_partial:
         raise reader.error(f"positions rotate {rotary_dim} of a head's {head_dim} dimensions, where all are supported")
     if may_be_long and rope.get(str, "rope_type", rope.get(str, "type", "default")) == "longrope":
@@ -96,10 +97,10 @@ def read_rope_kind(
     return RopeConfig(**common, **bands)
 
 
-def _read_rotary_dim(reader: ConfigReader, rope: ConfigReader, head_dim: int) -> int:
+def _read_rotary_dim(reader: ConfigReader, rope: ConfigReader, head_dim: int, default_share: float) -> int:
     """Return how many dimensions of a head are rotated, 0: all."""
     stated = reader.get(int, "rotary_dim", 0)
-    share = rope.get(float, "partial_rotary_factor", reader.get(float, "partial_rotary_factor", 1.0))
+    share = rope.get(float, "partial_rotary_factor", reader.get(float, "partial_rotary_factor", default_share))
     rotary_dim = stated or int(head_dim * share)
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise reader.error(f"positions rotate {rotary_dim} of a head's {head_dim} dimensions: an even part is expected")

@@ -76,6 +76,11 @@ class WeightFormats:
         """Return the formats of a layer's gates and ups, and of its downs; None: as all layers have them."""
         return (self.matrices, self.matrices) if layer is None else (layer.up, layer.down)
 
+    def of_shared(self, layer: LayerFormats | None) -> tuple[WeightFormat, WeightFormat]:
+        """Return the same of a shared expert."""
+        up, down = self.of_experts(layer)
+        return (up, down) if layer is None else (layer.of("shared_up"), layer.of("shared_down"))
+
 
 @dataclass(frozen=True, slots=True)
 class WeightAllocator:
@@ -173,11 +178,24 @@ class WeightAllocator:
         """Do the same for token embeddings."""
         return self._matrix(rows, cols, self.packed.embeddings if self.packed else None, own)
 
-    def router(self, num_experts: int, hidden_size: int) -> Weight:
-        """Do the same for what chooses experts."""
-        if self.packed is None:
-            return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
-        return self._matrix(num_experts, hidden_size, self.packed.routers)
+    def router(self, num_experts: int, hidden_size: int, *, is_float32: bool = False) -> Weight:
+        """Do the same for what chooses experts; `is_float32`: in float32, unless it is packed."""
+        if self.packed is not None:
+            return self._matrix(num_experts, hidden_size, self.packed.routers)
+        if is_float32:
+            return self.empty_float32(num_experts, hidden_size)
+        return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
+
+    def router_bias(self, num_experts: int, *, is_float32: bool = False) -> Array:
+        """Return what is added to a router's scores, in the type of these."""
+        if is_float32:
+            return self.empty_float32(num_experts)
+        return self.empty(num_experts, dtype=self.router_dtype)
+
+    def empty_float32(self, *shape: int) -> Array:
+        """Return a tensor in float32, whatever all else is in. Raises: as `matrix` does."""
+        is_so_anyway = self.has_shapes_alone or self.packed is not None  # or of no type
+        return self.empty(*shape, dtype=None if is_so_anyway else torch.float32)
 
     def expert_biases(
         self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind
@@ -283,7 +301,21 @@ class WeightAllocator:
         size = (hidden_size, intermediate_size)
         if self.tensor_group is not None:
             return self._slices(self.tensor_group, size, self.packed, self._one_row, kind)
-        up, down = self.packed.of_experts(self.layer)
+        return self._one_network(size, kind, *self.packed.of_experts(self.layer))
+
+    def shared_network(self, hidden_size: int, intermediate_size: int, kind: ExpertKind) -> ExpertWeights | None:
+        """Return the expert that a layer has beside those to choose from, likewise; it is in no slab that moves."""
+        if self.packed is None:
+            return None
+        size = (hidden_size, intermediate_size)
+        if self.tensor_group is not None:
+            return self._slices(self.tensor_group, size, self.packed, self._one_row, kind)
+        return self._one_network(size, kind, *self.packed.of_shared(self.layer))
+
+    def _one_network(
+        self, size: tuple[int, int], kind: ExpertKind, up: WeightFormat, down: WeightFormat
+    ) -> PackedExperts:
+        assert self.packed is not None
         storage = self._one_row(expert_bytes(*size, up, down_format=down, is_gated=kind.is_gated))
         return PackedExperts(1, *size, up, down_format=down, kind=kind, is_wide=self.packed.is_wide, storage=storage)
 

@@ -14,7 +14,7 @@ from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.attention.scores import PLAIN
-from moeflow.kernels.cpu import extension, row_ops
+from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.decoder import NOTHING, Expected, PackedDecoder, PackedLayer
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
@@ -23,7 +23,7 @@ from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.rotary import RotaryTable
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.kernels.weight_format import MADE_FORMATS
 
 HIDDEN, WIDTH, DIM, EXPERTS, LAYERS = 48, 33, 16, 5, 4
@@ -57,7 +57,7 @@ class Model:
             down = torch.randn(len(gate_up), HIDDEN, WIDTH) / 6
             experts = PackedExperts.pack(gate_up, down, weight_format, biases=biases)
             router = None if is_dense else pack(EXPERTS, HIDDEN, "float32")
-            choose = SoftmaxTopK(1 if is_dense else top_k, renormalize=True)
+            choose = Routing(1 if is_dense else top_k, renormalize=True)
             stage = (pack(HIDDEN, 2 * DIM, weight_format), None, norms[1], router, choose)
             resident.append(PackedLayer(*common, MoEStage(*stage, experts)))
             if is_dense:
@@ -205,7 +205,7 @@ def test_the_next_router_is_asked_about_what_this_layer_gets(needs_kernels, toke
         assert work.run() == layer
         model.table.copy_(places)
         router = model.cached.layers[[2, 3][number]].stage.router
-        ids, _ = row_ops.softmax_topk(extension.linear(work.normed[0], router), model.top_k, renormalize=True)
+        ids, _ = Routing(model.top_k, renormalize=True)(extension.linear(work.normed[0], router))
         _, chosen = model.run(tokens)
         for expert in range(EXPERTS):
             model.table[number + 1, expert] = ABSENT
@@ -230,7 +230,7 @@ def test_routers_further_ahead_are_asked_at_the_first_layer_about_all_up_to_ther
     _, chosen = model.run(2)
     for number, layer in ((1, 2), (2, 3)):
         router = model.cached.layers[layer].stage.router
-        ids, _ = row_ops.softmax_topk(extension.linear(work.normed[0], router), model.top_k, renormalize=True)
+        ids, _ = Routing(model.top_k, renormalize=True)(extension.linear(work.normed[0], router))
         for expert in range(EXPERTS):
             model.table[number, expert] = ABSENT
             stops = {ahead: model.begin(model.cached, 2).run(0, Expected(routers_ahead=ahead)) for ahead in (1, 2, 4)}
