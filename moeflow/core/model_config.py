@@ -66,6 +66,16 @@ class RelativePositions:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedPositions:
+    """Positions that are added to token embeddings."""
+
+    kind: Literal["learned", "sinusoidal"]
+    count: int  # how many there are, and so the longest context
+    first_row: int = 0  # of the first position in the table
+    token_scale: float = 1.0  # of the token embeddings that they are added to
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderConfig:
     """What an encoder-decoder has beside its decoder; layers are as wide as the decoder's. A decoder may have none."""
 
@@ -90,7 +100,8 @@ class ModelConfig:
     rms_norm_eps: float  # of all norms
     has_layer_norms: bool = False  # norms subtract the mean
     norm_bias: bool = False  # of layer norms
-    rope: RopeConfig | None  # None: positions are relative
+    rope: RopeConfig | None  # None: positions are relative, or added to embeddings
+    added_positions: AddedPositions | None = None
     relative_positions: RelativePositions | None = None
     encoder: EncoderConfig | None = None  # None: decoder-only
     labels: tuple[str, ...] = ()  # of the classes that it sorts texts into; empty: it does not
@@ -129,7 +140,7 @@ class ModelConfig:
     @property
     def rotary(self) -> RopeConfig:
         """The rotary positions of a model that has them."""
-        assert self.rope is not None, "positions are relative"
+        assert self.rope is not None, "positions are not rotary"
         return self.rope
 
     def attention_of(self, layer_idx: int) -> AttentionKind:

@@ -55,6 +55,8 @@ FAMILIES: Mapping[str, Row] = {
     "glm4_moe": Row("Glm4MoeForCausalLM", "moeflow.models.glm4_moe"),
     "hunyuan_v1_moe": Row("HunYuanMoEV1ForCausalLM", "moeflow.models.hunyuan_v1_moe"),
     "minimax_m2": Row("MiniMaxM2ForCausalLM", "moeflow.models.minimax_m2"),
+    "fairseq_moe": Row("TransformerLanguageModel", "moeflow.models.fairseq_moe"),
+    "gpt_moe": Row("ParallelGPT", "moeflow.models.gpt_moe"),
     "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
     "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),
     "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),

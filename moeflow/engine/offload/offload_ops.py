@@ -16,7 +16,6 @@ import torch
 from moeflow.core.hardware import DEVICE
 from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import MicroBatch
-from moeflow.kernels.embedding import embedding
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.pipeline.devices.offload_device import OffloadDevice
@@ -105,7 +104,7 @@ class OffloadOps:
         with self._computing("pre_attention", layer, micro_batch) as cost:
             tensors = micro_batch.tensors
             if layer == 0:
-                tensors["hidden"] = embedding(micro_batch.token_ids, self._model.embed_tokens)
+                tensors["hidden"] = self._model.embed_at(micro_batch.token_ids, micro_batch.positions)
             tensors["qkv"] = self._model.layers[layer].pre_attention(tensors["hidden"])
             if self._kv.has_windows and not self._kv.is_resident(layer):
                 micro_batch.unsaved_qkv[layer] = tensors["qkv"].clone()  # attention uses it up
