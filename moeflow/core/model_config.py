@@ -72,7 +72,6 @@ class AddedPositions:
     kind: Literal["learned", "sinusoidal"]
     count: int  # how many there are, and so the longest context
     first_row: int = 0  # of the first position in the table
-    token_scale: float = 1.0  # of the token embeddings that they are added to
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,9 @@ class ModelConfig:
     shared_intermediate_size: int = 0  # of an expert that all tokens of a layer go to besides; 0: there is none
     has_shared_gate: bool = False  # whether a number that it says of a token weighs its result
     tie_word_embeddings: bool = False
+    embedding_scale: float = 1.0  # of token embeddings as they go into the first layer
     logit_scale: float = 1.0  # of the hidden states that meet the output projection
+    logit_soft_cap: float | None = None  # c: logits become c tanh(logit / c)
     attention_bias: bool = False  # of queries, keys and values
     attention_out_bias: bool = False
     attention_scale: float | None = None  # of scores; None: head_dim^-0.5

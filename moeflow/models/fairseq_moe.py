@@ -7,6 +7,7 @@ second best one. What a config calls capacity, beyond which tokens skip experts,
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from moeflow.core.model_config import AddedPositions, ConfigReader, ModelConfig
 from moeflow.models import gpt_moe
@@ -22,12 +23,13 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         "learned" if is_learned else "sinusoidal",
         reader.positive("max_position_embeddings"),
         first_row=reader.get(int, "pad_token_id") + 1,
-        token_scale=math.sqrt(reader.positive("hidden_size")) if reader.get(bool, "scales_embeddings", True) else 1.0,
     )
     frequency, num_layers = reader.get(int, "moe_frequency", 0), read_num_layers(reader)
     dense_layers = tuple(layer for layer in range(num_layers) if frequency < 1 or (layer + 1) % frequency)
     chooses_one = reader.get(int, "num_experts_per_tok", 2) == 1
-    return gpt_moe.read_biased_decoder(reader, "fairseq_moe", positions, dense_layers, renormalizes=not chooses_one)
+    config = gpt_moe.read_biased_decoder(reader, "fairseq_moe", positions, dense_layers, renormalizes=not chooses_one)
+    has_scale = reader.get(bool, "scales_embeddings", True)
+    return replace(config, embedding_scale=math.sqrt(config.hidden_size) if has_scale else 1.0)
 
 
 def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:

@@ -30,6 +30,7 @@ _UNSUPPORTED: Final = {
     "layernorm_type": ("pre_layernorm",),
     "activation_type": ("gelu",),
     "model_name": ("gpt",),
+    "moe_k": ("1",),
 }
 
 
@@ -82,7 +83,7 @@ def _config(reader: ConfigReader, structure: Mapping[str, str]) -> dict[str, Any
         "layer_norm_eps": reader.get(float, "layernorm_eps", 1e-5),
         "activation_function": "gelu_tanh",  # what it calls Gelu
         "num_experts": num_experts,
-        "num_experts_per_tok": reader.positive("moe_k", 1),
+        "num_experts_per_tok": 1,
         "moe_layers": moe_layers,
         "bos_token_id": reader.get(int, "start_id", None),
         "eos_token_id": reader.get(int, "end_id", None),

@@ -24,7 +24,6 @@ class PositionTable:
     def add(self, hidden: Array, positions: Array) -> Array:
         """Return token embeddings with their positions. Shapes: hidden [T, H], positions [T] int64 -> [T, H]."""
         rows = positions + self._positions.first_row
-        hidden = hidden * self._positions.token_scale
         if self.weight is not None:
             return hidden + self.weight[rows]
         table = sinusoids(on_host(rows), self._hidden_size)

@@ -184,7 +184,7 @@ class ModelCosts:
 
     @property
     def model_bytes(self) -> float:
-        """All weights; norms over single heads and biases are left out (under 0.1%)."""
+        """All weights; norms over single heads and biases but experts' are left out (under 0.1%)."""
         return self.bytes_of(WHOLE)
 
     @property
@@ -227,8 +227,9 @@ class ModelCosts:
         networks = len(dense) * self._network_bytes(self.dense_values, dense) * shares.dense
         routers = len(moe) * self.router_values * bits_per_value(self.formats.of_routers) / 8
         experts = len(moe) * shape.num_experts * self._network_bytes(self.expert_values, moe) * shares.experts
+        biases = len(moe) * shape.num_experts * shape.num_expert_biases * FLOAT32_BYTES  # a rank has all
         shared = len(moe) * self._network_bytes(self.shared_values, moe, is_shared=True) * shares.shared
-        return attention + networks + routers + experts + shared
+        return attention + networks + routers + experts + biases + shared
 
     @property
     def kv_layer_bytes(self) -> float:
