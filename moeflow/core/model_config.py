@@ -228,7 +228,14 @@ class ModelConfig:
         dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
+        embeddings += self.num_learned_positions * self.hidden_size
         return self.num_attentions * attention + experts + shared + dense + embeddings + classifier
+
+    @property
+    def num_learned_positions(self) -> int:
+        """Rows of a table of positions that was learned."""
+        added = self.added_positions
+        return added.first_row + added.count if added is not None and added.kind == "learned" else 0
 
     @property
     def num_active_parameters(self) -> int:

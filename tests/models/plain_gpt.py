@@ -6,6 +6,7 @@ learned or as tensor2tensor's sinusoids.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -73,6 +74,21 @@ class PlainGPT:
             token_ids = torch.cat([token_ids, self(token_ids).logits[:, -1:].argmax(-1)], dim=1)
         return token_ids
 
+    def in_bfloat16(self) -> PlainGPT:
+        """Return the same model in bfloat16."""
+        model = copy.copy(self)
+        model.weights = {name: weight.bfloat16() for name, weight in self.weights.items()}
+        return model
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights but norms and biases, experts' biases included."""
+        return sum(
+            weight.numel()
+            for name, weight in self.weights.items()
+            if weight.dim() > 1 or (name.endswith(".bias") and name.count(".") == 3)
+        )
+
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape) * 0.15
 
@@ -90,7 +106,7 @@ class PlainGPT:
         for position in range(first, first + count):
             angles = [position * math.exp(-i * math.log(10000) / (HIDDEN // 2 - 1)) for i in range(HIDDEN // 2)]
             rows.append([math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles])
-        return torch.tensor(rows)
+        return torch.tensor(rows).to(self.weights["tokens"].dtype)
 
     def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return x @ self.weights[name].T + self.weights[f"{name}.bias"]

@@ -5,8 +5,9 @@ import pytest
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
+from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.registry import read_model_config
-from tests.models.parity import Pair, Parity, load
+from tests.models.parity import Pair, Parity, load, needs_extension
 from tests.models.plain_gpt import EXPERTS, HEADS, HIDDEN, LAYERS, LENGTH, VOCAB, WIDTH, Choices, PlainGPT
 
 CASES = {  # and among how many ranks the files are cut, and the type of numbers
@@ -111,12 +112,16 @@ def pair(request, tmp_path_factory):
 
 
 class TestGPTMoE(Parity):
-    def test_bfloat16_errs_no_more_than_transformers(self, pair):
-        pytest.skip("transformers has no such model")
+    @staticmethod
+    def in_bfloat16(pair):
+        return pair.theirs.in_bfloat16()
 
     def test_parameters_are_counted(self, pair):
-        count = sum(weight.numel() for weight in pair.theirs.weights.values() if weight.dim() > 1)
-        assert pair.ours.config.num_parameters == pytest.approx(count, rel=0.05)
+        assert pair.ours.config.num_parameters == pair.theirs.num_parameters
+
+    @needs_extension
+    def test_layers_are_one_call(self, pair):
+        assert load(pair.folder, packed=WeightFormats("float32", "float32")).tells_inputs
 
 
 @pytest.fixture

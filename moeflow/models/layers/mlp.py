@@ -99,9 +99,7 @@ class FusedMLP:
 
     on_route: Final = None  # there is no router
 
-    def __init__(
-        self, weights: ExpertWeights, names: NetworkNames = NAMES, biases: ExpertBiases | None = None
-    ) -> None:
+    def __init__(self, weights: ExpertWeights, names: NetworkNames = NAMES, biases: ExpertBiases | None = None) -> None:
         """Take the weights, which know of the biases; these are to be filled here."""
         self.weights = weights
         self.biases = biases
