@@ -31,9 +31,9 @@ def read_tensor_file(file: Path) -> Mapping[str, Any]:
     with open_stream(file) as stream:
         if stream.read(len(_ZIP)) != _ZIP:
             raise CheckpointError("is no file that torch.save writes since PyTorch 1.6", file=file, remedy=_REMEDY)
+    torch.serialization.add_safe_globals([argparse.Namespace])  # to take it back would be felt in other threads
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever a damaged or hostile file brings about
         reason = cut(str(error).split("\n")[0])
         raise CheckpointError(
