@@ -26,6 +26,7 @@
 #include "isa.h"
 #include "kv_cache.h"
 #include "matrix.h"
+#include "norm.h"
 #include "ops.h"
 #include "pool.h"
 #include "quantize.h"
@@ -141,6 +142,12 @@ struct SequencesField {
 
 #define FIELD(Struct, member) \
   Field<Struct, &Struct::member> { #member }
+
+// The fields of a struct's `norm`.
+#define NORM_FIELDS(Struct)                                                                      \
+  Field<Struct, &Struct::norm, &Norm::weight>{"norm"}, Field<Struct, &Struct::norm, &Norm::eps>{"eps"}, \
+      Field<Struct, &Struct::norm, &Norm::subtracts_mean>{"subtracts_mean"},                     \
+      Field<Struct, &Struct::norm, &Norm::bias> { "norm_bias" }
 
 // Bind an operation as a function of some fields of its struct; the others keep their defaults, or are zero.
 template <typename Call, typename... Fields>
@@ -329,7 +336,7 @@ void bind_memory(nb::module_& m) {
 void bind_products(nb::module_& m) {
   def_call(m, "linear", &linear, FIELD(LinearCall, weight), FIELD(LinearCall, x), FIELD(LinearCall, num_rows),
            FIELD(LinearCall, x_stride), FIELD(LinearCall, bias), FIELD(LinearCall, residual), FIELD(LinearCall, out),
-           FIELD(LinearCall, norm), FIELD(LinearCall, eps));
+           NORM_FIELDS(LinearCall));
   def_call(m, "experts", &experts, FIELD(ExpertsCall, layer), FIELD(ExpertsCall, x), FIELD(ExpertsCall, num_tokens),
            FIELD(ExpertsCall, top_k), FIELD(ExpertsCall, topk_ids), FIELD(ExpertsCall, topk_weights),
            FIELD(ExpertsCall, residual), FIELD(ExpertsCall, out));
@@ -393,8 +400,8 @@ std::vector<int64_t> run_sample(uintptr_t x, int64_t num_rows, int64_t size,
 void bind_row_ops(nb::module_& m) {
   def_call(m, "lstm", &lstm, FIELD(LstmCall, weights), FIELD(LstmCall, inputs), FIELD(LstmCall, num_steps),
            FIELD(LstmCall, num_texts), FIELD(LstmCall, state), FIELD(LstmCall, cell), FIELD(LstmCall, out));
-  def_call(m, "rms_norm", &rms_norm, FIELD(RmsNormCall, x), FIELD(RmsNormCall, weight), FIELD(RmsNormCall, eps),
-           FIELD(RmsNormCall, num_rows), FIELD(RmsNormCall, size), FIELD(RmsNormCall, out));
+  def_call(m, "normalise", &normalise, FIELD(NormCall, x), NORM_FIELDS(NormCall), FIELD(NormCall, num_rows),
+           FIELD(NormCall, size), FIELD(NormCall, out));
   def_call(m, "softmax_topk", &softmax_topk, FIELD(SoftmaxTopkCall, logits), FIELD(SoftmaxTopkCall, num_rows),
            FIELD(SoftmaxTopkCall, num_experts), FIELD(SoftmaxTopkCall, top_k), FIELD(SoftmaxTopkCall, renormalize),
            FIELD(SoftmaxTopkCall, topk_ids), FIELD(SoftmaxTopkCall, topk_weights));
@@ -434,15 +441,17 @@ int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden,
   Field<DecoderPass, &DecoderPass::call, &DecoderCall::member> { #member }
 
 void bind_layers(nb::module_& m) {
+  nb::class_<Norm> norm(m, "Norm");
+  def_init(norm, FIELD(Norm, weight), FIELD(Norm, eps), FIELD(Norm, subtracts_mean), FIELD(Norm, bias));
   nb::class_<MoEStageCall> stage(m, "MoEStage");
   def_init(stage, FIELD(MoEStageCall, o_proj), OptionalField<MoEStageCall, &MoEStageCall::router>{"router"},
            FIELD(MoEStageCall, layer), FIELD(MoEStageCall, top_k), FIELD(MoEStageCall, renormalize),
-           FIELD(MoEStageCall, o_bias), FIELD(MoEStageCall, norm), FIELD(MoEStageCall, eps));
+           FIELD(MoEStageCall, o_bias), FIELD(MoEStageCall, norm));
   def_call(m, "moe_stage", &moe_stage, Field<MoEStageCall>{"stage"}, FIELD(MoEStageCall, attended),
            FIELD(MoEStageCall, hidden), FIELD(MoEStageCall, num_tokens), FIELD(MoEStageCall, out));
   nb::class_<DecoderLayer> layer(m, "DecoderLayer");
   def_init(layer, FIELD(DecoderLayer, qkv), FIELD(DecoderLayer, qkv_bias), FIELD(DecoderLayer, input_norm),
-           FIELD(DecoderLayer, eps), FIELD(DecoderLayer, num_heads), FIELD(DecoderLayer, q_norm),
+           FIELD(DecoderLayer, num_heads), FIELD(DecoderLayer, q_norm),
            FIELD(DecoderLayer, k_norm), FIELD(DecoderLayer, norm_all_heads), FIELD(DecoderLayer, clip),
            FIELD(DecoderLayer, sliding_window), FIELD(DecoderLayer, scale), FIELD(DecoderLayer, soft_cap),
            FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, stage));

@@ -143,12 +143,11 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, 
   int64_t first = 0;
   for (const Matrix& part : layer.qkv) {
     const float* const bias = layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + first;
-    linear(isa, LinearCall{part, call.hidden, tokens, hidden, bias, nullptr, qkv + first, layer.input_norm, layer.eps,
-                           row});
+    linear(isa, LinearCall{part, call.hidden, tokens, hidden, bias, nullptr, qkv + first, layer.input_norm, row});
     first += part.rows;
   }
   attention_input(isa, AttentionInputCall{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm,
-                                          layer.norm_all_heads, layer.eps, layer.clip,
+                                          layer.norm_all_heads, layer.input_norm.eps, layer.clip,
                                           layer.rotary < 0 ? RotaryTable{} : call.rotary[layer.rotary], call.slots});
   AttentionCall attending{cache, qkv, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
                           attended};

@@ -83,6 +83,8 @@ struct Isa {
   // Operations on one row of `size` floats; `out` may be the row itself.
   float (*inverse_rms)(const float* x, int64_t size, float eps);  // 1 / sqrt(mean(x^2) + eps)
   void (*scale_row)(const float* x, float scale, const float* weight, int64_t size, float* out);  // x * scale * weight
+  // (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight (+ bias)
+  void (*layer_norm_row)(const float* x, float eps, const float* weight, const float* bias, int64_t size, float* out);
   // x, plus what is given of a bias and a residual.
   void (*add_row)(const float* x, const float* bias, const float* residual, int64_t size, float* out);
   // sum += weight * (x + bias), the product rounded before it is added; `bias` may be null.

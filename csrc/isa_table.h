@@ -22,10 +22,10 @@ Activation activation(const Matrix& weight) {
   return kind;
 }
 
-constexpr Isa kTable = {ISA_NAME,      activation,  prepare_row,      tile,       activate,
-                        attend,        inverse_rms, scale_row,        add_row,    add_weighted_row,
-                        clip_row,      rotate_row,  softmax_topk_row, argmax_row, sum_weights,
-                        store_weights, lane_maxima, places_at_least};
+constexpr Isa kTable = {ISA_NAME,         activation,  prepare_row,      tile,       activate,
+                        attend,           inverse_rms, scale_row,        layer_norm_row, add_row,
+                        add_weighted_row, clip_row,    rotate_row,       softmax_topk_row, argmax_row,
+                        sum_weights,      store_weights, lane_maxima, places_at_least};
 
 }  // namespace
 }  // namespace ISA_NAMESPACE

@@ -26,9 +26,9 @@ void prepare(const LinearJob& job, int64_t row, int thread_idx) {
   const LinearCall& call = job.call;
   const int64_t cols = call.weight.cols;
   const float* x = call.x + row * call.x_stride;
-  if (call.norm != nullptr) {
+  if (call.norm.weight != nullptr) {
     float* const normed = job.normed + thread_idx * padded_cols(cols);
-    job.isa.scale_row(x, job.isa.inverse_rms(x, cols, call.eps), call.norm, cols, normed);
+    normalise_row(job.isa, call.norm, x, cols, normed);
     x = normed;
   }
   job.isa.prepare_row(job.kind, x, cols, job.prepared + row * job.row_bytes);
@@ -96,7 +96,7 @@ void linear(const Isa& isa, const LinearCall& call) {
   const int64_t bytes = band_bytes(call.weight.format, call.weight.cols) * num_bands(call.weight.rows) * call.num_rows;
   const bool is_small = bytes <= kSmallProduct;
   WorkspaceLock workspace;
-  const int64_t normed = call.norm == nullptr ? 0 : num_threads() * padded_cols(call.weight.cols);
+  const int64_t normed = call.norm.weight == nullptr ? 0 : num_threads() * padded_cols(call.weight.cols);
   workspace->begin(Workspace::padded<uint8_t>(call.num_rows * row_bytes) + Workspace::padded<float>(normed));
   LinearJob job{isa, call, kind, row_bytes};
   job.prepared = workspace->take<uint8_t>(call.num_rows * row_bytes);

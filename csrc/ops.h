@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "kv_cache.h"
 #include "matrix.h"
+#include "norm.h"
 
 namespace moeflow {
 
@@ -21,8 +22,7 @@ struct LinearCall {
   const float* bias;            // or null
   const float* residual;        // or null
   float* out;
-  const float* norm = nullptr;  // weights [k] of a norm that x goes through first (see RmsNormCall), or null
-  float eps = 0;                // of the norm
+  Norm norm = {};               // that x goes through first
   int64_t out_stride = 0;       // floats from a row of out, and of residual, to the next; 0: n
 };
 void linear(const Isa& isa, const LinearCall& call);
@@ -147,15 +147,14 @@ struct LstmCall {
 };
 void lstm(const Isa& isa, const LstmCall& call);
 
-// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight
-struct RmsNormCall {
+// out[r] = norm(x[r])
+struct NormCall {
   const float* x;  // [num_rows, size]
-  const float* weight;
-  float eps;
+  Norm norm;
   int64_t num_rows, size;
   float* out;  // may be x
 };
-void rms_norm(const Isa& isa, const RmsNormCall& call);
+void normalise(const Isa& isa, const NormCall& call);
 
 // cos and sin of the tokens of a pass for heads of which the first `dim` dimensions are rotated.
 struct RotaryTable {
@@ -187,8 +186,7 @@ struct MoEStageCall {
   int64_t top_k;
   bool renormalize;
   const float* o_bias;  // or null
-  const float* norm;    // [hidden]
-  float eps;
+  Norm norm;
   const float* attended;  // [num_tokens, o_proj.cols]
   const float* hidden;    // [num_tokens, o_proj.rows]
   int64_t num_tokens;
@@ -206,8 +204,7 @@ void route_stage(const Isa& isa, const MoEStageCall& call);
 struct DecoderLayer {
   std::vector<Matrix> qkv;  // one or more, one below the other: [(num_heads + 2 KV heads) * head_dim, hidden]
   const float* qkv_bias;    // or null
-  const float* input_norm;  // [hidden]
-  float eps;
+  Norm input_norm;
   int64_t num_heads;
   const float *q_norm, *k_norm;  // as in AttentionInputCall
   bool norm_all_heads;

@@ -7,10 +7,9 @@
 
 namespace moeflow {
 
-void rms_norm(const Isa& isa, const RmsNormCall& call) {
+void normalise(const Isa& isa, const NormCall& call) {
   for_each_row(call.num_rows, call.size, [&](int64_t row) {
-    const float* const x = call.x + row * call.size;
-    isa.scale_row(x, isa.inverse_rms(x, call.size, call.eps), call.weight, call.size, call.out + row * call.size);
+    normalise_row(isa, call.norm, call.x + row * call.size, call.size, call.out + row * call.size);
   });
 }
 

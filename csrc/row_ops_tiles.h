@@ -13,26 +13,29 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-// Four chains, so that additions need not wait for each other; then lanes.
+// The mean of what `of(place, count)` returns of each 16 numbers of a row, or of the last of them, the others zero. Four
+// chains, so that additions need not wait for each other; then lanes.
 //
-//   x         | 0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63 | 64 .. 79 | ..
-//   adds to   | sums[0] | sums[1]  | sums[2]  | sums[3]  | sums[0]  | ..     squares, lane by lane
-float inverse_rms(const float* x, int64_t size, float eps) {
+//   row       | 0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63 | 64 .. 79 | ..
+//   adds to   | sums[0] | sums[1]  | sums[2]  | sums[3]  | sums[0]  | ..     lane by lane
+template <typename Of>
+FORCE_INLINE float mean_of(int64_t size, const Of& of) {
   constexpr int kChains = 4;
   Vec sums[kChains] = {};
   int64_t i = 0;
   for (; i + kChains * kBand <= size; i += kChains * kBand) {
 #pragma GCC unroll 4
-    for (int chain = 0; chain < kChains; ++chain) {
-      const Vec v = load_some(x + i + chain * kBand, kBand);
-      sums[chain] += v * v;
-    }
+    for (int chain = 0; chain < kChains; ++chain) sums[chain] += of(i + chain * kBand, kBand);
   }
-  for (; i < size; i += kBand) {
-    const Vec v = load_some(x + i, size - i);
-    sums[0] += v * v;
-  }
-  const float mean = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(size);
+  for (; i < size; i += kBand) sums[0] += of(i, size - i);
+  return sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(size);
+}
+
+float inverse_rms(const float* x, int64_t size, float eps) {
+  const float mean = mean_of(size, [&](int64_t i, int64_t count) {
+    const Vec v = load_some(x + i, count);
+    return v * v;
+  });
   return 1.0f / __builtin_sqrtf(mean + eps);
 }
 
@@ -45,6 +48,22 @@ void scale_row(const float* x, float scale, const float* weight, int64_t size, f
 // What is not given is not added: not even zero, which would lose the sign of another.
 FORCE_INLINE Vec plus_some(Vec v, const float* given, int64_t at, int64_t left) {
   return given == nullptr ? v : v + load_some(given + at, left);
+}
+
+// The mean goes before squares are summed up: of a row far from zero nothing would be left of their difference.
+void layer_norm_row(const float* x, float eps, const float* weight, const float* bias, int64_t size, float* out) {
+  const float mean = mean_of(size, [&](int64_t i, int64_t count) { return load_some(x + i, count); });
+  const float variance = mean_of(size, [&](int64_t i, int64_t count) {
+    Vec v = load_some(x + i, count) - mean;
+    for (int64_t lane = count; lane < kBand; ++lane) v[lane] = 0;
+    return v * v;
+  });
+  const float scale = 1.0f / __builtin_sqrtf(variance + eps);
+  for (int64_t i = 0; i < size; i += kBand) {
+    const int64_t left = size - i;
+    const Vec scaled = (load_some(x + i, left) - mean) * scale * load_some(weight + i, left);
+    store_some(out + i, plus_some(scaled, bias, i, left), left);
+  }
 }
 
 void add_row(const float* x, const float* bias, const float* residual, int64_t size, float* out) {

@@ -10,7 +10,7 @@ void route_stage(const Isa& isa, const MoEStageCall& call) {
   static thread_local Buffer<float> logits;
   const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows, num_experts = call.layer.num_experts;
   linear(isa, LinearCall{call.o_proj, call.attended, tokens, call.o_proj.cols, call.o_bias, call.hidden, call.out});
-  rms_norm(isa, RmsNormCall{call.out, call.norm, call.eps, tokens, hidden, call.normed});
+  normalise(isa, NormCall{call.out, call.norm, tokens, hidden, call.normed});
   if (call.router.data == nullptr) {
     std::fill_n(call.topk_ids, tokens, 0);
     std::fill_n(call.topk_weights, tokens, 1.0f);

@@ -36,10 +36,11 @@ def _mend_forms(body: dict[str, Any]) -> None:
     _keep_one(body, ("response_format", "structured_outputs", *(f"guided_{name}" for name in (*TEXTS, "choice"))))
     if isinstance(wish := body.get("structured_outputs"), dict):
         _keep_one(wish, ("json_object", "choice", *TEXTS))
-    described = body.get("response_format")
-    described = described.get("json_schema") if isinstance(described, dict) else None
-    if isinstance(described, dict) and isinstance(described.get("schema"), dict):
-        described["schema"] = SCHEMA
+    wished, text = body.get("response_format"), body.get("text")
+    wished = wished.get("json_schema") if isinstance(wished, dict) else None
+    for described in (wished, text.get("format") if isinstance(text, dict) else None):
+        if isinstance(described, dict) and isinstance(described.get("schema"), dict):
+            described["schema"] = SCHEMA
 
 
 def _keep_one(body: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -60,7 +61,8 @@ def _keep_one(body: dict[str, Any], names: tuple[str, ...]) -> None:
 
 def _mend_tools(body: dict[str, Any]) -> None:
     tools = body.get("tools")
-    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    given = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    functions = [tool.get("function", tool) for tool in given]  # responses have it plainly
     functions = [one for one in functions if isinstance(one, dict) and isinstance(one.get("name"), str)]
     for number, function in enumerate(functions):
         if isinstance(function.get("parameters"), dict):
@@ -73,7 +75,9 @@ def _mend_tools(body: dict[str, Any]) -> None:
         choice,
         *(allowed["tools"] if isinstance(allowed, dict) and isinstance(allowed.get("tools"), list) else []),
     ]
+    if isinstance(choice, dict) and isinstance(choice.get("tools"), list):
+        named += choice["tools"]
     for one in named:
-        function = one.get("function") if isinstance(one, dict) else None
+        function = one.get("function", one) if isinstance(one, dict) else None
         if functions and isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]:
             function["name"] = functions[0]["name"]

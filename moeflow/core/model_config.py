@@ -86,7 +86,9 @@ class ModelConfig:
     head_dim: int
     intermediate_size: int  # of one expert; in a dense model, of the feed-forward network
     max_position: int  # longest context the model was made for, in tokens
-    rms_norm_eps: float
+    rms_norm_eps: float  # of all norms
+    has_layer_norms: bool = False  # norms subtract the mean
+    norm_bias: bool = False  # of layer norms
     rope: RopeConfig | None  # None: positions are relative
     relative_positions: RelativePositions | None = None
     encoder: EncoderConfig | None = None  # None: decoder-only

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu import extension, stages
 from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
-from moeflow.kernels.norm import rms_norm
+from moeflow.kernels.norm import NormWeights, normalise
 from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def linear(
 
 
 def norm_linear(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor | PackedWeight | PackedStack, bias: Tensor | None = None
+    x: Tensor, norm: NormWeights, weight: Tensor | PackedWeight | PackedStack, bias: Tensor | None = None
 ) -> Tensor:
-    """Return `rms_norm(x) @ weight.T + bias`; norm [H] scales what is normalised. Shapes as in `linear`."""
+    """Return `normalise(x, norm) @ weight.T + bias`. Shapes as in `linear`."""
     if isinstance(weight, PackedWeight):
-        return stages.norm_linear(x, norm, eps, weight, bias)
+        return stages.norm_linear(x, norm, weight, bias)
     if isinstance(weight, PackedStack):
-        return _added(torch.cat([stages.norm_linear(x, norm, eps, part) for part in weight.parts], dim=1), bias)
-    return linear(rms_norm(x, norm, eps), weight, bias)
+        return _added(torch.cat([stages.norm_linear(x, norm, part) for part in weight.parts], dim=1), bias)
+    return linear(normalise(x, norm), weight, bias)
 
 
 def _added(out: Tensor, more: Tensor | None) -> Tensor:

@@ -1,11 +1,12 @@
-"""Root-mean-square normalisation.
+"""Normalisation of rows: by their root mean square, or as a layer norm does it.
 
-In torch it is written out: `F.rms_norm` is no faster for one token on a CPU and ten times slower for 512 (torch 2.13,
-576 wide).
+By the root mean square it is written out in torch: `F.rms_norm` is no faster for one token on a CPU and ten times
+slower for 512 (torch 2.13, 576 wide).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeflow.kernels.arrays import Array
@@ -14,6 +15,23 @@ from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """How rows are normalised: `rms_norm`, or where it subtracts the mean `layer_norm`."""
+
+    weight: Array  # [H]
+    eps: float
+    subtracts_mean: bool = False
+    bias: Array | None = None  # [H], of a layer norm
+
+
+def normalise(x: Array, norm: NormWeights) -> Array:
+    """Return x normalised over the last dimension. Shapes: [..., H] -> the same."""
+    if norm.subtracts_mean:
+        return layer_norm(x, norm.weight, norm.bias, norm.eps)
+    return rms_norm(x, norm.weight, norm.eps)
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -26,3 +44,13 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     wide = x.float()
     scale: Tensor = torch.linalg.vecdot(wide, wide).div_(x.shape[-1]).add_(eps).rsqrt_()
     return (wide * scale.unsqueeze(-1)).to(x.dtype).mul_(weight)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
+    """Return `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over the last dimension, computed in float32.
+
+    Shapes: x [..., H], weight and bias [H] -> [..., H] in x's dtype.
+    """
+    if row_ops.accepts(x):
+        return row_ops.layer_norm(x, weight, bias, eps)
+    return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)

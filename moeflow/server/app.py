@@ -7,10 +7,22 @@ from fastapi.security import HTTPBearer
 from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
-from moeflow.server.api import batches, chat, classification, completions, embeddings, files, models, status, tokenize
+from moeflow.server.api import (
+    batches,
+    chat,
+    classification,
+    completions,
+    embeddings,
+    files,
+    models,
+    responses,
+    status,
+    tokenize,
+)
 from moeflow.server.api.openapi import ERRORS, complete_document
 from moeflow.server.api.schema.chat import ChatChunk
 from moeflow.server.api.schema.completion import CompletionChunk
+from moeflow.server.api.schema.response_object import RESPONSE_EVENTS
 from moeflow.server.config import ServerConfig
 from moeflow.server.errors import add_error_handlers
 from moeflow.server.guard.auth import api_key_check
@@ -45,9 +57,9 @@ def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
     if generator is not None:
         service.attach(generator)
     key_in_document = [] if config.api_key is None else [Security(HTTPBearer(auto_error=False))]
-    for part in (models, completions, chat, embeddings, classification, files, batches, tokenize, status):
+    for part in (models, completions, chat, responses, embeddings, classification, files, batches, tokenize, status):
         app.include_router(part.router, dependencies=key_in_document)
-    complete_document(app, service, CompletionChunk, ChatChunk)
+    complete_document(app, service, CompletionChunk, ChatChunk, *RESPONSE_EVENTS)
     add_error_handlers(app)
     add_page(app)
     checks = [] if config.api_key is None else [api_key_check(config.api_key)]

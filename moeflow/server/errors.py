@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from moeflow.core.errors import ChatTemplateError, ContextLengthError, EngineError, QueueFullError, RequestError
+from moeflow.server.api.schema.tagged import TAG
 from moeflow.server.disconnect import ClientDisconnected
 from moeflow.server.request_log import CLIENT_CLOSED_REQUEST, record_of
 
@@ -117,9 +118,11 @@ def _from_validation(error: RequestValidationError) -> ApiError:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """("messages", 0, "role") as "messages[0].role"."""
+    """("messages", 0, "role") as "messages[0].role"; names of a union's members are left out."""
     text = ""
     for part in location:
+        if isinstance(part, str) and part.startswith(TAG):
+            continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
 

@@ -1,4 +1,4 @@
-"""Server-sent events as OpenAI sends them: `data: {json}` and at the end `data: [DONE]`.
+"""Server-sent events as OpenAI and Anthropic send them: `data: {json}`, with a name before it or not.
 
 Encoding is msgspec on plain dicts: this runs for every token of every stream.
 """
@@ -15,13 +15,18 @@ from starlette.types import Receive, Scope, Send
 
 from moeflow.server.disconnect import ClientDisconnected, while_connected
 
-DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"  # the end of OpenAI's older streams
 _encoder = msgspec.json.Encoder()
 
 
 def event(payload: dict[str, Any]) -> bytes:
     """Return one event's bytes."""
     return b"data: " + _encoder.encode(payload) + b"\n\n"
+
+
+def named_event(payload: dict[str, Any]) -> bytes:
+    """Return the bytes of an event that goes by the name in its `type`."""
+    return f"event: {payload['type']}\n".encode() + event(payload)
 
 
 class EventStream(StreamingResponse):

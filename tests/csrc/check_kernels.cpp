@@ -344,14 +344,16 @@ void check_norm_before_linear(const Isa& isa) {
   for (const Format format : kFormats) {
     for (const auto& [outputs, inputs] : {std::pair<int64_t, int64_t>{17, 33}, {600, 70}}) {
       const Weight weight = random_weight(format, outputs, inputs);
-      const Floats norm = random_floats(inputs);
-      for (const int64_t rows : {1, 5, 40}) {
-        const Floats x = random_floats(rows * inputs);
-        Floats normed(rows * inputs), want(rows * outputs), got(rows * outputs);
-        rms_norm(isa, {x.data(), norm.data(), 1e-6f, rows, inputs, normed.data()});
-        linear(isa, {weight.matrix, normed.data(), rows, inputs, nullptr, nullptr, want.data()});
-        linear(isa, {weight.matrix, x.data(), rows, inputs, nullptr, nullptr, got.data(), norm.data(), 1e-6f});
-        expect(got == want, "a norm on the way into a product");
+      const Floats weights = random_floats(inputs), bias = random_floats(inputs);
+      for (const Norm& norm : {Norm{weights.data(), 1e-6f}, Norm{weights.data(), 1e-6f, true, bias.data()}}) {
+        for (const int64_t rows : {1, 5, 40}) {
+          const Floats x = random_floats(rows * inputs);
+          Floats normed(rows * inputs), want(rows * outputs), got(rows * outputs);
+          normalise(isa, {x.data(), norm, rows, inputs, normed.data()});
+          linear(isa, {weight.matrix, normed.data(), rows, inputs, nullptr, nullptr, want.data()});
+          linear(isa, {weight.matrix, x.data(), rows, inputs, nullptr, nullptr, got.data(), norm});
+          expect(got == want, "a norm on the way into a product");
+        }
       }
     }
   }
@@ -623,19 +625,22 @@ void check_attention_of_nothing(const Isa& isa) {
 
 // ---- small operations ----
 
-void check_rms_norm(const Isa& isa, int64_t rows, int64_t size) {
-  const Floats x = random_floats(rows * size), weight = random_floats(size);
+void check_norm(const Isa& isa, int64_t rows, int64_t size, bool subtracts_mean) {
+  const Floats x = random_floats(rows * size), weight = random_floats(size), bias = random_floats(size);
   std::vector<double> want(rows * size);
   for (int64_t row = 0; row < rows; ++row) {
-    double squares = 0;
-    for (int64_t i = 0; i < size; ++i) squares += static_cast<double>(x[row * size + i]) * x[row * size + i];
+    double mean = 0, squares = 0;
+    for (int64_t i = 0; subtracts_mean && i < size; ++i) mean += x[row * size + i] / static_cast<double>(size);
+    for (int64_t i = 0; i < size; ++i) squares += (x[row * size + i] - mean) * (x[row * size + i] - mean);
     for (int64_t i = 0; i < size; ++i) {
-      want[row * size + i] = x[row * size + i] / std::sqrt(squares / static_cast<double>(size) + 1e-6) * weight[i];
+      const double scaled = (x[row * size + i] - mean) / std::sqrt(squares / static_cast<double>(size) + 1e-3);
+      want[row * size + i] = scaled * weight[i] + (subtracts_mean ? bias[i] : 0);
     }
   }
   Floats out(rows * size);
-  rms_norm(isa, {x.data(), weight.data(), 1e-6f, rows, size, out.data()});
-  expect_close(out.data(), want, 1e-5, "rms_norm");
+  const Norm norm{weight.data(), 1e-3f, subtracts_mean, bias.data()};
+  normalise(isa, {x.data(), norm, rows, size, out.data()});
+  expect_close(out.data(), want, 1e-5, subtracts_mean ? "layer norm" : "rms norm");
 }
 
 void check_softmax_topk(const Isa& isa, int64_t rows, int64_t num_experts, int64_t top_k) {
@@ -744,7 +749,7 @@ void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t 
 void check_small_ops(const Isa& isa) {
   for (const int64_t rows : {0, 1, 3, 200}) {
     for (const int64_t size : {1, 15, 16, 70, 500}) {
-      check_rms_norm(isa, rows, size);
+      for (const bool subtracts_mean : {false, true}) check_norm(isa, rows, size, subtracts_mean);
       check_largest(isa, rows, size);
       check_draw(isa, rows, size, 0, 1);
       check_draw(isa, rows, size, std::min<int64_t>(size, 9), 1);
@@ -767,7 +772,7 @@ void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
   const Floats norm = random_floats(kHidden);
   MoEStageCall call{};
   call.attended = attended.data(), call.hidden = hidden.data(), call.num_tokens = tokens;
-  call.o_proj = o_proj.matrix, call.router = router.matrix, call.norm = norm.data(), call.eps = 1e-6f;
+  call.o_proj = o_proj.matrix, call.router = router.matrix, call.norm = {norm.data(), 1e-6f};
   call.layer = all.layer, call.top_k = kTopK, call.renormalize = true;
   Floats got(tokens * kHidden), want(tokens * kHidden), normed(tokens * kHidden), logits(tokens * kExperts);
   call.out = got.data();
@@ -776,7 +781,7 @@ void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
   std::vector<int64_t> ids(tokens * kTopK);
   Floats weights(tokens * kTopK);
   linear(isa, {o_proj.matrix, attended.data(), tokens, kAttended, nullptr, hidden.data(), want.data()});
-  rms_norm(isa, {want.data(), norm.data(), 1e-6f, tokens, kHidden, normed.data()});
+  normalise(isa, {want.data(), {norm.data(), 1e-6f}, tokens, kHidden, normed.data()});
   linear(isa, {router.matrix, normed.data(), tokens, kHidden, nullptr, nullptr, logits.data()});
   softmax_topk(isa, {logits.data(), tokens, kExperts, kTopK, true, ids.data(), weights.data()});
   const Floats residual = want;
@@ -807,10 +812,10 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
   std::vector<DecoderLayer> layers(kLayers);
   for (int64_t i = 0; i < kLayers; ++i) {
     DecoderLayer& layer = layers[i];
-    layer.qkv = {qkvs[i].matrix}, layer.input_norm = norm.data(), layer.eps = 1e-6f, layer.num_heads = 2;
+    layer.qkv = {qkvs[i].matrix}, layer.input_norm = {norm.data(), 1e-6f}, layer.num_heads = 2;
     layer.rotary = i - 1;  // the first is not rotated, and the others differ
     layer.stage.o_proj = o_projs[i].matrix, layer.stage.router = routers[i].matrix, layer.stage.layer = all[i]->layer;
-    layer.stage.top_k = kTopK, layer.stage.renormalize = true, layer.stage.norm = norm.data(), layer.stage.eps = 1e-6f;
+    layer.stage.top_k = kTopK, layer.stage.renormalize = true, layer.stage.norm = layer.input_norm;
   }
   const int64_t num_blocks = tokens / kBlock + 1;
   const Cache cache(Format::kF32, num_blocks, 1, kBlock, kDim);
@@ -932,7 +937,7 @@ void check_callers_at_the_same_time(const Isa& isa) {
 void check_fork(const Isa& isa) {
   if (!kMayFork) return;
   set_num_threads(3);
-  check_rms_norm(isa, 200, 500);
+  check_norm(isa, 200, 500, true);
   const pid_t child = fork();
   check_linear(isa, false);
   if (child == 0) {

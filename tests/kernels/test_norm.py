@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moeflow.kernels.cpu import row_ops
-from moeflow.kernels.norm import rms_norm
+from moeflow.kernels.norm import NormWeights, layer_norm, normalise, rms_norm
 
 
 @pytest.fixture(autouse=True, params=["kernels", "torch"])
@@ -30,3 +30,18 @@ def test_bfloat16_is_averaged_in_float32():
     want = x.float() / x.float().pow(2).mean().sqrt()
     got = rms_norm(x, torch.ones(4096, dtype=torch.bfloat16), 0.0)
     torch.testing.assert_close(got.float(), want, rtol=0.01, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 7), (2, 5, 16)])
+def test_a_layer_norm_is_that_of_the_definition(shape, dtype):
+    x, weight, bias = (torch.randn(size).to(dtype) for size in (shape, shape[-1:], shape[-1:]))
+    wide = x.double()
+    variance = (wide - wide.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
+    want = (wide - wide.mean(-1, keepdim=True)) / (variance + 1e-3).sqrt() * weight.double()
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
+    for given, more in ((None, 0.0), (bias, bias.double())):
+        got = layer_norm(x, weight, given, 1e-3)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), want + more, **tolerance)
+        assert torch.equal(normalise(x, NormWeights(weight, 1e-3, True, given)), got)

@@ -20,3 +20,15 @@ def read_broken_events(body: str) -> tuple[list[dict[str, Any]], dict[str, Any]]
     """The chunks of a stream that failed, and the error at its end."""
     *chunks, error = [json.loads(event.removeprefix("data: ")) for event in body.split("\n\n")[:-1]]
     return chunks, error["error"]
+
+
+def read_typed_events(body: str) -> list[dict[str, Any]]:
+    """The events of a stream in which each has a name, which is its type."""
+    *events, rest = body.split("\n\n")
+    assert rest == ""
+    found = []
+    for event in events:
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from moeflow.engine.generator import Generator
 from moeflow.server.api.schema.chat import ChatRequest
 from moeflow.server.api.schema.completion import CompletionRequest
+from moeflow.server.api.schema.response_request import ResponseRequest
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.server.conftest import connect
@@ -45,24 +46,33 @@ def bodies(model: type, required: dict[str, st.SearchStrategy]) -> st.SearchStra
     return st.fixed_dictionaries(required, optional={k: v for k, v in optional.items() if k not in required})
 
 
+MODELS = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponseRequest,
+}
 COMPLETIONS = bodies(CompletionRequest, {"prompt": NEAR | st.text(max_size=9), "model": st.none()})
 CHATS = bodies(ChatRequest, {"messages": MESSAGES, "model": st.none()})
+RESPONSES = bodies(ResponseRequest, {"input": NEAR | st.text(max_size=9) | MESSAGES, "model": st.none()})
 REQUESTS = st.one_of(
+    st.tuples(st.just("/v1/responses"), RESPONSES),
     st.tuples(st.just("/v1/completions"), COMPLETIONS),
     st.tuples(st.just("/v1/chat/completions"), CHATS),
-    st.tuples(st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]), JSON),
+    st.tuples(st.sampled_from([*MODELS, "/tokenize", "/detokenize"]), JSON),
 )
 
 
 def one_changed(path: str, body: dict[str, object]) -> st.SearchStrategy:
     """A request that works, but for one or two fields."""
-    model = CompletionRequest if path == "/v1/completions" else ChatRequest
+    model = MODELS[path]
     names = st.sampled_from(sorted({*model.model_fields, *model.unsupported}))
     return st.dictionaries(names, NEAR | JSON, min_size=1, max_size=2).map(lambda changes: (path, body | changes))
 
 
-CHANGED = one_changed("/v1/completions", {"prompt": "Hi", "max_tokens": 5}) | one_changed(
-    "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+CHANGED = (
+    one_changed("/v1/completions", {"prompt": "Hi", "max_tokens": 5})
+    | one_changed("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5})
+    | one_changed("/v1/responses", {"input": "Hi", "max_output_tokens": 5})
 )
 
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from moeflow.server.api.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from moeflow.server.api.schema.completion import CompletionChunk, CompletionRequest, CompletionResponse
 from moeflow.server.api.schema.model_limits import pattern_below
+from moeflow.server.api.schema.response_request import ResponseRequest
 from moeflow.server.api.tokenize import TokenizeRequest
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
@@ -84,6 +85,45 @@ SOME = st.sampled_from([None, True, False, 0, 1, 2, 1.5, "", "a", [], ["a"], [3]
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
+TAKEN_ITEMS = st.sampled_from(
+    [
+        {},
+        {"role": "user"},
+        {"role": "user", "content": "x"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+        {"type": None, "role": "user", "content": "x"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}, {"type": "x"}]},
+        {"type": "function_call", "call_id": "a", "name": "b", "arguments": "{}"},
+        {"type": "function_call", "call_id": "a", "name": "b"},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "x"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}], "summary": []},
+        {"type": "reasoning", "role": "user"},
+        {"type": "item_reference", "id": "x"},
+        "x",
+        3,
+    ]
+)
+
+
+def test_the_document_allows_the_items_that_the_server_takes():
+    schema = jsonschema_rs.validator_for(ResponseRequest.model_json_schema())
+    seen = set()
+
+    @settings(max_examples=200, derandomize=True)
+    @given(st.lists(TAKEN_ITEMS, max_size=2))
+    def compare(items):
+        try:
+            ResponseRequest.model_validate({"input": items})
+            is_taken = True
+        except ValidationError:
+            is_taken = False
+        seen.add(is_taken)
+        assert schema.is_valid({"input": items}) is is_taken, items
+
+    compare()
+    assert seen == {True, False}
+
+
 @pytest.mark.parametrize(
     ("model", "required", "names"),
     [
@@ -93,9 +133,14 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
             {"messages": MESSAGES},
             ("stream", "stream_options", "logprobs", "top_logprobs", "max_tokens", "max_completion_tokens"),
         ),
+        (
+            ResponseRequest,
+            {"input": "Hi"},
+            ("stream", "stream_options", "tools", "tool_choice", "max_output_tokens", "text", "reasoning", "input"),
+        ),
         (TokenizeRequest, {}, ("prompt", "messages", "add_special_tokens", "model")),
     ],
-    ids=["completions", "chat", "tokenize"],
+    ids=["completions", "chat", "responses", "tokenize"],
 )
 def test_the_document_allows_what_the_server_takes_and_nothing_else(model, required, names):
     """Rules about fields together, too: another implementation of JSON Schema is the judge."""

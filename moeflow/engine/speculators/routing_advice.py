@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.speculation.speculator import Experts
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class RoutingAdvice:
 
     def __init__(self, model: CausalLM) -> None:
         """Take the model whose experts are to be known."""
-        self._routers: list[tuple[int, RMSNorm, MoE]] = [
+        self._routers: list[tuple[int, Norm, MoE]] = [
             (number, layer.post_attention_layernorm, layer.mlp)
             for number, layer in enumerate(model.layers)
             if isinstance(layer.mlp, MoE)

@@ -19,7 +19,8 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.cpu.row_ops import check_rotary
-from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.cpu.stages import MoEStage, bind_norm
+from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.rotary import RotaryTable
 
 if extension.is_available():
@@ -32,7 +33,7 @@ class PackedLayer:
 
     qkv: Sequence[PackedWeight]  # one, or some one below the other
     qkv_bias: Array | None
-    input_norm: Array  # [H]
+    input_norm: NormWeights
     heads: Heads
     scores: Scores  # without a bias
     rotary: int | None  # which of a pass's tables it rotates by; None: it does not
@@ -184,7 +185,6 @@ def _bind(layer: PackedLayer) -> object:
     row = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
     if sum(part.rows for part in layer.qkv) != row or stage.o_proj.cols != heads.num_heads * heads.head_dim:
         raise ValueError(f"{layer.qkv}, {heads} and {stage.o_proj} do not fit together")
-    check_floats(layer.input_norm, (layer.hidden,))
     scores = layer.scores
     assert scores.bias is None, "a layer with relative positions is no decoder's"
     if scores.sinks is not None:
@@ -192,8 +192,7 @@ def _bind(layer: PackedLayer) -> object:
     return _cpu.DecoderLayer(
         qkv=[part.handle for part in layer.qkv],
         qkv_bias=address(layer.qkv_bias),
-        input_norm=address(layer.input_norm),
-        eps=stage.eps,
+        input_norm=bind_norm(layer.input_norm, layer.hidden),
         num_heads=heads.num_heads,
         q_norm=address(heads.q_norm),
         k_norm=address(heads.k_norm),

@@ -106,6 +106,8 @@ def linear(x: Array, weight: PackedWeight, bias: Array | None = None, residual: 
         out=address(out),
         norm=0,
         eps=0.0,
+        subtracts_mean=False,
+        norm_bias=0,
     )
     return out
 

@@ -32,14 +32,29 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
     Shapes: x [..., H], weight [H] -> [..., H].
     """
+    return _normalise(x, weight, None, eps, subtracts_mean=False)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
+    """Return `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over the last dimension.
+
+    Shapes: x [..., H], weight and bias [H] -> [..., H].
+    """
+    return _normalise(x, weight, bias, eps, subtracts_mean=True)
+
+
+def _normalise(x: Array, weight: Array, bias: Array | None, eps: float, *, subtracts_mean: bool) -> Array:
     size = x.shape[-1]
-    if not is_float32(weight) or weight.shape != (size,):
-        raise ValueError(f"rows of {size} float32 values cannot be scaled by {weight.dtype} {list(weight.shape)}")
+    for given in (weight,) if bias is None else (weight, bias):
+        if not is_float32(given) or given.shape != (size,):
+            raise ValueError(f"rows of {size} float32 values cannot be scaled by {given.dtype} {list(given.shape)}")
     out = floats_like(x, *x.shape)
-    _cpu.rms_norm(
+    _cpu.normalise(
         x=address(x),
-        weight=address(weight),
+        norm=address(weight),
         eps=eps,
+        subtracts_mean=subtracts_mean,
+        norm_bias=address(bias),
         num_rows=math.prod(x.shape[:-1]),
         size=size,
         out=address(out),

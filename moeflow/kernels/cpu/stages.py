@@ -11,17 +11,36 @@ from moeflow.kernels.arrays import Array, address, dtype_name, floats_like
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.routing import SoftmaxTopK
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
 
 
-def norm_linear(x: Array, norm: Array, eps: float, weight: PackedWeight, bias: Array | None = None) -> Array:
-    """Return `rms_norm(x) @ weight.T + bias`. Shapes: x [T, H], norm [H], bias [N] -> [T, N], all float32."""
+def bind_norm(norm: NormWeights, size: int) -> object:
+    """Return a norm of rows of that size for the extension, which looks at the memory of its weights.
+
+    Raises: ValueError if it is for others.
+    """
+    check_norm(norm, size)
+    return _cpu.Norm(
+        weight=address(norm.weight), eps=norm.eps, subtracts_mean=norm.subtracts_mean, bias=address(norm.bias)
+    )
+
+
+def check_norm(norm: NormWeights, size: int) -> None:
+    """Raise ValueError unless a norm is for float32 rows of that size."""
+    check_floats(norm.weight, (size,))
+    if norm.bias is not None:
+        check_floats(norm.bias, (size,))
+
+
+def norm_linear(x: Array, norm: NormWeights, weight: PackedWeight, bias: Array | None = None) -> Array:
+    """Return `normalise(x, norm) @ weight.T + bias`. Shapes: x [T, H], bias [N] -> [T, N], all float32."""
     num_tokens = x.shape[0]
     check_floats(x, (num_tokens, weight.cols))
-    check_floats(norm, (weight.cols,))
+    check_norm(norm, weight.cols)
     if bias is not None:
         check_floats(bias, (weight.rows,))
     out = floats_like(x, num_tokens, weight.rows)
@@ -33,8 +52,10 @@ def norm_linear(x: Array, norm: Array, eps: float, weight: PackedWeight, bias: A
         bias=address(bias),
         residual=0,
         out=address(out),
-        norm=address(norm),
-        eps=eps,
+        norm=address(norm.weight),
+        eps=norm.eps,
+        subtracts_mean=norm.subtracts_mean,
+        norm_bias=address(norm.bias),
     )
     return out
 
@@ -43,13 +64,12 @@ def norm_linear(x: Array, norm: Array, eps: float, weight: PackedWeight, bias: A
 class MoEStage:
     """All that follows attention in a layer of experts, or without a router in a dense one.
 
-    That is `h + experts(rms_norm(h))` with `h = hidden + attended @ o_proj.T + o_bias`.
+    That is `h + experts(norm(h))` with `h = hidden + attended @ o_proj.T + o_bias`.
     """
 
     o_proj: PackedWeight
     o_bias: Array | None  # [H]
-    norm: Array  # [H]
-    eps: float
+    norm: NormWeights
     router: PackedWeight | None  # None: every token goes to the one expert there is
     choose: SoftmaxTopK
     experts: PackedExperts
@@ -60,7 +80,7 @@ class MoEStage:
 
     def __post_init__(self) -> None:
         size, router, num_experts = self.o_proj.rows, self.router, self.num_experts
-        check_floats(self.norm, (size,))
+        check_norm(self.norm, size)
         if self.o_bias is not None:
             check_floats(self.o_bias, (size,))
         fits = self.experts.hidden == size
@@ -106,6 +126,5 @@ class MoEStage:
             top_k=self.choose.top_k,
             renormalize=self.choose.renormalize,
             o_bias=address(self.o_bias),
-            norm=address(self.norm),
-            eps=self.eps,
+            norm=bind_norm(self.norm, self.o_proj.rows),
         )

@@ -17,7 +17,7 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.packed_layers import PackedLayers
 from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.models.layers.weight_allocator import Weight, WeightAllocator, rows_of, whole
@@ -50,7 +50,7 @@ class CausalLM:
             for layer_idx in range(config.num_layers)
         ]
         self.layers = tuple(layers[own.start : own.stop])
-        self.norm = RMSNorm(ends, config.hidden_size, config.rms_norm_eps)
+        self.norm = Norm.of(config, ends)
         self._vocab = ends.columns("logits", config.vocab_size)
         self.lm_head = self._make_head(ends)
         self._packed = PackedLayers.of(self.layers, allocator)
@@ -159,7 +159,7 @@ class CausalLM:
             yield from layer.named_weights(f"model.layers.{layer_idx}")
         if not self._has_ends:
             return
-        yield "model.norm.weight", self.norm.weight
+        yield from self.norm.named_weights("model.norm")
         if not self.config.tie_word_embeddings:
             own = range(self.config.vocab_size) if self._vocab is None else self._vocab.own
             (rows,) = rows_of(self.lm_head, [own])

@@ -16,7 +16,7 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.shared_experts import Routed
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
@@ -32,8 +32,8 @@ class DecoderLayer:
     ) -> None:
         self.self_attn = self_attn
         self.mlp = mlp
-        self.input_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = Norm.of(config, allocator)
+        self.post_attention_layernorm = Norm.of(config, allocator)
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -62,7 +62,7 @@ class DecoderLayer:
         return PackedLayer(
             qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
             qkv_bias=attention.qkv_proj.bias,
-            input_norm=self.input_layernorm.weight,
+            input_norm=self.input_layernorm.weights,
             heads=attention.heads,
             scores=attention.scores,
             rotary=attention.rotary,
@@ -110,5 +110,5 @@ class DecoderLayer:
         """Yield (checkpoint name, destination)."""
         yield from self.self_attn.named_weights(f"{prefix}.self_attn")
         yield from self.mlp.named_weights(prefix)
-        yield f"{prefix}.input_layernorm.weight", self.input_layernorm.weight
-        yield f"{prefix}.post_attention_layernorm.weight", self.post_attention_layernorm.weight
+        yield from self.input_layernorm.named_weights(f"{prefix}.input_layernorm")
+        yield from self.post_attention_layernorm.named_weights(f"{prefix}.post_attention_layernorm")

@@ -31,7 +31,7 @@ from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import Limit, MoE
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.relative_bias import RelativeBias
 from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
@@ -228,7 +228,7 @@ class _SelfAttention:
         size = config.num_heads * config.head_dim
         self.qkv_proj = Linear(allocator, config.hidden_size, {"q": size, "k": size, "v": size})
         self.o_proj = Linear(allocator, size, {"o": config.hidden_size})
-        self.norm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
+        self.norm = Norm.of(config, allocator)
 
     def __call__(self, hidden: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, bias: Tensor) -> Tensor:
         """Store keys and values, and attend. Shapes: hidden [T, H] -> [T, heads * D], for `o_proj`."""
@@ -240,7 +240,7 @@ class _SelfAttention:
         """Yield (checkpoint name, destination); `prefix` is that of the layer's part."""
         yield from self.qkv_proj.named_weights(f"{prefix}.SelfAttention")
         yield from self.o_proj.named_weights(f"{prefix}.SelfAttention")
-        yield f"{prefix}.layer_norm.weight", self.norm.weight
+        yield from self.norm.named_weights(f"{prefix}.layer_norm")
 
 
 class _CrossAttention:
@@ -252,7 +252,7 @@ class _CrossAttention:
         self.q_proj = Linear(allocator, config.hidden_size, {"q": size})
         self.kv_proj = Linear(allocator, config.hidden_size, {"k": size, "v": size})
         self.o_proj = Linear(allocator, size, {"o": config.hidden_size})
-        self.norm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
+        self.norm = Norm.of(config, allocator)
 
     def store(self, encoded: Tensor, blocks: KVBlocks, slots: Tensor) -> None:
         """Store keys and values of encoded tokens. Shapes: encoded [I, H], slots [I]."""
@@ -269,7 +269,7 @@ class _CrossAttention:
         yield from self.q_proj.named_weights(f"{prefix}.EncDecAttention")
         yield from self.kv_proj.named_weights(f"{prefix}.EncDecAttention")
         yield from self.o_proj.named_weights(f"{prefix}.EncDecAttention")
-        yield f"{prefix}.layer_norm.weight", self.norm.weight
+        yield from self.norm.named_weights(f"{prefix}.layer_norm")
 
 
 class _Layer:
@@ -280,7 +280,7 @@ class _Layer:
     ) -> None:
         self.self_attn = _SelfAttention(config, allocator)
         self.cross_attn = None if is_encoder else _CrossAttention(config, allocator)
-        self.norm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
+        self.norm = Norm.of(config, allocator)
         self.mlp = mlp
         self._last_o_proj = (self.cross_attn or self.self_attn).o_proj
         self._stage: MoEStage | None = mlp.stage(self._last_o_proj, self.norm)
@@ -309,7 +309,7 @@ class _Layer:
             yield from self.cross_attn.named_weights(f"{prefix}.layer.1")
         network = self.network_prefix(prefix)
         yield from self.mlp.named_weights(network)
-        yield f"{network}.layer_norm.weight", self.norm.weight
+        yield from self.norm.named_weights(f"{network}.layer_norm")
 
 
 class _Stack:
@@ -328,14 +328,14 @@ class _Stack:
         self.bias = RelativeBias(allocator, config.relative_positions, config.num_heads, is_bidirectional=is_encoder)
         networks = (make_network(config, allocator, Place(layer_idx, is_encoder)) for layer_idx in range(num_layers))
         self.layers = tuple(_Layer(config, allocator, mlp, is_encoder=is_encoder) for mlp in networks)
-        self.norm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
+        self.norm = Norm.of(config, allocator)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
         yield from self.bias.named_weights(f"{prefix}.block.0.layer.0.SelfAttention")
         for layer_idx, layer in enumerate(self.layers):
             yield from layer.named_weights(f"{prefix}.block.{layer_idx}")
-        yield f"{prefix}.final_layer_norm.weight", self.norm.weight
+        yield from self.norm.named_weights(f"{prefix}.final_layer_norm")
 
 
 class _Encoder(_Stack):

@@ -9,7 +9,7 @@ from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.models.layers.linear import Linear
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 
 if TYPE_CHECKING:
     pass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def expert_stage(
     o_proj: Linear,
-    norm: RMSNorm,
+    norm: Norm,
     router: PackedWeight | None,
     choose: SoftmaxTopK,
     experts: PackedExperts,
@@ -29,8 +29,7 @@ def expert_stage(
     return MoEStage(
         o_proj=o_proj.weight,
         o_bias=o_proj.bias,
-        norm=norm.weight,
-        eps=norm.eps,
+        norm=norm.weights,
         router=router,
         choose=choose,
         experts=experts,

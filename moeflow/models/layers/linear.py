@@ -10,7 +10,7 @@ from moeflow.kernels.arrays import Array, split
 from moeflow.kernels.linear import linear, norm_linear
 from moeflow.kernels.on_demand import torch
 from moeflow.models.layers.expert_weights import Destination
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.weight_allocator import WeightAllocator, rows_of
 from moeflow.parallel.blocks import shifted
 from moeflow.parallel.columns import Columns
@@ -54,9 +54,9 @@ class Linear:
         """Return the parts side by side, plus the residual. Shapes: x [T, in], residual [T, out] -> [T, out]."""
         return linear(x, self.weight, self.bias, residual)
 
-    def after_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+    def after_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Do the same to `norm(x)`."""
-        return norm_linear(x, norm.weight, norm.eps, self.weight, self.bias)
+        return norm_linear(x, norm.weights, self.weight, self.bias)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield each part's checkpoint name and the rows it is loaded into."""

@@ -14,7 +14,7 @@ from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights, MovableExperts
 from moeflow.models.layers.linear import Linear, output_linear
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class MLP:
     def movable_experts(self) -> None:
         """Return nothing: these are matrices."""
 
-    def stage(self, o_proj: Linear, norm: RMSNorm) -> None:
+    def stage(self, o_proj: Linear, norm: Norm) -> None:
         """Return nothing: there is no one call for this."""
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
@@ -113,7 +113,7 @@ class FusedMLP:
         """Return the network with weights that lie elsewhere."""
         return FusedMLP(weights, self._names)
 
-    def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
+    def stage(self, o_proj: Linear, norm: Norm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this network; None if there is none."""
         experts = self.weights.for_kernels()
         if experts is None:

@@ -20,7 +20,7 @@ from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.linear import Linear
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class MoE:
         block.weights = weights
         return block
 
-    def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
+    def stage(self, o_proj: Linear, norm: Norm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this block; None if there is none."""
         router, choose, experts = self.router, self.choose, self.weights.for_kernels()
         if experts is None or not (isinstance(router, PackedWeight) and isinstance(choose, SoftmaxTopK)):

@@ -1,24 +1,48 @@
-"""Root-mean-square normalisation with a learned scale."""
+"""Norms with learned weights."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.arrays import Array
-from moeflow.kernels.norm import rms_norm
+from moeflow.kernels.norm import NormWeights, normalise
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
-if TYPE_CHECKING:
-    pass
 
+class Norm:
+    """Normalises over the last dimension: by the root mean square, or as a layer norm, perhaps with a bias."""
 
-class RMSNorm:
-    """Normalises over the last dimension."""
-
-    def __init__(self, allocator: WeightAllocator, size: int, eps: float) -> None:
+    def __init__(
+        self,
+        allocator: WeightAllocator,
+        size: int,
+        eps: float,
+        *,
+        subtracts_mean: bool = False,
+        has_bias: bool = False,
+    ) -> None:
         self.weight = allocator.empty(size)
-        self.eps = eps
+        self.bias = allocator.empty(size) if has_bias else None
+        self.weights = NormWeights(self.weight, eps, subtracts_mean, self.bias)  # the same, for kernels
+
+    @classmethod
+    def of(cls, config: ModelConfig, allocator: WeightAllocator) -> Norm:
+        """Return a norm of a model's hidden states."""
+        return cls(
+            allocator,
+            config.hidden_size,
+            config.rms_norm_eps,
+            subtracts_mean=config.has_layer_norms,
+            has_bias=config.norm_bias,
+        )
 
     def __call__(self, x: Array) -> Array:
         """Shapes: x [..., size] -> the same."""
-        return rms_norm(x, self.weight, self.eps)
+        return normalise(x, self.weights)
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Array]]:
+        """Yield (checkpoint name, destination)."""
+        yield f"{prefix}.weight", self.weight
+        if self.bias is not None:
+            yield f"{prefix}.bias", self.bias

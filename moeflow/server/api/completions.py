@@ -14,7 +14,8 @@ from moeflow.engine.generator import Generator
 from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
 from moeflow.engine.text.answer_form.form import UserGrammar
 from moeflow.engine.text.output_text import TextDelta, TokenText
-from moeflow.server.api.answer import Answer, Choice, Envelope, respond, token_trees
+from moeflow.server.api.answer import Answer, respond
+from moeflow.server.api.choices import Choice, Envelope, ListWriter, token_trees
 from moeflow.server.api.logprobs import CompletionLogprobsWriter
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
@@ -35,7 +36,7 @@ async def create_completion(
 ) -> Response | dict[str, Any]:
     """Continue one or several prompts."""
     record_of(request.scope).prompt = body.prompt if service.config.log_prompts else None
-    return await respond(request, await start_completion(service, body), body)
+    return await respond(request, await start_completion(service, body), is_streamed=bool(body.stream))
 
 
 async def start_completion(service: Service, body: CompletionRequest, *, is_batch: bool = False) -> Answer:
@@ -56,7 +57,8 @@ async def start_completion(service: Service, body: CompletionRequest, *, is_batc
 
     envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "text_completion", "text_completion")
     generation = await start_generation(service, envelope.id, prepare, len(prompts) * sampling.n, is_batch=is_batch)
-    return Answer(generation, _Writer(body, prompts, generation), envelope)
+    choices = _Writer(body, prompts, generation)
+    return Answer(generation, ListWriter(generation, choices, envelope, with_usage=body.wants_usage))
 
 
 class _Writer:

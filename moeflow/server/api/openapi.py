@@ -21,20 +21,26 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 _REF = "#/components/schemas/{model}"
 
 
-def stream_of(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's `responses` for an endpoint that can also stream such chunks."""
-    payloads = [{"$ref": _REF.format(model=model.__name__)} for model in (chunk, ErrorResponse)]
-    data = {
-        "description": "A chunk; an error, if the stream fails; `[DONE]` at the end.",
-        "anyOf": [
-            {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": payloads}},
-            {"const": "[DONE]"},
-        ],
+def stream_of(*chunks: type[BaseModel], is_typed: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return FastAPI's `responses` for an endpoint that can also stream such chunks.
+
+    Streams that are typed have a name for each event; others end with [DONE], or with an error.
+    """
+    models: tuple[type[BaseModel], ...] = chunks if is_typed else (*chunks, ErrorResponse)
+    payloads = [{"$ref": _REF.format(model=model.__name__)} for model in models]
+    data: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": payloads},
     }
+    if not is_typed:
+        says = "A chunk; an error, if the stream fails; `[DONE]` at the end."
+        data = {"description": says, "anyOf": [data, {"const": "[DONE]"}]}
+    named = {"event": {"type": "string", "description": "The type of the data."}} if is_typed else {}
     # Of each event, as OpenAPI 3.2 has it and FastAPI writes it, too: no JSON Schema could describe the whole stream.
-    events = {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
+    item = {"type": "object", "properties": {**named, "data": data}, "required": [*named, "data"]}
     description = "The whole answer, or with `stream: true` its chunks as events."
-    return {200: {"description": description, "content": {"text/event-stream": events}}}
+    return {200: {"description": description, "content": {"text/event-stream": {"itemSchema": item}}}}
 
 
 def complete_document(app: FastAPI, service: Service, *unseen: type[BaseModel]) -> None:

@@ -29,9 +29,14 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
+    """Token counts, which responses call otherwise."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     prompt_tokens_details: _Details = msgspec.field(default_factory=_Details)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _Details = msgspec.field(default_factory=_Details)
 
 
 class _Body(msgspec.Struct):
@@ -158,9 +163,10 @@ class Journal:
         totals.expired += record.error is not None and record.error.code == EXPIRED
         usage = record.response.body.usage if record.response is not None else None
         if usage is not None:
-            totals.prompt_tokens += usage.prompt_tokens
-            totals.cached_tokens += usage.prompt_tokens_details.cached_tokens
-            totals.completion_tokens += usage.completion_tokens
+            details = (usage.prompt_tokens_details, usage.input_tokens_details)
+            totals.prompt_tokens += usage.prompt_tokens + usage.input_tokens
+            totals.cached_tokens += sum(one.cached_tokens for one in details)
+            totals.completion_tokens += usage.completion_tokens + usage.output_tokens
 
     def _errors_file(self) -> FileIO:
         if self._errors is None:

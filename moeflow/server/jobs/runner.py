@@ -18,9 +18,11 @@ from moeflow.core.errors import EngineError, MoeflowError, RequestError
 from moeflow.server.api.answer import Answer, gather
 from moeflow.server.api.chat import start_chat
 from moeflow.server.api.completions import start_completion
+from moeflow.server.api.responses import start_response
 from moeflow.server.api.schema.chat import ChatRequest
 from moeflow.server.api.schema.completion import CompletionRequest
-from moeflow.server.api.schema.sampling_fields import SamplingFields
+from moeflow.server.api.schema.response_request import ResponseRequest
+from moeflow.server.api.schema.sampling_fields import SamplerFields
 from moeflow.server.errors import ApiError, as_api_error, from_pydantic
 from moeflow.server.jobs.journal import Journal
 from moeflow.server.jobs.lines import BatchLine, parse_line, read_lines
@@ -34,13 +36,14 @@ SYNC_S = 1.0  # how much work a loss of power may undo
 
 
 class _Endpoint(NamedTuple):
-    schema: type[SamplingFields]
+    schema: type[SamplerFields]
     start: Callable[..., Awaitable[Answer]]
 
 
 _ENDPOINTS = {
     "/v1/chat/completions": _Endpoint(ChatRequest, start_chat),
     "/v1/completions": _Endpoint(CompletionRequest, start_completion),
+    "/v1/responses": _Endpoint(ResponseRequest, start_response),
 }
 
 

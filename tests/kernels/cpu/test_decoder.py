@@ -21,6 +21,7 @@ from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.rotary import RotaryTable
+from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.kernels.weight_format import MADE_FORMATS
 
@@ -35,7 +36,7 @@ def pack(rows, cols, weight_format):
 class Model:
     """Layers of experts, the second dense, once in order and once in the slots of all layers together."""
 
-    def __init__(self, weight_format, top_k=2):
+    def __init__(self, weight_format, top_k=2, *, has_layer_norms=False):
         torch.manual_seed(0)
         self.top_k = top_k
         slots = PackedExperts(3 * EXPERTS + 2, HIDDEN, WIDTH, weight_format)
@@ -44,13 +45,14 @@ class Model:
         resident, cached = [], []
         for number in range(LAYERS):
             heads = Heads(2, 1, DIM, eps=1e-6)
-            common = ((pack(4 * DIM, HIDDEN, weight_format),), None, torch.randn(HIDDEN), heads, PLAIN, 0)
+            norms = [self._norm(has_layer_norms), self._norm(has_layer_norms)]
+            common = ((pack(4 * DIM, HIDDEN, weight_format),), None, norms[0], heads, PLAIN, 0)
             is_dense = number == 1
             gate_up = torch.randn(1 if is_dense else EXPERTS, 2 * WIDTH, HIDDEN) / 7
             experts = PackedExperts.pack(gate_up, torch.randn(len(gate_up), HIDDEN, WIDTH) / 6, weight_format)
             router = None if is_dense else pack(EXPERTS, HIDDEN, "float32")
             choose = SoftmaxTopK(1 if is_dense else top_k, renormalize=True)
-            stage = (pack(HIDDEN, 2 * DIM, weight_format), None, torch.randn(HIDDEN), 1e-6, router, choose)
+            stage = (pack(HIDDEN, 2 * DIM, weight_format), None, norms[1], router, choose)
             resident.append(PackedLayer(*common, MoEStage(*stage, experts)))
             if is_dense:
                 cached.append(resident[-1])
@@ -61,6 +63,10 @@ class Model:
             cached.append(PackedLayer(*common, MoEStage(*stage, slots, self.table[row])))
         self.slots, self.resident = slots, PackedDecoder(resident)
         self.cached = PackedDecoder(cached)
+
+    @staticmethod
+    def _norm(is_layer_norm):
+        return NormWeights(torch.randn(HIDDEN), 1e-6, is_layer_norm, torch.randn(HIDDEN) if is_layer_norm else None)
 
     def begin(self, decoder, tokens, *, keeps_choices=True, keeps_inputs=False):
         torch.manual_seed(1)
@@ -126,7 +132,7 @@ def test_projections_in_parts_change_no_bit(isa, tokens, cuts):
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_what_experts_get_is_kept_for_all_layers(needs_kernels, tokens):
     """In memory, in slots, and with stops: and what it is at each stop."""
-    model = Model("bfloat16")
+    model = Model("bfloat16", has_layer_norms=True)
     places = model.table.clone()
     resident = model.begin(model.resident, tokens, keeps_inputs=True)
     assert resident.run() == LAYERS

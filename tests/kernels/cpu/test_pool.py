@@ -235,7 +235,8 @@ def test_the_program_may_end_while_a_thread_computes():
         """
         import time
         # By the extension alone: torch's own functions end the program if they run while it ends.
-        fields = dict(x=x.data_ptr(), num_rows=9, x_stride=64, bias=0, residual=0, out=want.data_ptr(), norm=0, eps=0.0)
+        fields = dict(x=x.data_ptr(), num_rows=9, x_stride=64, bias=0, residual=0, out=want.data_ptr())
+        fields |= dict(norm=0, eps=0.0, subtracts_mean=False, norm_bias=0)
         def compute():
             while True:
                 extension._cpu.linear(weight=weight.handle, **fields)

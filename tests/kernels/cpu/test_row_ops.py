@@ -32,6 +32,23 @@ def test_rows_are_divided_by_their_root_mean_square(isa, shape):
     torch.testing.assert_close(row_ops.rms_norm(x, weight, 1e-5).double(), want, atol=1e-7, rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape", NORM_SHAPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_layer_norm_subtracts_the_mean_first(isa, shape, has_bias):
+    x, weight = torch.randn(shape) * 3 + 5, torch.randn(shape[-1])
+    bias = torch.randn(shape[-1]) if has_bias else None
+    wide = x.double() - x.double().mean(-1, keepdim=True)
+    want = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    want = want if bias is None else want + bias
+    torch.testing.assert_close(row_ops.layer_norm(x, weight, bias, 1e-5).double(), want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_layer_norm_far_from_zero(isa):
+    x = torch.tensor([4096.0, 4097.0, 4098.0] * 30)  # squares of which the difference would be lost
+    got = row_ops.layer_norm(x[None], torch.ones(90), None, 0.0)[0]
+    torch.testing.assert_close(got[:3], torch.tensor([-1.0, 0.0, 1.0]) * 1.5**0.5, atol=1e-5, rtol=0.0)
+
+
 def test_a_row_of_zeros_and_one_with_nan(isa):
     x = torch.zeros(3, 40)
     x[1, 39] = NAN
@@ -47,11 +64,16 @@ def test_a_normalised_row_has_the_same_bits_in_any_batch(isa):
     whole = row_ops.rms_norm(x, weight, 1e-6)
     for got in in_parts(lambda rows: row_ops.rms_norm(rows, weight, 1e-6), x):
         assert torch.equal(got, whole)
+    whole = row_ops.layer_norm(x, weight, weight, 1e-6)
+    for got in in_parts(lambda rows: row_ops.layer_norm(rows, weight, weight, 1e-6), x):
+        assert torch.equal(got, whole)
 
 
 def test_a_norm_of_another_size_or_type_is_refused(needs_kernels):
     with pytest.raises(ValueError, match="rows of 8 float32 values"):
         row_ops.rms_norm(torch.ones(2, 8), torch.ones(7), 1e-6)
+    with pytest.raises(ValueError, match=r"cannot be scaled by torch.float32 \[9\]"):
+        row_ops.layer_norm(torch.ones(2, 8), torch.ones(8), torch.ones(9), 1e-6)
     with pytest.raises(ValueError, match=r"torch\.bfloat16"):
         row_ops.rms_norm(torch.ones(2, 8), torch.ones(8, dtype=torch.bfloat16), 1e-6)
 

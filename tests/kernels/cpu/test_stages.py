@@ -1,10 +1,13 @@
 """Stages are their operations one after another, to the bit; each of those has its own tests."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from moeflow.kernels.cpu import extension, row_ops, stages
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.norm import NormWeights, normalise
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.kernels.weight_format import MADE_FORMATS
 
@@ -15,13 +18,14 @@ EPS = 1e-5
 @pytest.mark.parametrize(("num_outputs", "hidden"), [(33, 70), (528, 96)])  # a small product and one for the pool
 @pytest.mark.usefixtures("some_threads")
 def test_a_norm_on_the_way_into_a_product(isa, weight_format, num_outputs, hidden):
-    norm, bias = torch.randn(hidden), torch.randn(num_outputs)
+    weights, bias = torch.randn(hidden), torch.randn(num_outputs)
+    norms = [NormWeights(weights, EPS), NormWeights(weights, EPS, True), NormWeights(weights, EPS, True, weights + 1)]
     weight = PackedWeight.pack(torch.randn(num_outputs, hidden), weight_format)
     for num_tokens in (0, 1, 4, 5, 70):
         x = torch.randn(num_tokens, hidden)
-        for given in (None, bias):
-            want = extension.linear(row_ops.rms_norm(x, norm, EPS), weight, given)
-            assert torch.equal(stages.norm_linear(x, norm, EPS, weight, given), want)
+        for norm, given in product(norms, (None, bias)):
+            want = extension.linear(normalise(x, norm), weight, given)
+            assert torch.equal(stages.norm_linear(x, norm, weight, given), want)
 
 
 class Layer:
@@ -39,11 +43,14 @@ class Layer:
         bias=False,
         function="silu",
         expert_biases=False,
+        has_layer_norm=False,
     ):
         num_experts = 5
         self.o_proj = PackedWeight.pack(torch.randn(hidden, attended), weight_format)
         self.o_bias = torch.randn(hidden) if bias else None
-        self.norm = torch.randn(hidden)
+        self.norm = NormWeights(
+            torch.randn(hidden), EPS, has_layer_norm, torch.randn(hidden) if has_layer_norm else None
+        )
         self.router = PackedWeight.pack(torch.randn(num_experts, hidden), "float32")
         self.choose = SoftmaxTopK(top_k, renormalize)
         gate_up, down = torch.randn(num_experts, 2 * width, hidden), torch.randn(num_experts, hidden, width)
@@ -51,12 +58,12 @@ class Layer:
         self.experts = PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases)
 
     def in_one_call(self, hidden, attended):
-        weights = (self.o_proj, self.o_bias, self.norm, EPS, self.router, self.choose, self.experts)
+        weights = (self.o_proj, self.o_bias, self.norm, self.router, self.choose, self.experts)
         return stages.MoEStage(*weights)(hidden, attended)
 
     def one_after_another(self, hidden, attended):
         hidden = extension.linear(attended, self.o_proj, self.o_bias, hidden)
-        normed = row_ops.rms_norm(hidden, self.norm, EPS)
+        normed = normalise(hidden, self.norm)
         logits = extension.linear(normed, self.router)
         ids, weights = row_ops.softmax_topk(logits, self.choose.top_k, renormalize=self.choose.renormalize)
         return self.experts.compute(normed, ids, weights, hidden)
@@ -67,7 +74,7 @@ class Layer:
     "settings",
     [
         {},
-        {"renormalize": False, "bias": True},
+        {"renormalize": False, "bias": True, "has_layer_norm": True},
         {"top_k": 5, "function": "gelu", "expert_biases": True},
         {"top_k": 1, "hidden": 64, "attended": 33},
     ],
@@ -101,7 +108,7 @@ def test_what_does_not_fit_together_is_refused(needs_kernels):
     with pytest.raises(ValueError, match=r"not bfloat16 \[2, 70\]"):
         layer.in_one_call(hidden.bfloat16(), attended)
     with pytest.raises(ValueError, match=r"\[70\] is needed"):
-        stages.norm_linear(hidden, torch.ones(71), EPS, layer.router)
+        stages.norm_linear(hidden, NormWeights(torch.ones(71), EPS), layer.router)
     layer.choose = SoftmaxTopK(6, renormalize=True)
     with pytest.raises(ValueError, match="do not fit together"):
         layer.in_one_call(hidden, attended)

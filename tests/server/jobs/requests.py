@@ -18,6 +18,11 @@ def completion_line(custom_id: str, prompt: str = "x", **body) -> bytes:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}).encode()
 
 
+def response_line(custom_id: str, text: str = "Hello", **body) -> bytes:
+    body = {"input": text} | body
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/responses", "body": body}).encode()
+
+
 def write_lines(path: Path, *lines: bytes) -> Path:
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path

@@ -14,7 +14,7 @@ from moeflow.server.jobs.lines import scan
 from moeflow.server.jobs.runner import WINDOW, run_job
 from moeflow.server.service import Service
 from tests.server.fake_client import NAME, REPLY
-from tests.server.jobs.requests import chat_line, completion_line, read_lines, write_lines
+from tests.server.jobs.requests import chat_line, completion_line, read_lines, response_line, write_lines
 from tests.tiny_mixtral import EOS
 
 pytestmark = pytest.mark.anyio
@@ -45,6 +45,20 @@ async def test_answers_are_what_the_endpoints_would_say(service, engine, tmp_pat
     assert answers["b"]["usage"]["completion_tokens"] == 3
     assert journal.totals.completed == 3
     assert all(submission.is_batch for submission in engine.submissions)
+
+
+async def test_responses_are_answered_and_counted(service, engine, tmp_path):
+    engine.num_cached_tokens = 3
+    journal = await run(service, tmp_path, response_line("a"), response_line("b", inptu="x"), chat_line("c"))
+    answers = {line["custom_id"]: line["response"]["body"] for line in read_lines(tmp_path / "out.jsonl")}
+    assert answers["a"]["output"][0]["content"][0]["text"] == REPLY
+    (error,) = read_lines(tmp_path / "err.jsonl")
+    assert "did you mean 'input'" in error["response"]["body"]["error"]["message"]
+    usage = answers["a"]["usage"]
+    totals = journal.totals
+    assert totals.completion_tokens == 2 * usage["output_tokens"] > 0
+    assert totals.prompt_tokens == usage["input_tokens"] + answers["c"]["usage"]["prompt_tokens"]
+    assert totals.cached_tokens == 6
 
 
 async def test_a_wrong_request_is_an_error_of_its_line(service, tmp_path):

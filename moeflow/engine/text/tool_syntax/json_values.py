@@ -5,6 +5,7 @@ them; they come out escaped.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from moeflow.engine.text.tool_syntax.reader import Reader, Steps, Wrap
@@ -15,6 +16,8 @@ _NUMBER: Final = "-+.eE0123456789"
 _LITERALS: Final = ("true", "false", "null")
 _ESCAPES: Final = '"\\/bfnrtu'
 _HEX: Final = "0123456789abcdefABCDEF"
+_ESCAPE_CHARS: Final = 6  # of one with a code
+_HALF_PAIR: Final = re.compile(r"\\u[dD][89abAB]")  # begins a character that the next escape completes
 _CLOSING: Final = {"{": "}", "[": "]"}
 
 
@@ -29,7 +32,7 @@ def json_pieces(reader: Reader, wrap: Wrap) -> Steps[bool]:
         used, piece = scanner.take(text)
         reader.skip(used)
         if is_end:
-            scanner.end()
+            piece += scanner.end()
         if piece:
             yield wrap(piece)
         if scanner.is_done or scanner.is_wrong or is_end:
@@ -46,7 +49,7 @@ def json_value(reader: Reader, max_chars: int) -> Steps[tuple[str, Any] | None]:
         reader.skip(used)
         found += piece
         if is_end:
-            scanner.end()
+            found += scanner.end()
         if scanner.is_done:
             return _read(found)
         if scanner.is_wrong or is_end or len(found) > max_chars:
@@ -77,22 +80,39 @@ class _Scanner:
         self._word = ""  # a number or literal that is being read
         self._in_string = False
         self._escape = ""  # one that is being read, in a string
+        self._held = ""  # words and escapes that may turn out to be no JSON
 
     def take(self, text: str) -> tuple[int, str]:
-        """Read as much of a text as belongs to the value; return how many characters, and what they come out as."""
+        """Read as much of a text as belongs to the value; return how many characters, and what they come out as.
+
+        What comes out is the beginning of JSON at any time: words and escapes come when they are complete.
+        """
         out: list[str] = []
         for place, char in enumerate(text):
             if not self._follow(char):
+                out += [self._release()] if self.is_done else []
                 return place, "".join(out)
-            out.append(escaped(char) if self._in_string and char < " " else char)
+            self._held += escaped(char) if self._in_string and char < " " else char
+            if not (self._word or self._escape or _HALF_PAIR.match(self._held[-_ESCAPE_CHARS:])):
+                out.append(self._release())
             if self.is_done:
                 return place + 1, "".join(out)
         return len(text), "".join(out)
 
-    def end(self) -> None:
-        """The text ends here."""
+    def _release(self) -> str:
+        """Return what was held back. An escape that is half a character becomes U+FFFD: not every parser takes it."""
+        held, self._held = self._held, ""
+        if len(held) < _ESCAPE_CHARS or "\\ud" not in held.lower():
+            return held
+        text = held if self._in_string else held[:-1]  # without the quote that ends it
+        halves = json.loads(f'"{text}"').encode("utf-16-le", "surrogatepass")
+        return escaped(halves.decode("utf-16-le", "replace")) + held[len(text) :]
+
+    def end(self) -> str:
+        """The text ends here: return what was held back and is complete by that."""
         if self._word and not self._stack:
             self._end_word()
+        return self._release() if self.is_done else ""
 
     def _follow(self, char: str) -> bool:
         """Take one character; return whether it is part of the value."""

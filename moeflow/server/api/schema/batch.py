@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from moeflow.server.api.schema.file import MAX_LIFETIME_S, MIN_LIFETIME_S
 from moeflow.server.api.schema.strict_model import Record, StrictModel
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)

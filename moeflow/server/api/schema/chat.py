@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from moeflow.core.sampling_params import MAX_LOGPROBS
+from moeflow.server.api.conversation import Conversation
 from moeflow.server.api.logprobs import ChatLogprobs
 from moeflow.server.api.schema.field_rules import Rule, needs_true, not_all
-from moeflow.server.api.schema.sampling_fields import MaxTokens, SamplingFields
+from moeflow.server.api.schema.sampling_fields import IGNORED, MaxTokens, SamplingFields
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one_of, refusal
+from moeflow.server.api.schema.template_fields import ReasoningEffort, TemplateFields, ThinkingBudget
 from moeflow.server.api.schema.token_trees import TokenTrees
 from moeflow.server.api.schema.tools import (
+    CHOICE_OF_TOOLS,
     MAX_TOOLS,
     AnsweredCall,
     CallDelta,
     ToolCall,
     ToolChoice,
     ToolDefinition,
-    ToolWish,
+    tool_wish,
 )
+from moeflow.server.api.turns import named_results
 from moeflow.server.api.usage import Usage
 
 _OLD = "it is the older form of tools"
-_TEMPLATE_NAMES = ("messages", "tools", "documents", "add_generation_prompt")  # that are not a request's to set
 _CALLS = "tool_calls"
 _NO_CONTENT = Rule(
     "content",
@@ -65,18 +68,10 @@ _RESULTS_OF_CALLS = Rule(
         ]
     },
 )
-_IGNORED = "Accepted; changes nothing."
 
 
 def _is_none(value: Any) -> bool:
     return value is None
-
-
-def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
-    for name in _TEMPLATE_NAMES:
-        if name in variables:
-            raise refusal("", f"chat_template_kwargs may not set {name!r}")
-    return variables
 
 
 class TextPart(StrictModel):
@@ -92,25 +87,6 @@ class TextPart(StrictModel):
         if isinstance(kind, str) and kind != "text":
             raise refusal("type", f"content parts of type {kind[:80]!r} are not supported: the model reads text only")
         return data
-
-
-_CHOICE_OF_TOOLS = Rule(
-    "tool_choice",
-    "tool_choice asks for a call, but there are no tools",
-    lambda fields: fields["tool_choice"] in (None, "none", "auto") or bool(fields["tools"]),
-    {
-        "anyOf": [
-            {"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}},
-            {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}},
-        ]
-    },
-)
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-TemplateVariables = Annotated[
-    dict[str, Any],
-    Field(json_schema_extra={"propertyNames": {"not": {"enum": [*_TEMPLATE_NAMES]}}}),
-    AfterValidator(_check_variables),
-]
 
 
 class ChatMessage(StrictModel):
@@ -149,7 +125,7 @@ class ChatMessage(StrictModel):
         return message | {key: value for key, value in others.items() if value is not None}
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(SamplingFields, TemplateFields):
     """Answer in a conversation."""
 
     unsupported: ClassVar[dict[str, Unsupported]] = {
@@ -169,7 +145,7 @@ class ChatRequest(SamplingFields):
             "give max_tokens or max_completion_tokens, not both",
             {"max_tokens": (None,), "max_completion_tokens": (None,)},
         ),
-        _CHOICE_OF_TOOLS,
+        CHOICE_OF_TOOLS,
     )
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -183,51 +159,30 @@ class ChatRequest(SamplingFields):
     reasoning_effort: ReasoningEffort | None = Field(
         None, description="For chat templates that know it; none also switches off reasoning that can be."
     )
-    thinking_token_budget: Annotated[int, Field(ge=0, le=2**31)] | None = Field(
+    thinking_token_budget: ThinkingBudget | None = Field(
         None, description="Tokens of reasoning at most, for models that reason; then the answer begins."
     )
-    chat_template_kwargs: TemplateVariables | None = Field(
-        None, description='What the chat template may use beside messages, such as {"enable_thinking": false}.'
-    )
 
-    store: bool | None = Field(None, description=_IGNORED)
-    service_tier: str | None = Field(None, description=_IGNORED)
-    safety_identifier: str | None = Field(None, description=_IGNORED)
-    prompt_cache_key: str | None = Field(None, description=_IGNORED)
-    prompt_cache_retention: str | None = Field(None, description=_IGNORED)
-    prompt_cache_options: dict[str, Any] | None = Field(None, description=_IGNORED)
-    prediction: dict[str, Any] | None = Field(None, description=_IGNORED)
+    store: bool | None = Field(None, description=IGNORED)
+    service_tier: str | None = Field(None, description=IGNORED)
+    safety_identifier: str | None = Field(None, description=IGNORED)
+    prompt_cache_key: str | None = Field(None, description=IGNORED)
+    prompt_cache_retention: str | None = Field(None, description=IGNORED)
+    prompt_cache_options: dict[str, Any] | None = Field(None, description=IGNORED)
+    prediction: dict[str, Any] | None = Field(None, description=IGNORED)
 
-    def plain_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation as chat templates take it; results have the names of what was called."""
-        messages = [message.plain() for message in self.messages]
-        names = {
-            call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()
-        }
-        for message in messages:
-            if message["role"] == "tool" and message["tool_call_id"] in names:
-                message.setdefault("name", names[message["tool_call_id"]])
-        return messages
-
-    def tool_wish(self) -> ToolWish:
-        """Return which tools there are and are to be called. Raises: RequestError."""
-        return ToolWish(self.tools or (), self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
-
-    def template_variables(self) -> dict[str, Any]:
-        """Return what the chat template may use beside messages and tools."""
-        effort = self.reasoning_effort
-        switched = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
-        return {
-            **({} if effort is None else {"reasoning_effort": effort}),
-            **switched,
-            **(self.chat_template_kwargs or {}),
-        }
-
-    def to_sampling_params(self) -> SamplingParams:
-        """Return what the engine should do. Raises: RequestError, naming the field."""
-        return self.sampling_params(
-            max_tokens=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+    def conversation(self) -> Conversation:
+        """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
+        return Conversation(
+            messages=named_results([message.plain() for message in self.messages]),
+            tools=tool_wish(self.tools or (), self.tool_choice, is_parallel=self.parallel_tool_calls is not False),
+            sampling=self.choice_params(
+                max_tokens=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,
+                logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            ),
+            variables=self.template_variables(self.reasoning_effort),
+            form=self.answer_form(),
+            max_reasoning_tokens=self.thinking_token_budget,
         )
 
 

@@ -59,7 +59,7 @@ class CompletionRequest(SamplingFields):
 
     def to_sampling_params(self) -> SamplingParams:
         """Return what the engine should do. Raises: RequestError, naming the field."""
-        return self.sampling_params(
+        return self.choice_params(
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,

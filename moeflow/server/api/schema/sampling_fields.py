@@ -1,4 +1,4 @@
-"""The fields that both generating endpoints share, and how they become `SamplingParams`.
+"""The fields that generating endpoints share, and how they become `SamplingParams`.
 
 Ranges stand here for the OpenAPI document; `SamplingParams` has the last word.
 """
@@ -23,7 +23,7 @@ from moeflow.server.api.schema.field_rules import Rule, needs_true
 from moeflow.server.api.schema.model_limits import LogitBias, NumSequences, TokenId, TokenTreesWish
 from moeflow.server.api.schema.strict_model import StrictModel, one_of
 
-_IGNORED = "Accepted; changes nothing."
+IGNORED = "Accepted; changes nothing."
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 MaxTokens = Annotated[int, Field(ge=0, le=2**31)] | None
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -40,25 +40,19 @@ class StreamOptions(StrictModel):
     """How a stream is sent."""
 
     include_usage: bool | None = Field(None, description="End the stream with a chunk that has the token counts.")
-    include_obfuscation: bool | None = Field(None, description=_IGNORED)
+    include_obfuscation: bool | None = Field(None, description=IGNORED)
 
 
-class SamplingFields(AnswerFormFields):
-    """Sampling, stopping, the answer's form and delivery: OpenAI's fields and those that vLLM added."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (*AnswerFormFields.rules, needs_true("stream_options", "stream"))
+class SamplerFields(StrictModel):
+    """How tokens are chosen: fields that all generating endpoints have, OpenAI's and those that vLLM added."""
 
     model: str | None = Field(None, description="The served model's name; may be left out.")
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: NumSequences | None = None
-    max_tokens: MaxTokens = Field(None, description="The context's end is a limit, too.")
     temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
-    stop: Stop | None = None
     logit_bias: LogitBias | None = Field(None, description="Token ids, as strings, to what is added to their logits.")
 
     top_k: int | None = Field(None, ge=-1, le=2**31, description="0 or -1: all tokens.")
@@ -66,10 +60,37 @@ class SamplingFields(AnswerFormFields):
     repetition_penalty: float | None = Field(
         None, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY, description="1: off; above 1: repeat less."
     )
-    min_tokens: int | None = Field(None, ge=0, le=2**31, description="max_tokens goes before.")
+    min_tokens: int | None = Field(None, ge=0, le=2**31, description="The most tokens go before.")
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+
+    def sampling_params(self, *, max_tokens: int | None, stop: Stop | None = None, **fields: Any) -> SamplingParams:
+        """Return what the engine should do; `fields` are the endpoint's own, None where they are left open.
+
+        Raises: RequestError, naming the field.
+        """
+        given = {name: getattr(self, name) for name in _PLAIN_FIELDS} | fields
+        if given["min_tokens"] is not None and max_tokens is not None:
+            given["min_tokens"] = min(given["min_tokens"], max_tokens)
+        return SamplingParams(
+            max_tokens=max_tokens,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+
+class SamplingFields(SamplerFields, AnswerFormFields):
+    """Sampling, stopping, the answer's form and delivery, of completions and chat."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*AnswerFormFields.rules, needs_true("stream_options", "stream"))
+
+    stream_options: StreamOptions | None = None
+    n: NumSequences | None = None
+    max_tokens: MaxTokens = Field(None, description="The context's end is a limit, too.")
+    stop: Stop | None = None
     include_stop_str_in_output: bool | None = None
 
     token_trees: TokenTreesWish | None = Field(
@@ -77,22 +98,18 @@ class SamplingFields(AnswerFormFields):
         description="Add what was guessed in each pass to the choices, as token_trees; needs a server that guesses.",
     )
 
-    user: str | None = Field(None, description=_IGNORED)
-    metadata: dict[str, Any] | None = Field(None, description=_IGNORED)
+    user: str | None = Field(None, description=IGNORED)
+    metadata: dict[str, Any] | None = Field(None, description=IGNORED)
 
-    def sampling_params(self, **fields: Any) -> SamplingParams:
-        """Return what the engine should do; `fields` are the endpoint's own, taken before ours.
-
-        Raises: RequestError, naming the field.
-        """
-        given = {name: getattr(self, name) for name in _PLAIN_FIELDS} | fields
-        if given["min_tokens"] is not None and given["max_tokens"] is not None:
-            given["min_tokens"] = min(given["min_tokens"], given["max_tokens"])
-        return SamplingParams(
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
-            **{name: value for name, value in given.items() if value is not None or name == "max_tokens"},
+    def choice_params(self, *, max_tokens: int | None, **fields: Any) -> SamplingParams:
+        """Return what the engine should do for each choice. Raises: RequestError, naming the field."""
+        return self.sampling_params(
+            max_tokens=max_tokens,
+            stop=self.stop,
+            n=self.n,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            token_trees=self.token_trees,
+            **fields,
         )
 
     @property
@@ -102,8 +119,6 @@ class SamplingFields(AnswerFormFields):
 
 
 _PLAIN_FIELDS = (
-    "n",
-    "max_tokens",
     "min_tokens",
     "temperature",
     "top_k",
@@ -115,6 +130,4 @@ _PLAIN_FIELDS = (
     "seed",
     "ignore_eos",
     "skip_special_tokens",
-    "include_stop_str_in_output",
-    "token_trees",
 )

@@ -7,11 +7,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from moeflow.core.errors import RequestError
 from moeflow.engine.text.tool_syntax.tool import Tool
+from moeflow.server.api.schema.field_rules import Rule
 from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
+from moeflow.server.api.tool_wish import ToolWish
 
 MAX_TOOLS = 512
+CHOICE_OF_TOOLS = Rule(
+    "tool_choice",
+    "tool_choice asks for a call, but there are no tools",
+    lambda fields: fields["tool_choice"] in (None, "none", "auto") or bool(fields["tools"]),
+    {
+        "anyOf": [
+            {"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}},
+            {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}},
+        ]
+    },
+)
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
@@ -97,26 +109,11 @@ class ToolCall(StrictModel):
         return {"id": self.id, "type": self.type, "function": function}
 
 
-class ToolWish:
-    """What a request says about tools, taken together."""
-
-    def __init__(self, tools: Sequence[ToolDefinition], choice: Any, *, is_parallel: bool) -> None:
-        """Raises: RequestError if the choice names a tool that is not offered, or two tools have the same name."""
-        self.is_parallel = is_parallel
-        by_name = {tool.function.name: tool.plain() for tool in tools}
-        if len(by_name) < len(tools):
-            raise RequestError("two tools have the same name", param="tools")
-        names, self.is_required = _wanted(choice)
-        unknown = [name for name in names or () if name not in by_name]
-        if unknown:
-            raise RequestError(f"tool_choice names {unknown[0]!r}, which is none of the tools", param="tool_choice")
-        self.tools: tuple[Tool, ...] = () if choice == "none" else tuple(by_name.values())
-        self.allowed = tuple(tool for tool in self.tools if names is None or tool.name in names)
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether not every call that the model could write is wanted."""
-        return self.is_required or len(self.allowed) < len(self.tools) or any(tool.is_strict for tool in self.allowed)
+def tool_wish(tools: Sequence[ToolDefinition], choice: Any, *, is_parallel: bool) -> ToolWish:
+    """Return what a request says about tools. Raises: RequestError; see `ToolWish`."""
+    names, is_required = _wanted(choice)
+    plain = [tool.plain() for tool in tools]
+    return ToolWish(plain, names=names, is_required=is_required, is_parallel=is_parallel, is_off=choice == "none")
 
 
 def _wanted(choice: Any) -> tuple[set[str] | None, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pydantic_core
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -295,3 +296,59 @@ def test_plain_values_follow_the_schema():
     )
     ((_, arguments),) = calls_of(read(BY_NAME["qwen3_coder"], text))
     assert arguments == {"text": "12", "maybe": "12", "count": 3.0, "unit": "7", "new": True, "o": None}
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        (r'{"a": "\ud83d\ude00"}', {"a": "😀"}),
+        (r'{"a": "\ud83dx"}', {"a": "\ufffdx"}),
+        (r'{"a": "\ud83d"}', {"a": "\ufffd"}),
+        (r'{"a": "\ude00", "\ud83d": 1}', {"a": "\ufffd", "\ufffd": 1}),
+        (r'{"a": "\ud83d\ud83d\ude00\""}', {"a": '\ufffd😀"'}),
+        (r'{"a": "\\ud83d"}', {"a": r"\ud83d"}),
+    ],
+)
+def test_escapes_of_half_a_character_are_none(written, says):
+    text = f"[TOOL_CALLS]look[ARGS]{written}"
+    for cuts in ((), range(1, len(text))):
+        assert calls_of(read(BY_NAME["mistral"], text, cuts)) == [("look", says)]
+
+
+PIECES = st.sampled_from(
+    [
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ": ",
+        '"',
+        '"a"',
+        "1",
+        "-",
+        ".5",
+        "e9",
+        "true",
+        "nul",
+        "l",
+        "\\",
+        "u",
+        "d83d",
+        "\\ude00",
+        "x",
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_arguments_are_the_beginning_of_json_at_any_time(text):
+    """Another parser is the judge, one that takes what breaks off, as clients do while a call is streamed."""
+    text = '[TOOL_CALLS]look[ARGS]{"b": ' + text
+    reader, so_far = AnswerReader(lambda reader: BY_NAME["mistral"].read(reader, TOOLS)), ""
+    for char in text:
+        for event in reader.push(char):
+            if isinstance(event, Arguments):
+                so_far += event.text
+                pydantic_core.from_json(so_far, allow_partial=True)

@@ -1,4 +1,4 @@
-"""What a chat request asks of an answer, as a grammar that the engine holds it to."""
+"""What a conversation asks of its next message, as a grammar that the engine holds it to."""
 
 from __future__ import annotations
 
@@ -9,39 +9,46 @@ from moeflow.engine.generator import Generator
 from moeflow.engine.text.answer_form.answer_grammar import AnswerWish, answer_grammar
 from moeflow.engine.text.answer_form.form import Form, UserGrammar
 from moeflow.engine.text.tool_syntax.tool import Tool
-from moeflow.server.api.schema.chat import ChatRequest
-from moeflow.server.api.schema.tools import ToolWish
+from moeflow.server.api.tool_wish import ToolWish
 
 
-async def grammar_of(generator: Generator, body: ChatRequest, tools: ToolWish, *, is_reasoning: bool) -> str:
+async def grammar_of(
+    generator: Generator,
+    tools: ToolWish,
+    form: Form | None,
+    *,
+    form_field: str,
+    max_reasoning_tokens: int | None,
+    is_reasoning: bool,
+) -> str:
     """Return the grammar of an answer; "": it may be anything.
 
-    `is_reasoning` says whether the prompt has begun the model's reasoning. Calls follow the schemas of their tools, as
-    far as that can be done, and of strict tools always.
+    `is_reasoning` says whether the prompt has begun the model's reasoning, `form_field` where the request has the form.
+    Calls follow the schemas of their tools, as far as that can be done, and of strict tools always.
 
     Raises: RequestError if the form is not supported.
     """
-    form, budget = body.answer_form(), body.thinking_token_budget
-    if form is None and budget is None and not tools.is_constrained:
+    if form is None and max_reasoning_tokens is None and not tools.is_constrained:
         return ""
     wish = AnswerWish(
         form=form,
         tools=tools.allowed if tools.is_constrained or form is not None else (),
         must_call=tools.is_required,
         is_parallel=tools.is_parallel,
-        max_reasoning_tokens=budget,
+        max_reasoning_tokens=max_reasoning_tokens,
     )
+    blamed = "tools" if tools.is_constrained and form is None else form_field
     users = form if isinstance(form, UserGrammar) else None
     try:
         return await _checked(generator, wish, users, is_reasoning=is_reasoning)
     except RequestError as error:
         loose = replace(wish, tools=tuple(map(_loosened, wish.tools)))
         if loose == wish:
-            raise _blamed(error, form, tools) from None
+            raise _blamed(error, blamed) from None
     try:
         return await _checked(generator, loose, users, is_reasoning=is_reasoning)
     except RequestError as error:
-        raise _blamed(error, form, tools) from None
+        raise _blamed(error, blamed) from None
 
 
 async def _checked(generator: Generator, wish: AnswerWish, users: UserGrammar | None, *, is_reasoning: bool) -> str:
@@ -53,8 +60,6 @@ def _loosened(tool: Tool) -> Tool:
     return tool if tool.is_strict else replace(tool, parameters={"type": "object"})
 
 
-def _blamed(error: RequestError, form: Form | None, tools: ToolWish) -> RequestError:
+def _blamed(error: RequestError, field: str) -> RequestError:
     """Return the error with the field that it is about."""
-    if error.param is not None:
-        return error
-    return RequestError(str(error), param="tools" if tools.is_constrained and form is None else "response_format")
+    return error if error.param is not None else RequestError(str(error), param=field)

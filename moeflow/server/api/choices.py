@@ -1,0 +1,112 @@
+"""The form that completions and chat share: an object with a list of choices, and a stream of such objects that ends
+with `[DONE]`. Knows no field of a choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from moeflow.core.request import FinishReason
+from moeflow.engine.text.guessed_passes import GuessedPass
+from moeflow.engine.text.output_text import TextDelta, TokenText
+from moeflow.server.api.usage import usage
+from moeflow.server.errors import ApiError
+from moeflow.server.generation import Generation
+from moeflow.server.sse import DONE, event
+
+
+@dataclass(slots=True)
+class Choice:
+    """One completion, gathered from its deltas."""
+
+    index: int
+    text: str = ""
+    tokens: list[TokenText] = field(default_factory=list)  # empty unless log-probabilities were asked for
+    prompt_tokens: tuple[TokenText | None, ...] = ()  # likewise; on a prompt's first completion only
+    guessed_passes: list[GuessedPass] = field(default_factory=list)  # empty unless token trees were asked for
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        """Append what one pass brought."""
+        self.text += delta.text
+        self.tokens += delta.logprobs or ()
+        self.prompt_tokens = self.prompt_tokens or delta.prompt_logprobs or ()
+        self.guessed_passes += [] if delta.guessed_pass is None else [delta.guessed_pass]
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+
+class ChoiceWriter(Protocol):
+    """How one endpoint writes its choices."""
+
+    def chunk_choices(self, choice: int, delta: TextDelta) -> list[dict[str, Any]]:
+        """Return the choice objects to stream for a delta, each an event of its own; none if it shows nothing."""
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """Return the choice object of an unstreamed answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every object of one answer has in common."""
+
+    id: str
+    created: int
+    model: str
+    kind: str  # the `object` field of a whole answer
+    chunk_kind: str  # the same of a chunk
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Return the common fields."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def token_trees(passes: Sequence[GuessedPass]) -> dict[str, Any]:
+    """Return what was guessed as a field of a choice; no field if it is not asked for, or if there is nothing yet."""
+    return {"token_trees": msgspec.to_builtins(passes)} if passes else {}
+
+
+class ListWriter:
+    """Writes lists of choices."""
+
+    def __init__(self, generation: Generation, choices: ChoiceWriter, envelope: Envelope, *, with_usage: bool) -> None:
+        """`with_usage`: a stream ends with the token counts."""
+        self._generation = generation
+        self._writer = choices
+        self._envelope = envelope
+        self._head = envelope.head(envelope.chunk_kind)
+        self._tail: dict[str, Any] = {"usage": None} if with_usage else {}
+        self._choices = [Choice(index) for index in range(len(generation.prompts) * generation.n)]
+
+    def begin(self) -> bytes:
+        """Return nothing: streams begin with a choice."""
+        return b""
+
+    def write(self, choice: int, delta: TextDelta) -> bytes:
+        """Return a chunk for each choice object."""
+        written = self._writer.chunk_choices(choice, delta)
+        return b"".join([event({**self._head, "choices": [one], **self._tail}) for one in written])
+
+    def end(self) -> bytes:
+        """Return the token counts, if they are asked for, and the end."""
+        if not self._tail:
+            return DONE
+        return event({**self._head, "choices": [], "usage": usage(self._generation)}) + DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        """Return the reason, in the place of the end."""
+        return event(error.body)
+
+    def add(self, choice: int, delta: TextDelta) -> None:
+        """Append a delta to its choice."""
+        self._choices[choice].add(delta)
+
+    def body(self) -> dict[str, Any]:
+        """Return all choices and the token counts."""
+        for choice in self._choices:  # the engine reports a prompt's log-probabilities once
+            choice.prompt_tokens = self._choices[choice.index - choice.index % self._generation.n].prompt_tokens
+        written = [self._writer.choice(choice) for choice in self._choices]
+        return {**self._envelope.head(self._envelope.kind), "choices": written, "usage": usage(self._generation)}

@@ -1,0 +1,48 @@
+"""Unions of which a member is known by its `type`, so that an error is about the member that was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from pydantic import BeforeValidator, Discriminator
+
+from moeflow.server.api.schema.strict_model import refusal
+
+TAG: Final = "<"  # with which tags begin; in the place of an error they are no field
+_NOTHING: Mapping[str, str] = {}
+
+
+def by_type(default: str | None = None) -> Discriminator:
+    """Return what tells members apart that are tagged `<TYPE>`; without a type it is the `default`."""
+
+    def tag_of(value: Any) -> str | None:
+        kind = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
+        return f"{TAG}{kind}>" if isinstance(kind, str) else None
+
+    return Discriminator(
+        tag_of, custom_error_type="no_member", custom_error_message="must be an object with a type that is known here"
+    )
+
+
+def text_or_list() -> Discriminator:
+    """Return what tells a text, tagged `<text>`, from a list, tagged `<list>`."""
+
+    def tag_of(value: Any) -> str:
+        return f"{TAG}list>" if isinstance(value, list) else f"{TAG}text>"
+
+    return Discriminator(tag_of)
+
+
+def known_types(what: str, known: Collection[str], reasons: Mapping[str, str] = _NOTHING) -> BeforeValidator:
+    """Return what refuses members of other types by name, some for `reasons` of their own."""
+    expected = ", ".join(known)
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in known:
+            reason = reasons.get(kind, f"send one of {expected}")
+            raise refusal("type", f"{what} of type {kind[:80]!r} are not supported: {reason}")
+        return value
+
+    return BeforeValidator(check)

@@ -1,0 +1,62 @@
+"""Puts messages of a conversation together as chat templates take them, from APIs that have them in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def named_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation in which results of calls have the names of what was called."""
+    names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
+    named = []
+    for message in messages:
+        name = names.get(message["tool_call_id"]) if message["role"] == "tool" else None
+        named.append(message if name is None else {"name": name, **message})
+    return named
+
+
+class Turns:
+    """A conversation, written piece by piece. What the model said, thought and called in one answer is one message."""
+
+    def __init__(self) -> None:
+        self._messages: list[dict[str, Any]] = []
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation so far."""
+        return named_results(self._messages)
+
+    def say(self, role: str, text: str) -> None:
+        """Add a message. What the system says twice in a row is one message, as some templates take no second."""
+        if role == "assistant":
+            turn = self._answer(is_next=True)
+            turn["content"] += text
+        elif role == "system" and self._messages and self._messages[-1]["role"] == role:
+            self._messages[-1]["content"] += f"\n\n{text}"
+        else:
+            self._messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        """Add reasoning of the model's."""
+        turn = self._answer(is_next=True)
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """Add a call; `arguments` are JSON."""
+        turn = self._answer(is_next=False)
+        function = {"name": name, "arguments": arguments}
+        turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+
+    def result(self, call_id: str, text: str) -> None:
+        """Add what a call returned."""
+        self._messages.append({"role": "tool", "content": text, "tool_call_id": call_id})
+
+    def _answer(self, *, is_next: bool) -> dict[str, Any]:
+        """Return the answer to add to. One that has text and no calls is over where something else `is_next`."""
+        last = self._messages[-1] if self._messages else None
+        is_over = last is None or last["role"] != "assistant"
+        if last is None or is_over or (is_next and last["content"] and "tool_calls" not in last):
+            last = {"role": "assistant", "content": ""}
+            self._messages.append(last)
+        return last
