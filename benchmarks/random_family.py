@@ -55,6 +55,10 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "mixtral": LOCAL_EXPERTS,
     "olmoe": EXPERTS | {"intermediate_size": 512, "num_key_value_heads": 16},
     "qwen3_moe": EXPERTS,
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 4, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 512, "moe_num_experts": 32, "moe_top_k": 4},
+    },
     "qwen2": {},
     "qwen3": {},
     "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 1024},

@@ -67,9 +67,24 @@ FORCE_INLINE Vec apply(Vec x) {
   else return gelu<kFunction>(x);
 }
 
-FORCE_INLINE Vec biased(const HiddenUnits& units, int row, int band) {
+// What is meant by a gate and an up.
+template <Nonlinearity kFunction>
+FORCE_INLINE Vec gated(const HiddenUnits& units, Vec gate, Vec up) {
+  if constexpr (kFunction == Nonlinearity::kClampedSwiglu) {
+    const Vec high = splat(units.limit), low = splat(-units.limit);
+    gate = gate > high ? high : gate;
+    up = up > high ? high : up;
+    up = up < low ? low : up;
+    return gate / (exp_vec(gate * -units.alpha) + 1.0f) * (up + 1.0f);
+  } else {
+    return apply<kFunction>(gate) * up;
+  }
+}
+
+// A band of a tile's results, which is about the 16 units from `unit` on.
+FORCE_INLINE Vec biased(const HiddenUnits& units, int row, int band, const float* bias, int64_t unit) {
   const Vec x = load(units.tile_out + row * kTileStride + band * kBand);
-  return units.bias == nullptr ? x : x + load_some(units.bias + band * kBand, kBand);
+  return bias == nullptr ? x : x + load_some(bias + unit, units.num_units - unit);
 }
 
 // Hidden units of some rows from a tile's results. Gated, bands come in turn:
@@ -82,11 +97,15 @@ FORCE_INLINE Vec biased(const HiddenUnits& units, int row, int band) {
 template <Nonlinearity kFunction, bool kIsGated>
 void activate_as(const HiddenUnits& units) {
   for (int row = 0; row < units.num_rows; ++row) {
-    float* h = units.h + row * units.h_stride;
-    for (int band = 0; band < units.num_bands; band += kIsGated ? 2 : 1, h += kBand) {
-      Vec result = apply<kFunction>(biased(units, row, band));
-      if constexpr (kIsGated) result *= biased(units, row, band + 1);
-      store_some(h, result, kBand);
+    float* const h = units.h + row * units.h_stride;
+    int64_t unit = 0;
+    for (int band = 0; band < units.num_bands; band += kIsGated ? 2 : 1, unit += kBand) {
+      if constexpr (kIsGated) {
+        const Vec gate = biased(units, row, band, units.gate_bias, unit);
+        store_some(h + unit, gated<kFunction>(units, gate, biased(units, row, band + 1, units.up_bias, unit)), kBand);
+      } else {
+        store_some(h + unit, apply<kFunction>(biased(units, row, band, units.up_bias, unit)), kBand);
+      }
     }
   }
 }
@@ -103,6 +122,7 @@ void activate(const HiddenUnits& units) {
     case Nonlinearity::kGelu: return activate_as<Nonlinearity::kGelu>(units);
     case Nonlinearity::kGeluTanh: return activate_as<Nonlinearity::kGeluTanh>(units);
     case Nonlinearity::kRelu: return activate_as<Nonlinearity::kRelu>(units);
+    case Nonlinearity::kClampedSwiglu: return activate_as<Nonlinearity::kClampedSwiglu, true>(units);
   }
 }
 

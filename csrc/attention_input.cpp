@@ -1,5 +1,7 @@
 // From the product of the QKV projection to what attention reads: queries and keys normalised and rotated, K and V
 // in the cache. One pass over each token's row, a head at a time.
+#include <algorithm>
+
 #include "ops.h"
 #include "rows.h"
 
@@ -11,18 +13,33 @@ struct Heads {
   float all_heads;    // 1 / root mean square over all heads, if the norm is over all
 };
 
+// Puts the first of each pair of neighbours before the second of each. Queries and keys alike, so that their products
+// stay what they are.
+void split_pairs(float* x, int64_t size) {
+  float second[kMaxInterleaved / 2];
+  for (int64_t i = 0; i < size / 2; ++i) {
+    second[i] = x[2 * i + 1];
+    x[i] = x[2 * i];
+  }
+  std::copy_n(second, size / 2, x + size / 2);
+}
+
 // Normalise, clip and rotate one head of a query or a key.
 void prepare_head(const Isa& isa, const AttentionInputCall& call, const Heads& heads, int64_t token, int64_t head,
                   float* x) {
   const int64_t dim = call.cache.head_dim;
-  if (heads.norm != nullptr) {
+  const auto normalise = [&] {
     const float scale = call.norm_all_heads ? heads.all_heads : isa.inverse_rms(x, dim, call.eps);
     isa.scale_row(x, scale, call.norm_all_heads ? heads.norm + head * dim : heads.norm, dim, x);
-  }
+  };
+  if (heads.norm != nullptr && !call.norms_last) normalise();
   if (call.clip > 0) isa.clip_row(x, call.clip, dim, x);
   const RotaryTable& rotary = call.rotary;
-  if (rotary.cos == nullptr) return;
-  isa.rotate_row(x, rotary.cos + token * rotary.dim, rotary.sin + token * rotary.dim, rotary.dim, x);
+  if (rotary.cos != nullptr) {
+    if (call.is_interleaved) split_pairs(x, rotary.dim);
+    isa.rotate_row(x, rotary.cos + token * rotary.dim, rotary.sin + token * rotary.dim, rotary.dim, x);
+  }
+  if (heads.norm != nullptr && call.norms_last) normalise();
 }
 
 void prepare_token(const Isa& isa, const AttentionInputCall& call, int64_t token) {

@@ -82,11 +82,13 @@ T* at(uintptr_t address) {
 
 // ---- structs by their fields ----
 
-// How a value comes from Python: a pointer as an address, where 0 is null; numbers and bound objects as they are.
+// How a value comes from Python: a pointer as an address, where 0 is null; enumerators as numbers; numbers and bound
+// objects as they are.
 template <typename T>
 struct FromPython {
-  using Argument = std::conditional_t<std::is_class_v<T>, const T&, T>;
-  static const T& convert(const T& value) { return value; }
+  using Held = std::conditional_t<std::is_class_v<T>, const T&, T>;
+  using Argument = std::conditional_t<std::is_enum_v<T>, int, Held>;
+  static Held convert(Argument value) { return static_cast<Held>(value); }
 };
 template <typename T>
 struct FromPython<T*> {
@@ -214,7 +216,7 @@ struct PackedExperts : ExpertLayer {
 
 void make_experts(PackedExperts* self, const std::string& up_format, const std::string& down_format, int64_t hidden,
                   int64_t width, const std::vector<uintptr_t>& up, const std::vector<uintptr_t>& down, int function, bool is_gated,
-                  uintptr_t up_bias, uintptr_t down_bias, bool is_wide) {
+                  float alpha, float limit, const ExpertBiases* biases, bool is_wide) {
   const size_t count = std::max(up.size(), down.size());  // one may be empty, for half of the layer
   if (count == 0 || (!up.empty() && !down.empty() && up.size() != down.size())) {
     throw std::invalid_argument("every expert has up and down");
@@ -225,8 +227,12 @@ void make_experts(PackedExperts* self, const std::string& up_format, const std::
   experts.width = width;
   experts.function = static_cast<Nonlinearity>(function);
   experts.is_gated = is_gated;
-  experts.up_bias = at<const float>(up_bias);
-  experts.down_bias = at<const float>(down_bias);
+  if (experts.function == Nonlinearity::kClampedSwiglu && !is_gated) {
+    throw std::invalid_argument("a clamped SwiGLU has gates");
+  }
+  experts.alpha = alpha;
+  experts.limit = limit;
+  if (biases != nullptr) experts.biases = *biases;
   for (uintptr_t data : up) {
     experts.up_matrices.push_back(make_matrix(up_format, experts.num_up_rows(), hidden, data, is_wide));
   }
@@ -236,11 +242,11 @@ void make_experts(PackedExperts* self, const std::string& up_format, const std::
   self->down = self->down_matrices.data();
 }
 
-// The experts of a layer that has `num_experts`, those of them that have slots being in memory.
-ExpertLayer in_slots(const ExpertLayer& packed, uintptr_t slots, int64_t num_experts) {
-  if (packed.up_bias != nullptr) throw std::invalid_argument("experts in slots have no biases");
+// The experts of a layer that has `num_experts`, those of them that have slots being in memory; biases are of all.
+ExpertLayer in_slots(const ExpertLayer& packed, uintptr_t slots, int64_t num_experts, const ExpertBiases* biases) {
   ExpertLayer layer = packed;
   layer.num_experts = num_experts;
+  layer.biases = biases == nullptr ? ExpertBiases{} : *biases;
   layer.slots = at<const int32_t>(slots);
   return layer;
 }
@@ -312,11 +318,14 @@ void bind_memory(nb::module_& m) {
             new (self) Matrix(make_matrix(format, rows, cols, data, is_wide));
           },
           "format"_a, "rows"_a, "cols"_a, "data"_a, "is_wide"_a);
+  nb::class_<ExpertBiases> biases(m, "ExpertBiases");
+  def_init(biases, FIELD(ExpertBiases, gate), FIELD(ExpertBiases, up), FIELD(ExpertBiases, down),
+           FIELD(ExpertBiases, up_stride), FIELD(ExpertBiases, down_stride));
   nb::class_<ExpertLayer>(m, "ExpertLayer")
-      .def("in_slots", &in_slots, "slots"_a, "num_experts"_a, nb::keep_alive<0, 1>());
+      .def("in_slots", &in_slots, "slots"_a, "num_experts"_a, "biases"_a.none(), nb::keep_alive<0, 1>());
   nb::class_<PackedExperts, ExpertLayer>(m, "PackedExperts")
       .def("__init__", &make_experts, "up_format"_a, "down_format"_a, "hidden"_a, "width"_a, "up"_a, "down"_a, "function"_a, "is_gated"_a,
-           "up_bias"_a, "down_bias"_a, "is_wide"_a);
+           "alpha"_a, "limit"_a, "biases"_a.none(), "is_wide"_a);
   nb::class_<KVCache>(m, "KVCache")
       .def(
           "__init__",
@@ -370,7 +379,8 @@ void bind_attention(nb::module_& m) {
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::cos>{"cos"},
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::sin>{"sin"},
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::dim>{"rotary_dim"},
-           FIELD(AttentionInputCall, slots));
+           FIELD(AttentionInputCall, slots), FIELD(AttentionInputCall, norms_last),
+           FIELD(AttentionInputCall, is_interleaved));
   def_call<WriteKVCall>(
       m, "write_kv", [](const Isa&, const WriteKVCall& call) { write_kv(call); }, FIELD(WriteKVCall, cache),
       FIELD(WriteKVCall, num_tokens), FIELD(WriteKVCall, slots), FIELD(WriteKVCall, k), FIELD(WriteKVCall, k_stride),
@@ -379,6 +389,7 @@ void bind_attention(nb::module_& m) {
       m, "move_kv", [](const Isa&, const MoveKVCall& call) { move_kv(call); }, FIELD(MoveKVCall, cache),
       FIELD(MoveKVCall, num_tokens), FIELD(MoveKVCall, from), FIELD(MoveKVCall, to));
   m.attr("kv_range_positions") = kRangePositions;
+  m.attr("MAX_INTERLEAVED") = kMaxInterleaved;
 }
 
 // Row, maximum, temperature, top_k, top_p, min_p, number: as RowSampling has them.
@@ -402,9 +413,13 @@ void bind_row_ops(nb::module_& m) {
            FIELD(LstmCall, num_texts), FIELD(LstmCall, state), FIELD(LstmCall, cell), FIELD(LstmCall, out));
   def_call(m, "normalise", &normalise, FIELD(NormCall, x), NORM_FIELDS(NormCall), FIELD(NormCall, num_rows),
            FIELD(NormCall, size), FIELD(NormCall, out));
-  def_call(m, "softmax_topk", &softmax_topk, FIELD(SoftmaxTopkCall, logits), FIELD(SoftmaxTopkCall, num_rows),
-           FIELD(SoftmaxTopkCall, num_experts), FIELD(SoftmaxTopkCall, top_k), FIELD(SoftmaxTopkCall, renormalize),
-           FIELD(SoftmaxTopkCall, topk_ids), FIELD(SoftmaxTopkCall, topk_weights));
+  nb::class_<Routing> routing(m, "Routing");
+  def_init(routing, FIELD(Routing, top_k), FIELD(Routing, renormalize), FIELD(Routing, score),
+           FIELD(Routing, choice_bias), FIELD(Routing, num_groups), FIELD(Routing, num_chosen_groups),
+           FIELD(Routing, group_score), FIELD(Routing, epsilon), FIELD(Routing, min_total), FIELD(Routing, scale));
+  m.attr("MAX_GROUPS") = kMaxGroups;
+  def_call(m, "route", &route, FIELD(RouteCall, routing), FIELD(RouteCall, logits), FIELD(RouteCall, num_rows),
+           FIELD(RouteCall, num_experts), FIELD(RouteCall, topk_ids), FIELD(RouteCall, topk_weights));
   def_call(m, "argmax", &argmax, FIELD(ArgmaxCall, x), FIELD(ArgmaxCall, num_rows), FIELD(ArgmaxCall, size),
            FIELD(ArgmaxCall, values), FIELD(ArgmaxCall, indices));
   m.def("sample", &run_sample, "x"_a, "num_rows"_a, "size"_a, "samplings"_a);
@@ -445,8 +460,10 @@ void bind_layers(nb::module_& m) {
   def_init(norm, FIELD(Norm, weight), FIELD(Norm, eps), FIELD(Norm, subtracts_mean), FIELD(Norm, bias));
   nb::class_<MoEStageCall> stage(m, "MoEStage");
   def_init(stage, FIELD(MoEStageCall, o_proj), OptionalField<MoEStageCall, &MoEStageCall::router>{"router"},
-           FIELD(MoEStageCall, layer), FIELD(MoEStageCall, top_k), FIELD(MoEStageCall, renormalize),
-           FIELD(MoEStageCall, o_bias), FIELD(MoEStageCall, norm));
+           FIELD(MoEStageCall, layer), FIELD(MoEStageCall, routing), FIELD(MoEStageCall, o_bias),
+           FIELD(MoEStageCall, norm), FIELD(MoEStageCall, router_bias),
+           OptionalField<MoEStageCall, &MoEStageCall::shared>{"shared"},
+           OptionalField<MoEStageCall, &MoEStageCall::shared_gate>{"shared_gate"});
   def_call(m, "moe_stage", &moe_stage, Field<MoEStageCall>{"stage"}, FIELD(MoEStageCall, attended),
            FIELD(MoEStageCall, hidden), FIELD(MoEStageCall, num_tokens), FIELD(MoEStageCall, out));
   nb::class_<DecoderLayer> layer(m, "DecoderLayer");
@@ -454,7 +471,8 @@ void bind_layers(nb::module_& m) {
            FIELD(DecoderLayer, num_heads), FIELD(DecoderLayer, q_norm),
            FIELD(DecoderLayer, k_norm), FIELD(DecoderLayer, norm_all_heads), FIELD(DecoderLayer, clip),
            FIELD(DecoderLayer, sliding_window), FIELD(DecoderLayer, scale), FIELD(DecoderLayer, soft_cap),
-           FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, stage));
+           FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, norms_last),
+           FIELD(DecoderLayer, is_interleaved), FIELD(DecoderLayer, stage));
   nb::class_<RotaryTable> rotary(m, "RotaryTable");
   def_init(rotary, FIELD(RotaryTable, cos), FIELD(RotaryTable, sin), FIELD(RotaryTable, dim));
   using SequenceCount = Field<DecoderPass, &DecoderPass::call, &DecoderCall::sequences, &Sequences::count>;

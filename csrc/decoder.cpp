@@ -20,7 +20,7 @@ struct Between {
   std::vector<const MoEStageCall*> routed;  // the stages with routers
 };
 
-// A layer whose experts have slots: its stage up to the router is done.
+// A layer whose experts have slots: its stage up to the router is done, and no expert yet.
 struct RoutedLayer {
   const MoEStageCall& stage;
   int64_t number;       // of those with routers
@@ -45,12 +45,12 @@ bool lacks_any(const ExpertLayer& layer) {
 // What a later layer's router would choose now, [num_tokens, top_k].
 const int64_t* choose_ahead(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, const MoEStageCall& next,
                             Between& between) {
-  const int64_t num_experts = next.layer.num_experts, num_ids = call.num_tokens * next.top_k;
+  const int64_t num_experts = next.layer.num_experts, num_ids = call.num_tokens * next.routing.top_k;
   float* const logits = between.logits.at_least(call.num_tokens * num_experts);
   float* const weights = between.topk_weights.at_least(num_ids);
   int64_t* const ids = between.topk_ids.at_least(num_ids);
-  linear(isa, LinearCall{next.router, layer.stage.normed, call.num_tokens, next.router.cols, nullptr, nullptr, logits});
-  softmax_topk(isa, SoftmaxTopkCall{logits, call.num_tokens, num_experts, next.top_k, next.renormalize, ids, weights});
+  router_logits(isa, next, layer.stage.normed, call.num_tokens, logits);
+  route(isa, RouteCall{next.routing, logits, call.num_tokens, num_experts, ids, weights});
   return ids;
 }
 
@@ -69,7 +69,7 @@ bool expects_absent(const Isa& isa, const DecoderCall& call, const RoutedLayer& 
     return false;
   }
   const int64_t* const ids = choose_ahead(isa, call, layer, stage, between);
-  return std::any_of(ids, ids + call.num_tokens * stage.top_k, [&](int64_t id) { return slots[id] == kAbsent; });
+  return std::any_of(ids, ids + call.num_tokens * stage.routing.top_k, [&](int64_t id) { return slots[id] == kAbsent; });
 }
 
 // Computes with the experts that are in memory and that `slots` has not yet, which are there afterwards.
@@ -91,18 +91,20 @@ void compute_arrived(const Isa& isa, ExpertsCall call, const int32_t* place, int
   if (is_any) expert_pairs(isa, call);
 }
 
-// Computes a layer's experts as they come. False: the fetcher cannot bring them all; then nothing has changed.
+// Computes a layer's experts as they come. False: the fetcher cannot bring them all; then only the shared one was.
 bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
   ExpertFetcher& fetcher = *call.fetcher;
   const MoEStageCall& stage = layer.stage;
-  const int64_t num_ids = call.num_tokens * stage.top_k, hidden = stage.layer.hidden;
-  if (!fetcher.request(layer.number, stage.topk_ids, num_ids)) return false;
-  for (int64_t later = layer.first; later <= layer.last; ++later) {
+  const int64_t num_ids = call.num_tokens * stage.routing.top_k, hidden = stage.layer.hidden;
+  const bool is_coming = fetcher.request(layer.number, stage.topk_ids, num_ids);
+  for (int64_t later = layer.first; is_coming && later <= layer.last; ++later) {
     const MoEStageCall& next = *between.routed[later];
     if (!lacks_any(next.layer)) continue;
-    fetcher.prefetch(later, choose_ahead(isa, call, layer, next, between), call.num_tokens, next.top_k);
+    fetcher.prefetch(later, choose_ahead(isa, call, layer, next, between), call.num_tokens, next.routing.top_k);
   }
-  ExpertsCall work{stage.layer,    stage.normed,       call.num_tokens, stage.top_k,
+  shared_stage(isa, stage);  // meanwhile
+  if (!is_coming) return false;
+  ExpertsCall work{stage.layer,    stage.normed,       call.num_tokens, stage.routing.top_k,
                    stage.topk_ids, stage.topk_weights, call.hidden,     call.hidden};
   if (!fetcher.missing().empty()) {
     work.residual = nullptr;
@@ -114,7 +116,7 @@ bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLaye
       if (!fetcher.wait()) return false;
       compute_arrived(isa, work, stage.layer.slots, slots, stage.topk_ids, num_ids);
     }
-    add_pairs(isa, AddPairsCall{work.out, call.num_tokens, stage.top_k, hidden, stage.topk_ids, call.hidden,
+    add_pairs(isa, AddPairsCall{work.out, call.num_tokens, stage.routing.top_k, hidden, stage.topk_ids, call.hidden,
                                 call.hidden});
   } else {
     experts(isa, work);
@@ -123,16 +125,17 @@ bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLaye
   return true;
 }
 
-// False: the layer lacks an expert, or a later one will, and somebody else has to see to that.
+// False: the layer lacks an expert, or a later one will, and somebody else has to see to that; the shared one is done.
 bool compute_in_slots(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
   const MoEStageCall& stage = layer.stage;
   if (call.fetcher != nullptr && call.fetcher->may_load()) return fetch_and_compute(isa, call, layer, between);
+  shared_stage(isa, stage);
   if (call.fetcher != nullptr) call.fetcher->collect();
-  if (!are_in_memory(stage.layer, stage.topk_ids, call.num_tokens * stage.top_k)) return false;
+  if (!are_in_memory(stage.layer, stage.topk_ids, call.num_tokens * stage.routing.top_k)) return false;
   for (int64_t later = layer.first; later <= layer.last; ++later) {
     if (expects_absent(isa, call, layer, later, between)) return false;
   }
-  experts(isa, ExpertsCall{stage.layer, stage.normed, call.num_tokens, stage.top_k, stage.topk_ids, stage.topk_weights,
+  experts(isa, ExpertsCall{stage.layer, stage.normed, call.num_tokens, stage.routing.top_k, stage.topk_ids, stage.topk_weights,
                            call.hidden, call.hidden});
   return true;
 }
@@ -146,9 +149,12 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, 
     linear(isa, LinearCall{part, call.hidden, tokens, hidden, bias, nullptr, qkv + first, layer.input_norm, row});
     first += part.rows;
   }
-  attention_input(isa, AttentionInputCall{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm,
-                                          layer.norm_all_heads, layer.input_norm.eps, layer.clip,
-                                          layer.rotary < 0 ? RotaryTable{} : call.rotary[layer.rotary], call.slots});
+  AttentionInputCall input{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm, layer.norm_all_heads,
+                           layer.input_norm.eps, layer.clip,
+                           layer.rotary < 0 ? RotaryTable{} : call.rotary[layer.rotary], call.slots};
+  input.norms_last = layer.norms_last;
+  input.is_interleaved = layer.is_interleaved;
+  attention_input(isa, input);
   AttentionCall attending{cache, qkv, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
                           attended};
   attending.scale = layer.scale;
@@ -183,7 +189,7 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
       moe_stage(isa, stage);
       continue;
     }
-    if (call.topk_ids != nullptr) stage.topk_ids = call.topk_ids + num_routed * tokens * stage.top_k;
+    if (call.topk_ids != nullptr) stage.topk_ids = call.topk_ids + num_routed * tokens * stage.routing.top_k;
     const int64_t number = num_routed++;
     if (stage.layer.slots == nullptr) {
       moe_stage(isa, stage);

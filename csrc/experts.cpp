@@ -111,19 +111,23 @@ void up(const ExpertsJob& job, int64_t expert, int64_t group, const uint8_t* fol
   const int64_t first_band = group * kMaxTileBands, bands_left = num_bands(weight.rows) - first_band;
   const int bands = bands_left < kMaxTileBands ? static_cast<int>(bands_left) : kMaxTileBands;
   const int64_t row = first_band * kBand, first_unit = layer.is_gated ? row / 2 : row;
-  const float* const bias = layer.up_bias == nullptr ? nullptr : layer.up_bias + expert * layer.num_up_rows() + row;
+  const ExpertBiases& biases = layer.biases;
+  const float* const gate_bias = ExpertBiases::row(biases.gate, expert, biases.up_stride, first_unit);
+  const float* const up_bias = ExpertBiases::row(biases.up, expert, biases.up_stride, first_unit);
   for_each_tile(
       job, weight, first_band, bands, job.starts[expert], job.starts[expert + 1], following,
       [&](int64_t at) { return job.x_rows + job.pairs[at] / call.top_k * job.x_bytes; },
       [&](int64_t at, int num_rows, const float* tile_out) {
-        job.isa.activate({layer.function, layer.is_gated, tile_out, bias, num_rows, bands,
-                          job.h_floats + at * job.h_stride + first_unit, job.h_stride});
+        job.isa.activate({layer.function, layer.alpha, layer.limit, layer.is_gated, tile_out, gate_bias, up_bias,
+                          layer.width - first_unit, num_rows, bands, job.h_floats + at * job.h_stride + first_unit,
+                          job.h_stride});
       });
 }
 
 void down(const ExpertsJob& job, int64_t group, int bands_per_item, int64_t next_group) {
   const ExpertsCall& call = job.call;
   const int64_t hidden = call.layer.hidden;
+  const ExpertBiases& biases = call.layer.biases;
   const int64_t first_band = group * bands_per_item, bands_left = num_bands(hidden) - first_band;
   const int bands = bands_left < bands_per_item ? static_cast<int>(bands_left) : bands_per_item;
   const int64_t col = first_band * kBand, cols_left = hidden - col;
@@ -133,7 +137,7 @@ void down(const ExpertsJob& job, int64_t group, int bands_per_item, int64_t next
   }
   for (int64_t i = 0; i < job.num_touched; ++i) {
     const int32_t expert = job.touched[i];
-    const float* const bias = call.layer.down_bias == nullptr ? nullptr : call.layer.down_bias + expert * hidden + col;
+    const float* const bias = ExpertBiases::row(biases.down, expert, biases.down_stride, col);
     const uint8_t* following = nullptr;
     if (i + 1 < job.num_touched) {
       following = job.down_of(job.touched[i + 1]).band(first_band);

@@ -8,6 +8,7 @@
 
 #include "kv_cache.h"
 #include "matrix.h"
+#include "routing.h"
 
 namespace moeflow {
 
@@ -45,16 +46,19 @@ struct AttentionRange {
   float* out;        // [num_rows, stride]
 };
 
-// What an expert makes of its hidden units: x * sigmoid(x); x * Phi(x), exactly or by the usual tanh; max(x, 0).
-enum class Nonlinearity : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
+// What an expert makes of its hidden units: x * sigmoid(x); x * Phi(x), exactly or by the usual tanh; max(x, 0). The last
+// is for gated ones alone: (up + 1) * gate * sigmoid(alpha * gate), with gates of at most `limit` and ups within it.
+enum class Nonlinearity : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kClampedSwiglu = 4 };
 
 // From a tile's results to hidden units, 16 a band: function(up); gated, 16 a pair of bands (gate, up, gate, up, ...):
 // function(gate) * up.
 struct HiddenUnits {
   Nonlinearity function;
+  float alpha, limit;  // of kClampedSwiglu
   bool is_gated;
-  const float* tile_out;  // [num_rows, kTileStride]
-  const float* bias;      // one for each column of the tile, or null
+  const float* tile_out;             // [num_rows, kTileStride]
+  const float *gate_bias, *up_bias;  // [num_units], or null
+  int64_t num_units;                 // from the tile's first on; the last band may be filled up
   int num_rows, num_bands;
   float* h;  // [num_rows, h_stride]
   int64_t h_stride;
@@ -92,8 +96,7 @@ struct Isa {
   void (*clip_row)(const float* x, float limit, int64_t size, float* out);
   // out[i] = x[i] * cos[i] + x[(i + size / 2) % size] * sin[i]
   void (*rotate_row)(const float* x, const float* cos, const float* sin, int64_t size, float* out);
-  void (*softmax_topk_row)(const float* logits, int64_t num_experts, int64_t top_k, bool renormalize, int64_t* ids,
-                           float* weights);
+  void (*route_row)(const Routing& routing, const float* logits, int64_t num_experts, int64_t* ids, float* weights);
   Argmax (*argmax_row)(const float* x, int64_t size);
   // Steps of sampling a token. The sum is made in double; the maxima [kBand] are of every kBand-th value; the places,
   // ascending, are those of values that are at least `bound`, of which there are as many as is returned.

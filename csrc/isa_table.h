@@ -7,6 +7,7 @@
 #include "isa.h"
 #include "isa_unit.h"
 #include "prepare_row.h"
+#include "routing_tiles.h"
 #include "row_ops_tiles.h"
 #include "sample_tiles.h"
 
@@ -22,9 +23,9 @@ Activation activation(const Matrix& weight) {
   return kind;
 }
 
-constexpr Isa kTable = {ISA_NAME,         activation,  prepare_row,      tile,       activate,
-                        attend,           inverse_rms, scale_row,        layer_norm_row, add_row,
-                        add_weighted_row, clip_row,    rotate_row,       softmax_topk_row, argmax_row,
+constexpr Isa kTable = {ISA_NAME,         activation,    prepare_row, tile,           activate,
+                        attend,           inverse_rms,   scale_row,   layer_norm_row, add_row,
+                        add_weighted_row, clip_row,      rotate_row,  route_row,      argmax_row,
                         sum_weights,      store_weights, lane_maxima, places_at_least};
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "kv_cache.h"
 #include "matrix.h"
 #include "norm.h"
+#include "routing.h"
 
 namespace moeflow {
 
@@ -27,6 +28,19 @@ struct LinearCall {
 };
 void linear(const Isa& isa, const LinearCall& call);
 
+// What is added to an expert's gates, ups and outputs; null: nothing. Rows of experts lie `up_stride` and `down_stride`
+// floats apart.
+struct ExpertBiases {
+  const float* gate = nullptr;  // [num_experts, width]
+  const float* up = nullptr;    // likewise
+  const float* down = nullptr;  // [num_experts, hidden]
+  int64_t up_stride = 0, down_stride = 0;
+
+  static const float* row(const float* of, int64_t expert, int64_t stride, int64_t first) {
+    return of == nullptr ? nullptr : of + expert * stride + first;
+  }
+};
+
 // The experts of a layer: down(function(gate(x)) * up(x)), or down(function(up(x))) where there is no gate.
 struct ExpertLayer {
   // One each, [num_up_rows, hidden]: up, or gated, bands in turn: gate 0..15, up 0..15, gate 16..31, ...; null where a
@@ -36,8 +50,8 @@ struct ExpertLayer {
   int64_t num_experts, hidden, width;
   Nonlinearity function = Nonlinearity::kSilu;
   bool is_gated = true;
-  const float* up_bias = nullptr;    // [num_experts, num_up_rows], in the order of up's rows; or null
-  const float* down_bias = nullptr;  // [num_experts, hidden], or null
+  float alpha = 0, limit = 0;  // of kClampedSwiglu
+  ExpertBiases biases{};
   // [num_experts]: where each is in `up` and `down`, which then hold what is in memory; negative: it is not. Null: all
   // are, in order.
   const int32_t* slots = nullptr;
@@ -174,17 +188,19 @@ struct AttentionInputCall {
   float clip;  // 0: none
   RotaryTable rotary;
   const int64_t* slots;  // [num_tokens]: block * block_size + offset
+  bool norms_last = false;      // norms of single heads come after the rotation
+  bool is_interleaved = false;  // neighbours are rotated against each other, else halves
 };
+constexpr int64_t kMaxInterleaved = 2048;  // dimensions that are rotated so
 void attention_input(const Isa& isa, const AttentionInputCall& call);
 
-// What follows attention in a layer of experts, in one call: out = h + experts(norm(h)), where
-// h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as SoftmaxTopkCall does.
+// What follows attention in a layer of experts, in one call: out = h (+ shared(norm(h))) + experts(norm(h)), where
+// h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as `routing` says.
 struct MoEStageCall {
   Matrix o_proj;  // [hidden, attended]
   Matrix router;  // [num_experts, hidden]; without data: all tokens go to the one expert, as in a dense layer
   ExpertLayer layer;
-  int64_t top_k;
-  bool renormalize;
+  Routing routing;
   const float* o_bias;  // or null
   Norm norm;
   const float* attended;  // [num_tokens, o_proj.cols]
@@ -195,10 +211,17 @@ struct MoEStageCall {
   float* normed = nullptr;        // [num_tokens, hidden]
   int64_t* topk_ids = nullptr;    // [num_tokens, top_k]
   float* topk_weights = nullptr;  // [num_tokens, top_k]
+  const float* router_bias = nullptr;  // [num_experts]; or null
+  ExpertLayer shared{};  // one expert that all tokens go to, or none
+  Matrix shared_gate{};  // [1, hidden]: it weighs the sigmoid of that; without data: 1
 };
+// What a router says of each expert, [num_tokens, num_experts].
+void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits);
 void moe_stage(const Isa& isa, const MoEStageCall& call);
-// All of it but the experts: `out` is h, and none of the last three is null.
+// All of it but experts: `out` is h, and `normed` and what follows it is not null.
 void route_stage(const Isa& isa, const MoEStageCall& call);
+// Adds the shared expert of `normed` to `out`, if there is one.
+void shared_stage(const Isa& isa, const MoEStageCall& call);
 
 // A layer: norm, QKV projection, attention, and what MoEStageCall says. All norms of a model share `eps`.
 struct DecoderLayer {
@@ -214,6 +237,8 @@ struct DecoderLayer {
   float soft_cap;
   const float* sinks;
   int64_t rotary;      // which of the pass's tables it rotates by; -1: it does not
+  bool norms_last = false;  // as in AttentionInputCall, and the next one
+  bool is_interleaved = false;
   MoEStageCall stage;  // its weights; the rest is filled in
 
   int64_t hidden() const { return qkv.front().cols; }
@@ -258,19 +283,19 @@ struct DecoderCall {
   const uint8_t* guesses = nullptr;
   ExpertFetcher* fetcher = nullptr;  // or null; does not read ahead what is guessed
 };
-// Returns the layer that the pass stopped at, with `hidden` as it goes into the experts' sum; or num_layers.
+// Returns the layer that the pass stopped at, with `hidden` as it goes into the sum of the chosen experts, the shared
+// one included; or num_layers.
 int64_t decoder(const Isa& isa, const DecoderCall& call);
 
-// The top_k likeliest experts of each token under a softmax over all, likeliest first, of equals the lower number
-// first; `renormalize` makes their weights sum to 1. Logits that are not numbers give NaN weights, and still valid ids.
-struct SoftmaxTopkCall {
+// Each token's choice of experts, best first. Logits that are not numbers give NaN weights, and still valid ids.
+struct RouteCall {
+  Routing routing;
   const float* logits;  // [num_rows, num_experts]
-  int64_t num_rows, num_experts, top_k;
-  bool renormalize;
+  int64_t num_rows, num_experts;
   int64_t* topk_ids;    // [num_rows, top_k]
   float* topk_weights;  // [num_rows, top_k]
 };
-void softmax_topk(const Isa& isa, const SoftmaxTopkCall& call);
+void route(const Isa& isa, const RouteCall& call);
 
 // The maximum of each row, NaN if there is one, and the first place where it stands.
 struct ArgmaxCall {

@@ -13,10 +13,10 @@ void normalise(const Isa& isa, const NormCall& call) {
   });
 }
 
-void softmax_topk(const Isa& isa, const SoftmaxTopkCall& call) {
+void route(const Isa& isa, const RouteCall& call) {
   for_each_row(call.num_rows, 8 * call.num_experts, [&](int64_t row) {
-    isa.softmax_topk_row(call.logits + row * call.num_experts, call.num_experts, call.top_k, call.renormalize,
-                         call.topk_ids + row * call.top_k, call.topk_weights + row * call.top_k);
+    isa.route_row(call.routing, call.logits + row * call.num_experts, call.num_experts,
+                  call.topk_ids + row * call.routing.top_k, call.topk_weights + row * call.routing.top_k);
   });
 }
 

@@ -110,43 +110,6 @@ void rotate_row(const float* x, const float* cos, const float* sin, int64_t size
   }
 }
 
-// Comparisons with NaN are false: it never displaces another expert, and as the sum of all it spoils every weight.
-void softmax_topk_row(const float* logits, int64_t num_experts, int64_t top_k, bool renormalize, int64_t* ids,
-                      float* weights) {
-  float largest = logits[0];
-  for (int64_t e = 1; e < num_experts; ++e) largest = logits[e] > largest ? logits[e] : largest;
-  for (int64_t e = 0; e < num_experts; ++e) {
-    int64_t place = e < top_k ? e : top_k;
-    if (place == top_k) {
-      if (!(logits[e] > weights[top_k - 1])) continue;
-      --place;
-    }
-    for (; place > 0 && logits[e] > weights[place - 1]; --place) {
-      weights[place] = weights[place - 1];
-      ids[place] = ids[place - 1];
-    }
-    weights[place] = logits[e];
-    ids[place] = e;
-  }
-  Vec sums = {};
-  float chosen = 0;
-  for (int64_t e = 0; e < num_experts; e += kBand) {
-    const int64_t left = num_experts - e;
-    Vec v = exp_vec(load_some(logits + e, left) - largest);
-    for (int64_t i = left; i < kBand; ++i) v[i] = 0;
-    sums += v;
-  }
-  for (int64_t k = 0; k < top_k; k += kBand) {
-    const int64_t left = top_k - k;
-    const Vec v = exp_vec(load_some(weights + k, left) - largest);
-    for (int64_t i = 0; i < left && i < kBand; ++i) chosen += v[i];
-    store_some(weights + k, v, left);
-  }
-  const float all = sum_lanes(sums);
-  const float total = renormalize ? chosen + (all - all) : all;  // an infinity anywhere makes NaN of either
-  for (int64_t k = 0; k < top_k; ++k) weights[k] /= total;
-}
-
 // In vectors as wide as registers: compilers take wider comparisons apart, value by value. Each lane holds the maximum
 // of every so many values and the first place where it was met:
 //

@@ -6,6 +6,10 @@
 
 namespace moeflow {
 
+void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits) {
+  linear(isa, LinearCall{call.router, normed, num_tokens, call.router.cols, call.router_bias, nullptr, logits});
+}
+
 void route_stage(const Isa& isa, const MoEStageCall& call) {
   static thread_local Buffer<float> logits;
   const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows, num_experts = call.layer.num_experts;
@@ -17,9 +21,28 @@ void route_stage(const Isa& isa, const MoEStageCall& call) {
     return;
   }
   float* const scores = logits.at_least(tokens * num_experts);
-  linear(isa, LinearCall{call.router, call.normed, tokens, hidden, nullptr, nullptr, scores});
-  softmax_topk(isa, SoftmaxTopkCall{scores, tokens, num_experts, call.top_k, call.renormalize, call.topk_ids,
-                                    call.topk_weights});
+  router_logits(isa, call, call.normed, tokens, scores);
+  route(isa, RouteCall{call.routing, scores, tokens, num_experts, call.topk_ids, call.topk_weights});
+}
+
+void shared_stage(const Isa& isa, const MoEStageCall& call) {
+  static thread_local Buffer<float> scores, shared_weights;
+  static thread_local Buffer<int64_t> shared_ids;
+  if (call.shared.num_experts == 0) return;
+  const int64_t tokens = call.num_tokens;
+  int64_t* const ids = shared_ids.at_least(tokens);
+  float* const weights = shared_weights.at_least(tokens);
+  if (call.shared_gate.data == nullptr) {
+    std::fill_n(ids, tokens, 0);
+    std::fill_n(weights, tokens, 1.0f);
+  } else {
+    Routing routing;
+    routing.score = ScoreFunction::kSigmoid;
+    float* const gates = scores.at_least(tokens);
+    linear(isa, LinearCall{call.shared_gate, call.normed, tokens, call.shared_gate.cols, nullptr, nullptr, gates});
+    route(isa, RouteCall{routing, gates, tokens, 1, ids, weights});
+  }
+  experts(isa, ExpertsCall{call.shared, call.normed, tokens, 1, ids, weights, call.out, call.out});
 }
 
 void moe_stage(const Isa& isa, const MoEStageCall& call) {
@@ -28,11 +51,12 @@ void moe_stage(const Isa& isa, const MoEStageCall& call) {
   const int64_t tokens = call.num_tokens;
   MoEStageCall stage = call;
   if (stage.normed == nullptr) stage.normed = normed.at_least(tokens * call.o_proj.rows);
-  if (stage.topk_ids == nullptr) stage.topk_ids = topk_ids.at_least(tokens * call.top_k);
-  if (stage.topk_weights == nullptr) stage.topk_weights = topk_weights.at_least(tokens * call.top_k);
+  if (stage.topk_ids == nullptr) stage.topk_ids = topk_ids.at_least(tokens * call.routing.top_k);
+  if (stage.topk_weights == nullptr) stage.topk_weights = topk_weights.at_least(tokens * call.routing.top_k);
   route_stage(isa, stage);
-  experts(isa, ExpertsCall{call.layer, stage.normed, tokens, call.top_k, stage.topk_ids, stage.topk_weights, call.out,
-                           call.out});
+  shared_stage(isa, stage);
+  experts(isa, ExpertsCall{call.layer, stage.normed, tokens, call.routing.top_k, stage.topk_ids, stage.topk_weights,
+                           call.out, call.out});
 }
 
 }  // namespace moeflow

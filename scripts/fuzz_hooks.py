@@ -1,6 +1,7 @@
 """What the OpenAPI document cannot say of requests, made true in those that schemathesis draws: that schemas, regular
 expressions and grammars are some that can be held to, that an answer has one form only, that a tool which is named is
-one of those offered, that their names differ, and that only models which reason have a budget for it.
+one of those offered, that their names differ, that only models which reason have a budget for it, and that no answer
+was begun by the client.
 
 Only values of the right type are changed: what was drawn to be refused still is.
 """
@@ -21,6 +22,7 @@ def map_body(context: Any, body: Any) -> Any:
     if isinstance(body, dict):
         _mend_forms(body)
         _mend_tools(body)
+        _mend_end(body)
         if isinstance(body.get("thinking_token_budget"), int):
             del body["thinking_token_budget"]
     return body
@@ -36,9 +38,8 @@ def _mend_forms(body: dict[str, Any]) -> None:
     _keep_one(body, ("response_format", "structured_outputs", *(f"guided_{name}" for name in (*TEXTS, "choice"))))
     if isinstance(wish := body.get("structured_outputs"), dict):
         _keep_one(wish, ("json_object", "choice", *TEXTS))
-    wished, text = body.get("response_format"), body.get("text")
-    wished = wished.get("json_schema") if isinstance(wished, dict) else None
-    for described in (wished, text.get("format") if isinstance(text, dict) else None):
+    places = (("response_format", "json_schema"), ("text", "format"), ("output_config", "format"))
+    for described in (body[name].get(within) for name, within in places if isinstance(body.get(name), dict)):
         if isinstance(described, dict) and isinstance(described.get("schema"), dict):
             described["schema"] = SCHEMA
 
@@ -59,14 +60,23 @@ def _keep_one(body: dict[str, Any], names: tuple[str, ...]) -> None:
         del body["response_format"]
 
 
+def _mend_end(body: dict[str, Any]) -> None:
+    """Let a conversation that Anthropic's API asks about end with a user's message."""
+    messages, is_anthropic = body.get("messages"), isinstance(body.get("max_tokens"), int)
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if is_anthropic and isinstance(last, dict) and last.get("role") == "assistant" and "content" in last:
+        messages.append({"role": "user", "content": "Go on."})
+
+
 def _mend_tools(body: dict[str, Any]) -> None:
     tools = body.get("tools")
     given = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     functions = [tool.get("function", tool) for tool in given]  # responses have it plainly
     functions = [one for one in functions if isinstance(one, dict) and isinstance(one.get("name"), str)]
     for number, function in enumerate(functions):
-        if isinstance(function.get("parameters"), dict):
-            function["parameters"] = SCHEMA
+        for name in ("parameters", "input_schema"):
+            if isinstance(function.get(name), dict):
+                function[name] = SCHEMA
         if function["name"] in [other["name"] for other in functions[:number]]:
             function["name"] = f"f{number}"
     choice = body.get("tool_choice")

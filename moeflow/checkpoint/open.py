@@ -12,6 +12,7 @@ from moeflow.checkpoint.gguf.file import GGUFFile
 from moeflow.checkpoint.quantized.folder import QuantizedFolder
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.checkpoint.regular_file import open_stream, stat_file
+from moeflow.checkpoint.renamed.registry import with_known_names
 from moeflow.checkpoint.safetensors.folder import CONVERT_PICKLE, PICKLE_SUFFIXES, SafetensorsFolder
 from moeflow.core.errors import CheckpointError
 
@@ -30,7 +31,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if stat.S_ISDIR(mode):
         folder = SafetensorsFolder(path)
         settings = QuantizationSettings.of(folder.config, folder.config_file)
-        return folder if settings is None else QuantizedFolder(folder, settings)
+        return with_known_names(folder) if settings is None else QuantizedFolder(folder, settings)
     if not stat.S_ISREG(mode):
         raise CheckpointError("is no regular file", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     if path.suffix == ".gguf" or _has_gguf_magic(path):

@@ -80,6 +80,8 @@ def _kind(option: Option) -> dict[str, Any]:
             return {"metavar": "SIZE", "callback": memory_size}
         case "existing file":
             return {"type": click.Path(dir_okay=False, path_type=Path)}
+        case "folder":
+            return {"metavar": "DIR", "type": click.Path(file_okay=False, path_type=Path)}
         case "new file":
             return {"type": NEW_FILE}
         case _:

@@ -101,6 +101,14 @@ class DraftModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCacheConfig:
+    """Where keys and values of prompts and answers are kept on disk."""
+
+    folder: str
+    max_bytes: int  # of all its files, whoever writes them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """One engine: which model, how, with which limits."""
 
@@ -122,6 +130,7 @@ class EngineConfig:
     num_threads: int  # CPU threads that compute
     scheduler: SchedulerConfig
     kv_cache_bytes: int
+    prompt_cache: PromptCacheConfig | None = None  # None: keys and values end with the engine
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
     offload: OffloadConfig | None = None  # to a device that is smaller than the model; None: `device` computes all
     parallel: ParallelConfig | None = None  # None: one process has the whole model

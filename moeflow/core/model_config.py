@@ -46,6 +46,7 @@ class RopeConfig:
     truncate: bool = True  # yarn: whether what is slowed begins and ends at whole dimensions
     pair_factors: tuple[float, ...] = ()  # longrope: by which each pair turns more slowly
     rotary_dim: int = 0  # dimensions of a head that are rotated, the first ones; 0: all
+    is_interleaved: bool = False  # neighbours are rotated against each other, else halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,15 @@ class ModelConfig:
     num_experts: int = 0
     top_k: int = 0  # experts per token
     norm_topk_prob: bool = True
+    min_topk_total: float = 0.0  # by which chosen weights that are to sum to 1 are divided at least
+    routed_scaling_factor: float = 1.0  # of what chosen experts weigh
+    num_expert_groups: int = 1  # of neighbours,
+    num_chosen_groups: int = 1  # of which so many have experts to choose from
+    unused_prefixes: tuple[str, ...] = ()  # of tensors' names that nothing is computed with, as of further predictors
     dense_layers: tuple[int, ...] = ()  # layers of an MoE model that have no experts
     dense_intermediate_size: int = 0  # of those layers
+    shared_intermediate_size: int = 0  # of an expert that all tokens of a layer go to besides; 0: there is none
+    has_shared_gate: bool = False  # whether a number that it says of a token weighs its result
     tie_word_embeddings: bool = False
     logit_scale: float = 1.0  # of the hidden states that meet the output projection
     attention_bias: bool = False  # of queries, keys and values
@@ -107,10 +115,16 @@ class ModelConfig:
     has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
     mlp_bias: bool = False
+    lm_head_bias: bool = False
+    sparsemixer_jitter: float | None = None  # of routers that choose as SparseMixer does; None: they do not
+    expert_bias: bool = False  # of gates, ups and downs
+    has_qk_norm: bool = False  # of families whose models may or may not normalise each head's queries and keys
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
     hidden_act: HiddenAct = "silu"
     is_gated: bool = True  # feed-forward networks and experts have three matrices, else two
+    swiglu_limit: float | None = None  # of gates and ups, which then meet in (up + 1) gate sigmoid(swiglu_alpha gate)
+    swiglu_alpha: float = 1.0
 
     @property
     def rotary(self) -> RopeConfig:
@@ -137,6 +151,13 @@ class ModelConfig:
         if not self.attention_kinds:
             return () if self.rope is None else (self.rope,)
         return tuple(dict.fromkeys(kind.rope for kind in self.attention_kinds if kind.rope is not None))
+
+    @property
+    def keeps_only_kv(self) -> bool:
+        """Whether all that is kept of past tokens is a key and a value for each, which depend on no later token: then
+        sequences that begin alike have equal KV blocks there, which can be shared, and kept on disk.
+        """
+        return self.encoder is None
 
     @property
     def is_encoder_only(self) -> bool:
@@ -172,6 +193,12 @@ class ModelConfig:
         return 3 if self.is_gated else 2
 
     @property
+    def num_expert_biases(self) -> int:
+        """Biases of one expert."""
+        units = (self.num_ffn_matrices - 1) * self.intermediate_size
+        return units + self.hidden_size if self.expert_bias else 0
+
+    @property
     def num_attentions(self) -> int:
         """Attentions of all layers: those of a decoder over what was encoded are further ones."""
         return self.num_layers + (0 if self.encoder is None else self.num_layers + self.encoder.num_layers)
@@ -183,11 +210,13 @@ class ModelConfig:
         matrices = self.num_ffn_matrices * self.hidden_size
         num_moe = self.num_moe_layers
         num_dense = self.num_layers + self.num_encoder_layers - num_moe
-        experts = num_moe * self.num_experts * (matrices * self.intermediate_size + self.hidden_size)
+        expert = matrices * self.intermediate_size + self.num_expert_biases
+        experts = num_moe * self.num_experts * (expert + self.hidden_size)
+        shared = num_moe * (matrices * self.shared_intermediate_size + self.hidden_size * self.has_shared_gate)
         dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
-        return self.num_attentions * attention + experts + dense + embeddings + classifier
+        return self.num_attentions * attention + experts + shared + dense + embeddings + classifier
 
     @property
     def num_active_parameters(self) -> int:

@@ -13,6 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, GroupError, MoeflowError, RequestError, StorageError
@@ -33,14 +35,18 @@ from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
 from moeflow.speculation.counts import SpeculationCounts
 
 if TYPE_CHECKING:
+    from moeflow.engine.prompt_cache import opening
+    from moeflow.engine.prompt_cache.prompt_cache import PromptCache
     from moeflow.engine.speculators import loading
     from moeflow.speculation.speculation import Speculation
 else:
+    opening = on_demand("moeflow.engine.prompt_cache.opening")
     loading = on_demand("moeflow.engine.speculators.loading")
 
 logger = logging.getLogger(__name__)
 
 _FORM_WAIT_S = 0.002  # for the form of an answer to be understood, where there is nothing else to do
+_PREFIX_WAIT_S = 0.01  # for prefixes to be read, likewise
 
 
 class Engine:
@@ -53,13 +59,14 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         on_pass: Callable[[Batch], None] | None = None,
         speculation: Speculation | None = None,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         self.config = config
         self.model: ModelInfo = runner.info
         if self.model.encoder is not None and config.scheduler.policy != "continuous":
             raise ConfigError(f"encoder-decoders are not run with the scheduling policy {config.scheduler.policy!r}")
         self._runner = runner
-        self._scheduler: SchedulingPolicy = make_scheduler(config.scheduler)
+        self._scheduler: SchedulingPolicy = make_scheduler(config.scheduler, prompt_cache)
         self._requests: dict[str, Request] = {}
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._pooler = Pooler(runner.classify)
@@ -70,6 +77,7 @@ class Engine:
         self._clock = clock
         self._on_pass = on_pass
         self._speculation = speculation
+        self._prompt_cache = prompt_cache
 
     @classmethod
     def load(
@@ -87,20 +95,29 @@ class Engine:
         runner = load_runner(config, progress)
         with ExitStack() as on_failure:
             on_failure.callback(runner.close)
-            engine = cls.over(config, runner, on_pass=on_pass)
+            prompt_cache = None if config.prompt_cache is None else opening.open_prompt_cache(config, runner)
+            if prompt_cache is not None:
+                on_failure.callback(prompt_cache.close)
+            engine = cls.over(config, runner, on_pass=on_pass, prompt_cache=prompt_cache)
             on_failure.pop_all()
             return engine
 
     @classmethod
-    def over(cls, config: EngineConfig, runner: Runner, on_pass: Callable[[Batch], None] | None = None) -> Engine:
+    def over(
+        cls,
+        config: EngineConfig,
+        runner: Runner,
+        on_pass: Callable[[Batch], None] | None = None,
+        prompt_cache: PromptCache | None = None,
+    ) -> Engine:
         """Return an engine over a model that is loaded, with the speculators that `config` names.
 
         Raises: CheckpointError or CapacityError if one of these cannot be loaded.
         """
         if not config.speculators:
-            return cls(config, runner, on_pass=on_pass)
+            return cls(config, runner, on_pass=on_pass, prompt_cache=prompt_cache)
         speculation = loading.speculation_of(loading.load_speculators(config, runner), runner)
-        return cls(config, runner, on_pass=on_pass, speculation=speculation)
+        return cls(config, runner, on_pass=on_pass, speculation=speculation, prompt_cache=prompt_cache)
 
     @property
     def has_work(self) -> bool:
@@ -193,31 +210,43 @@ class Engine:
         outputs, self._cancelled = self._cancelled, []
         outputs += self._queue_formed()
         if self._scheduler.has_work and not self._scheduler.held_s:
-            batch = self._scheduler.schedule(self._trees())
-            if self._on_pass is not None:
-                self._on_pass(batch)
-            started_s = self._clock()
-            _note_begin(batch, started_s)
-            try:
-                result = self._runner.run(batch)
-            except GroupError:  # a rank is gone, and with it a part of the model: nothing can be computed any more
-                raise
-            except Exception as error:  # whatever else a kernel may raise concerns this pass alone
-                outputs += self._fail(batch, error)
-            else:
-                outputs += self._complete(batch, result, self._clock() - started_s)
+            if self._prompt_cache is not None:
+                self._prompt_cache.await_looks()
+            if batch := self._scheduler.schedule(self._trees()):
+                outputs += self._run(batch)
+            elif self._prompt_cache is not None:
+                self._prompt_cache.await_any(_PREFIX_WAIT_S)
         elif not outputs:  # what is to be handed out must not be lost with the engine
             self._runner.check_ranks()
         self._runner.settle(self._scheduler.blocks)
         return outputs
 
+    def _run(self, batch: Batch) -> list[TokenOutput]:
+        """Run a pass; return what it brought, or the ends of its requests if it fails."""
+        if self._on_pass is not None:
+            self._on_pass(batch)
+        started_s = self._clock()
+        _note_begin(batch, started_s)
+        try:
+            result = self._runner.run(batch)
+        except GroupError:  # a rank is gone, and with it a part of the model: nothing can be computed any more
+            raise
+        except Exception as error:  # whatever else a kernel may raise concerns this pass alone
+            return self._fail(batch, error)
+        return self._complete(batch, result, self._clock() - started_s)
+
     def stats(self) -> EngineStats:
         """Return a snapshot of queue, cache and counters."""
         counts = SpeculationCounts() if self._speculation is None else self._speculation.counts
-        return self._counters.snapshot(self._scheduler, self._runner.expert_stats(), counts)
+        found = self._counters.snapshot(self._scheduler, self._runner.expert_stats(), counts)
+        if self._prompt_cache is None:
+            return found
+        return msgspec.structs.replace(found, **self._prompt_cache.stats())
 
     def close(self) -> None:
         """Close the model's threads and files; nothing can be computed any more."""
+        if self._prompt_cache is not None:
+            self._prompt_cache.close()
         self._constraints.close()
         self._runner.close()
 
@@ -270,6 +299,8 @@ class Engine:
         self._scheduler.complete(batch, elapsed_s, {request: len(nodes) for request, nodes in kept.items()})
         if self._speculation is not None:
             self._speculation.note(batch, kept, elapsed_s)
+        if self._prompt_cache is not None:
+            self._prompt_cache.note_pass(batch, self._scheduler.blocks)
         outputs = []
         for entry in batch.entries:
             self._collect_prompt_logprobs(entry, result)
@@ -332,6 +363,8 @@ class Engine:
         )
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
+        if self._prompt_cache is not None:
+            self._prompt_cache.note_end(request, self._scheduler.blocks)
         self._scheduler.finish(request, reason)
         self._forget(request)
         self._counters.finished += 1

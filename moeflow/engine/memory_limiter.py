@@ -6,6 +6,8 @@ keep of their work space is measured already, and the next pass works there agai
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.model_config import ModelConfig
@@ -49,13 +51,16 @@ class MemoryLimiter:
         """Reduce the slots so that a pass has room. Raises: CapacityError if that cannot be."""
         size = self._block_size
         written = {block for entry in batch.entries for block in entry.block_ids[entry.start // size :]}
-        fresh = self._kv.untouched(written)
         wants_prompt = any(entry.request.sampling.prompt_logprobs is not None for entry in batch.entries)
         num_sampled = max(sum(entry.num_sampled for entry in batch.entries), PROMPT_CHUNK if wants_prompt else 0)
         work = work_bytes(self._shape, num_tokens=batch.num_tokens, num_sampled=num_sampled)
-        work -= self._kept_bytes(batch.num_tokens)
+        self.make_room_for(written, work - self._kept_bytes(batch.num_tokens))
+
+    def make_room_for(self, blocks: Iterable[int], beside_bytes: int = 0) -> None:
+        """Likewise for KV blocks that are about to be written, and so many bytes beside. Raises: CapacityError."""
+        fresh = self._kv.untouched(blocks)
         fresh_bytes = len(fresh) * self._kv.block_bytes
-        self._budget.make_room(fresh_bytes + work)
+        self._budget.make_room(fresh_bytes + beside_bytes)
         self._kv.touch(fresh)
         self._budget.other_bytes += fresh_bytes  # as good as held: `settle` must not give them out again
 

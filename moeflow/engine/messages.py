@@ -209,6 +209,12 @@ class EngineStats(ExpertStats, frozen=True, kw_only=True):
     failed_passes_total: int = 0
     prompt_tokens_total: int = 0  # computed, not those found in the prefix tree
     prefix_hit_tokens_total: int = 0
+    prompt_cache_limit_bytes: int = 0  # of the prompt cache on disk; 0: there is none
+    prompt_cache_bytes: int = 0  # that it has, of all models and engines that share its folder
+    is_prompt_cache_writing: bool = False  # else there is none, or its disk has refused
+    prompt_cache_hit_tokens_total: int = 0  # whose keys and values were read from there
+    prompt_cache_read_bytes_total: int = 0
+    prompt_cache_written_bytes_total: int = 0
     generated_tokens_total: int = 0
     requests_finished_total: int = 0
     requests_cancelled_total: int = 0

@@ -6,7 +6,7 @@ Knows nothing of queues, of what happens between passes, and of how the model wa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,6 +24,7 @@ from moeflow.engine.verification import Verified, verify
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.on_demand import on_demand, without_gradients
 from moeflow.kv.block_tables import BlockTables
+from moeflow.kv.storage import KVStorage
 from moeflow.models.pass_input import PROMPT_CHUNK, PassInput
 from moeflow.pipeline.runtime.trace import Label, Trace
 
@@ -151,6 +152,16 @@ class ModelRunner:
     def model(self) -> LanguageModel | offloaded_model.OffloadedModel:
         """The model that passes are computed with."""
         return self._model
+
+    @property
+    def kv(self) -> KVStorage:
+        """Keys and values of past tokens."""
+        return self._kv
+
+    def make_room(self, blocks: Iterable[int]) -> None:
+        """Make room for KV blocks that are written outside of passes. Raises: CapacityError if that cannot be."""
+        if self._keeper is not None:
+            self._keeper.make_room_for(blocks)
 
     @property
     def experts(self) -> expert_store.ExpertStore | None:

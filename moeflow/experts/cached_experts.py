@@ -18,6 +18,7 @@ from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.kernels.cpu.decoder import Expected
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:
@@ -89,18 +90,18 @@ class ExpertPool:
             at_most = min(2 * num_layers * num_choices, self.cache.num_slots)
             self.cache.lend(at_most, max_needed=self.stream.least - 1)
 
-    def add_layer(self) -> CachedExperts:
+    def add_layer(self, biases: ExpertBiases | None = None) -> CachedExperts:
         """Return the experts of the next layer that has some."""
         self.num_layers += 1
-        return CachedExperts(self, self.num_layers - 1)
+        return CachedExperts(self, self.num_layers - 1, biases)
 
 
 class CachedExperts:
     """The experts of one layer."""
 
-    def __init__(self, pool: ExpertPool, layer: int) -> None:
+    def __init__(self, pool: ExpertPool, layer: int, biases: ExpertBiases | None = None) -> None:
         """`layer` counts those with experts."""
-        self.pool, self.layer = pool, layer
+        self.pool, self.layer, self.biases = pool, layer, biases
         self.slots = torch.from_numpy(pool.cache.slot_table)[layer]  # [E] int32, as it was when last brought up to date
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -147,9 +148,9 @@ class CachedExperts:
     def movable(self) -> None:
         """Return nothing: a slot's expert changes."""
 
-    def for_kernels(self) -> tuple[PackedExperts, Tensor]:
-        """Return the memory of the slots, and each expert's slot, [E] int32."""
-        return self.pool.slots_of(self.layer), self.slots
+    def for_kernels(self) -> tuple[PackedExperts, Tensor, ExpertBiases | None]:
+        """Return the memory of the slots, each expert's slot, [E] int32, and the layer's biases."""
+        return self.pool.slots_of(self.layer), self.slots, self.biases
 
     def _run(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
         is_first, spanned = True, self.pool.spanned
@@ -192,6 +193,7 @@ class _Work:
     def __init__(
         self, of: CachedExperts, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None
     ) -> None:
+        self._biases = of.biases
         self._slots, self._layer_size = of.pool.slots_of(of.layer), of.pool.cache.num_experts
         self._arguments = (hidden, topk_ids, topk_weights)
         self._residual = residual
@@ -217,7 +219,7 @@ class _Work:
         if not experts:
             return
         slots = {expert: lease.slots[expert] for expert in experts}
-        in_slots = SlotExperts(self._slots, self._layer_size, slots)
+        in_slots = SlotExperts(self._slots, self._layer_size, slots, self._biases)
         if len(experts) == self._num_needed:
             self._sums = in_slots.sums(*self._arguments, self._residual)
             return

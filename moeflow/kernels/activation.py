@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from moeflow.kernels.on_demand import torch
 
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 Nonlinearity = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 NONLINEARITIES: Final[tuple[Nonlinearity, ...]] = ("silu", "gelu", "gelu_tanh", "relu")
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """`(up + 1) * gate * sigmoid(alpha * gate)`, with gates of at most `limit` and ups within it (gpt-oss)."""
+
+    alpha: float
+    limit: float
+
+
+Activation: TypeAlias = Nonlinearity | ClampedSwiglu
 
 
 def apply(function: Nonlinearity, x: Tensor) -> Tensor:
@@ -29,15 +41,33 @@ def apply(function: Nonlinearity, x: Tensor) -> Tensor:
             return torch.relu(x)
 
 
-def apply_and_mul(function: Nonlinearity, gate_up: Tensor) -> Tensor:
+def apply_and_mul(function: Activation, gate_up: Tensor) -> Tensor:
     """Return `function(gate) * up`, where gate is the first half of the last dimension and up the second.
 
     Shapes: gate_up [T, 2I] -> [T, I].
     """
     gate, up = gate_up.chunk(2, dim=-1)
+    if isinstance(function, ClampedSwiglu):
+        gate, up = gate.clamp(max=function.limit), up.clamp(-function.limit, function.limit)
+        return torch.sigmoid(gate * function.alpha).mul_(gate).mul_(up + 1)
     return apply(function, gate).mul_(up)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return `silu(gate) * up`; see `apply_and_mul`."""
     return apply_and_mul("silu", gate_up)
+
+
+def activate(function: Activation, ups: Tensor, *, is_gated: bool) -> Tensor:
+    """Return hidden units from what gate, if there is one, and up gave. Shapes: ups [T, 2I] or [T, I] -> [T, I]."""
+    if is_gated:
+        return apply_and_mul(function, ups)
+    assert not isinstance(function, ClampedSwiglu)
+    return apply(function, ups)
+
+
+def kernel_arguments(function: Activation) -> dict[str, float]:
+    """Return how the CPU extension is told of a function."""
+    if isinstance(function, ClampedSwiglu):
+        return {"function": len(NONLINEARITIES), "alpha": function.alpha, "limit": function.limit}
+    return {"function": NONLINEARITIES.index(function), "alpha": 0.0, "limit": 0.0}

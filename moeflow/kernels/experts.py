@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moeflow.kernels.activation import Nonlinearity, apply, apply_and_mul
+from moeflow.kernels.activation import Activation, activate
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.linear import linear
 from moeflow.kernels.on_demand import torch
 
@@ -26,8 +27,8 @@ def fused_experts(
     topk_ids: Tensor,
     topk_weights: Tensor,
     *,
-    function: Nonlinearity = "silu",
-    biases: tuple[Tensor, Tensor] | None = None,
+    function: Activation = "silu",
+    biases: ExpertBiases | None = None,
 ) -> Tensor:
     """Return the weighted sum of each token's experts, `down(function(gate(x)) * up(x))`.
 
@@ -35,8 +36,7 @@ def fused_experts(
     experts runs in float32 whatever x is.
 
     Shapes: x [T, H], gate_up [E, 2I, H] (gate rows first) or [E, I, H], down [E, H, I], both also as E matrices,
-    topk_ids [T, K] int64, topk_weights [T, K] float32, biases of gate_up and of down [E, their rows] -> [T, H] in x's
-    dtype.
+    topk_ids [T, K] int64, topk_weights [T, K] float32 -> [T, H] in x's dtype.
     Blocks: once, until the device knows topk_ids.
     """
     num_tokens, top_k = topk_ids.shape
@@ -58,13 +58,16 @@ def expert_pairs(
     topk_ids: Tensor,
     topk_weights: Tensor,
     experts: range,
+    *,
+    function: Activation = "silu",
+    biases: ExpertBiases | None = None,
 ) -> Tensor:
     """Return the weighted results of some experts only, one for each token and choice; other choices get 0.
 
     Shapes: as for `fused_experts` -> [T, K, H] float32. Blocks: until the device knows topk_ids.
     """
     num_tokens, top_k = topk_ids.shape
-    layer, ids = _Layer(gate_up, down, "silu", None), topk_ids.flatten()
+    layer, ids = _Layer(gate_up, down, function, biases), topk_ids.flatten()
     pairs = ((ids >= experts.start) & (ids < experts.stop)).nonzero().flatten()
     pairs = pairs[ids[pairs].argsort(stable=True)]
     counts = torch.bincount(ids[pairs], minlength=len(gate_up)).tolist()
@@ -83,8 +86,8 @@ class _Layer:
 
     gate_up: Tensor | Sequence[Tensor]
     down: Tensor | Sequence[Tensor]
-    function: Nonlinearity
-    biases: tuple[Tensor, Tensor] | None
+    function: Activation
+    biases: ExpertBiases | None
 
     def run_sorted(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """Return each expert's result for each token that chose it: [T * K, H], in the order of topk_ids."""
@@ -102,5 +105,5 @@ class _Layer:
         up_bias, down_bias = (bias[expert] for bias in self.biases) if self.biases else (None, None)
         units = linear(rows, self.gate_up[expert], up_bias)
         is_gated = self.gate_up[0].shape[0] != self.down[0].shape[1]
-        units = apply_and_mul(self.function, units) if is_gated else apply(self.function, units)
+        units = activate(self.function, units, is_gated=is_gated)
         return linear(units, self.down[expert], down_bias)

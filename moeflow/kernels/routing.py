@@ -3,32 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import row_ops
+from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Score = Literal["softmax", "sigmoid"]
+GroupScore = Literal["max", "top2_sum"]
+SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid")  # in the order in which kernels number them
+GROUP_SCORES: Final[tuple[GroupScore, ...]] = ("max", "top2_sum")  # likewise
 
-def softmax_topk(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """Return the `top_k` likeliest experts of each token and their weights, likeliest first.
 
-    The softmax runs over all experts in float32; `renormalize` makes the chosen weights sum to 1.
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """How most families choose experts. As data, so that a kernel may do it on the way.
 
-    Which of two equally likely experts is chosen is not said.
+    Each expert has a score: its logit's share under a softmax over all experts, or the logit's sigmoid. Experts are
+    ranked by score plus `choice_bias`, of equals the lower number first. With `num_groups`, of neighbours, only those
+    of the `num_chosen_groups` best are chosen among; a group is as good as its best expert, or its two best together.
+    A chosen expert weighs its score, without the bias; with `renormalize` divided by the sum of the chosen ones plus
+    `epsilon`, and by no less than `min_total`; and then times `scale`.
 
-    Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32.
+    (A softmax over the chosen experts alone is that over all, renormalised.)
     """
-    if row_ops.accepts(router_logits):
-        return row_ops.softmax_topk(router_logits, top_k, renormalize=renormalize)
-    probabilities = torch.softmax(router_logits, dim=-1, dtype=torch.float32)
-    topk_weights, topk_ids = torch.topk(probabilities, top_k, dim=-1)
-    if renormalize:
-        topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
-    return topk_ids, topk_weights
+
+    top_k: int
+    renormalize: bool = False
+    score: Score = "softmax"
+    choice_bias: Array | None = None  # [E] float32, on the device of the logits
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    group_score: GroupScore = "max"
+    epsilon: float = 0.0
+    min_total: float = 0.0
+    scale: float = 1.0
+    handle: Any = field(init=False, repr=False)  # for kernels, which look at the bias; None without the extension
+
+    def __post_init__(self) -> None:
+        bias = self.choice_bias
+        handle = row_ops.bind_routing(
+            top_k=self.top_k,
+            renormalize=self.renormalize,
+            score=SCORES.index(self.score),
+            choice_bias=0 if bias is None or not row_ops.accepts(bias) else address(bias),
+            num_groups=self.num_groups,
+            num_chosen_groups=self.num_chosen_groups,
+            group_score=GROUP_SCORES.index(self.group_score),
+            epsilon=self.epsilon,
+            min_total=self.min_total,
+            scale=self.scale,
+        )
+        object.__setattr__(self, "handle", handle)
+
+    def __call__(self, router_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each token's experts, best first, and their weights, computed in float32.
+
+        Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32.
+        """
+        self.check(router_logits.shape[1])
+        if row_ops.accepts(router_logits):
+            return row_ops.route(router_logits, self.top_k, self.handle)
+        logits = router_logits.float()
+        scores = torch.softmax(logits, dim=-1) if self.score == "softmax" else torch.sigmoid(logits)
+        topk_ids = _best(self._ranks(logits, scores), self.top_k)
+        topk_weights = scores.gather(1, topk_ids)
+        if self.renormalize:
+            total = topk_weights.sum(dim=-1, keepdim=True) + self.epsilon
+            topk_weights = topk_weights / total.clamp(min=self.min_total)
+        return topk_ids, topk_weights * self.scale
+
+    def check(self, num_experts: int) -> None:
+        """Raise ValueError unless so many experts can be chosen among."""
+        groups, most = self.num_groups, row_ops.MAX_GROUPS
+        if not 1 <= groups <= most or num_experts % groups or not 1 <= self.num_chosen_groups <= groups:
+            raise ValueError(
+                f"{num_experts} experts are not in {groups} groups, of which {self.num_chosen_groups} count"
+            )
+        size = num_experts // groups
+        if size < 2 and groups > 1 and self.group_score == "top2_sum":
+            raise ValueError(f"groups of {size} have no two experts")
+        num_candidates = size * self.num_chosen_groups
+        if not 1 <= self.top_k <= num_candidates:
+            raise ValueError(f"{self.top_k} of {num_candidates} experts cannot be chosen")
+        if self.choice_bias is not None and row_ops.accepts(self.choice_bias):
+            check_floats(self.choice_bias, (num_experts,))
+
+    def _ranks(self, logits: Tensor, scores: Tensor) -> Tensor:
+        """Return what experts are ranked by: logits, where that is the order of scores, for they are finer."""
+        by_logits = self.choice_bias is None and (self.num_groups == 1 or self.group_score == "max")
+        ranks = logits if by_logits else scores if self.choice_bias is None else scores + self.choice_bias
+        if self.num_groups == 1:
+            return ranks
+        grouped = ranks.view(len(ranks), self.num_groups, ranks.shape[1] // self.num_groups)
+        of_groups = grouped.topk(1 if self.group_score == "max" else 2, dim=-1).values.sum(dim=-1)
+        is_left_out = torch.ones_like(of_groups, dtype=torch.bool)
+        is_left_out.scatter_(1, _best(of_groups, self.num_chosen_groups), False)
+        return grouped.masked_fill(is_left_out.unsqueeze(-1), -torch.inf).view(ranks.shape)
+
+
+def _best(ranks: Tensor, count: int) -> Tensor:
+    """Return the places of the largest numbers of each row, of equals the first: [T, count] int64."""
+    return ranks.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def within_capacity(topk_ids: Tensor, topk_weights: Tensor, lengths: Sequence[int], capacity: int) -> Tensor:
@@ -46,15 +127,3 @@ def within_capacity(topk_ids: Tensor, topk_weights: Tensor, lengths: Sequence[in
         kept[start : start + length] = (earlier <= capacity).view(length, -1)
         start += length
     return topk_weights * kept
-
-
-@dataclass(frozen=True, slots=True)
-class SoftmaxTopK:
-    """`softmax_topk` with its settings: how most families route. As data, so that a kernel may do it on the way."""
-
-    top_k: int
-    renormalize: bool
-
-    def __call__(self, router_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32."""
-        return softmax_topk(router_logits, self.top_k, renormalize=self.renormalize)

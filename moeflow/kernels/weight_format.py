@@ -70,6 +70,13 @@ class LayerFormats:
     o_proj: WeightFormat
     up: WeightFormat  # of the experts, or the dense network: also of the gate
     down: WeightFormat
+    shared_up: WeightFormat | None = None  # of a shared expert; None: as of the others
+    shared_down: WeightFormat | None = None  # likewise
+
+    def of(self, part: str) -> WeightFormat:
+        """Return the format of what a field is about."""
+        found: WeightFormat | None = getattr(self, part)
+        return found or self.of(part.removeprefix("shared_"))
 
 
 def _of_blocks(

@@ -1,8 +1,9 @@
 """Block tables of the running requests over one pool of KV blocks.
 
-Every block is in exactly one of three places: free, private to one request, or in the prefix tree. A
-request's table starts with tree nodes (shared, full) and ends with private blocks (not full yet, or equal
-to a block that somebody else put into the tree first). Knows nothing of scheduling, time or tensors.
+Every block is in exactly one of four places: free, private to one request, in the prefix tree, or being filled with
+contents from elsewhere, to be in the tree then. A request's table starts with tree nodes (shared, full) and ends with
+private blocks (not full yet, or equal to a block that somebody else put into the tree first). Knows nothing of
+scheduling, time or tensors.
 
 A block takes memory from when it is first given out. Where memory is short, `num_kept` is how many may keep it
 while nobody uses them: beyond that, blocks of the tree are taken before fresh ones, and `give_back` names the rest.
@@ -13,13 +14,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from moeflow.core.request import Request
-from moeflow.kv.prefix_tree import Node, PrefixTree
+from moeflow.kv.prefix_tree import Node, PrefixTree, TokenBlock
 
 
 @dataclass(slots=True)
 class _Table:
     block_ids: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # of the first len(nodes) blocks
+
+
+@dataclass(slots=True, eq=False)
+class Filling:
+    """Blocks that follow a path of the tree and are filled by others than a pass."""
+
+    nodes: list[Node]  # the path, in use until the end
+    tokens: list[TokenBlock]
+    block_ids: list[int]
 
 
 class BlockTables:
@@ -38,6 +48,7 @@ class BlockTables:
         self._num_fresh = num_blocks  # at its bottom: blocks that take no memory
         self._tables: dict[Request, _Table] = {}
         self._fresh: list[Node] = []  # put into the tree for the pass under way
+        self._fillings: list[Filling] = []
 
     @property
     def num_available(self) -> int:
@@ -137,6 +148,56 @@ class BlockTables:
             self.tree.unlock(node)
         self._free.extend(reversed(table.block_ids[len(table.nodes) :]))
 
+    def shared(self, request: Request) -> list[Node]:
+        """Return the nodes that a request's table starts with."""
+        return self._tables[request].nodes
+
+    def num_shared(self, request: Request) -> int:
+        """Return how many these are."""
+        return len(self._tables[request].nodes)
+
+    def begin_filling(self, request: Request, num_blocks: int) -> Filling:
+        """Close a request's table, but keep those of its first `num_blocks` blocks that are private, to be filled.
+
+        Returns the filling that is under way already, if there is one of the same tokens behind the same path.
+        """
+        table = self._tables[request]
+        start, size = len(table.nodes), self.block_size
+        assert start < num_blocks <= len(table.block_ids)
+        tokens = [tuple(request.token_ids(i * size, (i + 1) * size)) for i in range(start, num_blocks)]
+        for other in self._fillings:
+            if other.tokens[0] == tokens[0] and other.nodes == table.nodes:
+                self.close(request)
+                return other
+        filling = Filling(list(table.nodes), tokens, table.block_ids[start:num_blocks])
+        self._fillings.append(filling)
+        for node in filling.nodes:
+            self.tree.lock(node)
+        del table.block_ids[start:num_blocks]
+        self.close(request)
+        return filling
+
+    def end_filling(self, filling: Filling, num_filled: int) -> None:
+        """Put the first `num_filled` of its blocks into the tree, unused, and free the others.
+
+        Between passes, unless that is none of them.
+        """
+        assert not (self._fresh and num_filled)
+        self._fillings.remove(filling)
+        path = list(filling.nodes)
+        for tokens, block_id in zip(filling.tokens[:num_filled], filling.block_ids, strict=False):
+            parent = path[-1] if path else self.tree.root
+            twin = parent.children.get(tokens)
+            if twin is None:
+                path.append(self.tree.insert(parent, tokens, block_id))
+            else:  # computed meanwhile
+                self.tree.lock(twin)
+                self._free.append(block_id)
+                path.append(twin)
+        for node in reversed(path):
+            self.tree.unlock(node)
+        self._free.extend(reversed(filling.block_ids[num_filled:]))
+
     def confirm_pass(self) -> None:
         """The pass went well: what was shared for it holds valid contents."""
         self._fresh.clear()
@@ -175,7 +236,8 @@ class BlockTables:
         """Prove that every block is in exactly one place and every user is counted. AssertionError if not."""
         private = [b for t in self._tables.values() for b in t.block_ids[len(t.nodes) :]]
         nodes = list(self.tree.nodes())
-        everywhere = sorted(self._free + private + [node.block_id for node in nodes])
+        filled = [block_id for filling in self._fillings for block_id in filling.block_ids]
+        everywhere = sorted(self._free + private + filled + [node.block_id for node in nodes])
         assert everywhere == list(range(self.num_blocks)), "a block is lost or held twice"
         assert 0 <= self._num_fresh <= len(self._free)
         assert len(nodes) == self.tree.num_nodes
@@ -186,6 +248,8 @@ class BlockTables:
             assert len(table.block_ids) >= self.blocks_for(request.num_computed_tokens)
             for node in table.nodes:
                 users[id(node)] += 1
+        for node in (node for filling in self._fillings for node in filling.nodes):
+            users[id(node)] += 1
         for node in nodes:
             assert node.num_users == users[id(node)], "a user of a shared block is miscounted"
             assert node.parent is self.tree.root or (node.parent and node.parent.num_users >= node.num_users)

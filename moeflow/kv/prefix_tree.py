@@ -17,7 +17,7 @@ TokenBlock = tuple[int, ...]
 class Node:
     """One shared block. `num_users` counts the requests whose block tables run through it."""
 
-    __slots__ = ("block_id", "children", "num_users", "parent", "tokens")
+    __slots__ = ("block_id", "children", "key", "num_users", "parent", "tokens")
 
     def __init__(self, block_id: int, tokens: TokenBlock, parent: Node | None) -> None:
         self.block_id = block_id
@@ -25,6 +25,12 @@ class Node:
         self.parent = parent
         self.children: dict[TokenBlock, Node] = {}
         self.num_users = 0
+        self.key = b""  # what a store on disk calls it, once that was asked; kept by whoever asks
+
+    @property
+    def is_in_tree(self) -> bool:
+        """Whether its block has its contents: it is set apart before the block is given to anyone else."""
+        return self.parent is not None
 
     @property
     def is_evictable(self) -> bool:

@@ -9,6 +9,9 @@ import mmap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 from moeflow.kernels.arrays import array_on, ids_on
@@ -98,6 +101,33 @@ class KVStorage:
         """Note that blocks are about to be written."""
         for block in blocks:
             self._touched[block] = 1
+
+    @property
+    def content_bytes(self) -> int:
+        """What a block's keys and values are, over all layers."""
+        return len(self.layers) * self._cell_bytes
+
+    @property
+    def is_in_main_memory(self) -> bool:
+        """Whether blocks can be copied out and in."""
+        return self._memory is not None
+
+    def copy_out(self, block: int, into: memoryview) -> None:
+        """Copy a block's `content_bytes`, layer by layer."""
+        self._bytes_of(into)[...] = self._cells[:, block]
+
+    def copy_in(self, block: int, content: memoryview) -> None:
+        """Write what `copy_out` gave."""
+        self._cells[:, block] = self._bytes_of(content)
+
+    @property
+    def _cells(self) -> NDArray[np.uint8]:
+        """All blocks: [layers, num_blocks, bytes of a block in a layer]."""
+        assert self._memory is not None, "it is on a device"
+        return self._memory.bytes.reshape(len(self.layers), self.num_blocks, self._cell_bytes)
+
+    def _bytes_of(self, content: memoryview) -> NDArray[np.uint8]:
+        return np.frombuffer(content, np.uint8).reshape(len(self.layers), self._cell_bytes)
 
     def give_back(self, blocks: Iterable[int]) -> None:
         """Return the memory of blocks to the system, as far as whole pages belong to them; what is in them is lost."""

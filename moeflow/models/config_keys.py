@@ -5,10 +5,12 @@ Keys that would change the arithmetic in a way we do not compute are errors, nev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from moeflow.core.brief import brief
-from moeflow.core.model_config import ConfigReader, HiddenAct, ModelConfig
+from moeflow.core.model_config import AttentionKind, ConfigReader, HiddenAct, ModelConfig
 from moeflow.models.rope_keys import read_rope
 
 # Far beyond what models have, and far from where positions or norms would stop being numbers.
@@ -24,11 +26,14 @@ def read_decoder_config(
     model_type: str,
     default_theta: float = 10000.0,
     may_be_partial: bool = False,
+    default_head_dim: int | None = None,
+    default_rotary_share: float = 1.0,
     **family: Any,
 ) -> ModelConfig:
     """Return the model's shape; `family` adds or replaces fields of `ModelConfig`.
 
-    Only where it `may_be_partial` may positions rotate a part of a head.
+    Only where it `may_be_partial` may positions rotate a part of a head. `default_head_dim`: None: the hidden size over
+    the number of heads. `default_rotary_share` is which share of them is rotated.
 
     Raises: CheckpointError, naming the key, if one is missing, contradicts another or is not supported.
     """
@@ -39,7 +44,7 @@ def read_decoder_config(
         raise reader.error(
             f"'num_attention_heads' is {num_heads}, no multiple of 'num_key_value_heads', {num_kv_heads}"
         )
-    head_dim = reader.positive("head_dim", max(hidden_size // num_heads, 1))
+    head_dim = reader.positive("head_dim", default_head_dim or max(hidden_size // num_heads, 1))
     if head_dim % 2:
         raise reader.error(f"a head has {head_dim} dimensions, where rotary positions need an even number")
     max_position = reader.positive("max_position_embeddings")
@@ -58,7 +63,14 @@ def read_decoder_config(
         "hidden_act": _read_activation(reader),
     }
     if "rope" not in family:
-        fields["rope"] = read_rope(reader, default_theta, max_position, head_dim, may_be_partial=may_be_partial)
+        fields["rope"] = read_rope(
+            reader,
+            default_theta,
+            max_position,
+            head_dim,
+            may_be_partial=may_be_partial,
+            default_share=default_rotary_share,
+        )
     config = ModelConfig(**(fields | family))
     if config.top_k > config.num_experts:
         raise reader.error(f"'num_experts_per_tok' is {config.top_k}, of {config.num_experts} experts")
@@ -76,6 +88,17 @@ def read_num_experts(reader: ConfigReader) -> int:
     return reader.positive(key)
 
 
+def read_dense_layers(reader: ConfigReader) -> tuple[int, ...]:
+    """Return the layers without experts: those listed, and all but every `decoder_sparse_step`-th (Qwen)."""
+    listed = reader.raw.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(isinstance(layer_idx, int) for layer_idx in listed):
+        raise reader.error(f"'mlp_only_layers' is {brief(listed)}, where a list of layer numbers is expected")
+    step, dense = reader.positive("decoder_sparse_step", 1), set(listed)
+    return tuple(
+        layer_idx for layer_idx in range(read_num_layers(reader)) if layer_idx in dense or (layer_idx + 1) % step
+    )
+
+
 def read_sliding_layers(reader: ConfigReader) -> tuple[bool, ...] | None:
     """Return of each layer whether it has the sliding window; None: the config does not list them.
 
@@ -90,6 +113,16 @@ def read_sliding_layers(reader: ConfigReader) -> tuple[bool, ...] | None:
     if unknown:
         raise reader.error(f"a layer is {brief(unknown[0])}; supported are {', '.join(_LAYER_TYPES)}")
     return tuple(_LAYER_TYPES[kind] for kind in listed)
+
+
+def with_sliding_layers(config: ModelConfig, window: int, is_sliding: Sequence[bool]) -> ModelConfig:
+    """Return a config in which those layers have a sliding window; rotary positions are those of all."""
+    if all(is_sliding):
+        return replace(config, sliding_window=window)
+    if not any(is_sliding):
+        return config
+    kinds = tuple(AttentionKind(config.rope, window if slides else None) for slides in is_sliding)
+    return replace(config, attention_kinds=kinds)
 
 
 def _read_activation(reader: ConfigReader) -> HiddenAct:

@@ -101,7 +101,7 @@ class NamesApart:
 def names_apart(checkpoint: Checkpoint) -> NamesApart:
     """Return which tensors are routers, and which embeddings. Raises: CheckpointError if a router is missing."""
     model = find_family(checkpoint).build(read_model_config(checkpoint), shapes_only())
-    routers = frozenset(block.router_name(prefix) for prefix, block in model.moe_blocks())
+    routers = frozenset(name for prefix, block in model.moe_blocks() for name in block.names_of_routers(prefix))
     missing = sorted(routers - checkpoint.tensors.keys())
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
@@ -118,8 +118,12 @@ def _check_tensors(checkpoint: Checkpoint, model: LanguageModel) -> None:
     missing = [name for name in needed if name not in checkpoint.tensors]
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
-    ignored = model.repeated_names()
-    surplus = [name for name in checkpoint.tensors if name not in needed and name not in ignored]
+    ignored, unused = model.repeated_names(), model.config.unused_prefixes
+    surplus = [
+        name
+        for name in checkpoint.tensors
+        if name not in needed and name not in ignored and not name.startswith(unused)
+    ]
     if surplus:
         raise _blame(checkpoint.tensors[surplus[0]].file, surplus, "not part of the model that config.json describes")
     for name, shape in needed.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import read_decoder_config, read_num_experts
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
@@ -33,7 +33,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = SoftmaxTopK(config.top_k, renormalize=True)
+    choose = Routing(config.top_k, renormalize=True)
     return DecoderLayer(
         config, allocator, Attention(config, allocator, layer_idx), MoE(config, allocator, choose, NAMES)
     )

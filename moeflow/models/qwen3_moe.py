@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.kernels.routing import SoftmaxTopK
-from moeflow.models.config_keys import read_decoder_config, read_num_experts, read_num_layers
+from moeflow.kernels.routing import Routing
+from moeflow.models.config_keys import read_decoder_config, read_dense_layers, read_num_experts
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -25,22 +24,11 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         top_k=reader.positive("num_experts_per_tok"),
         norm_topk_prob=reader.get(bool, "norm_topk_prob", False),
         intermediate_size=reader.positive("moe_intermediate_size"),
-        dense_layers=_dense_layers(reader),
+        dense_layers=read_dense_layers(reader),
         dense_intermediate_size=reader.positive("intermediate_size"),
         attention_bias=reader.get(bool, "attention_bias", False),
         attention_out_bias=reader.get(bool, "attention_bias", False),
         sliding_window=reader.positive("sliding_window") if reader.get(bool, "use_sliding_window", False) else None,
-    )
-
-
-def _dense_layers(reader: ConfigReader) -> tuple[int, ...]:
-    """Return the layers without experts: those listed, and all but every `decoder_sparse_step`-th."""
-    listed = reader.raw.get("mlp_only_layers") or []
-    if not isinstance(listed, list) or not all(isinstance(layer_idx, int) for layer_idx in listed):
-        raise reader.error(f"'mlp_only_layers' is {brief(listed)}, where a list of layer numbers is expected")
-    step, dense = reader.positive("decoder_sparse_step", 1), set(listed)
-    return tuple(
-        layer_idx for layer_idx in range(read_num_layers(reader)) if layer_idx in dense or (layer_idx + 1) % step
     )
 
 
@@ -50,7 +38,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = SoftmaxTopK(config.top_k, renormalize=config.norm_topk_prob)
+    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
     is_dense = layer_idx in config.dense_layers
     mlp = (
         dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size)

@@ -50,9 +50,19 @@ class Row:
 
 
 FAMILIES: Mapping[str, Row] = {
+    "dots1": Row("Dots1ForCausalLM", "moeflow.models.dots1"),
+    "ernie4_5_moe": Row("Ernie4_5_MoeForCausalLM", "moeflow.models.ernie4_5_moe"),
+    "glm4_moe": Row("Glm4MoeForCausalLM", "moeflow.models.glm4_moe"),
+    "hunyuan_v1_moe": Row("HunYuanMoEV1ForCausalLM", "moeflow.models.hunyuan_v1_moe"),
+    "minimax_m2": Row("MiniMaxM2ForCausalLM", "moeflow.models.minimax_m2"),
+    "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
     "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),
     "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),
     "olmoe": Row("OlmoeForCausalLM", "moeflow.models.olmoe"),
+    "qwen2": Row("Qwen2ForCausalLM", "moeflow.models.qwen2"),
+    "qwen2_moe": Row("Qwen2MoeForCausalLM", "moeflow.models.qwen2_moe"),
+    "qwen3": Row("Qwen3ForCausalLM", "moeflow.models.qwen3"),
+    "phimoe": Row("PhimoeForCausalLM", "moeflow.models.phimoe"),
     "qwen3_moe": Row("Qwen3MoeForCausalLM", "moeflow.models.qwen3_moe"),
     "switch_transformers": Row(
         "SwitchTransformersForConditionalGeneration",

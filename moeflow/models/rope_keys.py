@@ -20,21 +20,61 @@ _MAX_FACTOR: Final = 1e6
 
 
 def read_rope(
-    reader: ConfigReader, default_theta: float, max_position: int, head_dim: int, *, may_be_partial: bool = False
+    reader: ConfigReader,
+    default_theta: float,
+    max_position: int,
+    head_dim: int,
+    *,
+    may_be_partial: bool = False,
+    default_share: float = 1.0,
+    may_be_long: bool = False,
 ) -> RopeConfig:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
-    Raises: CheckpointError if a key is not supported, which one of a part of a head is unless it `may_be_partial`.
+    Raises: CheckpointError if a key is not supported, which one of a part of a head is unless it `may_be_partial`, and
+    LongRoPE unless it `may_be_long`.
     """
     raw = reader.raw.get("rope_parameters") or reader.raw.get("rope_scaling") or {}
     if not isinstance(raw, Mapping):
         raise reader.error(f"the rotary settings are {brief(raw)}, where an object is expected")
     rope = ConfigReader(raw, reader.file)
     theta = rope.get(float, "rope_theta", reader.get(float, "rope_theta", default_theta))
-    rotary_dim = _read_rotary_dim(reader, rope, head_dim)
+    rotary_dim = _read_rotary_dim(reader, rope, head_dim, default_share)
     if rotary_dim and not may_be_partial:
         raise reader.error(f"positions rotate {rotary_dim} of a head's {head_dim} dimensions, where all are supported")
+    if may_be_long and rope.get(str, "rope_type", rope.get(str, "type", "default")) == "longrope":
+        return _read_long_rope(reader, rope, theta, max_position, head_dim)
     return read_rope_kind(reader, rope, theta, max_position, rotary_dim)
+
+
+def _read_long_rope(
+    reader: ConfigReader, rope: ConfigReader, theta: float, max_position: int, head_dim: int
+) -> RopeConfig:
+    """Read LongRoPE's factors and scales, of which those for short texts hold only for models of no other ones."""
+    original = reader.positive(
+        "original_max_position_embeddings", rope.positive("original_max_position_embeddings", max_position)
+    )
+    length = "long" if max_position > original else "short"
+    factors = rope.raw.get(f"{length}_factor")
+    if (
+        not isinstance(factors, list)
+        or len(factors) != head_dim // 2
+        or not all(type(it) in (int, float) and 1 / _MAX_FACTOR <= it <= _MAX_FACTOR for it in factors)
+    ):
+        raise reader.error(f"'{length}_factor' is {brief(factors)}, where {head_dim // 2} numbers are expected")
+    return RopeConfig(
+        theta=_check_theta(reader, theta),
+        kind="longrope",
+        original_max_position=original,
+        pair_factors=tuple(float(it) for it in factors),
+        attention_factor=_factor(rope, f"{length}_mscale"),
+    )
+
+
+def _check_theta(reader: ConfigReader, theta: float) -> float:
+    if not 1 < theta <= _MAX_THETA:
+        raise reader.error(f"'rope_theta' is {theta}, where a number above 1, up to {_MAX_THETA:g}, is expected")
+    return theta
 
 
 def read_rope_kind(
@@ -44,9 +84,7 @@ def read_rope_kind(
     kind = rope.get(str, "rope_type", rope.get(str, "type", "default"))
     if kind not in ROPE_KINDS:
         raise reader.error(f"rotary positions are of the kind {brief(kind)}; supported are {', '.join(ROPE_KINDS)}")
-    if not 1 < theta <= _MAX_THETA:
-        raise reader.error(f"'rope_theta' is {theta}, where a number above 1, up to {_MAX_THETA:g}, is expected")
-    common: dict[str, Any] = {"theta": theta, "rotary_dim": rotary_dim}
+    common: dict[str, Any] = {"theta": _check_theta(reader, theta), "rotary_dim": rotary_dim}
     if kind == "default":
         return RopeConfig(**common)
     common |= {"kind": kind, "factor": rope.number("factor", least=1.0, most=_MAX_FACTOR)}
@@ -59,10 +97,10 @@ def read_rope_kind(
     return RopeConfig(**common, **bands)
 
 
-def _read_rotary_dim(reader: ConfigReader, rope: ConfigReader, head_dim: int) -> int:
+def _read_rotary_dim(reader: ConfigReader, rope: ConfigReader, head_dim: int, default_share: float) -> int:
     """Return how many dimensions of a head are rotated, 0: all."""
     stated = reader.get(int, "rotary_dim", 0)
-    share = rope.get(float, "partial_rotary_factor", reader.get(float, "partial_rotary_factor", 1.0))
+    share = rope.get(float, "partial_rotary_factor", reader.get(float, "partial_rotary_factor", default_share))
     rotary_dim = stated or int(head_dim * share)
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise reader.error(f"positions rotate {rotary_dim} of a head's {head_dim} dimensions: an even part is expected")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from moeflow.core.model_config import ConfigReader, EncoderConfig, ModelConfig
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import MAX_LAYERS
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM, Place
 from moeflow.models.layers.mlp import MLP, FusedMLP, NetworkNames, dense_mlp
@@ -61,7 +61,7 @@ def _network(config: ModelConfig, allocator: WeightAllocator, place: Place) -> M
     dense = config.encoder.dense_layers if place.is_encoder else config.dense_layers
     if place.layer_idx in dense:
         return dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size, expert_kind(config), _DENSE)
-    return MoE(config, allocator, SoftmaxTopK(1, renormalize=False), _EXPERTS)
+    return MoE(config, allocator, Routing(1), _EXPERTS)
 
 
 def _dense_layers(num_layers: int, num_sparse: int) -> tuple[int, ...]:

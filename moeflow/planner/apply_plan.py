@@ -122,6 +122,8 @@ def settings_of(config: EngineConfig) -> Settings:
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         prefix_caching=config.scheduler.prefix_caching,
+        prompt_cache=None if config.prompt_cache is None else Path(config.prompt_cache.folder),
+        prompt_cache_bytes=None if config.prompt_cache is None else config.prompt_cache.max_bytes,
         kv_cache_bytes=config.kv_cache_bytes,
         memory_bytes=None if config.memory is None else config.memory.limit_bytes,
         pipeline=None if offload is None else offload.pipeline,

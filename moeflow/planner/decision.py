@@ -32,6 +32,7 @@ from moeflow.planner.choices.kv_cache_choice import (
 from moeflow.planner.choices.lossy_routing import choose_lossy_routing, predictor_of, served_name
 from moeflow.planner.choices.packed_files import find_packed_weights_file, place_of_packed_weights
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
+from moeflow.planner.choices.prompt_cache_choice import buffer_bytes, choose_prompt_cache
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
 from moeflow.planner.choices.remote_choice import all_fit, choose_remote
@@ -137,6 +138,7 @@ class Decision:
         lossy_top_k = choose_lossy_routing(settings, self.checkpoint, self.shape, reasons)
         if lossy_top_k or settings.predictor in (WHOLE_PASS, COMBINED):
             budget.predictor_bytes = predictor_bytes(self.checkpoint.path, settings.packed_weights_file)
+        budget.prompt_cache_bytes = buffer_bytes(settings, self.shape)
         batching = _default_batching(settings, self.usage)
         budget.set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
@@ -183,6 +185,9 @@ class Decision:
             kv_dtype=cache.dtype,
             device=device,
             num_threads=self._threads_of_each(maps_together=maps_together and plan is None),
+            prompt_cache=choose_prompt_cache(
+                settings, self.shape, cpu_isa=cpu_isa, shares_layers=parallel is not None, reasons=reasons
+            ),
             scheduler=self._scheduler(
                 cache, batching, None if plan is None else num_kept_blocks(settings, cache, share)
             ),
@@ -222,8 +227,7 @@ class Decision:
             max_model_len=cache.max_model_len,
             max_num_seqs=batching.max_num_seqs,
             max_num_batched_tokens=batching.max_num_batched_tokens,
-            prefix_caching=self.settings.prefix_caching
-            and self.shape.encoder is None,  # else blocks depend on all of it
+            prefix_caching=self.settings.prefix_caching and self.shape.keeps_only_kv,
             num_kept_blocks=num_kept,
         )
 

@@ -43,6 +43,7 @@ class MemoryBudget:
         self.free_bytes = 0
         self.draft_bytes = 0  # of models that guess; set before `set_beside_weights`
         self.predictor_bytes = 0  # of the network that predicts experts; likewise
+        self.prompt_cache_bytes = 0  # of buffers between KV blocks and disk; likewise
         self.process_bytes = PROCESS_BYTES
         self.work_bytes = 0
 
@@ -62,14 +63,18 @@ class MemoryBudget:
     def set_beside_weights(self, cpu_isa: str, batching: Batching) -> None:
         """Set what processes will hold, and a pass's work space; both matter to the byte only within a limit."""
         if not cpu_isa or self._settings.memory_bytes is None:
-            self.process_bytes, self.work_bytes = PROCESS_BYTES + self.draft_bytes + self.predictor_bytes, 0
+            self.process_bytes, self.work_bytes = PROCESS_BYTES + self._beside_process, 0
             return
         is_served = self._settings.is_served
         held_bytes = planned_bytes(self._resources.process_bytes, self._shape, is_served=is_served)
-        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + self.draft_bytes + self.predictor_bytes
+        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + self._beside_process
         self.work_bytes = work_bytes(
             self._shape, num_tokens=batching.max_num_batched_tokens, num_sampled=batching.max_num_seqs
         )
+
+    @property
+    def _beside_process(self) -> int:
+        return self.draft_bytes + self.predictor_bytes + self.prompt_cache_bytes
 
     @property
     def num_here(self) -> int:

@@ -1,7 +1,4 @@
-"""Shapes of models by name: bare `config.json` files that moeflow ships, to plan and simulate with.
-
-DBRX is written down in Mixtral's keys: the same matrices, which is all that costs are computed from.
-"""
+"""Shapes of models by name: bare `config.json` files that moeflow ships, to plan and simulate with."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ DISK_NUM_BATCHED_TOKENS: Final = (2048, 1024)  # where a pass reads most of the 
 
 LOSSY_ROUTING: Final = {"sida": 1, "sida:3": 3}  # experts of a token, as SiDA was published with
 
-Kind = Literal["text", "texts", "choice", "count", "bytes", "switch", "existing file", "new file"]
+Kind = Literal["text", "texts", "choice", "count", "bytes", "switch", "existing file", "new file", "folder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,27 @@ class Settings:
             "--prefix-caching/--no-prefix-caching",
             "Reuse the KV cache of shared prefixes.",
             "Batching",
+        ),
+    )
+    prompt_cache: Path | None = field(
+        default=None,
+        metadata=_option(
+            "folder",
+            "--prompt-cache",
+            "Keep the KV cache of prompts and answers in this folder, too: after a restart, who goes on with a "
+            "conversation gets the answer at once. Engines may share it. Who can read it learns what was said.",
+            "Batching",
+            default="none; with --prompt-cache-size: prompts in the cache folder",
+        ),
+    )
+    prompt_cache_bytes: int | None = field(
+        default=None,
+        metadata=_option(
+            "bytes",
+            "--prompt-cache-size",
+            "Disk space for it, such as 50GiB: what was used longest ago is deleted first.",
+            "Batching",
+            default="none; with --prompt-cache: 8GiB",
         ),
     )
     num_threads: int | None = field(
@@ -440,7 +461,7 @@ class Settings:
     )
     is_served: bool = False  # by a process of its own, which memory_bytes has to cover, too
     cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
-    cache_dir: Path | None = None  # where the built-in model and packed experts are kept
+    cache_dir: Path | None = None  # where the built-in model, packed experts and prompts are kept
 
     def check_counts(self) -> None:
         """Raises: ConfigError for a number below 1 of what there must be at least one of."""

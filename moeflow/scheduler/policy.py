@@ -11,6 +11,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason, Request
 from moeflow.core.token_tree import TokenTree
 from moeflow.kv.block_tables import BlockTables
+from moeflow.scheduler.prefix_source import PrefixSource
 from moeflow.scheduler.scheduler import Scheduler
 from moeflow.scheduler.static_batching import StaticBatching
 
@@ -62,8 +63,12 @@ POLICIES: dict[str, Callable[[SchedulerConfig], SchedulingPolicy]] = {
 }
 
 
-def make_scheduler(config: SchedulerConfig) -> SchedulingPolicy:
-    """Return a scheduler of the policy that `config` names. Raises: ConfigError."""
+def make_scheduler(config: SchedulerConfig, prefixes: PrefixSource | None = None) -> SchedulingPolicy:
+    """Return a scheduler of the policy that `config` names; `prefixes` as in `Scheduler`. Raises: ConfigError."""
     if config.policy not in POLICIES:
         raise ConfigError(f"there is no scheduling policy {config.policy!r}; there are {', '.join(POLICIES)}")
-    return POLICIES[config.policy](config)
+    if prefixes is None:
+        return POLICIES[config.policy](config)
+    if config.policy != "continuous":
+        raise ConfigError(f"prefixes are not read from elsewhere with the scheduling policy {config.policy!r}")
+    return Scheduler(config, prefixes)

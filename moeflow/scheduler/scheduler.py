@@ -14,6 +14,9 @@ A pass that failed for something that only some of its requests need is undone: 
 each in passes of its own until it has its next token, so that those concerned fail alone. Likewise requests that come
 from an engine that died of one of them: each until it is past where that happened.
 
+Where keys and values of prefixes are kept elsewhere, too, a request waits until they are read (`prefix_reads.py`), and
+is overtaken meanwhile.
+
 Knows no tensors, no text and no clock. Whoever runs the pass reports back through `complete`, `fail` or `undo`.
 """
 
@@ -33,6 +36,8 @@ from moeflow.core.token_tree import TokenTree
 from moeflow.kv.block_tables import BlockTables
 from moeflow.scheduler.batch_queue import BatchQueue
 from moeflow.scheduler.latency_budget import LatencyBudget
+from moeflow.scheduler.prefix_reads import PrefixReads
+from moeflow.scheduler.prefix_source import PrefixSource
 from moeflow.scheduler.tree_room import with_trees
 
 _NO_TREES: Final[Mapping[Request, TokenTree]] = MappingProxyType({})
@@ -57,7 +62,8 @@ class Scheduler:
 
     held_s = 0.0  # a pass can always be run at once: whoever comes later joins the next
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, prefixes: PrefixSource | None = None) -> None:
+        """`prefixes` has keys and values of prefixes beside those in KV blocks."""
         check_limits(config)
         self.config = config
         self.interactive: deque[Request] = deque()  # waiting
@@ -71,6 +77,7 @@ class Scheduler:
             prefix_caching=config.prefix_caching,
             num_kept=config.num_kept_blocks,
         )
+        self._reads = PrefixReads(prefixes, self.blocks)
         self._latency = LatencyBudget()
 
     @property
@@ -93,9 +100,10 @@ class Scheduler:
             self.interactive.append(request)
         if request.isolated_until > len(request.output_token_ids):
             self._alone.append(request)
+        self._reads.expect(request)
 
     def schedule(self, trees: Mapping[Request, TokenTree] = _NO_TREES) -> Batch:
-        """Plan the next pass. Not empty as long as there is work.
+        """Plan the next pass. Not empty as long as there is work, unless all of it waits for prefixes to be read.
 
         `trees` are guesses of what follows requests that decode. They take what is left of the pass and of the blocks.
         """
@@ -105,6 +113,7 @@ class Scheduler:
         return with_trees(batch, trees, limit, self.blocks, lambda: sum(map(self._may_grow, self.running)))
 
     def _schedule(self) -> Batch:
+        self._reads.settle()
         plan = _Plan(self.config.max_num_batched_tokens)
         if self._alone:
             self._place_alone(plan, self._alone[0])
@@ -164,6 +173,7 @@ class Scheduler:
                 self.batch_queue.note_answer(request)
         else:
             self._leave_queue(request)
+        self._reads.forget(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
 
@@ -177,7 +187,10 @@ class Scheduler:
         assert len({id(r) for r in (*self.waiting, *self.running)}) == len(self.waiting) + len(self.running)
         assert len(self._running(is_batch=False)) <= self.config.max_num_seqs
         assert len(self._running(is_batch=True)) <= self._max_batch
-        assert self.running or self.blocks.num_used == 0, "blocks leaked: nobody runs, yet some are in use"
+        assert all(self._reads.holds(r) <= (r.status is RequestStatus.WAITING) for r in (*self.waiting, *self.running))
+        is_used = bool(self.running) or self._reads.is_reading
+        assert is_used or self.blocks.num_used == 0, "blocks leaked: nobody runs, yet some are in use"
+        self._reads.check_integrity()
         self.blocks.check_integrity()
 
     def _is_cleared(self, request: Request) -> bool:
@@ -191,12 +204,14 @@ class Scheduler:
         """Plan one request, whichever place it has in its queue."""
         if request.status is RequestStatus.RUNNING:
             self._continue(plan, [request])
-        if request.status is RequestStatus.RUNNING:
+        if request.status is RequestStatus.RUNNING or self._reads.holds(request):
             return
         while not self._open(request, is_alone=True):
             if not self.running:
                 return
             self._preempt_youngest()
+        if self._reads.begin(request):
+            return
         self._leave_queue(request)
         self._begin(plan, request)
 
@@ -239,16 +254,20 @@ class Scheduler:
 
     def _admit_interactive(self, plan: _Plan) -> None:
         """Admit interactive requests, oldest first, while places and tokens last and batch blocks can be had."""
-        num_running = len(self._running(is_batch=False))
-        while self.interactive and num_running < self.config.max_num_seqs:
-            if not _chunk(self.interactive[0], plan.budget):
+        num_begun = len(self._running(is_batch=False)) + sum(map(self._reads.holds, self.interactive))
+        for request in [*self.interactive]:
+            if self._reads.holds(request):
+                continue
+            if num_begun >= self.config.max_num_seqs or not _chunk(request, plan.budget):
                 return
-            while not self._open(self.interactive[0]):
-                if not any(request.is_batch for request in self.running):
+            while not self._open(request):
+                if not any(other.is_batch for other in self.running):
                     return
                 self._preempt_youngest()
-            self._begin(plan, self.interactive.popleft())
-            num_running += 1
+            if not self._reads.begin(request):
+                self.interactive.remove(request)
+                self._begin(plan, request)
+            num_begun += 1
 
     def _place_batch_requests(self, plan: _Plan) -> None:
         """Fill what is left of the pass, as far as interactive requests are not slowed down too much."""
@@ -314,7 +333,9 @@ class Scheduler:
                 or not self._fits_to_the_end()
             ):
                 return
-            if not self._open(self.batch_queue.head()):
+            if self._reads.holds(self.batch_queue.head()) or not self._open(self.batch_queue.head()):
+                return
+            if self._reads.begin(self.batch_queue.head()):
                 return
             self._begin(plan, self.batch_queue.pop())
             num_running += 1
@@ -378,6 +399,7 @@ class Scheduler:
             self.batch_queue.put_back(request)
         else:
             self.interactive.appendleft(request)
+        self._reads.expect(request)
 
     def _leave_queue(self, request: Request) -> None:
         if request.is_batch:

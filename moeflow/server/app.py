@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Security
-from fastapi.security import HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
@@ -14,6 +14,7 @@ from moeflow.server.api import (
     completions,
     embeddings,
     files,
+    messages,
     models,
     responses,
     status,
@@ -22,6 +23,7 @@ from moeflow.server.api import (
 from moeflow.server.api.openapi import ERRORS, complete_document
 from moeflow.server.api.schema.chat import ChatChunk
 from moeflow.server.api.schema.completion import CompletionChunk
+from moeflow.server.api.schema.message_object import MESSAGE_EVENTS
 from moeflow.server.api.schema.response_object import RESPONSE_EVENTS
 from moeflow.server.config import ServerConfig
 from moeflow.server.errors import add_error_handlers
@@ -56,10 +58,29 @@ def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
     app.state.jobs = jobs
     if generator is not None:
         service.attach(generator)
-    key_in_document = [] if config.api_key is None else [Security(HTTPBearer(auto_error=False))]
-    for part in (models, completions, chat, responses, embeddings, classification, files, batches, tokenize, status):
+    key_in_document = (
+        []
+        if config.api_key is None
+        else [
+            Security(HTTPBearer(auto_error=False)),
+            Security(APIKeyHeader(name="x-api-key", auto_error=False)),
+        ]
+    )
+    for part in (
+        models,
+        completions,
+        chat,
+        responses,
+        messages,
+        embeddings,
+        classification,
+        files,
+        batches,
+        tokenize,
+        status,
+    ):
         app.include_router(part.router, dependencies=key_in_document)
-    complete_document(app, service, CompletionChunk, ChatChunk, *RESPONSE_EVENTS)
+    complete_document(app, service, CompletionChunk, ChatChunk, *RESPONSE_EVENTS, *MESSAGE_EVENTS)
     add_error_handlers(app)
     add_page(app)
     checks = [] if config.api_key is None else [api_key_check(config.api_key)]

@@ -1,4 +1,5 @@
-"""Every failure as an OpenAI error object: `{"error": {"message", "type", "param", "code"}}`.
+"""Every failure as an OpenAI error object: `{"error": {"message", "type", "param", "code"}}`, and where Anthropic's
+clients ask, as theirs: `{"type": "error", "error": {"type", "message"}}`.
 
 Endpoints and guards raise `ApiError` or one of core's errors; this file alone knows what that looks
 like to a client. A message never repeats the client's input at length.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
+from starlette.types import Scope
 
 from moeflow.core.errors import ChatTemplateError, ContextLengthError, EngineError, QueueFullError, RequestError
 from moeflow.server.api.schema.tagged import TAG
@@ -28,6 +30,16 @@ logger = logging.getLogger(__name__)
 _MAX_MESSAGE = 500  # characters
 _MAX_PARAM = 80
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_ANTHROPIC_PATH = "/v1/messages/"  # with or without the slash, and all below it
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -45,6 +57,21 @@ class ErrorResponse(BaseModel):
     """Body of every answer that is not a success."""
 
     error: ErrorDetail
+
+
+class AnthropicErrorDetail(BaseModel):
+    """What went wrong, as Anthropic's clients read it."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(BaseModel):
+    """Body of every answer to Anthropic's clients that is not a success; also the event of a stream that fails."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str | None = None
 
 
 class ApiError(HTTPException):
@@ -75,9 +102,25 @@ class ApiError(HTTPException):
         )
         return {"error": detail.model_dump()}
 
-    def response(self) -> Response:
-        """The whole HTTP answer."""
-        return JSONResponse(self.body, self.status_code, headers=self.headers)
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """Anthropic's error object, which has no place for the field's name but in the message."""
+        default_type = "invalid_request_error" if self.status_code < 500 else "api_error"
+        detail, param = self.detail[:_MAX_MESSAGE], self.param and self.param[:_MAX_PARAM]
+        return {
+            "type": "error",
+            "error": {
+                "type": _ANTHROPIC_TYPES.get(self.status_code, default_type),
+                "message": detail if param is None or detail.startswith(param) else f"{param}: {detail}",
+            },
+        }
+
+    def response(self, scope: Scope | None = None) -> Response:
+        """The whole HTTP answer, in the words of the API that the request with this scope is for; OpenAI's without."""
+        body = self.body
+        if scope is not None and f"{scope['path']}/".startswith(_ANTHROPIC_PATH):
+            body = {**self.anthropic_body, "request_id": record_of(scope).request_id}
+        return JSONResponse(body, self.status_code, headers=self.headers)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -143,7 +186,7 @@ def add_error_handlers(app: FastAPI) -> None:
             logger.error("%s", error)  # whoever runs the server can do something about it
         request.app.state.service.metrics.count_refusal(api_error)
         record_of(request.scope).error_code = api_error.code
-        return api_error.response()
+        return api_error.response(request.scope)
 
     async def no_such_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -151,7 +194,7 @@ def add_error_handlers(app: FastAPI) -> None:
         code = _HTTP_CODES.get(error.status_code, "http_error")
         record_of(request.scope).error_code = code
         headers = {"Allow": ", ".join(allowed_methods(request))} if error.status_code == 405 else error.headers
-        return ApiError(error.status_code, code, message, headers=headers).response()
+        return ApiError(error.status_code, code, message, headers=headers).response(request.scope)
 
     async def nobody_listens(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

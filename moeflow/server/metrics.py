@@ -29,6 +29,16 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (  # (name, help, field of EngineSta
     ("moeflow_tokens_per_second", "Tokens generated per second, over the last few seconds", "tokens_per_second"),
     ("moeflow_kv_blocks", "KV blocks in the pool", "kv_blocks_total"),
     ("moeflow_kv_blocks_cached", "KV blocks that only the prefix tree holds: free on demand", "kv_blocks_cached"),
+    (
+        "moeflow_prompt_cache_bytes",
+        "Keys and values of prompts on disk, of all that share the folder",
+        "prompt_cache_bytes",
+    ),
+    (
+        "moeflow_prompt_cache_writing",
+        "1 if prompts are written to disk: 0 without --prompt-cache, or if the disk refuses",
+        "is_prompt_cache_writing",
+    ),
     ("moeflow_memory_limit_bytes", "Memory that the user allows for everything; 0: no limit", "memory_limit_bytes"),
     ("moeflow_expert_slots", "Room in memory for experts that come from disk; 0: all are resident", "expert_slots"),
     ("moeflow_experts_in_slots", "Experts from disk that are in memory", "experts_in_slots"),
@@ -54,6 +64,13 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _to
     ("moeflow_generated_tokens", "Tokens generated", "generated_tokens_total"),
     ("moeflow_prompt_tokens", "Prompt tokens computed", "prompt_tokens_total"),
     ("moeflow_prefix_hit_tokens", "Prompt tokens that the prefix tree saved", "prefix_hit_tokens_total"),
+    (
+        "moeflow_prompt_cache_hit_tokens",
+        "Tokens whose keys and values were read from disk",
+        "prompt_cache_hit_tokens_total",
+    ),
+    ("moeflow_prompt_cache_read_bytes", "Bytes of these", "prompt_cache_read_bytes_total"),
+    ("moeflow_prompt_cache_written_bytes", "Bytes of prompts written to disk", "prompt_cache_written_bytes_total"),
     ("moeflow_requests_finished", "Sequences that ended by themselves", "requests_finished_total"),
     (
         "moeflow_requests_cancelled",

@@ -22,6 +22,7 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _PATH_CHARACTERS = 200  # that are logged
 _PROBES = frozenset(("/health", "/ready", "/metrics", "/stats"))
+_ID_HEADERS = (b"x-request-id", b"request-id")  # as OpenAI's clients read it, and Anthropic's
 _KEY = "moeflow.request_record"  # in the scope
 
 
@@ -122,7 +123,9 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 if record.status is None:  # else the connection has answered already
                     record.status = message["status"]
-                message = {**message, "headers": [*message["headers"], (b"x-request-id", record.request_id.encode())]}
+                request_id = record.request_id.encode()
+                ids = [(name, request_id) for name in _ID_HEADERS]
+                message = {**message, "headers": [*message["headers"], *ids]}
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 record.is_complete = True

@@ -19,6 +19,7 @@ from moeflow.server.errors import ApiError
 from moeflow.server.guard.admission import Admission
 from moeflow.server.guard.large_bodies import LargeBodies
 from moeflow.server.metrics import Metrics
+from moeflow.server.response_store import ResponseStore
 
 Status = Literal["loading", "ready", "restarting", "stalled", "draining", "failed"]
 
@@ -47,6 +48,7 @@ class Service:
         self.admission = Admission(config.max_queue)
         self.large_bodies = LargeBodies(config.max_body_bytes)
         self.metrics = Metrics(self.stats, self.replicas, lambda: self.admission.num_unfinished, self._model)
+        self.responses = ResponseStore()
         self.started_s = time.monotonic()
         self._generator: Generator | None = None
         self._is_draining = False

@@ -24,7 +24,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.units import format_bytes
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.kernels.activation import apply, apply_and_mul
+from moeflow.kernels.activation import activate
 from moeflow.kernels.linear import linear
 from moeflow.models.importance import Importance, load_importance, save_importance
 from moeflow.models.layers.context import ForwardContext
@@ -175,6 +175,7 @@ class _LayerSums:
         mlp = layer.mlp
         num_networks = mlp.config.num_experts if isinstance(mlp, MoE) else 1
         self._qkv, self._o = _Sum(), _Sum()
+        self._shared_up, self._shared_down = _Sum(), _Sum()
         self._ups = [_Sum() for _ in range(num_networks)]
         self._downs = [_Sum() for _ in range(num_networks)]
 
@@ -198,15 +199,22 @@ class _LayerSums:
     def _experts(self, mlp: MoE, normed: Tensor, hidden: Tensor) -> Tensor:
         weights, kind = mlp.weights, expert_kind(mlp.config)
         assert isinstance(weights, ExpertTensors)
-        activate = apply_and_mul if kind.is_gated else apply
+        if mlp.shared is not None:
+            assert isinstance(mlp.shared.network, MLP)
+            self._shared_up.add(normed)
+            self._shared_down.add(mlp.shared.network.units(normed))
+        hidden = mlp.with_shared(normed, hidden)
+        up_biases, down_biases = weights.biases or (None, None)
         topk_ids, topk_weights = mlp.route(normed)
         for expert in sorted(set(topk_ids.flatten().tolist())):
             rows, choices = (topk_ids == expert).nonzero(as_tuple=True)
             x = normed[rows]
-            units = activate(kind.function, linear(x, weights.gate_up[expert]))
+            ups = linear(x, weights.gate_up[expert], None if up_biases is None else up_biases[expert])
+            units = activate(kind.function, ups, is_gated=kind.is_gated)
             self._ups[expert].add(x)
             self._downs[expert].add(units)
-            hidden.index_add_(0, rows, linear(units, weights.down[expert]) * topk_weights[rows, choices].unsqueeze(1))
+            out = linear(units, weights.down[expert], None if down_biases is None else down_biases[expert])
+            hidden.index_add_(0, rows, out * topk_weights[rows, choices].unsqueeze(1))
         return hidden
 
     def importance(self) -> dict[str, Floats]:
@@ -214,6 +222,8 @@ class _LayerSums:
         layer, names = self._layer, self._layer.matrix_names(self._prefix)
         found = {name: _finished(self._qkv.mean()) for part in layer.self_attn.qkv_proj.parts for name in names[part]}
         found |= {name: _finished(self._o.mean()) for part in layer.self_attn.o_proj.parts for name in names[part]}
+        found |= {name: _finished(self._shared_up.mean()) for name in names.get("shared_up", [])}
+        found |= {name: _finished(self._shared_down.mean()) for name in names.get("shared_down", [])}
         all_up, all_down = _together(self._ups).mean(), _together(self._downs).mean()
         for (ups, down), up_sum, down_sum in zip(self._networks(), self._ups, self._downs, strict=True):
             found |= {name: _finished(_drawn_to(up_sum, all_up)) for name in ups}

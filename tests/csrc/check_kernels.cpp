@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -380,9 +381,11 @@ struct Experts {
     for (const Weight& weight : ups) up_matrices.push_back(weight.matrix);
     for (const Weight& weight : downs) down_matrices.push_back(weight.matrix);
     layer.up = up_matrices.data(), layer.down = down_matrices.data();
+    layer.alpha = 1.7f, layer.limit = 0.8f;
     if (!has_bias) return;
-    up_bias = random_floats(num_experts * rows), down_bias = random_floats(num_experts * hidden);
-    layer.up_bias = up_bias.data(), layer.down_bias = down_bias.data();
+    const int64_t halves = is_gated ? 2 : 1;
+    up_bias = random_floats(num_experts * halves * width), down_bias = random_floats(num_experts * hidden);
+    layer.biases = {up_bias.data(), up_bias.data() + (halves - 1) * width, down_bias.data(), halves * width, hidden};
   }
 
   // The row of a unit, or gated of its gate, which kBand rows further has its up.
@@ -390,17 +393,26 @@ struct Experts {
 
   std::vector<double> run(int64_t expert, const float* x) const {
     std::vector<double> units = product(x, ups[expert].values, layer.num_up_rows(), layer.hidden);
-    for (size_t i = 0; i < units.size() && layer.up_bias != nullptr; ++i) {
-      units[i] += up_bias[expert * units.size() + i];
-    }
+    const ExpertBiases& biases = layer.biases;
     Floats h(layer.width);
     for (int64_t i = 0; i < layer.width; ++i) {
-      const double value = apply(units[place(i)]);
-      h[i] = static_cast<float>(layer.is_gated ? value * units[place(i) + kBand] : value);
+      double first = units[place(i)], up = layer.is_gated ? units[place(i) + kBand] : 0;
+      if (biases.up != nullptr) {
+        first += (layer.is_gated ? biases.gate : biases.up)[expert * biases.up_stride + i];
+        up += biases.up[expert * biases.up_stride + i];
+      }
+      h[i] = static_cast<float>(layer.is_gated ? gated(first, up) : apply(first));
     }
     std::vector<double> out = product(h.data(), downs[expert].values, layer.hidden, layer.width);
-    for (size_t i = 0; i < out.size() && layer.down_bias != nullptr; ++i) out[i] += down_bias[expert * out.size() + i];
+    for (size_t i = 0; i < out.size() && biases.down != nullptr; ++i) out[i] += down_bias[expert * out.size() + i];
     return out;
+  }
+
+  double gated(double gate, double up) const {
+    if (layer.function != Nonlinearity::kClampedSwiglu) return apply(gate) * up;
+    const double limit = layer.limit;
+    gate = std::min(gate, limit);
+    return gate / (1 + std::exp(-layer.alpha * gate)) * (std::clamp(up, -limit, limit) + 1);
   }
 
   double apply(double x) const {
@@ -409,6 +421,7 @@ struct Experts {
       case Nonlinearity::kGelu: return x * std::erfc(-x / std::sqrt(2.0)) / 2;
       case Nonlinearity::kGeluTanh: return x / 2 * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
       case Nonlinearity::kRelu: return std::max(x, 0.0);
+      case Nonlinearity::kClampedSwiglu: break;  // is nothing without a gate
     }
     return 0;
   }
@@ -455,6 +468,7 @@ void check_slices(const Isa& isa, const Experts& all, const Floats& x, int64_t t
     const int64_t first = bounds(width)[part], count = bounds(width)[part + 1] - first;
     ExpertLayer layer = all.layer;
     layer.width = count, layer.down = nullptr;
+    if (layer.biases.up != nullptr) layer.biases.gate += first, layer.biases.up += first;
     std::vector<Matrix> ups;
     for (const Matrix& up : all.up_matrices) {
       const uint8_t* const data = count == 0 ? nullptr : up.band(first / kBand * up_bands);
@@ -470,6 +484,7 @@ void check_slices(const Isa& isa, const Experts& all, const Floats& x, int64_t t
     const int64_t first = bounds(hidden)[part], count = bounds(hidden)[part + 1] - first;
     ExpertLayer layer = all.layer;
     layer.hidden = count, layer.up = nullptr;
+    if (layer.biases.down != nullptr) layer.biases.down += first;
     std::vector<Matrix> downs;
     for (const Matrix& down : all.down_matrices) {
       downs.push_back({down.format, count, width, count == 0 ? nullptr : down.band(first / kBand)});
@@ -498,7 +513,6 @@ void check_experts(const Isa& isa, Format format, const Experts& all, int64_t to
   Floats out(tokens * hidden);
   experts(isa, {all.layer, x.data(), tokens, top_k, ids.data(), weights.data(), x.data(), out.data()});
   expect_close(out.data(), want, 2 * tolerance_of(format), std::string("experts in ") + name_of(format));
-  if (all.layer.up_bias != nullptr) return;
   check_slots(isa, all, x, tokens, top_k, ids, weights, out);
   check_slices(isa, all, x, tokens, top_k, ids, weights, out);
 }
@@ -513,8 +527,10 @@ void check_experts(const Isa& isa) {
       }
     }
     for (const Nonlinearity function :
-         {Nonlinearity::kSilu, Nonlinearity::kGelu, Nonlinearity::kGeluTanh, Nonlinearity::kRelu}) {
+         {Nonlinearity::kSilu, Nonlinearity::kGelu, Nonlinearity::kGeluTanh, Nonlinearity::kRelu,
+          Nonlinearity::kClampedSwiglu}) {
       for (const bool is_gated : {true, false}) {
+        if (function == Nonlinearity::kClampedSwiglu && !is_gated) continue;
         check_experts(isa, format, Experts(format, 5, 33, 81, function, is_gated, true), 9, 2);
       }
     }
@@ -643,25 +659,59 @@ void check_norm(const Isa& isa, int64_t rows, int64_t size, bool subtracts_mean)
   expect_close(out.data(), want, 1e-5, subtracts_mean ? "layer norm" : "rms norm");
 }
 
-void check_softmax_topk(const Isa& isa, int64_t rows, int64_t num_experts, int64_t top_k) {
-  const Floats logits = random_floats(rows * num_experts);
+// Of all experts in chosen groups, those that are not chosen are ranked no better than those that are.
+void check_route(const Isa& isa, int64_t rows, int64_t num_experts, Routing routing) {
+  const Floats logits = random_floats(rows * num_experts, 4), bias = random_floats(num_experts);
+  routing.choice_bias = routing.score == ScoreFunction::kSigmoid ? bias.data() : nullptr;
+  constexpr double kClose = 1e-6;  // rounding may order such as these otherwise
+  const int64_t top_k = routing.top_k, size = num_experts / routing.num_groups;
   std::vector<int64_t> ids(rows * top_k);
   Floats weights(rows * top_k);
-  softmax_topk(isa, {logits.data(), rows, num_experts, top_k, false, ids.data(), weights.data()});
+  route(isa, {routing, logits.data(), rows, num_experts, ids.data(), weights.data()});
   std::vector<double> want;
   for (int64_t row = 0; row < rows; ++row) {
     const float* const x = logits.data() + row * num_experts;
-    double sum = 0;
+    std::vector<double> scores(num_experts), ranks(num_experts), groups(routing.num_groups);
+    double sum = 0, total = 0;
     for (int64_t e = 0; e < num_experts; ++e) sum += std::exp(static_cast<double>(x[e]));
+    for (int64_t e = 0; e < num_experts; ++e) {
+      const double power = std::exp(static_cast<double>(x[e]));
+      scores[e] = routing.score == ScoreFunction::kSoftmax ? power / sum : power / (1 + power);
+      ranks[e] = scores[e] + (routing.choice_bias == nullptr ? 0 : bias[e]);
+    }
+    for (int64_t group = 0; group < routing.num_groups; ++group) {
+      std::vector<double> own(ranks.begin() + group * size, ranks.begin() + (group + 1) * size);
+      std::sort(own.begin(), own.end(), std::greater<double>());
+      groups[group] = own[0] + (routing.group_score == GroupScore::kTopTwoSum ? own[1] : 0);
+    }
+    const int64_t* const own = ids.data() + row * top_k;
+    for (int64_t k = 0; k < top_k; ++k) total += scores[own[k]];
     for (int64_t k = 0; k < top_k; ++k) {
-      const int64_t id = ids[row * top_k + k];
-      int64_t num_better = 0;
-      for (int64_t e = 0; e < num_experts; ++e) num_better += x[e] > x[id];
-      expect(num_better == k, "softmax_topk's choice");
-      want.push_back(std::exp(static_cast<double>(x[id])) / sum);
+      int64_t num_better = 0, num_better_groups = 0;
+      for (int64_t group = 0; group < routing.num_groups; ++group) num_better_groups += groups[group] > groups[own[k] / size] + kClose;
+      for (int64_t e = 0; e < num_experts; ++e) {
+        int64_t place = 0;
+        for (int64_t group = 0; group < routing.num_groups; ++group) place += groups[group] > groups[e / size] - kClose;
+        num_better += place <= routing.num_chosen_groups && ranks[e] > ranks[own[k]] + kClose;
+      }
+      expect(num_better <= k && num_better_groups < routing.num_chosen_groups, "a router's choice");
+      want.push_back(scores[own[k]] / (routing.renormalize ? total : 1) * routing.scale);
     }
   }
-  expect_close(weights.data(), want, 1e-5, "softmax_topk");
+  expect_close(weights.data(), want, 1e-5, "a router's weights");
+}
+
+void check_routes(const Isa& isa, int64_t rows, int64_t num_experts) {
+  Routing routing;
+  routing.top_k = std::min<int64_t>(num_experts, 8);
+  check_route(isa, rows, num_experts, routing);
+  routing.score = ScoreFunction::kSigmoid, routing.renormalize = true, routing.scale = 2.5f;
+  check_route(isa, rows, num_experts, routing);
+  if (num_experts % 5 != 0 || num_experts < 10) return;
+  routing.num_groups = 5, routing.num_chosen_groups = 4, routing.group_score = GroupScore::kTopTwoSum;
+  check_route(isa, rows, num_experts, routing);
+  routing.score = ScoreFunction::kSoftmax, routing.group_score = GroupScore::kMax;
+  check_route(isa, rows, num_experts, routing);
 }
 
 void check_largest(const Isa& isa, int64_t rows, int64_t size) {
@@ -754,7 +804,7 @@ void check_small_ops(const Isa& isa) {
       check_draw(isa, rows, size, 0, 1);
       check_draw(isa, rows, size, std::min<int64_t>(size, 9), 1);
       check_draw(isa, rows, size, 0, 0.9);
-      check_softmax_topk(isa, rows, size, std::min<int64_t>(size, 8));
+      check_routes(isa, rows, size);
     }
     for (const int64_t dim : {8, 64}) {
       check_attention_input(isa, rows, dim, dim, false);
@@ -773,7 +823,12 @@ void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
   MoEStageCall call{};
   call.attended = attended.data(), call.hidden = hidden.data(), call.num_tokens = tokens;
   call.o_proj = o_proj.matrix, call.router = router.matrix, call.norm = {norm.data(), 1e-6f};
-  call.layer = all.layer, call.top_k = kTopK, call.renormalize = true;
+  call.layer = all.layer, call.routing.top_k = kTopK, call.routing.renormalize = true;
+  const Floats router_bias = random_floats(kExperts);
+  call.router_bias = router_bias.data();
+  const Experts shared(format, 1, kHidden, 2 * kWidth, Nonlinearity::kSilu, true, false);
+  const Weight shared_gate = random_weight(Format::kF32, 1, kHidden);
+  call.shared = shared.layer, call.shared_gate = shared_gate.matrix;
   Floats got(tokens * kHidden), want(tokens * kHidden), normed(tokens * kHidden), logits(tokens * kExperts);
   call.out = got.data();
   moe_stage(isa, call);
@@ -782,8 +837,17 @@ void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
   Floats weights(tokens * kTopK);
   linear(isa, {o_proj.matrix, attended.data(), tokens, kAttended, nullptr, hidden.data(), want.data()});
   normalise(isa, {want.data(), {norm.data(), 1e-6f}, tokens, kHidden, normed.data()});
-  linear(isa, {router.matrix, normed.data(), tokens, kHidden, nullptr, nullptr, logits.data()});
-  softmax_topk(isa, {logits.data(), tokens, kExperts, kTopK, true, ids.data(), weights.data()});
+  linear(isa, {router.matrix, normed.data(), tokens, kHidden, router_bias.data(), nullptr, logits.data()});
+  route(isa, {call.routing, logits.data(), tokens, kExperts, ids.data(), weights.data()});
+  Floats gates(tokens);
+  linear(isa, {shared_gate.matrix, normed.data(), tokens, kHidden, nullptr, nullptr, gates.data()});
+  Routing sigmoid;
+  sigmoid.score = ScoreFunction::kSigmoid;
+  std::vector<int64_t> zeros(tokens);
+  Floats shared_weights(tokens);
+  route(isa, {sigmoid, gates.data(), tokens, 1, zeros.data(), shared_weights.data()});
+  for (int64_t token = 0; token < tokens; ++token) expect(zeros[token] == 0, "the shared expert's number");
+  experts(isa, {shared.layer, normed.data(), tokens, 1, zeros.data(), shared_weights.data(), want.data(), want.data()});
   const Floats residual = want;
   experts(isa, {all.layer, normed.data(), tokens, kTopK, ids.data(), weights.data(), residual.data(), want.data()});
   expect(got == want, "a stage of several operations");
@@ -809,13 +873,15 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
     routers.push_back(random_weight(Format::kF32, kExperts, kHidden));
     for (int32_t e = 0; e < kExperts; ++e) slots[i].push_back(e);
   }
+  const Experts shared(format, 1, kHidden, kWidth, Nonlinearity::kSilu, true, false);
   std::vector<DecoderLayer> layers(kLayers);
   for (int64_t i = 0; i < kLayers; ++i) {
     DecoderLayer& layer = layers[i];
     layer.qkv = {qkvs[i].matrix}, layer.input_norm = {norm.data(), 1e-6f}, layer.num_heads = 2;
     layer.rotary = i - 1;  // the first is not rotated, and the others differ
     layer.stage.o_proj = o_projs[i].matrix, layer.stage.router = routers[i].matrix, layer.stage.layer = all[i]->layer;
-    layer.stage.top_k = kTopK, layer.stage.renormalize = true, layer.stage.norm = layer.input_norm;
+    layer.stage.shared = i == 1 ? ExpertLayer{} : shared.layer;
+    layer.stage.routing.top_k = kTopK, layer.stage.routing.renormalize = true, layer.stage.norm = layer.input_norm;
   }
   const int64_t num_blocks = tokens / kBlock + 1;
   const Cache cache(Format::kF32, num_blocks, 1, kBlock, kDim);

@@ -16,6 +16,7 @@ from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -55,13 +56,16 @@ class Disk:
 def layers():
     def pack(weight_format):
         chance = torch.Generator().manual_seed(0)
+        sizes = (2 * WIDTH, HIDDEN)
+        biases = ExpertBiases(*(torch.randn(NUM_EXPERTS, size, generator=chance) for size in sizes))
         return [
             PackedExperts.pack(
                 torch.randn(NUM_EXPERTS, 2 * WIDTH, HIDDEN, generator=chance),
                 torch.randn(NUM_EXPERTS, HIDDEN, WIDTH, generator=chance),
                 weight_format,
+                biases=None if layer == 0 else biases,
             )
-            for _ in range(NUM_LAYERS)
+            for layer in range(NUM_LAYERS)
         ]
 
     return {weight_format: pack(weight_format) for weight_format in WEIGHT_FORMATS}
@@ -104,7 +108,7 @@ def test_every_bit_is_that_of_resident_experts(
 ):
     resident = layers[weight_format]
     pool, _ = make_pool(resident, num_slots, policy, seed)
-    cached = [pool.add_layer() for _ in resident]
+    cached = [pool.add_layer(layer.biases) for layer in resident]
     chance = torch.Generator().manual_seed(seed)
     for num_tokens in sizes:
         pool.cache.begin_pass()

@@ -9,7 +9,7 @@ A *form* is a format, and for integers whether they meet activations of 16 bits:
 import torch
 from torch.nn import functional as F
 
-from moeflow.kernels.activation import apply
+from moeflow.kernels.activation import activate
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.weight_format import DTYPES, MADE_FORMATS, QUANTIZED
@@ -117,16 +117,15 @@ def experts(x, packed, topk_ids, topk_weights, isa):
         tokens, slots = (topk_ids == expert).nonzero(as_tuple=True)
         if not len(tokens):
             continue
-        bias = None if packed.up_bias is None else packed.up_bias[expert]
-        bands = extension.linear(x[tokens], ups_of[expert], bias).unflatten(1, (-1, 2 if packed.is_gated else 1, 16))
-        parts = (part.flatten(1)[:, : packed.width].double() for part in bands.unbind(2))  # gate and up in turn
-        units = apply(packed.function, next(parts))
-        for up in parts:
-            units = units * up
+        bands = extension.linear(x[tokens], ups_of[expert]).unflatten(1, (-1, 2 if packed.is_gated else 1, 16))
+        parts = [part.flatten(1)[:, : packed.width] for part in bands.unbind(2)]  # gate and up in turn
+        if packed.biases is not None:
+            parts = [part + bias for part, bias in zip(parts, packed.biases.up[expert].chunk(len(parts)), strict=True)]
+        units = activate(packed.function, torch.cat(parts, dim=1).double(), is_gated=packed.is_gated)
         values, unsure = prepared(units, downs[expert], isa, slack=8 * UNIT)
         result, off = product(values, unsure, downs[expert])
-        if packed.down_bias is not None:
-            result = result + packed.down_bias[expert]
+        if packed.biases is not None:
+            result = result + packed.biases.down[expert]
         weights = topk_weights[tokens, slots].double().unsqueeze(1)
         out.index_add_(0, tokens, result * weights)
         error.index_add_(0, tokens, (off + result.abs() * (topk_ids.shape[1] + 2) * UNIT) * weights.abs())

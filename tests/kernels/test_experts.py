@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from moeflow.kernels.activation import NONLINEARITIES
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
 
 NUM_EXPERTS, HIDDEN, WIDTH = 6, 16, 10
@@ -49,7 +50,8 @@ FUNCTIONS = {
 def test_other_functions_two_matrices_and_biases(function, is_gated, has_bias):
     gate_up, down = _weights()
     gate_up = gate_up if is_gated else gate_up[:, :WIDTH]
-    biases = (torch.randn(NUM_EXPERTS, gate_up.shape[1]), torch.randn(NUM_EXPERTS, HIDDEN)) if has_bias else None
+    sizes = (gate_up.shape[1], HIDDEN)
+    biases = ExpertBiases(*(torch.randn(NUM_EXPERTS, size) for size in sizes)) if has_bias else None
     for num_tokens in (1, 9):
         x, topk_ids, topk_weights = _inputs(num_tokens, 2)
         got = fused_experts(x, gate_up, down, topk_ids, topk_weights, function=function, biases=biases)

@@ -76,8 +76,11 @@ def random_model(config: PretrainedConfig) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            is_norm = "norm" in name
+            is_norm = "norm" in name and weight.dim() == 1
             weight.copy_(torch.randn(weight.shape) * (0.3 if is_norm else 0.15) + (1.0 if is_norm else 0.0))
+        for name, bias in model.named_buffers():
+            if name in model.state_dict():  # of routers' choices
+                bias.copy_(torch.randn(bias.shape) * 0.15)
     return model
 
 
@@ -276,6 +279,8 @@ class Parity:
         def size(weights):
             return sum(weight.numel() for weight in weights)
 
-        matrices = [weight for name, weight in pair.theirs.named_parameters() if weight.dim() > 1]
+        own = dict(pair.theirs.named_parameters())
+        saved = own | {name: it for name, it in pair.theirs.named_buffers() if name in pair.theirs.state_dict()}
+        matrices = [weight for name, weight in own.items() if weight.dim() > 1 and "correction_bias" not in name]
         assert pair.ours.config.num_parameters == size(matrices)
-        assert size(held_weights(pair.ours)) == size(pair.theirs.parameters())
+        assert size(held_weights(pair.ours)) == size(saved.values())

@@ -14,7 +14,7 @@ from moeflow.core.units import GIB, MIB
 from moeflow.planner.setting_values import read_settings
 from moeflow.planner.settings import Settings
 
-SIZES = ("kv_cache_bytes", "memory_bytes", "device_memory_bytes")
+SIZES = ("kv_cache_bytes", "memory_bytes", "device_memory_bytes", "prompt_cache_bytes")
 COUNTS = (
     "num_ranks",
     "num_redundant_experts",
@@ -27,7 +27,15 @@ COUNTS = (
     "expert_capacity",
 )
 FLAGS = ("exact_activations", "prefix_caching", "expert_parallel", "is_served")
-PATHS = ("packed_weights_file", "record_routing", "graph_file", "trace_file", "cache_dir", "cluster_token_file")
+PATHS = (
+    "packed_weights_file",
+    "record_routing",
+    "graph_file",
+    "trace_file",
+    "cache_dir",
+    "cluster_token_file",
+    "prompt_cache",
+)
 TEXTS = (
     "model",
     "model_name",

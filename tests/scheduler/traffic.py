@@ -13,6 +13,7 @@ from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.token_tree import TokenTree
+from moeflow.scheduler.prefix_source import PrefixSource
 from moeflow.scheduler.scheduler import Scheduler
 from moeflow.scheduler.static_batching import StaticBatching
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel, generate_alone
@@ -23,7 +24,7 @@ AnyScheduler = Scheduler | StaticBatching
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=20)  # few tokens: many shared prefixes
 
 
-def make_scheduler(**changes) -> Scheduler:
+def make_scheduler(prefixes: PrefixSource | None = None, **changes) -> Scheduler:
     values = {
         "block_size": 4,
         "num_blocks": 12,
@@ -32,7 +33,7 @@ def make_scheduler(**changes) -> Scheduler:
         "max_num_batched_tokens": 8,
         **changes,
     }
-    return Scheduler(SchedulerConfig(**values))
+    return Scheduler(SchedulerConfig(**values), prefixes)
 
 
 def make_request(name: str, prompt: list[int], max_tokens: int = 5, **sampling) -> Request:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from moeflow.engine.generator import Generator
 from moeflow.server.api.schema.chat import ChatRequest
 from moeflow.server.api.schema.completion import CompletionRequest
+from moeflow.server.api.schema.message_request import MessageRequest
 from moeflow.server.api.schema.response_request import ResponseRequest
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
@@ -50,12 +51,15 @@ MODELS = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponseRequest,
+    "/v1/messages": MessageRequest,
 }
 COMPLETIONS = bodies(CompletionRequest, {"prompt": NEAR | st.text(max_size=9), "model": st.none()})
 CHATS = bodies(ChatRequest, {"messages": MESSAGES, "model": st.none()})
+ANSWERS = bodies(MessageRequest, {"messages": MESSAGES, "max_tokens": st.integers(0, 9), "model": st.none()})
 RESPONSES = bodies(ResponseRequest, {"input": NEAR | st.text(max_size=9) | MESSAGES, "model": st.none()})
 REQUESTS = st.one_of(
     st.tuples(st.just("/v1/responses"), RESPONSES),
+    st.tuples(st.just("/v1/messages"), ANSWERS),
     st.tuples(st.just("/v1/completions"), COMPLETIONS),
     st.tuples(st.just("/v1/chat/completions"), CHATS),
     st.tuples(st.sampled_from([*MODELS, "/tokenize", "/detokenize"]), JSON),
@@ -72,6 +76,7 @@ def one_changed(path: str, body: dict[str, object]) -> st.SearchStrategy:
 CHANGED = (
     one_changed("/v1/completions", {"prompt": "Hi", "max_tokens": 5})
     | one_changed("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5})
+    | one_changed("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5})
     | one_changed("/v1/responses", {"input": "Hi", "max_output_tokens": 5})
 )
 
@@ -95,7 +100,9 @@ def test_no_body_breaks_the_server(tokenizer, requests):
         statuses.add(response.status_code)
         assert response.status_code in (200, 400, 404), response.text
         if response.status_code != 200:
-            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+            is_anthropic = path == "/v1/messages"
+            fields = {"message", "type"} if is_anthropic else {"message", "type", "param", "code"}
+            assert set(response.json()["error"]) == fields
         assert app.state.service.admission.num_unfinished == 0
         assert not engine.live
 

@@ -36,11 +36,14 @@ async def test_every_endpoint_but_probes_asks_for_the_key(make_app):
     assert len(routes) >= 9
     async with connect(app) as http:
         for method, path in routes:
-            response = await http.request(method, path.format(name="x", file_id="x", batch_id="x"))
+            response = await http.request(method, path.format(name="x", file_id="x", batch_id="x", response_id="x"))
             assert (response.status_code == 401) == (path not in OPEN), path
             if path not in OPEN:
                 assert response.headers["www-authenticate"] == "Bearer"
-                assert response.json()["error"]["code"] == "invalid_api_key"
+                error = response.json()["error"]
+                is_anthropic = path.startswith("/v1/messages")
+                assert error.get("code") == (None if is_anthropic else "invalid_api_key")
+                assert error["type"] == "authentication_error"
 
 
 async def test_nothing_outside_the_document_answers_but_page_and_document(app):

@@ -8,15 +8,12 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from moeflow.engine.generator import Generator
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.server.app import create_app
-from moeflow.server.config import ServerConfig
-from tests.engine.fakes import byte_level_core, wrap
 from tests.server.events import read_events
 from tests.server.fake_client import NAME, FakeClient
 from tests.server.live_server import serve_in_thread
 from tests.server.openai_objects import check
+from tests.server.thinking_model import thinking_model
 from tests.tiny_mixtral import EOS
 
 ASK = [{"role": "user", "content": "Which fox?"}]
@@ -177,24 +174,9 @@ def test_what_cannot_be_meant(client, engine, changes, param, reason):
     assert not engine.submissions
 
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}{{ reasoning_effort }}"
-    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
-    "{% if tools %}[TOOL_CALLS]{% endif %}{% if begin %}<think>{% endif %}"
-)
-
-
 @pytest.fixture
 def thinking() -> Iterator[tuple[openai.OpenAI, FakeClient, Tokenizer]]:
-    """A model that reasons, and has special tokens around reasoning and calls."""
-    tokenizer = wrap(
-        byte_level_core(),
-        eos_token="<|end|>",
-        chat_template=TEMPLATE,
-        extra_special_tokens=["<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<other>"],
-    )
-    engine = FakeClient(tokenizer, max_model_len=4096)
-    app = create_app(Generator(engine, tokenizer), ServerConfig())
+    app, engine, tokenizer = thinking_model()
     with serve_in_thread(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client, engine, tokenizer
 

@@ -24,8 +24,9 @@ from moeflow.bench.parallel.meter import Meter
 from moeflow.bench.parallel.rank_rates import Measured, measure_rates
 from moeflow.bench.parallel.shared_weights import SharedWeights
 from moeflow.core.errors import GroupError
-from moeflow.kernels.cpu import extension, row_ops
+from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.routing import Routing
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup
 
@@ -101,7 +102,7 @@ class RankWorker:
 
     def _route(self, tokens: Tokens) -> None:
         """Do what a router does; the choice is that of the case."""
-        row_ops.softmax_topk(extension.linear(tokens.x, self._router), tokens.topk_ids.shape[1], renormalize=True)
+        Routing(tokens.topk_ids.shape[1], renormalize=True)(extension.linear(tokens.x, self._router))
 
 
 @dataclass(slots=True)

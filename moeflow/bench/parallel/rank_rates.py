@@ -21,8 +21,8 @@ from moeflow.bench.parallel.case import LayerShape
 from moeflow.bench.parallel.shared_weights import SharedWeights, slice_bounds
 from moeflow.core.hardware import KernelEfficiency, MemoryLevel
 from moeflow.core.units import KIB, MIB
-from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.routing import Routing
 from moeflow.parallel.group import Group
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.parallel_costs import COPY_PASSES, RankRates
@@ -126,7 +126,8 @@ def _expert_s(experts: PackedExperts, layer: LayerShape, rows: int) -> float:
 
 def _choose_s(layer: LayerShape, num_experts: int) -> float:
     logits = torch.rand(TOKENS, num_experts)
-    return _usual_s(lambda: row_ops.softmax_topk(logits, layer.top_k, renormalize=True))
+    choose = Routing(layer.top_k, renormalize=True)
+    return _usual_s(lambda: choose(logits))
 
 
 def _copy_s(layer: LayerShape) -> float:

@@ -67,6 +67,8 @@ _MIXTRAL = Architecture(
     stores_pairs=True,
 )
 _OTHERS = {
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _WIDTH),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _WIDTH),
     "qwen3moe": Architecture(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",

@@ -37,7 +37,7 @@ alone."""
 
 
 @click.command(cls=Command, epilog=EPILOG, context_settings={"show_default": True})
-@engine_options_but("prefix_caching")
+@engine_options_but("prefix_caching", "prompt_cache", "prompt_cache_bytes")
 @click.option(
     "--workload", "names", type=click.Choice([*SHAPES, "mtbench"]), multiple=True, help="What to run; may be repeated."
 )

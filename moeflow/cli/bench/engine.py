@@ -30,7 +30,7 @@ measurement and keeps what there is."""
 
 
 @click.command(cls=Command, epilog=EPILOG)
-@engine_options_but("prefix_caching")
+@engine_options_but("prefix_caching", "prompt_cache", "prompt_cache_bytes")
 @click.option("--batch", "batch_sizes", type=click.IntRange(1, 4096), multiple=True, help="Decode with so many.")
 @click.option("--prefill", "prefill_lens", type=click.IntRange(1), multiple=True, help="Prefill so many tokens.")
 @click.option("--prompt-len", type=click.IntRange(1), default=32, show_default=True, help="Prompts of decoding rows.")

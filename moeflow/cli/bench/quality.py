@@ -32,7 +32,7 @@ greedy tokens counts those before the first different one in each continued prom
 
 
 @click.command(cls=Command, epilog=EPILOG)
-@engine_options_but("prefix_caching")
+@engine_options_but("prefix_caching", "prompt_cache", "prompt_cache_bytes")
 @click.option(
     "--text",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -42,7 +42,7 @@ policies get the same requests at the same times. Ctrl-C ends the measurement; f
 
 
 @click.command(cls=Command, epilog=EPILOG, context_settings={"show_default": True})
-@engine_options_but("prefix_caching")
+@engine_options_but("prefix_caching", "prompt_cache", "prompt_cache_bytes")
 @click.option("--url", help="Measure this running server instead of a model here.")
 @click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="The server's key, with --url.")
 @click.option("--allow-remote", is_flag=True, help="Let --url be another machine: be sure that it is yours.")

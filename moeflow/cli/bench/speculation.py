@@ -37,7 +37,7 @@ that of the time between tokens. It depends on what is asked: text that repeats 
 
 
 @click.command(cls=Command, epilog=EPILOG)
-@engine_options_but("prefix_caching", "max_num_seqs")
+@engine_options_but("prefix_caching", "prompt_cache", "prompt_cache_bytes", "max_num_seqs")
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

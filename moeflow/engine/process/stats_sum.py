@@ -12,7 +12,12 @@ from moeflow.engine.messages import EngineStats, SpeculatorStats
 
 _NAMES: Final = tuple(field.name for field in msgspec.structs.fields(EngineStats))
 _POOLS: Final = ("kv_blocks_total",)  # a size, though its name ends as those of what only grows
-_LARGEST: Final = ("memory_limit_bytes", "rank_imbalance")  # of which a sum would mean nothing
+_LARGEST: Final = (  # of which a sum would mean nothing
+    "memory_limit_bytes",
+    "rank_imbalance",
+    "prompt_cache_limit_bytes",
+    "prompt_cache_bytes",
+)
 _TOTALS: Final = tuple(name for name in _NAMES if name.endswith("_total") and name not in _POOLS)
 _BY_DEPTH: Final = ("trees_total",)  # lists whose members are added up
 

@@ -42,6 +42,11 @@ class ChatFormat:
             return with_tools(messages, tools, example, has_system=self._has_system), ()
         return messages, tools
 
+    @property
+    def can_reason(self) -> bool:
+        """Whether the model reasons apart from its answer."""
+        return self.reasoning is not None or bool(self.syntax.reasoning[0])
+
     def ends_in_reasoning(self, prompt: str) -> bool:
         """Whether a prompt's end has begun the model's reasoning."""
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning.begin.strip())

@@ -29,19 +29,33 @@ def attention_input(
     num_rotated = heads.num_heads + heads.num_kv_heads
     sizes = [num_rotated * heads.head_dim, heads.num_kv_heads * heads.head_dim]
     qk, v = torch.split(qkv, sizes, dim=-1)
-    if heads.q_norm is not None and heads.k_norm is not None:
-        qk = _normalise(qk, heads, heads.q_norm, heads.k_norm)
+    if not heads.norms_last:
+        qk = _normalise(qk, heads)
     if heads.clip is not None:
         qk, v = qk.clamp(-heads.clip, heads.clip), v.clamp(-heads.clip, heads.clip)
     qk = qk.view(len(qk), num_rotated, heads.head_dim)
-    qk = qk if rotary is None else apply_rotary(qk, rotary.cos, rotary.sin)
+    if rotary is not None:
+        qk = apply_rotary(_split_pairs(qk, rotary.dim) if heads.is_interleaved else qk, rotary.cos, rotary.sin)
+    if heads.norms_last:
+        qk = _normalise(qk.flatten(1), heads).view(qk.shape)
     q, k = torch.split(qk, [heads.num_heads, heads.num_kv_heads], dim=1)
     write_kv(k, v.view(len(v), heads.num_kv_heads, heads.head_dim), blocks, metadata.slots)
     return q
 
 
-def _normalise(qk: Tensor, heads: Heads, q_norm: Tensor, k_norm: Tensor) -> Tensor:
-    """Shapes: qk [T, (Q + KV) * D] -> the same."""
+def _split_pairs(qk: Tensor, size: int) -> Tensor:
+    """Put the first of each pair of neighbours before the second of each; products of queries and keys stay the same.
+
+    Shapes: qk [T, Q + KV, D], of which so many dimensions change their places -> the same.
+    """
+    return torch.cat([qk[..., 0:size:2], qk[..., 1:size:2], qk[..., size:]], dim=-1)
+
+
+def _normalise(qk: Tensor, heads: Heads) -> Tensor:
+    """Apply norms, if there are some. Shapes: qk [T, (Q + KV) * D] -> the same."""
+    q_norm, k_norm = heads.q_norm, heads.k_norm
+    if q_norm is None or k_norm is None:
+        return qk
     q, k = torch.split(qk, [heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim], dim=-1)
     parts = []
     for x, norm in ((q, q_norm), (k, k_norm)):

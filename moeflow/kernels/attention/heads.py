@@ -20,6 +20,8 @@ class Heads:
     k_norm: Tensor | None = None
     eps: float = 0.0  # of the norms
     clip: float | None = None  # queries, keys and values are cut to [-clip, clip]
+    norms_last: bool = False  # norms of single heads come after the rotation, else first
+    is_interleaved: bool = False  # positions rotate neighbours against each other, else the halves of a head
 
     @property
     def norms_all_heads(self) -> bool:

@@ -203,5 +203,7 @@ def _bind(layer: PackedLayer) -> object:
         soft_cap=scores.soft_cap or 0.0,
         sinks=address(scores.sinks),
         rotary=-1 if layer.rotary is None else layer.rotary,
+        norms_last=heads.norms_last,
+        is_interleaved=heads.is_interleaved,
         stage=stage.handle,
     )

@@ -7,15 +7,17 @@ cut, and side by side the results are those of `PackedExperts.compute`, to the b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from moeflow.kernels.activation import NONLINEARITIES
+from moeflow.kernels.activation import kernel_arguments
 from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats, check_ids
 from moeflow.kernels.cpu.packed_weights import (
+    ExpertKind,
     PackedRows,
     PackedWeight,
     expert_bytes,
@@ -23,6 +25,7 @@ from moeflow.kernels.cpu.packed_weights import (
     matrix_bytes,
     whole_bands,
 )
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.weight_format import WeightFormat
 
@@ -59,13 +62,23 @@ class SliceShape:
 
 
 class PackedExpertSlices:
-    """Slices of the experts of one layer, which have gates, SiLU and no biases."""
+    """Slices of the experts of one layer, which have gates."""
 
     def __init__(
-        self, shape: SliceShape, weight_format: WeightFormat, storage: Array, *, is_wide: bool, is_whole: bool
+        self,
+        shape: SliceShape,
+        weight_format: WeightFormat,
+        storage: Array,
+        *,
+        kind: ExpertKind,
+        biases: ExpertBiases | None,
+        is_wide: bool,
+        is_whole: bool,
     ) -> None:
         """Take `storage` [E, bytes] uint8, whose rows hold a slice each, or, if it `is_whole`, a whole expert."""
+        assert kind.is_gated
         self.shape = shape
+        self._biases = biases  # of whole experts; kept for the kernels
         up_bytes = shape.up_bytes(weight_format)
         down_bytes = shape.num_bytes(weight_format) - up_bytes
         up_start, down_start = shape.starts_in_whole(weight_format) if is_whole else (0, up_bytes)
@@ -74,8 +87,10 @@ class PackedExpertSlices:
         up_rows, num_outputs = 2 * whole_bands(len(shape.units)), len(shape.outputs)
         self._up = [PackedWeight(it, weight_format, up_rows, shape.hidden, is_wide=is_wide) for it in ups]
         self._down = [PackedWeight(it, weight_format, num_outputs, shape.width, is_wide=is_wide) for it in downs]
-        self._units = _half(self._up, [], weight_format, shape.hidden, len(shape.units), is_wide=is_wide)
-        self._outputs = _half([], self._down, weight_format, num_outputs, shape.width, is_wide=is_wide)
+        own = None if biases is None else biases.handle(kind.num_ups, shape.units.start, shape.outputs.start)
+        half = partial(_half, weight_format=weight_format, kind=kind, biases=own, is_wide=is_wide)
+        self._units = half(self._up, [], hidden=shape.hidden, width=len(shape.units))
+        self._outputs = half([], self._down, hidden=num_outputs, width=shape.width)
 
     def units(self, x: Array, topk_ids: Array) -> Array:
         """Return this slice's hidden units of all pairs (token, k), in ascending order of expert, then of token.
@@ -139,10 +154,12 @@ class PackedExpertSlices:
 def _half(
     up: list[PackedWeight],
     down: list[PackedWeight],
+    *,
     weight_format: WeightFormat,
     hidden: int,
     width: int,
-    *,
+    kind: ExpertKind,
+    biases: Any,
     is_wide: bool,
 ) -> Any:
     """Return a layer of `up` or `down` matrices only, for the extension."""
@@ -153,9 +170,8 @@ def _half(
         width=width,
         up=[address(weight.storage) for weight in up],
         down=[address(weight.storage) for weight in down],
-        function=NONLINEARITIES.index("silu"),
-        is_gated=True,
-        up_bias=0,
-        down_bias=0,
+        is_gated=kind.is_gated,
+        biases=biases,
         is_wide=is_wide,
+        **kernel_arguments(kind.function),
     )

@@ -12,6 +12,7 @@ from moeflow.kernels.arrays import Array, address, floats_like
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats, check_ids
 from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.expert_biases import ExpertBiases
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -20,18 +21,25 @@ if extension.is_available():
 class SlotExperts:
     """Experts of one layer, in the slots of several, for as long as each stays where it is."""
 
-    def __init__(self, memory: PackedExperts, num_experts: int, slots: Mapping[int, int]) -> None:
-        """Take the memory of the slots, seen as experts, how many experts the layer has, and the slots of those there.
+    def __init__(
+        self,
+        memory: PackedExperts,
+        num_experts: int,
+        slots: Mapping[int, int],
+        biases: ExpertBiases | None = None,
+    ) -> None:
+        """Take the memory of the slots, seen as experts, how many experts the layer has, the slots of those there, and
+        the biases of the layer.
 
         Raises: ValueError if there is no such slot.
         """
-        self._memory = memory
+        self._memory, self._biases = memory, biases  # kept for the kernels
         self._table = array("i", [_cpu.ABSENT]) * num_experts
         for expert, slot in slots.items():
             if not 0 <= slot < memory.num_experts:
                 raise ValueError(f"there is no slot {slot} among {memory.num_experts}")
             self._table[expert] = slot
-        self._layer = memory.handle.in_slots(slots=self._table.buffer_info()[0], num_experts=num_experts)
+        self._layer = memory.in_slots(self._table.buffer_info()[0], num_experts, biases)
 
     def sums(self, x: Array, topk_ids: Array, topk_weights: Array, residual: Array | None) -> Array:
         """Return what `PackedExperts.compute` does; all experts that are asked for have slots."""

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.kernels.activation import NONLINEARITIES, Nonlinearity
+from moeflow.kernels.activation import Activation, kernel_arguments
 from moeflow.kernels.arrays import (
     Array,
     address,
@@ -24,9 +24,9 @@ from moeflow.kernels.arrays import (
     on_host,
     split,
     stack,
-    zeros_like,
 )
 from moeflow.kernels.cpu.arguments import check_floats, check_ids, describe
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.weight_format import BAND, FORMATS, BlockKind, WeightFormat, block_kind
 
@@ -223,9 +223,8 @@ class PackedRows:
 class ExpertKind:
     """What experts compute, beside their matrices."""
 
-    function: Nonlinearity = "silu"
+    function: Activation = "silu"
     is_gated: bool = True
-    has_bias: bool = False
 
     @property
     def num_matrices(self) -> int:
@@ -248,8 +247,8 @@ class PackedExperts:
     """
 
     __slots__ = (
+        "biases",
         "down",
-        "down_bias",
         "down_format",
         "format",
         "function",
@@ -260,7 +259,6 @@ class PackedExperts:
         "is_wide",
         "kind",
         "storage",
-        "up_bias",
         "width",
     )
 
@@ -273,15 +271,20 @@ class PackedExperts:
         *,
         down_format: WeightFormat | None = None,
         kind: ExpertKind = SWIGLU,
+        biases: ExpertBiases | None = None,
         is_wide: bool = False,
         storage: Any = None,
     ) -> None:
         """Take `storage` [E, `expert_bytes` or more] uint8, whose rows hold an expert each, or allocate zeros.
 
-        Rows may lie anywhere. Zeros are to be filled through `parts` and `set_biases`. `down_format` is for files that
+        Rows may lie anywhere. Zeros are to be filled through `parts`. `down_format` is for files that
         have down matrices otherwise than gates and ups. `is_wide` as in `PackedWeight`.
         Raises: MemoryError.
         """
+        if biases is not None and (biases.up.shape[1], biases.down.shape[1]) != (kind.num_ups * width, hidden):
+            up, down = map(describe, biases)
+            raise ValueError(f"experts of {hidden} x {width} do not take the biases {up} and {down}")
+        self.biases = biases
         self.format = weight_format
         self.down_format = down_format or weight_format
         self.is_wide = is_wide
@@ -306,10 +309,6 @@ class PackedExperts:
         self.down = [
             PackedWeight(row[up_bytes:num_bytes], self.down_format, hidden, width, is_wide=is_wide) for row in storage
         ]
-        self.up_bias = (
-            zeros_like(storage[0], num_experts, up_rows) if kind.has_bias else None
-        )  # in the order of gate_up's rows
-        self.down_bias = zeros_like(storage[0], num_experts, hidden) if kind.has_bias else None
         self.handle: Any = _cpu.PackedExperts(
             up_format=weight_format,
             down_format=self.down_format,
@@ -317,11 +316,10 @@ class PackedExperts:
             width=width,
             up=[address(weight.storage) for weight in self.gate_up],
             down=[address(weight.storage) for weight in self.down],
-            function=NONLINEARITIES.index(kind.function),
             is_gated=kind.is_gated,
-            up_bias=address(self.up_bias),
-            down_bias=address(self.down_bias),
+            biases=None if biases is None else biases.handle(kind.num_ups),
             is_wide=is_wide,
+            **kernel_arguments(kind.function),
         )
 
     @classmethod
@@ -331,63 +329,55 @@ class PackedExperts:
         down: Array,
         weight_format: WeightFormat,
         *,
-        function: Nonlinearity = "silu",
-        biases: tuple[Array, Array] | None = None,
+        function: Activation = "silu",
+        biases: ExpertBiases | None = None,
         is_wide: bool = False,
     ) -> PackedExperts:
         """Pack all experts of a layer.
 
         Shapes: gate_up [E, 2I, H] (gate rows first) or without a gate [E, I, H], down [E, H, I]; float32, bfloat16 or
-        float16; biases as in `set_biases`.
+        float16.
         """
         num_experts, hidden, width = down.shape
         is_gated = gate_up.shape[1] != width
         if gate_up.shape != (num_experts, (2 if is_gated else 1) * width, hidden):
             raise ValueError(f"experts do not fit together: {describe(gate_up)} and {describe(down)}")
-        kind = ExpertKind(function, is_gated, has_bias=biases is not None)
-        packed = cls(num_experts, hidden, width, weight_format, kind=kind, is_wide=is_wide)
-        if biases is not None:
-            packed.set_biases(*biases)
+        kind = ExpertKind(function, is_gated)
+        packed = cls(num_experts, hidden, width, weight_format, kind=kind, biases=biases, is_wide=is_wide)
         for parts, up, back in zip(packed.parts(), gate_up, down, strict=True):
             for part, source in zip(parts, (*split(up, [width] * kind.num_ups), back), strict=True):
                 part.fill(source, np.arange(source.shape[0]))
         return packed
 
-    def set_biases(self, up: Array, down: Array) -> None:
-        """Take the biases of experts that have some. Shapes: up [E, 2I] (gate first) or [E, I], down [E, H], floats."""
-        num_experts, halves = self.num_experts, 2 if self.is_gated else 1
-        if self.up_bias is None or self.down_bias is None:
-            raise ValueError(f"{self} has no biases")
-        if up.shape != (num_experts, halves * self.width) or down.shape != (num_experts, self.hidden):
-            raise ValueError(f"{self} does not take biases {describe(up)} and {describe(down)}")
-        for half, rows in zip(split(up, [self.width] * halves, dim=1), self._unit_rows(), strict=True):
-            self.up_bias[:, rows] = half
-        self.down_bias[:] = down
-
     def at(self, rows: Sequence[Array]) -> PackedExperts:
         """Return these experts as they lie, or will lie, in other rows of memory."""
-        moved = PackedExperts(
+        return PackedExperts(
             self.num_experts,
             self.hidden,
             self.width,
             self.format,
             down_format=self.down_format,
             kind=self.kind,
+            biases=self.biases,
             is_wide=self.is_wide,
             storage=rows,
         )
-        for mine, theirs in ((self.up_bias, moved.up_bias), (self.down_bias, moved.down_bias)):
-            if mine is not None and theirs is not None:
-                theirs[:] = mine
-        return moved
+
+    def in_slots(self, slots_address: int, num_experts: int, biases: ExpertBiases | None) -> Any:
+        """Return, for kernels, a layer of so many experts whose places among these are at an address: [E] int32.
+
+        The biases are those of that layer. All memory has to be kept alive.
+        """
+        own = None if biases is None else biases.handle(self.kind.num_ups)
+        return self.handle.in_slots(slots=slots_address, num_experts=num_experts, biases=own)
 
     def movable(self) -> PackedExperts:
         """Return these experts: their rows of memory may be copied elsewhere and computed with there."""
         return self
 
-    def for_kernels(self) -> tuple[PackedExperts, None]:
-        """Return these experts, which are in order."""
-        return self, None
+    def for_kernels(self) -> tuple[PackedExperts, None, ExpertBiases | None]:
+        """Return these experts, which are in order, and their biases."""
+        return self, None, self.biases
 
     def compute(self, x: Array, topk_ids: Array, topk_weights: Array, residual: Array | None = None) -> Array:
         """Return `residual` plus the weighted sum of each token's experts.

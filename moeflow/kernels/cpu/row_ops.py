@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from moeflow.kernels.arrays import Array, address, floats_like, ids_like, is_contiguous, is_float32, is_in_main_memory
 from moeflow.kernels.attention.heads import Heads
@@ -20,6 +20,7 @@ if extension.is_available():
     import moeflow.kernels._cpu as _cpu
 
 _AVAILABLE = extension.is_available()
+MAX_GROUPS: Final = _cpu.MAX_GROUPS if _AVAILABLE else 256  # of experts, in a `Routing`
 
 
 def accepts(x: Any) -> bool:
@@ -62,26 +63,28 @@ def _normalise(x: Array, weight: Array, bias: Array | None, eps: float, *, subtr
     return out
 
 
-def softmax_topk(router_logits: Array, top_k: int, *, renormalize: bool) -> tuple[Array, Array]:
-    """Return the `top_k` likeliest experts of each token and their weights; of equals, the lower number first.
+def route(router_logits: Array, top_k: int, routing: Any) -> tuple[Array, Array]:
+    """Return each token's experts, best first, and their weights, by a handle of `Routing`, which has seen the sizes.
 
     Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32.
     """
     num_tokens, num_experts = router_logits.shape
-    if not 1 <= top_k <= num_experts:
-        raise ValueError(f"{top_k} of {num_experts} experts cannot be chosen")
     topk_ids = ids_like(router_logits, num_tokens, top_k)
     topk_weights = floats_like(router_logits, num_tokens, top_k)
-    _cpu.softmax_topk(
+    _cpu.route(
+        routing=routing,
         logits=address(router_logits),
         num_rows=num_tokens,
         num_experts=num_experts,
-        top_k=top_k,
-        renormalize=renormalize,
         topk_ids=address(topk_ids),
         topk_weights=address(topk_weights),
     )
     return topk_ids, topk_weights
+
+
+def bind_routing(**fields: Any) -> Any:
+    """Return a handle for `route` from the fields of the extension's `Routing`; None without the extension."""
+    return _cpu.Routing(**fields) if extension.is_available() else None
 
 
 def argmax(x: Any) -> tuple[Any, Any]:
@@ -134,6 +137,8 @@ def attention_input(qkv: Array, heads: Heads, rotary: RotaryTable | None, blocks
         sin=0 if rotary is None else address(rotary.sin),
         rotary_dim=0 if rotary is None else rotary.dim,
         slots=address(slots),
+        norms_last=heads.norms_last,
+        is_interleaved=heads.is_interleaved,
     )
     queries = qkv[:, : num_heads * head_dim]
     return queries.reshape(num_tokens, num_heads, head_dim)

@@ -5,14 +5,15 @@ kernels. The results are those of the operations one after another, to the bit.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from moeflow.kernels.arrays import Array, address, dtype_name, floats_like
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import NormWeights
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -60,22 +61,32 @@ def norm_linear(x: Array, norm: NormWeights, weight: PackedWeight, bias: Array |
     return out
 
 
+class SharedExpert(NamedTuple):
+    """An expert that all tokens go to besides: the one that there is."""
+
+    experts: PackedExperts
+    gate: PackedWeight | None = None  # it weighs the sigmoid of what this says, [1, H]; None: 1
+
+
 @dataclass(frozen=True, slots=True)
 class MoEStage:
     """All that follows attention in a layer of experts, or without a router in a dense one.
 
-    That is `h + experts(norm(h))` with `h = hidden + attended @ o_proj.T + o_bias`.
+    That is `h + experts(norm(h))`, a shared expert added first, with `h = hidden + attended @ o_proj.T + o_bias`.
     """
 
     o_proj: PackedWeight
     o_bias: Array | None  # [H]
     norm: NormWeights
     router: PackedWeight | None  # None: every token goes to the one expert there is
-    choose: SoftmaxTopK
+    choose: Routing
     experts: PackedExperts
     # [E] int32, where each expert is among `experts`, or that it is not there: `PackedDecoder` can do without some.
     # None: all are there, in order.
     slots: Array | None = None
+    biases: ExpertBiases | None = None  # of the layer's experts
+    router_bias: Array | None = None  # [E]
+    shared: SharedExpert | None = None
     handle: Any = field(init=False, repr=False, compare=False)  # looks at the memory of all of these
 
     def __post_init__(self) -> None:
@@ -91,9 +102,20 @@ class MoEStage:
                 dtype_name(self.slots.dtype) == "int32" and self.slots.shape == (num_experts,) and router is not None
             )
         fits &= router is None or router.cols == size
-        if not fits or not 1 <= self.choose.top_k <= num_experts:
-            raise ValueError(f"{self.o_proj}, {router}, {self.experts} and {self.choose} do not fit together")
+        if not fits:
+            raise ValueError(f"{self.o_proj}, {router} and {self.experts} do not fit together")
+        self.choose.check(num_experts)
+        if self.router_bias is not None:
+            check_floats(self.router_bias, (num_experts,))
+        self._check_shared()
         object.__setattr__(self, "handle", self._bind())
+
+    def _check_shared(self) -> None:
+        if self.shared is None:
+            return
+        (experts, gate), size = self.shared, self.o_proj.rows
+        if (experts.num_experts, experts.hidden) != (1, size) or (gate and (gate.rows, gate.cols) != (1, size)):
+            raise ValueError(f"{experts} and {gate} are no shared expert of rows of {size} values")
 
     @property
     def num_experts(self) -> int:
@@ -118,13 +140,17 @@ class MoEStage:
         return out
 
     def _bind(self) -> object:
-        experts = self.experts.handle
+        layer = self.experts.handle
+        if self.slots is not None:
+            layer = self.experts.in_slots(address(self.slots), self.num_experts, self.biases)
         return _cpu.MoEStage(
             o_proj=self.o_proj.handle,
             router=None if self.router is None else self.router.handle,
-            layer=experts if self.slots is None else experts.in_slots(address(self.slots), self.num_experts),
-            top_k=self.choose.top_k,
-            renormalize=self.choose.renormalize,
+            layer=layer,
+            routing=self.choose.handle,
             o_bias=address(self.o_bias),
             norm=bind_norm(self.norm, self.o_proj.rows),
+            router_bias=address(self.router_bias),
+            shared=None if self.shared is None else self.shared.experts.handle,
+            shared_gate=None if self.shared is None or self.shared.gate is None else self.shared.gate.handle,
         )

@@ -32,15 +32,22 @@ if TYPE_CHECKING:
 else:
     rank_heads = on_demand("moeflow.models.layers.ranks.rank_heads")
 
-QKNorm = Literal["per_head", "all_heads"]
+QKNorm = Literal["per_head", "all_heads", "per_rotated_head"]
 
 
 class Attention:
     """The attention of one layer."""
 
     def __init__(
-        self, config: ModelConfig, allocator: WeightAllocator, layer_idx: int, qk_norm: QKNorm | None = None
+        self,
+        config: ModelConfig,
+        allocator: WeightAllocator,
+        layer_idx: int,
+        qk_norm: QKNorm | None = None,
+        norm_names: tuple[str, str] = ("q_norm", "k_norm"),
     ) -> None:
+        """Take how queries and keys are normalised, and what checkpoints call these norms."""
+        self._norm_names = norm_names
         self.layer_idx = layer_idx
         kind = config.attention_of(layer_idx)
         self.rotary = None if kind.rope is None else config.ropes.index(kind.rope)  # which of a pass's tables
@@ -57,7 +64,7 @@ class Attention:
         self.o_proj = output_linear(allocator, q_size, "o_proj", config.hidden_size, bias=config.attention_out_bias)
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
-            per_head = qk_norm == "per_head"
+            per_head = qk_norm != "all_heads"
             self.q_norm = allocator.empty(config.head_dim if per_head else q_size)
             self.k_norm = allocator.empty(config.head_dim if per_head else kv_size)
         self._sinks = allocator.empty(config.num_heads) if config.has_attention_sinks else None  # ranks have all
@@ -78,6 +85,8 @@ class Attention:
             k_norm=self.k_norm if self._is_normed_here else None,
             eps=config.rms_norm_eps,
             clip=config.clip_qkv,
+            norms_last=qk_norm == "per_rotated_head",
+            is_interleaved=kind.rope is not None and kind.rope.is_interleaved,
         )
 
     def attend(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -122,8 +131,8 @@ class Attention:
         yield from self.qkv_proj.named_weights(prefix)
         yield from self.o_proj.named_weights(prefix)
         if self.q_norm is not None and self.k_norm is not None:
-            yield f"{prefix}.q_norm.weight", self.q_norm
-            yield f"{prefix}.k_norm.weight", self.k_norm
+            for name, norm in zip(self._norm_names, (self.q_norm, self.k_norm), strict=True):
+                yield f"{prefix}.{name}.weight", norm
         if self._sinks is not None:
             yield f"{prefix}.sinks", self._sinks
 

@@ -53,6 +53,7 @@ class CausalLM:
         self.norm = Norm.of(config, ends)
         self._vocab = ends.columns("logits", config.vocab_size)
         self.lm_head = self._make_head(ends)
+        self.lm_head_bias = ends.empty(config.vocab_size) if config.lm_head_bias else None  # ranks have all of it
         self._packed = PackedLayers.of(self.layers, allocator)
         self.rotary = RotaryEmbeddings(config.ropes, config.head_dim, allocator.device)
 
@@ -89,7 +90,10 @@ class CausalLM:
 
         Where ranks share the head, all call this with the same rows. Raises: GroupError.
         """
-        own = floats(linear(hidden, self.lm_head))
+        bias = self.lm_head_bias
+        if bias is not None and self._vocab is not None:
+            bias = bias[self._vocab.own.start : self._vocab.own.stop]
+        own = floats(linear(hidden, self.lm_head, bias))
         return own if self._vocab is None else self._vocab.gather(own)
 
     def close(self) -> None:
@@ -114,6 +118,8 @@ class CausalLM:
             model.lm_head = self.lm_head.take([range(token_id, token_id + 1) for token_id in token_ids])
         else:
             model.lm_head = self.lm_head[list(token_ids)]
+        if self.lm_head_bias is not None:
+            model.lm_head_bias = self.lm_head_bias[list(token_ids)]
         return model
 
     @property
@@ -164,3 +170,5 @@ class CausalLM:
             own = range(self.config.vocab_size) if self._vocab is None else self._vocab.own
             (rows,) = rows_of(self.lm_head, [own])
             yield "lm_head.weight", rows
+        if self.lm_head_bias is not None:
+            yield "lm_head.bias", self.lm_head_bias

@@ -95,13 +95,15 @@ class DecoderLayer:
         assert isinstance(self.mlp, MoE)
         hidden = self.self_attn.o_proj(attended, residual=hidden)
         normed = self.post_attention_layernorm(hidden)
+        hidden = self.mlp.with_shared(normed, hidden)
         return hidden, Routed(normed, *self.mlp.route(normed))
 
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
         parts = (*self.self_attn.qkv_proj.parts, *self.self_attn.o_proj.parts)
         ups, downs = self.mlp.matrix_names(prefix)
-        return {part: [f"{prefix}.self_attn.{part}.weight"] for part in parts} | {"up": ups, "down": downs}
+        shared = self.mlp.shared_matrix_names(prefix) if isinstance(self.mlp, MoE) else {}
+        return {part: [f"{prefix}.self_attn.{part}.weight"] for part in parts} | {"up": ups, "down": downs} | shared
 
     def _make_stage(self) -> MoEStage | None:
         return self.mlp.stage(self.self_attn.o_proj, self.post_attention_layernorm)

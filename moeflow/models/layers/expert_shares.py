@@ -137,7 +137,7 @@ class PeerExperts(ExpertWeights):
         if is_here.any():
             ids = part.topk_ids.masked_fill(~is_here, self.all.num_experts)
             # One more than there are: what a pair asks for that is computed elsewhere.
-            here = SlotExperts(self.all, self.all.num_experts + 1, _slots(is_wanted))
+            here = SlotExperts(self.all, self.all.num_experts + 1, _slots(is_wanted), self.all.biases)
             here.pairs(part.hidden, ids, part.topk_weights, part.pairs)
 
     def _count_taken_over(self, topk_ids: Tensor, of_others: Tensor) -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
-from moeflow.kernels.cpu.stages import MoEStage
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.cpu.stages import MoEStage, SharedExpert
+from moeflow.kernels.expert_biases import ExpertBiases
+from moeflow.kernels.routing import Routing
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import Norm
 
@@ -19,19 +20,27 @@ def expert_stage(
     o_proj: Linear,
     norm: Norm,
     router: PackedWeight | None,
-    choose: SoftmaxTopK,
-    experts: PackedExperts,
-    slots: Array | None = None,
+    choose: Routing,
+    experts: tuple[PackedExperts, Array | None, ExpertBiases | None],
+    router_bias: Array | None = None,
+    shared: SharedExpert | None = None,
 ) -> MoEStage | None:
-    """Return the call; None if the output projection is not packed. Without a router the network is dense."""
+    """Return the call for experts as `ExpertWeights.for_kernels` has them; without a router the network is dense.
+
+    None if the output projection is not packed.
+    """
     if not isinstance(o_proj.weight, PackedWeight):
         return None
+    packed, slots, biases = experts
     return MoEStage(
         o_proj=o_proj.weight,
         o_bias=o_proj.bias,
         norm=norm.weights,
         router=router,
         choose=choose,
-        experts=experts,
+        experts=packed,
         slots=slots,
+        biases=biases,
+        router_bias=router_bias,
+        shared=shared,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from moeflow.kernels.arrays import Array, split
 from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind, PackedExperts, PackedRows
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.on_demand import torch
 
@@ -37,8 +38,9 @@ class ExpertWeights(Protocol):
         """
         return ()
 
-    def for_kernels(self) -> tuple[PackedExperts, Array | None] | None:
-        """Return the memory that the CPU kernels read, and where in it each expert is, [E] int32; None: in order.
+    def for_kernels(self) -> tuple[PackedExperts, Array | None, ExpertBiases | None] | None:
+        """Return the memory that the CPU kernels read, where in it each expert is, [E] int32 (None: in order), and
+        biases.
 
         None if the kernels cannot compute with these experts.
         """
@@ -52,11 +54,14 @@ class ExpertWeights(Protocol):
 class ExpertTensors(ExpertWeights):
     """All experts in two tensors."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, kind: ExpertKind = SWIGLU) -> None:
+    def __init__(
+        self, gate_up: Tensor, down: Tensor, kind: ExpertKind = SWIGLU, biases: ExpertBiases | None = None
+    ) -> None:
         """Take gate_up [E, 2I, H] (gate rows first), or without a gate [E, I, H], and down [E, H, I]."""
         self.gate_up = gate_up
         self.down = down
         self.kind = kind
+        self.biases = biases
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Compute with torch."""
@@ -81,10 +86,12 @@ class ExpertSlabs(ExpertWeights):
         dtype: torch.dtype,
         storage: Tensor | Sequence[Tensor],
         kind: ExpertKind = SWIGLU,
+        biases: ExpertBiases | None = None,
     ) -> None:
         """Take `storage` [E, `slab_bytes`] uint8, whose rows hold an expert each and may be on any device."""
         self.storage = storage
         self.kind = kind
+        self.biases = biases
         self._shape = (hidden_size, intermediate_size)
         self._dtype = dtype
         up_values = (kind.num_matrices - 1) * intermediate_size * hidden_size
@@ -103,7 +110,7 @@ class ExpertSlabs(ExpertWeights):
 
     def at(self, rows: Sequence[Tensor]) -> ExpertSlabs:
         """Return these experts as they lie, or will lie, in other rows of memory."""
-        return ExpertSlabs(*self._shape, self._dtype, rows, self.kind)
+        return ExpertSlabs(*self._shape, self._dtype, rows, self.kind, self.biases)
 
     def movable(self) -> ExpertSlabs:
         """Return these experts."""
@@ -138,5 +145,13 @@ def _compute(
     topk_weights: Tensor,
     residual: Tensor | None,
 ) -> Tensor:
-    out = fused_experts(hidden, experts.gate_up, experts.down, topk_ids, topk_weights, function=experts.kind.function)
+    out = fused_experts(
+        hidden,
+        experts.gate_up,
+        experts.down,
+        topk_ids,
+        topk_weights,
+        function=experts.kind.function,
+        biases=experts.biases,
+    )
     return out if residual is None else out.add_(residual)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from moeflow.kernels.activation import apply, apply_and_mul
+from moeflow.kernels.activation import activate
 from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.on_demand import torch
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights, MovableExperts
 from moeflow.models.layers.linear import Linear, output_linear
@@ -64,14 +64,18 @@ class MLP:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
         return self.down_proj(self.units(hidden), residual)
 
+    def weighted(self, hidden: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
+        """Return each token's result, times its weight, plus the residual. Shapes: weights [T, 1] float32."""
+        result = self.down_proj(self.units(hidden)) * weights.to(hidden.dtype)
+        return result if residual is None else result.add_(residual)
+
     def units(self, hidden: Tensor) -> Tensor:
         """Return what meets the last matrix. Shapes: hidden [T, H] -> [T, I]."""
         gate_up = self.gate_up_proj(hidden)
         if self._units is not None:  # before SiLU, which torch may round otherwise in narrower rows
             halves = gate_up.chunk(self._kind.num_matrices - 1, dim=1)
             gate_up = torch.cat([self._units.gather(half) for half in halves], dim=1)
-        activate = apply_and_mul if self._kind.is_gated else apply
-        return activate(self._kind.function, gate_up)
+        return activate(self._kind.function, gate_up, is_gated=self._kind.is_gated)
 
     def movable_experts(self) -> None:
         """Return nothing: these are matrices."""
@@ -100,10 +104,12 @@ class FusedMLP:
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
-        num_tokens = hidden.shape[0]
-        topk_ids = torch.zeros(num_tokens, 1, dtype=torch.int64, device=hidden.device)
-        topk_weights = torch.ones(num_tokens, 1, device=hidden.device)
-        return self.weights.compute(hidden, topk_ids, topk_weights, residual)
+        return self.weighted(hidden, torch.ones(hidden.shape[0], 1, device=hidden.device), residual)
+
+    def weighted(self, hidden: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
+        """Return each token's result, times its weight, plus the residual. Shapes: weights [T, 1] float32."""
+        topk_ids = torch.zeros(hidden.shape[0], 1, dtype=torch.int64, device=hidden.device)
+        return self.weights.compute(hidden, topk_ids, weights, residual)
 
     def movable_experts(self) -> MovableExperts | None:
         """Return the weights if `with_experts` can take them from elsewhere."""
@@ -118,7 +124,7 @@ class FusedMLP:
         experts = self.weights.for_kernels()
         if experts is None:
             return None
-        return expert_stage(o_proj, norm, None, SoftmaxTopK(1, renormalize=False), *experts)
+        return expert_stage(o_proj, norm, None, Routing(1), experts)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

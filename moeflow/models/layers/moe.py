@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, overload
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.activation import ClampedSwiglu
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.linear import linear
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import Norm
+from moeflow.models.layers.shared_network import SHARED_NAMES, SharedNames, SharedNetwork
 from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
 if TYPE_CHECKING:
@@ -44,24 +46,49 @@ class ExpertNames:
     gate: str = "gate_proj"  # empty: experts have no gate
     up: str = "up_proj"
     down: str = "down_proj"
+    router_bias: str = ""  # of the router's scores; empty: there is none
+    choice_bias: str = ""  # of `Routing`, one for each expert; likewise
+    has_choice_bias_rows: bool = False  # whether that is a matrix of one row
+    shared: SharedNames = SHARED_NAMES  # of the shared expert, if the model has one
 
 
 def expert_kind(config: ModelConfig) -> ExpertKind:
     """Return what a model's experts and dense networks compute."""
+    if config.swiglu_limit is not None:
+        return ExpertKind(ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit))
     return ExpertKind(config.hidden_act, config.is_gated)
 
 
 class MoE:
     """Routes each token to `top_k` experts and adds up what they return."""
 
-    def __init__(self, config: ModelConfig, allocator: WeightAllocator, choose: Choose, names: ExpertNames) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        allocator: WeightAllocator,
+        choose: Choose,
+        names: ExpertNames,
+        *,
+        has_float32_router: bool = False,
+    ) -> None:
+        """`choose` gets the bias that `names` has; a router in float32 is so whatever all else is in."""
         self.config = config
-        self.choose = choose
         self.names = names
-        self.router = allocator.router(config.num_experts, config.hidden_size)
-        self.weights = allocator.experts(
-            config.num_experts, config.hidden_size, config.intermediate_size, expert_kind(config)
+        size, self._kind = (config.num_experts, config.hidden_size, config.intermediate_size), expert_kind(config)
+        self.router = allocator.router(config.num_experts, config.hidden_size, is_float32=has_float32_router)
+        self.router_bias = (
+            allocator.router_bias(config.num_experts, is_float32=has_float32_router) if names.router_bias else None
         )
+        self.choice_bias = allocator.empty_float32(config.num_experts) if names.choice_bias else None
+        self.choose = choose
+        if self.choice_bias is not None:
+            assert isinstance(choose, Routing)
+            self.choose = replace(choose, choice_bias=self.choice_bias)
+        self.biases = allocator.expert_biases(*size, self._kind) if config.expert_bias else None
+        self.weights = allocator.experts(*size, self._kind, self.biases)
+        self.shared: SharedNetwork | None = None
+        if config.shared_intermediate_size:
+            self.shared = SharedNetwork(config, allocator, self._kind, names.shared)
         self.on_route = allocator.on_route
         self.given: Given | None = None  # what chooses in the router's place; None: the router does
 
@@ -70,12 +97,23 @@ class MoE:
 
         Shapes: hidden and residual [T, H] -> [T, H].
         """
+        residual = self.with_shared(hidden, residual)
         topk_ids, topk_weights = self.route(hidden)
         if limit is not None:
             topk_weights = limit(topk_ids, topk_weights)
         if self.on_route is not None:
             self.on_route(topk_ids, hidden)
         return self.weights.compute(hidden, topk_ids, topk_weights, residual)
+
+    @overload
+    def with_shared(self, hidden: Tensor, residual: Tensor) -> Tensor: ...
+
+    @overload
+    def with_shared(self, hidden: Tensor, residual: Tensor | None) -> Tensor | None: ...
+
+    def with_shared(self, hidden: Tensor, residual: Tensor | None) -> Tensor | None:
+        """Return what the chosen experts are to be added to. Shapes: hidden and residual [T, H] -> [T, H]."""
+        return residual if self.shared is None else self.shared(hidden, residual)
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
@@ -85,7 +123,7 @@ class MoE:
         """Return what the router says of each expert. Shapes: hidden [T, H] -> [T, E]."""
         if not isinstance(self.router, PackedWeight):
             hidden = hidden.to(self.router.dtype)  # a router may be kept more precisely than all else
-        return linear(hidden, self.router)
+        return linear(hidden, self.router, self.router_bias)
 
     def movable_experts(self) -> MovableExperts | None:
         """Return the experts if `with_experts` can take them from elsewhere."""
@@ -100,28 +138,55 @@ class MoE:
     def stage(self, o_proj: Linear, norm: Norm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this block; None if there is none."""
         router, choose, experts = self.router, self.choose, self.weights.for_kernels()
-        if experts is None or not (isinstance(router, PackedWeight) and isinstance(choose, SoftmaxTopK)):
+        if experts is None or not (isinstance(router, PackedWeight) and isinstance(choose, Routing)):
             return None
-        return expert_stage(o_proj, norm, router, choose, *experts)
+        shared = None if self.shared is None else self.shared.for_kernels()
+        if self.shared is not None and shared is None:
+            return None
+        return expert_stage(o_proj, norm, router, choose, experts, router_bias=self.router_bias, shared=shared)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that others fill, or have, are left out."""
         yield self.router_name(prefix), whole(self.router)
+        names, choice_bias = self.names, self.choice_bias
+        if self.router_bias is not None:
+            yield f"{prefix}.{names.block}.{names.router_bias}", self.router_bias
+        if choice_bias is not None:
+            bias = choice_bias.reshape(1, -1) if names.has_choice_bias_rows else choice_bias
+            yield f"{prefix}.{names.block}.{names.choice_bias}", bias
+        if self.shared is not None:
+            yield from self.shared.named_weights(prefix)
         for expert, parts in enumerate(self.weights.parts()):
             if parts is not None:
                 yield from zip(self.expert_names(prefix, expert), parts, strict=True)
+        if self.biases is None:
+            return
+        for expert, biases in enumerate(self.biases.parts(self._kind.num_ups)):
+            yield from zip(self.expert_names(prefix, expert, "bias"), biases, strict=True)
 
     def matrix_names(self, prefix: str) -> tuple[list[str], list[str]]:
         """Return the checkpoint names of all experts' gates and ups, and of their downs."""
         names = [self.expert_names(prefix, expert) for expert in range(self.config.num_experts)]
         return [name for ups in names for name in ups[:-1]], [name for *_, name in names]
 
+    def shared_matrix_names(self, prefix: str) -> dict[str, list[str]]:
+        """Return the same of the shared expert, by the fields of `LayerFormats`; empty if there is none."""
+        if self.shared is None:
+            return {}
+        ups, downs = self.shared.matrix_names(prefix)
+        return {"shared_up": ups, "shared_down": downs}
+
+    def names_of_routers(self, prefix: str) -> list[str]:
+        """Return the checkpoint names of all that is kept as routers are."""
+        gates = [] if self.shared is None else self.shared.gate_names(prefix)
+        return [self.router_name(prefix), *gates]
+
     def router_name(self, prefix: str) -> str:
         """Return the checkpoint name of the router's matrix."""
         return f"{prefix}.{self.names.block}.{self.names.router}.weight"
 
-    def expert_names(self, prefix: str, expert: int) -> list[str]:
-        """Return the checkpoint names of an expert's gate, if it has one, up and down matrices."""
+    def expert_names(self, prefix: str, expert: int, kind: str = "weight") -> list[str]:
+        """Return the checkpoint names of an expert's gate, if it has one, up and down matrices, or of their biases."""
         names = self.names
         place = f"{prefix}.{names.block}.{names.expert.format(expert)}"
-        return [f"{place}.{matrix}.weight" for matrix in (names.gate, names.up, names.down) if matrix]
+        return [f"{place}.{matrix}.{kind}" for matrix in (names.gate, names.up, names.down) if matrix]

@@ -54,10 +54,19 @@ def experts_from(
 def _pairs(experts: MovableExperts, routed: Routed, some: range) -> Tensor:
     """Return the weighted results of some experts, and 0 for others: [T, K, H] float32."""
     if isinstance(experts, ExpertSlabs):
-        return expert_pairs(routed.hidden, experts.gate_up, experts.down, routed.topk_ids, routed.topk_weights, some)
+        return expert_pairs(
+            routed.hidden,
+            experts.gate_up,
+            experts.down,
+            routed.topk_ids,
+            routed.topk_weights,
+            some,
+            function=experts.kind.function,
+            biases=experts.biases,
+        )
     pairs = torch.zeros(routed.topk_ids.numel(), routed.hidden.shape[1])
     in_order = {expert: expert for expert in some}
-    SlotExperts(experts, experts.num_experts, in_order).pairs(*routed, pairs)
+    SlotExperts(experts, experts.num_experts, in_order, experts.biases).pairs(*routed, pairs)
     return pairs.view(*routed.topk_ids.shape, routed.hidden.shape[1])
 
 

@@ -25,6 +25,7 @@ from moeflow.kernels.cpu.packed_weights import (
     expert_bytes,
     matrix_bytes,
 )
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats, WeightFormat
@@ -74,6 +75,11 @@ class WeightFormats:
     def of_experts(self, layer: LayerFormats | None) -> tuple[WeightFormat, WeightFormat]:
         """Return the formats of a layer's gates and ups, and of its downs; None: as all layers have them."""
         return (self.matrices, self.matrices) if layer is None else (layer.up, layer.down)
+
+    def of_shared(self, layer: LayerFormats | None) -> tuple[WeightFormat, WeightFormat]:
+        """Return the same of a shared expert."""
+        up, down = self.of_experts(layer)
+        return (up, down) if layer is None else (layer.of("shared_up"), layer.of("shared_down"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,34 +178,66 @@ class WeightAllocator:
         """Do the same for token embeddings."""
         return self._matrix(rows, cols, self.packed.embeddings if self.packed else None, own)
 
-    def router(self, num_experts: int, hidden_size: int) -> Weight:
-        """Do the same for what chooses experts."""
-        if self.packed is None:
-            return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
-        return self._matrix(num_experts, hidden_size, self.packed.routers)
+    def router(self, num_experts: int, hidden_size: int, *, is_float32: bool = False) -> Weight:
+        """Do the same for what chooses experts; `is_float32`: in float32, unless it is packed."""
+        if self.packed is not None:
+            return self._matrix(num_experts, hidden_size, self.packed.routers)
+        if is_float32:
+            return self.empty_float32(num_experts, hidden_size)
+        return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
+
+    def router_bias(self, num_experts: int, *, is_float32: bool = False) -> Array:
+        """Return what is added to a router's scores, in the type of these."""
+        if is_float32:
+            return self.empty_float32(num_experts)
+        return self.empty(num_experts, dtype=self.router_dtype)
+
+    def empty_float32(self, *shape: int) -> Array:
+        """Return a tensor in float32, whatever all else is in. Raises: as `matrix` does."""
+        is_so_anyway = self.has_shapes_alone or self.packed is not None  # or of no type
+        return self.empty(*shape, dtype=None if is_so_anyway else torch.float32)
+
+    def expert_biases(
+        self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind
+    ) -> ExpertBiases:
+        """Return a layer's biases, to be filled, which every home of its experts has whole. Raises: as `matrix`."""
+        up = self.empty(num_experts, kind.num_ups * intermediate_size)
+        return ExpertBiases(up, self.empty(num_experts, hidden_size))
 
     def experts(
-        self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind = SWIGLU
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        kind: ExpertKind = SWIGLU,
+        biases: ExpertBiases | None = None,
     ) -> ExpertWeights:
         """Return a layer's experts, to be filled through their `parts` if they have some. Raises: as `matrix` does."""
         if self.pool is not None:
-            return self.pool.add_layer()
+            return self.pool.add_layer(biases)
         if self.packed is not None:
-            return self._packed_experts(num_experts, hidden_size, intermediate_size, self.packed, kind)
+            return self._packed_experts(num_experts, hidden_size, intermediate_size, self.packed, kind, biases)
         if self.has_slabs:
-            return self._slabs(num_experts, hidden_size, intermediate_size, kind)
+            return self._slabs(num_experts, hidden_size, intermediate_size, kind, biases)
         return ExpertTensors(
             self.empty(num_experts, (kind.num_matrices - 1) * intermediate_size, hidden_size),
             self.empty(num_experts, hidden_size, intermediate_size),
             kind,
+            biases,
         )
 
     def _packed_experts(
-        self, num_experts: int, hidden_size: int, intermediate_size: int, formats: WeightFormats, kind: ExpertKind
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        formats: WeightFormats,
+        kind: ExpertKind,
+        biases: ExpertBiases | None,
     ) -> ExpertWeights:
         if self.group is not None and self.expert_layout == "sliced":
             take = partial(self.memory.experts, num_experts)
-            return self._slices(self.group, hidden_size, intermediate_size, formats, take)
+            return self._slices(self.group, (hidden_size, intermediate_size), formats, take, kind, biases)
         assert (self.group is None) == (self.expert_ranks is None)
         up, down = formats.of_experts(self.layer)
         num_bytes = expert_bytes(hidden_size, intermediate_size, up, down_format=down, is_gated=kind.is_gated)
@@ -218,6 +256,7 @@ class WeightAllocator:
             up,
             down_format=down,
             kind=kind,
+            biases=biases,
             is_wide=formats.is_wide,
             storage=storage,
         )
@@ -226,9 +265,16 @@ class WeightAllocator:
         return experts if self.expert_ranks is None else self.expert_ranks.add_layer(experts, own)
 
     def _slices(
-        self, group: Group, hidden_size: int, intermediate_size: int, formats: WeightFormats, take: Take
+        self,
+        group: Group,
+        size: tuple[int, int],
+        formats: WeightFormats,
+        take: Take,
+        kind: ExpertKind,
+        biases: ExpertBiases | None = None,
     ) -> sliced_experts.SlicedExperts:
-        """Return this rank's slices of as many experts as `take` returns rows of memory for."""
+        """Return this rank's slices of as many experts as `take` returns rows of memory for; `size`: H and I."""
+        hidden_size, intermediate_size = size
         units, outputs = (band_blocks(count, group.size) for count in (intermediate_size, hidden_size))
         shape = expert_slices.SliceShape(
             hidden=hidden_size, width=intermediate_size, units=units[group.rank], outputs=outputs[group.rank]
@@ -238,7 +284,13 @@ class WeightAllocator:
         storage = take(num_bytes)
         assert storage is not None  # ranks keep their experts in memory
         own = expert_slices.PackedExpertSlices(
-            shape, formats.matrices, storage, is_wide=formats.is_wide, is_whole=is_whole
+            shape,
+            formats.matrices,
+            storage,
+            kind=kind,
+            biases=biases,
+            is_wide=formats.is_wide,
+            is_whole=is_whole,
         )
         return sliced_experts.SlicedExperts(own, Columns(group, "units", units), Columns(group, "outputs", outputs))
 
@@ -246,9 +298,24 @@ class WeightAllocator:
         """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""
         if self.packed is None:
             return self._slabs(1, hidden_size, intermediate_size, kind) if self.has_slabs else None
+        size = (hidden_size, intermediate_size)
         if self.tensor_group is not None:
-            return self._slices(self.tensor_group, hidden_size, intermediate_size, self.packed, self._one_row)
-        size, (up, down) = (hidden_size, intermediate_size), self.packed.of_experts(self.layer)
+            return self._slices(self.tensor_group, size, self.packed, self._one_row, kind)
+        return self._one_network(size, kind, *self.packed.of_experts(self.layer))
+
+    def shared_network(self, hidden_size: int, intermediate_size: int, kind: ExpertKind) -> ExpertWeights | None:
+        """Return the expert that a layer has beside those to choose from, likewise; it is in no slab that moves."""
+        if self.packed is None:
+            return None
+        size = (hidden_size, intermediate_size)
+        if self.tensor_group is not None:
+            return self._slices(self.tensor_group, size, self.packed, self._one_row, kind)
+        return self._one_network(size, kind, *self.packed.of_shared(self.layer))
+
+    def _one_network(
+        self, size: tuple[int, int], kind: ExpertKind, up: WeightFormat, down: WeightFormat
+    ) -> PackedExperts:
+        assert self.packed is not None
         storage = self._one_row(expert_bytes(*size, up, down_format=down, is_gated=kind.is_gated))
         return PackedExperts(1, *size, up, down_format=down, kind=kind, is_wide=self.packed.is_wide, storage=storage)
 
@@ -256,10 +323,17 @@ class WeightAllocator:
         """Return the memory of a dense network as that of a layer's one expert: [1, num_bytes] uint8."""
         return self.memory.block(num_bytes).reshape(1, num_bytes)
 
-    def _slabs(self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind) -> ExpertSlabs:
+    def _slabs(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        kind: ExpertKind,
+        biases: ExpertBiases | None = None,
+    ) -> ExpertSlabs:
         num_bytes = num_experts * slab_bytes(hidden_size, intermediate_size, self.dtype, kind)
         storage = self.memory.block(num_bytes).view(num_experts, -1)
-        return ExpertSlabs(hidden_size, intermediate_size, self.dtype, storage, kind)
+        return ExpertSlabs(hidden_size, intermediate_size, self.dtype, storage, kind, biases)
 
     def _matrix(
         self, rows: int, cols: int, weight_format: WeightFormat | None, own: Sequence[range] | None = None

@@ -225,7 +225,7 @@ def compute_pairs(
     weights = _joined([work.weights for work in works], top_k, 0.0)
     pairs = torch.empty(ids.numel(), hidden.shape[1])
     wanted = {expert: slots[expert] for work in works for expert in _asked(work, num_experts)}
-    SlotExperts(experts, num_experts + 1, wanted).pairs(hidden, ids, weights, pairs)
+    SlotExperts(experts, num_experts + 1, wanted, experts.biases).pairs(hidden, ids, weights, pairs)
     rows = torch.split(pairs.view(len(hidden), top_k, -1), [len(work.hidden) for work in works])
     return [_of_experts(part, work, num_experts) for part, work in zip(rows, works, strict=True)]
 

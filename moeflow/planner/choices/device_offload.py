@@ -53,6 +53,8 @@ def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Setting
         )
     unused = {
         "--memory": settings.memory_bytes,
+        "--prompt-cache": settings.prompt_cache,
+        "--prompt-cache-size": settings.prompt_cache_bytes,
         "--record-routing": settings.record_routing,
         "--ranks": None if settings.num_ranks == 1 else settings.num_ranks,
         "--stages": settings.stages,

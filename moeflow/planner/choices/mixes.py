@@ -52,13 +52,16 @@ def mixed_formats(mix: Mix, shape: ModelConfig, *, can_differ: bool = True) -> M
 def _layer(mix: Mix, shape: ModelConfig, layer: int) -> LayerFormats:
     is_medium, width = mix == "q4_k_m", _width(shape, layer)
     most = _four_bits_or_five if is_medium else _four_bits
+    downs = _six_bits if is_medium and _matters_more(layer, shape.num_layers) else most
+    has_shared = shape.shared_intermediate_size and layer not in shape.dense_layers
     return LayerFormats(
         q_proj=most(shape.hidden_size),
         k_proj=most(shape.hidden_size),
         v_proj=_six_bits(shape.hidden_size),
         o_proj=most(_attended(shape)),
         up=most(shape.hidden_size),
-        down=_six_bits(width) if is_medium and _matters_more(layer, shape.num_layers) else most(width),
+        down=downs(width),
+        shared_down=downs(shape.shared_intermediate_size) if has_shared else None,
     )
 
 
@@ -90,8 +93,8 @@ def _are_multiples(columns: tuple[int, ...], block: int) -> bool:
 
 def _columns(shape: ModelConfig) -> tuple[int, ...]:
     """Return the columns of all matrices."""
-    width = (shape.dense_intermediate_size,) if shape.dense_intermediate_size else ()
-    return (shape.hidden_size, _attended(shape), shape.intermediate_size, *width)
+    others = (width for width in (shape.dense_intermediate_size, shape.shared_intermediate_size) if width)
+    return (shape.hidden_size, _attended(shape), shape.intermediate_size, *others)
 
 
 def _attended(shape: ModelConfig) -> int:
@@ -110,6 +113,7 @@ def _values(shape: ModelConfig, layers: tuple[LayerFormats, ...]) -> Counter[Wei
     for layer, formats in enumerate(layers):
         networks = shape.num_experts if shape.num_experts and layer not in shape.dense_layers else 1
         matrix = networks * hidden * _width(shape, layer)
+        shared = 0 if layer in shape.dense_layers else hidden * shape.shared_intermediate_size
         for weight_format, count in (
             (formats.q_proj, hidden * queries),
             (formats.k_proj, hidden * keys),
@@ -117,6 +121,8 @@ def _values(shape: ModelConfig, layers: tuple[LayerFormats, ...]) -> Counter[Wei
             (formats.o_proj, hidden * queries),
             (formats.up, (shape.num_ffn_matrices - 1) * matrix),
             (formats.down, matrix),
+            (formats.of("shared_up"), (shape.num_ffn_matrices - 1) * shared),
+            (formats.of("shared_down"), shared),
         ):
             values[weight_format] += count
     return values

@@ -40,7 +40,9 @@ class ExpectedLayer(RankedLayer):
     @property
     def route_s(self) -> float:
         """Seconds of the router."""
-        return work_seconds(self.level, self.costs.router(self.most_tokens)) + self.choose_s(self.most_tokens)
+        return sum(
+            work_seconds(self.level, work) for work in self.costs.until_experts(self.most_tokens)[1:]
+        ) + self.choose_s(self.most_tokens)
 
     def even_s(self, num_pairs: float, distinct: float) -> float:
         """Return the seconds of so many pairs of a token and one of `distinct` experts, each with as many."""

@@ -26,6 +26,7 @@ def micro_batch_costs(costs: ModelCosts) -> MicroBatchCosts:
     shape = costs.shape
     routers_bytes = costs.num_moe_layers * costs.router_values * bits_per_value(costs.formats.of_routers) / 8
     outside = shape.num_layers * (costs.qkv_values + costs.output_values) + costs.num_dense_layers * costs.dense_values
+    outside += costs.num_moe_layers * costs.shared_values
     used = outside + costs.num_moe_layers * (costs.router_values + shape.top_k * costs.expert_values)
     return MicroBatchCosts(
         fixed_s=(outside * costs.formats.weight_bytes + routers_bytes) / _READ_BYTES_PER_S,

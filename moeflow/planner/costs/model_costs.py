@@ -71,7 +71,7 @@ class Formats:
         if not self.layers:
             return self.weight_bytes
         numbers = range(len(self.layers)) if layers is None else layers
-        bits = [bits_per_value(getattr(self.layers[number], part)) for number in numbers for part in parts]
+        bits = [bits_per_value(self.layers[number].of(part)) for number in numbers for part in parts]
         return sum(bits) / len(bits) / 8 if bits else self.weight_bytes
 
 
@@ -129,9 +129,14 @@ class ModelCosts:
         return self.shape.dense_intermediate_size if self.shape.num_experts else self.shape.intermediate_size
 
     @property
+    def shared_values(self) -> int:
+        """Weights of the expert that all tokens of a layer go to besides."""
+        return self.shape.num_ffn_matrices * self.shape.hidden_size * self.shape.shared_intermediate_size
+
+    @property
     def router_values(self) -> int:
-        """Weights of one router."""
-        return self.shape.hidden_size * self.shape.num_experts
+        """Weights of one router, and of what weighs a shared expert."""
+        return self.shape.hidden_size * (self.shape.num_experts + self.shape.has_shared_gate)
 
     @property
     def expert_bytes(self) -> float:
@@ -147,10 +152,11 @@ class ModelCosts:
         """Return which of some of the decoder's layers have experts."""
         return sorted(set(layers).intersection(self.shape.moe_layers))
 
-    def _network_bytes(self, values: int, layers: Sequence[int]) -> float:
+    def _network_bytes(self, values: int, layers: Sequence[int], *, is_shared: bool = False) -> float:
         """Return the bytes of an expert, or dense network, of so many values, on the average of some layers."""
         num_ups = self.shape.num_ffn_matrices - 1
-        per_value = num_ups * self.formats.bytes_of("up", layers=layers) + self.formats.bytes_of("down", layers=layers)
+        up, down = ("shared_up", "shared_down") if is_shared else ("up", "down")
+        per_value = num_ups * self.formats.bytes_of(up, layers=layers) + self.formats.bytes_of(down, layers=layers)
         return values / (num_ups + 1) * per_value
 
     def _qkv_bytes(self, layers: Sequence[int], queries: float = 1.0, keys: float = 1.0) -> float:
@@ -221,7 +227,8 @@ class ModelCosts:
         networks = len(dense) * self._network_bytes(self.dense_values, dense) * shares.dense
         routers = len(moe) * self.router_values * bits_per_value(self.formats.of_routers) / 8
         experts = len(moe) * shape.num_experts * self._network_bytes(self.expert_values, moe) * shares.experts
-        return attention + networks + routers + experts
+        shared = len(moe) * self._network_bytes(self.shared_values, moe, is_shared=True) * shares.shared
+        return attention + networks + routers + experts + shared
 
     @property
     def kv_layer_bytes(self) -> float:
@@ -302,6 +309,17 @@ class ModelCosts:
         flops = 2.0 * num_tokens * self.dense_values
         return Work("experts", self.formats.matrices, num_bytes, flops, num_tokens, self.dense_values)
 
+    def shared(self, num_tokens: float) -> Work:
+        """Return one layer's shared expert: one that all tokens use."""
+        num_bytes = self._network_bytes(self.shared_values, self.shape.moe_layers, is_shared=True)
+        flops = 2.0 * num_tokens * self.shared_values
+        return Work("experts", self.formats.matrices, num_bytes, flops, num_tokens, self.shared_values)
+
+    def until_experts(self, num_tokens: float) -> list[Work]:
+        """Return what is between a layer's attention and the experts that its router chooses."""
+        shared = [self.shared(num_tokens)] if self.shape.shared_intermediate_size else []
+        return [self.output_projection(num_tokens), self.router(num_tokens), *shared]
+
     def head(self, num_sampled: float) -> Work:
         """Return the output projection to the vocabulary."""
         return self._linear(self.shape.vocab_size * self.shape.hidden_size, num_sampled, self.formats.of_head)
@@ -313,7 +331,7 @@ class ModelCosts:
         """
         experts, shape = self.experts(num_tokens, distinct), self.shape
         num_moe = len(shape.moe_layers)
-        moe = [(num_moe, self.router(num_tokens)), (num_moe, experts)]
+        moe = [(num_moe, work) for work in [*self.until_experts(num_tokens)[1:], experts]]
         dense = [(shape.num_layers - num_moe, self.dense(num_tokens))]
         return [(count, work) for count, work in moe + dense if count]
 

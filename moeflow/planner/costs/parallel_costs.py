@@ -140,10 +140,13 @@ class ParallelLayer(RankedLayer):
 
     @property
     def route_s(self) -> PerRank:
-        """Seconds of each rank's router."""
+        """Seconds of each rank's router, and of a shared expert."""
         return _each(
             self.num_tokens,
-            lambda tokens: work_seconds(self.level, self.costs.router(tokens)) + self.choose_s(tokens),
+            lambda tokens: (
+                sum(work_seconds(self.level, work) for work in self.costs.until_experts(tokens)[1:])
+                + self.choose_s(tokens)
+            ),
         )
 
     def pairs_at(self, ranks: ExpertIds) -> NDArray[np.int64]:

@@ -154,17 +154,23 @@ class RankedLayers:
         return self._gather_s(size * shape.num_heads * shape.head_dim) + self._gather_s(size * shape.hidden_size)
 
     def _dense_s(self, num_tokens: float) -> float:
-        seconds = self._work_s(_part(self.costs.dense(num_tokens), self._most.dense))
+        return self._network_s(self.costs.dense(num_tokens), self._most.dense, self.costs.dense_width, num_tokens)
+
+    def _network_s(self, work: Work, share: float, width: int, num_tokens: float) -> float:
+        """Return the seconds of a network that all tokens go through, and of what is exchanged for it."""
+        seconds = self._work_s(_part(work, share))
         if self._is_cut:
             size = num_tokens * self.costs.formats.activation_bytes
-            seconds += self._gather_s(size * self.costs.dense_width) + self._gather_s(
-                size * self.costs.shape.hidden_size
-            )
+            seconds += self._gather_s(size * width) + self._gather_s(size * self.costs.shape.hidden_size)
         return seconds
 
     def _experts_s(self, num_tokens: float, distinct: float) -> float:
         """Return the seconds of a layer's router, of the experts and of what is exchanged for them."""
         router_s = self._work_s(self.costs.router(num_tokens))
+        if self.costs.shape.shared_intermediate_size:
+            router_s += self._network_s(
+                self.costs.shared(num_tokens), self._most.shared, self.costs.shape.shared_intermediate_size, num_tokens
+            )
         ways = {"expert": self._whole_experts_s, "sliced": self._sliced_experts_s}
         return router_s + ways[self.parallel.expert_layout](num_tokens, distinct)
 

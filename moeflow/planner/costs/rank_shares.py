@@ -24,6 +24,7 @@ class RankShares:
     keys: float = 1.0  # and values: of the KV heads
     outputs: float = 1.0  # of attention's output projection
     dense: float = 1.0  # of networks that are no experts
+    shared: float = 1.0  # of shared experts
     head: float = 1.0
     experts: float = 1.0  # of the bytes of all; where they move, as many as the rank may come to have
 
@@ -43,6 +44,7 @@ class RankShares:
             keys=len(heads.keys[rank]) / shape.num_kv_heads,
             outputs=_band_share(shape.hidden_size, number, rank),
             dense=_slice_share(shape.hidden_size, dense_width, number, rank),
+            shared=_slice_share(shape.hidden_size, shape.shared_intermediate_size, number, rank),
             head=_band_share(shape.vocab_size, number, rank),
         )
 

@@ -56,7 +56,7 @@ def _after_attention(at: TaskShape) -> list[Work]:
 
 
 def _until_experts(at: TaskShape) -> list[Work]:
-    return [at.costs.output_projection(at.num_tokens), at.costs.router(at.num_tokens)]
+    return at.costs.until_experts(at.num_tokens)
 
 
 WORKS: Final[Mapping[str, tuple[str, Callable[[TaskShape], list[Work]]]]] = {  # op -> (level that computes, work)

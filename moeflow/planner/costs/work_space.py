@@ -20,7 +20,9 @@ _NUM_LOGITS = 4  # rows of the vocabulary's size: logits, edited, as probabiliti
 
 def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
     """Return what a pass over so many tokens, of which so many are sampled, takes at most."""
-    width = max(shape.intermediate_size, shape.dense_intermediate_size, shape.hidden_size)
+    width = max(
+        shape.intermediate_size, shape.dense_intermediate_size, shape.shared_intermediate_size, shape.hidden_size
+    )
     attention = 3 * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     experts = max(shape.top_k, 1) * _NUM_PAIR * width + 4 * shape.num_experts
     row_bytes = _FLOAT * (_NUM_HIDDEN * shape.hidden_size + attention + experts) + _ROW_BYTES

@@ -138,7 +138,7 @@ class InFlightRun:
     def _attention(self) -> tuple[Work, ...]:
         costs, size = self._at.costs, self._at.batch_size
         stages = costs.pre_attention(size), costs.decode_attention(size, self._at.context)
-        return *stages, costs.output_projection(size), costs.router(size)
+        return *stages, *costs.until_experts(size)
 
     def _computed(self, *works: Work) -> TaskCost:
         seconds = sum(work_seconds(self._at.level, work) for work in works)

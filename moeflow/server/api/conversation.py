@@ -35,6 +35,7 @@ class Conversation:
     form: Form | None = None  # of what is for the user
     form_field: str = "response_format"  # the request's field that says so
     max_reasoning_tokens: int | None = None
+    must_reason: bool = True  # whether such a limit is an error where the model does not reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ async def start_conversation(
             asked.tools,
             asked.form,
             form_field=asked.form_field,
-            max_reasoning_tokens=asked.max_reasoning_tokens,
+            max_reasoning_tokens=asked.max_reasoning_tokens if asked.must_reason or chat_format.can_reason else None,
             is_reasoning=prompt.is_reasoning,
         )
         shown = generator.tokenizer.special_ids_of(chat_format.markers(asked.tools.tools))

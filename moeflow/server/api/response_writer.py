@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from moeflow.core.request import FinishReason
@@ -17,8 +18,11 @@ from moeflow.server.sse import named_event
 class ResponseWriter:
     """Writes one response."""
 
-    def __init__(self, generation: Generation, form: AnswerForm, head: dict[str, Any]) -> None:
-        """`head` has the fields that are known from the beginning."""
+    def __init__(
+        self, generation: Generation, form: AnswerForm, head: dict[str, Any], on_end: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """`head` has the fields that are known from the beginning; `on_end` gets the response at its end."""
+        self._on_end = on_end
         self._generation = generation
         self._answer = AnswerEvents(form)
         self._output = ResponseOutput(form.make_id, self._emit)
@@ -87,6 +91,7 @@ class ResponseWriter:
             "output": self._output.items,
             "usage": self._usage(),
         }
+        self._on_end(self._response)
 
     def _usage(self) -> dict[str, Any]:
         prompt, completion = self._generation.num_prompt_tokens, self._generation.num_completion_tokens

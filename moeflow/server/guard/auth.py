@@ -14,21 +14,28 @@ _GUARDED = frozenset(("/classify", "/tokenize", "/detokenize", "/stats", "/metri
 
 
 def api_key_check(api_key: str) -> Check:
-    """Return the check for `Authorization: Bearer KEY` on the API (401); health, schema and page stay open."""
-    expected = f"bearer {api_key}".encode()
+    """Return the check for `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it, on the API
+    (401); health, schema and page stay open.
+    """
+    expected = api_key.encode()
 
     def check(scope: Scope) -> ApiError | None:
         if not _is_guarded(scope["path"]):
             return None
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        # Header text is Latin-1 by HTTP; clients send keys as UTF-8 bytes.
-        given = f"{scheme.lower()} {key.strip()}".encode("latin-1")
-        if hmac.compare_digest(given, expected):
+        if any([hmac.compare_digest(key, expected) for key in _given_keys(Headers(scope=scope))]):
             return None
-        message = "A valid API key is needed: send the header `Authorization: Bearer KEY`"
+        message = "A valid API key is needed: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
         return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
 
     return check
+
+
+def _given_keys(headers: Headers) -> list[bytes]:
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    given = [bearer.strip()] if scheme.lower() == "bearer" else []
+    given += [headers["x-api-key"].strip()] if "x-api-key" in headers else []
+    # Header text is Latin-1 by HTTP; clients send keys as UTF-8 bytes.
+    return [key.encode("latin-1") for key in given]
 
 
 def _is_guarded(path: str) -> bool:

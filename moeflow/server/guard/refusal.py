@@ -29,4 +29,4 @@ class Guard:
             return
         self._metrics.count_refusal(error)
         record_of(scope).error_code = error.code
-        await error.response()(scope, receive, send)
+        await error.response(scope)(scope, receive, send)

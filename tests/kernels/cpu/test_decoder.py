@@ -14,15 +14,16 @@ from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.attention.scores import PLAIN
-from moeflow.kernels.cpu import extension, row_ops
+from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.decoder import NOTHING, Expected, PackedDecoder, PackedLayer
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.rotary import RotaryTable
 from moeflow.kernels.norm import NormWeights
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.rotary import RotaryTable
+from moeflow.kernels.routing import Routing
 from moeflow.kernels.weight_format import MADE_FORMATS
 
 HIDDEN, WIDTH, DIM, EXPERTS, LAYERS = 48, 33, 16, 5, 4
@@ -43,15 +44,20 @@ class Model:
         places = torch.randperm(slots.num_experts)[: 3 * EXPERTS].to(torch.int32).view(3, EXPERTS)
         self.table = places.clone()
         resident, cached = [], []
+        self.biases = []  # of layers with routers
         for number in range(LAYERS):
             heads = Heads(2, 1, DIM, eps=1e-6)
             norms = [self._norm(has_layer_norms), self._norm(has_layer_norms)]
             common = ((pack(4 * DIM, HIDDEN, weight_format),), None, norms[0], heads, PLAIN, 0)
             is_dense = number == 1
             gate_up = torch.randn(1 if is_dense else EXPERTS, 2 * WIDTH, HIDDEN) / 7
-            experts = PackedExperts.pack(gate_up, torch.randn(len(gate_up), HIDDEN, WIDTH) / 6, weight_format)
+            biases = (
+                ExpertBiases(torch.randn(EXPERTS, 2 * WIDTH), torch.randn(EXPERTS, HIDDEN)) if number == 2 else None
+            )
+            down = torch.randn(len(gate_up), HIDDEN, WIDTH) / 6
+            experts = PackedExperts.pack(gate_up, down, weight_format, biases=biases)
             router = None if is_dense else pack(EXPERTS, HIDDEN, "float32")
-            choose = SoftmaxTopK(1 if is_dense else top_k, renormalize=True)
+            choose = Routing(1 if is_dense else top_k, renormalize=True)
             stage = (pack(HIDDEN, 2 * DIM, weight_format), None, norms[1], router, choose)
             resident.append(PackedLayer(*common, MoEStage(*stage, experts)))
             if is_dense:
@@ -60,7 +66,8 @@ class Model:
             row = len([layer for layer in cached if layer.stage.router is not None])
             for expert, slot in enumerate(places[row].tolist()):
                 slots.storage[slot].copy_(experts.storage[expert])
-            cached.append(PackedLayer(*common, MoEStage(*stage, slots, self.table[row])))
+            cached.append(PackedLayer(*common, MoEStage(*stage, slots, self.table[row], biases)))
+            self.biases.append(biases)
         self.slots, self.resident = slots, PackedDecoder(resident)
         self.cached = PackedDecoder(cached)
 
@@ -82,6 +89,9 @@ class Model:
         hidden = torch.randn(tokens, HIDDEN)
         kept = {"keeps_choices": keeps_choices, "keeps_inputs": keeps_inputs}
         return decoder.begin(hidden, [RotaryTable(angles.cos(), angles.sin())], blocks, metadata, **kept)
+
+    def slot_sums(self, number, slots):
+        return SlotExperts(self.slots, EXPERTS, slots, self.biases[number]).sums
 
     def run(self, tokens):
         work = self.begin(self.resident, tokens)
@@ -107,7 +117,7 @@ def test_slots_and_stops_change_no_bit(isa, weight_format):
         while (stopped := work.run(first)) < LAYERS:
             number = len(stops)
             slots = dict(enumerate(places[number].tolist()))
-            work.add_experts(lambda *x, slots=slots: SlotExperts(model.slots, EXPERTS, slots).sums(*x), number)
+            work.add_experts(model.slot_sums(number, slots), number)
             stops.append(stopped)
             first = stopped + 1
         model.table.copy_(places)
@@ -146,7 +156,7 @@ def test_what_experts_get_is_kept_for_all_layers(needs_kernels, tokens):
         for work in (stopping, usual):
             assert work.run(first) == layer
             assert torch.equal(work.normed[layer if work is stopping else 0], resident.normed[layer])
-            work.add_experts(lambda *x, slots=slots: SlotExperts(model.slots, EXPERTS, slots).sums(*x), number)
+            work.add_experts(model.slot_sums(number, slots), number)
         first = layer + 1
     assert stopping.run(first) == LAYERS
     expected, _ = model.run(tokens)
@@ -195,7 +205,7 @@ def test_the_next_router_is_asked_about_what_this_layer_gets(needs_kernels, toke
         assert work.run() == layer
         model.table.copy_(places)
         router = model.cached.layers[[2, 3][number]].stage.router
-        ids, _ = row_ops.softmax_topk(extension.linear(work.normed[0], router), model.top_k, renormalize=True)
+        ids, _ = Routing(model.top_k, renormalize=True)(extension.linear(work.normed[0], router))
         _, chosen = model.run(tokens)
         for expert in range(EXPERTS):
             model.table[number + 1, expert] = ABSENT
@@ -220,7 +230,7 @@ def test_routers_further_ahead_are_asked_at_the_first_layer_about_all_up_to_ther
     _, chosen = model.run(2)
     for number, layer in ((1, 2), (2, 3)):
         router = model.cached.layers[layer].stage.router
-        ids, _ = row_ops.softmax_topk(extension.linear(work.normed[0], router), model.top_k, renormalize=True)
+        ids, _ = Routing(model.top_k, renormalize=True)(extension.linear(work.normed[0], router))
         for expert in range(EXPERTS):
             model.table[number, expert] = ABSENT
             stops = {ahead: model.begin(model.cached, 2).run(0, Expected(routers_ahead=ahead)) for ahead in (1, 2, 4)}

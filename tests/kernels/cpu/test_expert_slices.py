@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moeflow.kernels.activation import ClampedSwiglu
 from moeflow.kernels.cpu.expert_slices import PackedExpertSlices, SliceShape
 from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 
 NUM_EXPERTS, HIDDEN, WIDTH = 4, 70, 52
@@ -21,6 +23,8 @@ def slices(whole, *, is_wide):
             SliceShape(hidden=HIDDEN, width=WIDTH, units=units, outputs=outputs),
             whole.format,
             torch.stack(list(whole.storage)),
+            kind=whole.kind,
+            biases=whole.biases,
             is_wide=is_wide,
             is_whole=True,
         )
@@ -33,9 +37,10 @@ def slices(whole, *, is_wide):
 def test_side_by_side_they_give_the_bits_of_whole_experts(isa, weight_format, is_wide):
     generator = torch.Generator().manual_seed(1)
     gate_up = torch.randn(NUM_EXPERTS, 2 * WIDTH, HIDDEN, generator=generator)
-    whole = PackedExperts.pack(
-        gate_up, torch.randn(NUM_EXPERTS, HIDDEN, WIDTH, generator=generator), weight_format, is_wide=is_wide
-    )
+    down = torch.randn(NUM_EXPERTS, HIDDEN, WIDTH, generator=generator)
+    biases = ExpertBiases(*(torch.randn(NUM_EXPERTS, size, generator=generator) for size in (2 * WIDTH, HIDDEN)))
+    function, biases = ("silu", None) if weight_format == "bfloat16" else (ClampedSwiglu(1.7, 7.0), biases)
+    whole = PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases, is_wide=is_wide)
     parts = slices(whole, is_wide=is_wide)
     for num_tokens, top_k in ((1, 2), (9, 3), (40, 1)):
         x, residual = torch.randn(2, num_tokens, HIDDEN, generator=generator)

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflow.kernels.activation import NONLINEARITIES, apply
+from moeflow.kernels.activation import NONLINEARITIES, ClampedSwiglu, apply
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
 from tests.kernels import cpu_reference as reference
 from tests.kernels.cpu_reference import FORMATS, assert_within, pack_experts
@@ -30,6 +31,7 @@ SIZES = (  # hidden, width: on, just below and just above bands of 16, groups of
 )
 RELATIVE_ERROR = {"float32": 1e-6, "bfloat16": 1e-2, "int8": 2e-2, "int4": 2e-2}  # of activations in that form
 RELATIVE_ERROR["int4-min"] = RELATIVE_ERROR["int4"]
+CLAMPED = ClampedSwiglu(alpha=1.702, limit=1.5)  # both sides of the limit are common
 RELATIVE_ERROR |= dict.fromkeys(("int8 wide", "int4 wide", "int4-min wide"), 1e-4)
 
 
@@ -38,16 +40,8 @@ def pack(hidden, width, weight_format, num_experts=5, *, function="silu", is_gat
     up_rows = 2 * width if is_gated else width
     gate_up = torch.randn(num_experts, up_rows, hidden, generator=generator) / hidden**0.5 * 2
     down = torch.randn(num_experts, hidden, width, generator=generator) / width**0.5
-    biases = tuple(torch.randn(num_experts, size, generator=generator) for size in (up_rows, hidden))
+    biases = ExpertBiases(*(torch.randn(num_experts, size, generator=generator) for size in (up_rows, hidden)))
     return pack_experts(gate_up, down, weight_format, function=function, biases=biases if has_bias else None)
-
-
-def unpacked_biases(packed):
-    """Return what was given as biases, from where the kernels read it."""
-    if packed.up_bias is None:
-        return None
-    bands = packed.up_bias.unflatten(1, (-1, 2 if packed.is_gated else 1, 16))
-    return torch.cat([part.flatten(1)[:, : packed.width] for part in bands.unbind(2)], dim=1), packed.down_bias
 
 
 def route(num_tokens, hidden, top_k, num_experts=5, seed=0):
@@ -102,6 +96,13 @@ class TestAgainstFloat64:
                 for num_tokens in (0, 1, 9):
                     check(packed, route(num_tokens, hidden, 2), isa)
 
+    def test_a_clamped_swiglu_with_and_without_biases(self, isa, weight_format):
+        for hidden, width in ((1, 1), (33, 17), (70, 97)):
+            for has_bias in (True, False):
+                packed = pack(hidden, width, weight_format, function=CLAMPED, has_bias=has_bias)
+                for num_tokens in (0, 1, 9):
+                    check(packed, route(num_tokens, hidden, 2), isa)
+
     @pytest.mark.slow
     def test_thousands_of_tokens(self, isa, weight_format):
         check(pack(100, 72, weight_format, 8), route(2049, 100, 3, 8), isa)
@@ -132,8 +133,7 @@ def test_close_to_the_torch_reference(isa, weight_format, function):
     for hidden, width, is_gated, has_bias in ((70, 33, True, False), (64, 32, False, True), (256, 100, True, True)):
         packed = pack(hidden, width, weight_format, function=function, is_gated=is_gated, has_bias=has_bias)
         routed = route(33, hidden, 3)
-        weights, biases = packed.unpack(), unpacked_biases(packed)
-        want = fused_experts(routed[0], *weights, *routed[1:], function=function, biases=biases)
+        want = fused_experts(routed[0], *packed.unpack(), *routed[1:], function=function, biases=packed.biases)
         got = packed.compute(routed[0], *routed[1:])
         assert (got - want).norm() <= RELATIVE_ERROR[weight_format] * want.norm()
 
@@ -253,11 +253,10 @@ def test_experts_that_are_not_there_are_refused(isa, expert):
 def test_experts_that_do_not_fit_together_are_refused(needs_kernels):
     with pytest.raises(ValueError, match="do not fit together"):
         PackedExperts.pack(torch.zeros(2, 12, 8), torch.zeros(2, 8, 4), "float32")
-    packed = pack(8, 4, "float32", has_bias=True)
-    with pytest.raises(ValueError, match=r"does not take biases float32 \[5, 4\]"):
-        packed.set_biases(torch.zeros(5, 4), torch.zeros(5, 8))
-    with pytest.raises(ValueError, match="has no biases"):
-        pack(8, 4, "float32").set_biases(torch.zeros(5, 8), torch.zeros(5, 8))
+    with pytest.raises(ValueError, match=r"do not take the biases float32 \[5, 4\]"):
+        PackedExperts(5, 8, 4, "float32", biases=ExpertBiases(torch.zeros(5, 4), torch.zeros(5, 8)))
+    with pytest.raises(ValueError, match="a clamped SwiGLU has gates"):
+        PackedExperts(5, 8, 4, "float32", kind=ExpertKind(CLAMPED, is_gated=False))
 
 
 def test_parts_of_experts_are_filled_one_by_one(needs_kernels):

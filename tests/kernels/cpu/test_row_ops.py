@@ -9,7 +9,6 @@ from moeflow.kernels.cpu import extension, row_ops
 
 INF, NAN = math.inf, math.nan
 NORM_SHAPES = [(0, 16), (1, 1), (1, 576), (3, 7), (5, 17), (2, 3, 33), (4, 64), (70, 577), (33, 2048)]
-ROUTER_SHAPES = [(0, 4, 2), (1, 1, 1), (5, 8, 2), (9, 64, 8), (3, 4, 4), (7, 33, 17), (2, 17, 17), (70, 128, 8)]
 LOGIT_SHAPES = [(0, 5), (1, 1), (3, 63), (2, 64), (2, 65), (3, 1000), (1, 49152)]
 
 
@@ -76,60 +75,6 @@ def test_a_norm_of_another_size_or_type_is_refused(needs_kernels):
         row_ops.layer_norm(torch.ones(2, 8), torch.ones(8), torch.ones(9), 1e-6)
     with pytest.raises(ValueError, match=r"torch\.bfloat16"):
         row_ops.rms_norm(torch.ones(2, 8), torch.ones(8, dtype=torch.bfloat16), 1e-6)
-
-
-@pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), ROUTER_SHAPES)
-def test_the_likeliest_experts_are_chosen(isa, num_tokens, num_experts, top_k, renormalize):
-    logits = torch.randn(num_tokens, num_experts) * 3
-    ids, weights = row_ops.softmax_topk(logits, top_k, renormalize=renormalize)
-    want, want_ids = logits.double().softmax(-1).topk(top_k)
-    if renormalize:
-        want = want / want.sum(-1, keepdim=True)
-    assert torch.equal(ids, want_ids)
-    torch.testing.assert_close(weights.double(), want, atol=1e-7, rtol=2e-6)
-
-
-def test_of_equal_experts_the_lower_number_comes_first(isa):
-    logits = torch.tensor([[1.0, 2.0, 1.0, 2.0, 0.0], [0.0] * 5, [-INF, 3.0, -INF, -INF, 3.0]])
-    ids, weights = row_ops.softmax_topk(logits, 4, renormalize=True)
-    assert ids.tolist() == [[1, 3, 0, 2], [0, 1, 2, 3], [1, 4, 0, 2]]
-    assert weights[1].tolist() == [0.25] * 4
-    torch.testing.assert_close(weights[2], torch.tensor([0.5, 0.5, 0.0, 0.0]))
-
-
-@pytest.mark.parametrize("value", [NAN, INF])
-@pytest.mark.parametrize("renormalize", [False, True])
-def test_scores_that_are_not_numbers_spoil_the_weights_of_their_row_alone(isa, value, renormalize):
-    for position in (0, 1, 7, 19):
-        logits = torch.randn(3, 20)
-        logits[1, position] = value
-        ids, weights = row_ops.softmax_topk(logits, 3, renormalize=renormalize)
-        assert weights.isnan().all(-1).tolist() == [False, True, False]
-        assert all(len(set(row)) == 3 and set(row) <= set(range(20)) for row in ids.tolist())
-
-
-def test_large_scores_do_not_overflow(isa):
-    logits = torch.tensor([[3e38, -3e38, 3e38, 88.0], [-3e38, -2e38, -3e38, -3e38]])
-    ids, weights = row_ops.softmax_topk(logits, 2, renormalize=False)
-    assert ids.tolist() == [[0, 2], [1, 0]]
-    torch.testing.assert_close(weights, torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
-
-
-def test_a_choice_of_experts_has_the_same_bits_in_any_batch(isa):
-    logits = torch.randn(60, 130)
-
-    def choose(rows):
-        return row_ops.softmax_topk(rows, 8, renormalize=True)[1]
-
-    for got in in_parts(choose, logits):
-        assert torch.equal(got, choose(logits))
-
-
-@pytest.mark.parametrize("top_k", [0, 5])
-def test_more_experts_than_there_are_cannot_be_chosen(needs_kernels, top_k):
-    with pytest.raises(ValueError, match=f"{top_k} of 4 experts"):
-        row_ops.softmax_topk(torch.ones(1, 4), top_k, renormalize=True)
 
 
 @pytest.mark.parametrize(("num_rows", "size"), LOGIT_SHAPES)

@@ -5,10 +5,11 @@ from itertools import product
 import pytest
 import torch
 
-from moeflow.kernels.cpu import extension, row_ops, stages
+from moeflow.kernels.cpu import extension, stages
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import NormWeights, normalise
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.kernels.weight_format import MADE_FORMATS
 
 EPS = 1e-5
@@ -43,7 +44,10 @@ class Layer:
         bias=False,
         function="silu",
         expert_biases=False,
+        router_bias=False,
+        routing=None,
         has_layer_norm=False,
+        shared=None,
     ):
         num_experts = 5
         self.o_proj = PackedWeight.pack(torch.randn(hidden, attended), weight_format)
@@ -52,20 +56,35 @@ class Layer:
             torch.randn(hidden), EPS, has_layer_norm, torch.randn(hidden) if has_layer_norm else None
         )
         self.router = PackedWeight.pack(torch.randn(num_experts, hidden), "float32")
-        self.choose = SoftmaxTopK(top_k, renormalize)
+        self.router_bias = torch.randn(num_experts) if router_bias else None
+        self.choose = routing or Routing(top_k, renormalize)
         gate_up, down = torch.randn(num_experts, 2 * width, hidden), torch.randn(num_experts, hidden, width)
-        biases = (torch.randn(num_experts, 2 * width), torch.randn(num_experts, hidden)) if expert_biases else None
+        of_experts = ExpertBiases(torch.randn(num_experts, 2 * width), torch.randn(num_experts, hidden))
+        biases = of_experts if expert_biases else None
         self.experts = PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases)
+
+        self.shared = None
+        if shared is not None:
+            rows = torch.randn(1, 2 * shared, hidden), torch.randn(1, hidden, shared)
+            gate = PackedWeight.pack(torch.randn(1, hidden), "float32") if shared > 40 else None
+            self.shared = stages.SharedExpert(PackedExperts.pack(*rows, weight_format, function=function), gate)
 
     def in_one_call(self, hidden, attended):
         weights = (self.o_proj, self.o_bias, self.norm, self.router, self.choose, self.experts)
+        weights += (None, None, self.router_bias, self.shared)
         return stages.MoEStage(*weights)(hidden, attended)
 
     def one_after_another(self, hidden, attended):
         hidden = extension.linear(attended, self.o_proj, self.o_bias, hidden)
         normed = normalise(hidden, self.norm)
-        logits = extension.linear(normed, self.router)
-        ids, weights = row_ops.softmax_topk(logits, self.choose.top_k, renormalize=self.choose.renormalize)
+        logits = extension.linear(normed, self.router, self.router_bias)
+        ids, weights = self.choose(logits)
+        if self.shared is not None:
+            experts, gate = self.shared
+            scores = torch.full((len(normed), 1), 1.0)
+            if gate is not None:
+                _, scores = Routing(1, score="sigmoid")(extension.linear(normed, gate))
+            hidden = experts.compute(normed, torch.zeros(len(normed), 1, dtype=torch.int64), scores, hidden)
         return self.experts.compute(normed, ids, weights, hidden)
 
 
@@ -77,6 +96,9 @@ class Layer:
         {"renormalize": False, "bias": True, "has_layer_norm": True},
         {"top_k": 5, "function": "gelu", "expert_biases": True},
         {"top_k": 1, "hidden": 64, "attended": 33},
+        {"shared": 24},
+        {"shared": 64, "top_k": 3},
+        {"router_bias": True, "routing": Routing(3, score="sigmoid", choice_bias=torch.randn(5), scale=2.5)},
     ],
 )
 @pytest.mark.usefixtures("some_threads")
@@ -109,6 +131,6 @@ def test_what_does_not_fit_together_is_refused(needs_kernels):
         layer.in_one_call(hidden.bfloat16(), attended)
     with pytest.raises(ValueError, match=r"\[70\] is needed"):
         stages.norm_linear(hidden, NormWeights(torch.ones(71), EPS), layer.router)
-    layer.choose = SoftmaxTopK(6, renormalize=True)
-    with pytest.raises(ValueError, match="do not fit together"):
+    layer.choose = Routing(6, renormalize=True)
+    with pytest.raises(ValueError, match="6 of 5 experts cannot be chosen"):
         layer.in_one_call(hidden, attended)

@@ -74,7 +74,7 @@ def test_kinds_that_are_filled_compute_the_same(make, is_movable, is_for_kernels
     torch.testing.assert_close(experts.compute(hidden, ids, weights, residual), expected + residual)
     assert torch.equal(residual, kept)
     assert experts.movable() is (experts if is_movable else None)
-    assert experts.for_kernels() == ((experts, None) if is_for_kernels else None)
+    assert experts.for_kernels() == ((experts, None, None) if is_for_kernels else None)
 
 
 def test_offloaded_experts_have_nothing_to_fill_and_compute_nothing():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moeflow.kernels.activation import ClampedSwiglu
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import expert_pairs, fused_experts
 from moeflow.models.layers.expert_weights import ExpertSlabs, slab_bytes
 from moeflow.models.layers.shared_experts import Routed, experts_below, experts_from
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 5, 3, 64, 48
+CLAMPED = ClampedSwiglu(alpha=1.7, limit=1.0)
 
 
 def routed(num_tokens: int, *, seed: int = 0) -> tuple[Routed, torch.Tensor]:
@@ -30,6 +33,11 @@ def weights() -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
+def biases() -> ExpertBiases:
+    generator = torch.Generator().manual_seed(2)
+    return ExpertBiases(*(torch.randn(EXPERTS, size, generator=generator) for size in (2 * WIDTH, HIDDEN)))
+
+
 def shared(border: int, experts: PackedExperts | ExpertSlabs, routed: Routed, residual: torch.Tensor) -> torch.Tensor:
     """Compute as pipelines do: below the border for tokens that chose any of those."""
     rows = (routed.topk_ids < border).any(dim=1).nonzero().flatten()
@@ -41,7 +49,7 @@ def shared(border: int, experts: PackedExperts | ExpertSlabs, routed: Routed, re
 @pytest.mark.parametrize("weight_format", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("num_tokens", [1, 2, 40])
 def test_packed_experts_give_the_same_bits(weight_format, num_tokens):
-    packed = PackedExperts.pack(*weights(), weight_format)
+    packed = PackedExperts.pack(*weights(), weight_format, function=CLAMPED, biases=biases())
     given, residual = routed(num_tokens)
     expected = packed.compute(given.hidden, given.topk_ids, given.topk_weights, residual)
     for border in range(EXPERTS + 1):
@@ -52,12 +60,14 @@ def test_packed_experts_give_the_same_bits(weight_format, num_tokens):
 def test_slabs_give_the_same_but_for_rounding(num_tokens):
     gate_up, down = weights()
     size = slab_bytes(HIDDEN, WIDTH, torch.float32)
-    slabs = ExpertSlabs(HIDDEN, WIDTH, torch.float32, torch.zeros(EXPERTS, size, dtype=torch.uint8))
+    storage = torch.zeros(EXPERTS, size, dtype=torch.uint8)
+    slabs = ExpertSlabs(HIDDEN, WIDTH, torch.float32, storage, ExpertKind(CLAMPED), biases())
     for mine, theirs in ((slabs.gate_up, gate_up), (slabs.down, down)):
         for part, source in zip(mine, theirs, strict=True):
             part.copy_(source)
     given, residual = routed(num_tokens)
-    expected = fused_experts(given.hidden, gate_up, down, given.topk_ids, given.topk_weights) + residual
+    chosen = (given.topk_ids, given.topk_weights)
+    expected = fused_experts(given.hidden, gate_up, down, *chosen, function=CLAMPED, biases=biases()) + residual
     for border in range(EXPERTS + 1):
         torch.testing.assert_close(shared(border, slabs, given, residual), expected)
 

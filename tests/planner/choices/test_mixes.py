@@ -55,7 +55,7 @@ def test_a_medium_mix_never_has_fewer_bits_than_the_small_one(shape):
     small, medium = (mixed_formats(mix, shape) for mix in ("q4_k", "q4_k_m"))
     for less, more in zip(small.layers, medium.layers, strict=True):
         for part in PARTS:
-            assert BITS_PER_VALUE[getattr(less, part)] <= BITS_PER_VALUE[getattr(more, part)]
+            assert BITS_PER_VALUE[less.of(part)] <= BITS_PER_VALUE[more.of(part)]
     assert all(BITS_PER_VALUE[layer.v_proj] > 6 for layer in medium.layers)
 
 

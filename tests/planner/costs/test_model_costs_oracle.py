@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.core.model_config import ConfigReader
-from moeflow.models import llama, mixtral, olmoe, qwen3_moe
+from moeflow.models import llama, mixtral, olmoe, qwen2_moe, qwen3_moe
 from moeflow.planner.costs.model_costs import Formats, ModelCosts, expected_distinct
 from tests.shapes import MIXTRAL, TINY
 
@@ -42,11 +42,25 @@ FAMILIES = {
             **DECODER, **MOE, intermediate_size=56, moe_intermediate_size=24, num_experts=5, mlp_only_layers=[1]
         ),
     ),
+    "qwen2_moe": (
+        qwen2_moe,
+        transformers.Qwen2MoeConfig(
+            **DECODER | {"hidden_size": 60},
+            **MOE,
+            intermediate_size=56,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=20,
+            num_experts=5,
+            mlp_only_layers=[1],
+        ),
+    ),
     "olmoe": (
         olmoe,
         transformers.OlmoeConfig(**DECODER | {"hidden_size": 60}, **MOE, intermediate_size=24, num_experts=5),
     ),
 }
+ROUTERS = ("mlp.gate", "mlp.shared_expert_gate")
+SHARED = ("mlp.shared_expert", "mlp.shared_experts")
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
@@ -68,9 +82,9 @@ class Counted:
         return output, counter.get_flop_counts()
 
     def flops(self, *modules, layer=0):
-        """Operations of all that is below some modules of a layer."""
+        """Operations of all that is below some modules of a layer, as far as it has them."""
         prefix = f"{type(self.model).__name__}.model.layers.{layer}."
-        return sum(sum(self.run[1][prefix + module].values()) for module in modules)
+        return sum(sum(self.run[1].get(prefix + module, {}).values()) for module in modules)
 
     def weights(self, *modules, layer=0):
         """Values of the matrices below some modules of a layer; vectors are norms."""
@@ -111,7 +125,8 @@ def test_weights_are_the_tensors(counted):
         assert costs.dense(1).num_bytes == 4 * counted.weights(*DENSE, layer=layer)
         assert costs.dense(1).values == counted.weights(*DENSE, layer=layer)
     for layer in counted.moe_layers:
-        assert costs.router_values == counted.weights("mlp.gate", layer=layer)
+        assert costs.router_values == counted.weights(*ROUTERS, layer=layer)
+        assert costs.shared_values == counted.weights(*SHARED, layer=layer)
         experts = counted.model.model.layers[layer].mlp.experts
         assert costs.expert_values == experts.gate_up_proj[0].numel() + experts.down_proj[0].numel()
         assert costs.expert_bytes == experts.gate_up_proj[0].nbytes + experts.down_proj[0].nbytes
@@ -145,7 +160,8 @@ def test_operations_are_those_that_torch_counts(counted):
         softmax = counted.flops("self_attn", layer=layer) - counted.flops(*QKV, "self_attn.o_proj", layer=layer)
         assert costs.attention(LENGTH, LENGTH**2, LENGTH).num_flops == softmax  # with what the mask hides
     for layer in counted.moe_layers:
-        assert costs.router(LENGTH).num_flops == counted.flops("mlp.gate", layer=layer)
+        assert costs.router(LENGTH).num_flops == counted.flops(*ROUTERS, layer=layer)
+        assert costs.shared(LENGTH).num_flops == counted.flops(*SHARED, layer=layer)
         assert costs.experts(LENGTH).num_flops == counted.flops("mlp.experts", layer=layer)
     for layer in counted.dense_layers:
         assert costs.dense(LENGTH).num_flops == counted.flops("mlp", layer=layer)
@@ -162,7 +178,8 @@ def test_each_stage_reads_its_weights_once(counted):
     assert costs.head(5).dtype == "bfloat16"
     assert [work.rows for work in (costs.pre_attention(5), costs.head(5), costs.dense(5))] == [5, 5, 5]
     for layer in counted.moe_layers:
-        assert costs.router(5).num_bytes == 4 * counted.weights("mlp.gate", layer=layer)
+        assert costs.router(5).num_bytes == 4 * counted.weights(*ROUTERS, layer=layer)
+        assert costs.shared(5).num_bytes == 4 * counted.weights(*SHARED, layer=layer)
         assert costs.experts(5, distinct=5).num_bytes == 4 * counted.weights("mlp.experts", layer=layer)
         assert costs.experts(5, distinct=2).num_bytes == 4 * counted.weights("mlp.experts", layer=layer) * 2 / 5
         assert costs.experts(5, distinct=2).rows == 5 * 3 / 2  # a token goes to three experts

@@ -5,6 +5,7 @@ them; they come out escaped.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, Final
 
@@ -167,8 +168,10 @@ class _Scanner:
         word, self._word = self._word, ""
         if word not in _LITERALS:
             try:
-                json.loads(word)
+                number = json.loads(word)
             except ValueError:
+                number = math.inf
+            if number in (math.inf, -math.inf):  # too large to be one, or none
                 self.is_wrong = True
                 return
         self._end_value()

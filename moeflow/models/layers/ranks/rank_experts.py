@@ -34,7 +34,8 @@ class RankExperts(ExpertWeights):
         """Compute with those experts that the placement gives this rank from now on."""
         self._own = frozenset(self._balancer.placement.held_by(self._group.rank, self._layer))
         # One more than there are: what a pair asks for that another rank computes.
-        self._experts = SlotExperts(self._all, self._all.num_experts + 1, {expert: expert for expert in self._own})
+        slots = {expert: expert for expert in self._own}
+        self._experts = SlotExperts(self._all, self._all.num_experts + 1, slots, self._all.biases)
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `ExpertWeights`. Blocks: until the other ranks are through, too. Raises: GroupError."""

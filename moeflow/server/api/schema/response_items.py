@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, Tag
@@ -68,6 +69,14 @@ class Message(StrictModel):
         """Add it to a conversation."""
         turns.say("system" if self.role == "developer" else self.role, text_of(self.content))
 
+    def stored(self) -> dict[str, Any]:
+        """Return it as it is kept and listed."""
+        is_answer = self.role == "assistant"
+        blank = {"type": "output_text", "annotations": [], "logprobs": []} if is_answer else {"type": "input_text"}
+        texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        fields = {"role": self.role, "content": [{**blank, "text": text} for text in texts]}
+        return _kept(self.id, "msg", "message", self.status, fields)
+
 
 class FunctionCall(StrictModel):
     """A call of the model's."""
@@ -89,6 +98,11 @@ class FunctionCall(StrictModel):
         """Add it to a conversation."""
         turns.call(self.call_id, self.name, self.arguments)
 
+    def stored(self) -> dict[str, Any]:
+        """Return it as it is kept and listed."""
+        fields = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
+        return _kept(self.id, "fc", self.type, self.status, fields)
+
 
 class FunctionCallOutput(StrictModel):
     """What a call returned."""
@@ -104,6 +118,11 @@ class FunctionCallOutput(StrictModel):
     def add_to(self, turns: Turns) -> None:
         """Add it to a conversation."""
         turns.result(self.call_id, text_of(self.output))
+
+    def stored(self) -> dict[str, Any]:
+        """Return it as it is kept and listed."""
+        fields = {"call_id": self.call_id, "output": text_of(self.output)}
+        return _kept(self.id, "fco", self.type, self.status, fields)
 
 
 class ReasoningText(StrictModel):
@@ -140,6 +159,15 @@ class Reasoning(StrictModel):
         text = "".join(part.text for part in self.content or self.summary or ())
         if text:
             turns.think(text)
+
+    def stored(self) -> dict[str, Any]:
+        """Return it as it is kept and listed."""
+        fields = {name: [part.model_dump() for part in getattr(self, name) or ()] for name in ("summary", "content")}
+        return _kept(self.id, "rs", self.type, self.status, fields)
+
+
+def _kept(item_id: str | None, prefix: str, kind: str, status: str | None, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"id": item_id or f"{prefix}_{uuid.uuid4().hex}", "type": kind, "status": status or "completed", **fields}
 
 
 _TYPES = ("message", "function_call", "function_call_output", "reasoning")
@@ -185,7 +213,7 @@ class OutputReasoning(BaseModel):
     id: str
     type: Literal["reasoning"]
     status: ItemStatus
-    summary: list[Any]
+    summary: list[SummaryText]
     content: list[OutputReasoningText]
 
 
@@ -201,3 +229,33 @@ class OutputCall(BaseModel):
 
 
 OutputItem = OutputMessage | OutputReasoning | OutputCall
+
+
+class ListedText(BaseModel):
+    """A piece of what somebody said."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class ListedMessage(BaseModel):
+    """What somebody but the model said."""
+
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["user", "system", "developer"]
+    content: list[ListedText]
+
+
+class ListedResult(BaseModel):
+    """What a call returned."""
+
+    id: str
+    type: Literal["function_call_output"]
+    status: ItemStatus
+    call_id: str
+    output: str
+
+
+ListedItem = ListedMessage | ListedResult | OutputItem

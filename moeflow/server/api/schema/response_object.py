@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from moeflow.server.api.schema.batch import InputTokensDetails as CachedTokens
 from moeflow.server.api.schema.batch import Metadata, OutputTokensDetails
-from moeflow.server.api.schema.response_items import OutputItem, OutputReasoningText, OutputText
+from moeflow.server.api.schema.response_items import ListedItem, OutputItem, OutputReasoningText, OutputText
 
 
 class ResponseInputDetails(CachedTokens):
@@ -69,6 +69,24 @@ class ResponseObject(BaseModel):
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     user: str | None
+
+
+class DeletedResponse(BaseModel):
+    """A response is forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseItemList(BaseModel):
+    """A page of what went into a response."""
+
+    object: Literal["list"]
+    data: list[ListedItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class ResponseLifecycleEvent(BaseModel):

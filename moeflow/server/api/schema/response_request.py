@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
@@ -13,7 +14,7 @@ from moeflow.server.api.conversation import Conversation
 from moeflow.server.api.schema.answer_form import JsonObjectFormat, TextFormat
 from moeflow.server.api.schema.batch import Metadata
 from moeflow.server.api.schema.field_rules import Rule, needs_true
-from moeflow.server.api.schema.response_items import Item
+from moeflow.server.api.schema.response_items import Item, Message
 from moeflow.server.api.schema.sampling_fields import IGNORED, MaxTokens, SamplerFields
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one_of
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
@@ -164,6 +165,9 @@ class ResponseRequest(SamplerFields, TemplateFields):
         text_or_list(),
     ]
     instructions: str | None = Field(None, description="Of the system; not kept for the next response.")
+    previous_response_id: str | None = Field(
+        None, description="A stored response that this one follows: what went into it and came out is before the input."
+    )
     max_output_tokens: MaxTokens = Field(None, description="Reasoning included. The context's end is a limit, too.")
     stream_options: ResponseStreamOptions | None = None
     truncation: (
@@ -184,7 +188,7 @@ class ResponseRequest(SamplerFields, TemplateFields):
     )
 
     metadata: Metadata | None = None
-    store: bool | None = Field(None, description=IGNORED)
+    store: bool | None = Field(None, description="Keep the response for a while, in memory; true unless set.")
     user: str | None = Field(None, description=IGNORED)
     service_tier: str | None = Field(None, description=IGNORED)
     safety_identifier: str | None = Field(None, description=IGNORED)
@@ -192,16 +196,22 @@ class ResponseRequest(SamplerFields, TemplateFields):
     prompt_cache_retention: str | None = Field(None, description=IGNORED)
     prompt_cache_options: dict[str, Any] | None = Field(None, description=IGNORED)
 
-    def conversation(self) -> Conversation:
-        """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
+    def items(self) -> Sequence[Item]:
+        """Return the input as items."""
+        if isinstance(self.input, str):
+            return [Message.model_validate({"role": "user", "content": self.input})]
+        return self.input
+
+    def conversation(self, history: Sequence[Item] = ()) -> Conversation:
+        """Return what is asked, after the items before, in the form that all APIs share.
+
+        Raises: RequestError, naming the field.
+        """
         turns = Turns()
         if self.instructions:
             turns.say("system", self.instructions)
-        if isinstance(self.input, str):
-            turns.say("user", self.input)
-        else:
-            for item in self.input:
-                item.add_to(turns)
+        for item in (*history, *self.items()):
+            item.add_to(turns)
         return Conversation(
             messages=turns.messages,
             tools=self._tool_wish(),

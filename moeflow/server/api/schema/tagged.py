@@ -1,4 +1,4 @@
-"""Unions of which a member is known by its `type`, so that an error is about the member that was meant."""
+"""Unions of which a member is known by its `type`, or another key: an error is about the member that was meant."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ TAG: Final = "<"  # with which tags begin; in the place of an error they are no 
 _NOTHING: Mapping[str, str] = {}
 
 
-def by_type(default: str | None = None) -> Discriminator:
+def by_type(default: str | None = None, *, key: str = "type") -> Discriminator:
     """Return what tells members apart that are tagged `<TYPE>`; without a type it is the `default`."""
 
     def tag_of(value: Any) -> str | None:
-        kind = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
+        kind = value.get(key, default) if isinstance(value, dict) else getattr(value, key, default)
         return f"{TAG}{kind}>" if isinstance(kind, str) else None
 
-    return Discriminator(
-        tag_of, custom_error_type="no_member", custom_error_message="must be an object with a type that is known here"
-    )
+    message = f"must be an object with a {key} that is known here"
+    return Discriminator(tag_of, custom_error_type="no_member", custom_error_message=message)
 
 
 def text_or_list() -> Discriminator:

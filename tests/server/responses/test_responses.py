@@ -2,92 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openai.types.responses import Response
 from pydantic import BaseModel
 
-from moeflow.engine.generator import Generator
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.api.schema.response_object import RESPONSE_EVENTS, ResponseObject
-from moeflow.server.app import create_app
-from moeflow.server.config import ServerConfig
-from tests.engine.fakes import byte_level_core, wrap
 from tests.server.conftest import connect
 from tests.server.events import read_typed_events
-from tests.server.fake_client import NAME, REPLY, FakeClient
-from tests.server.live_server import eventually, serve_in_thread
+from tests.server.fake_client import NAME, REPLY
+from tests.server.live_server import eventually
 from tests.server.openai_objects import check
-from tests.server.test_tools import ONE, TEMPLATE, TWO, says
+from tests.server.responses.asking import TOOLS, ask, prompt_of, streamed, without_ids
+from tests.server.test_tools import ONE, TWO, says
 from tests.tiny_mixtral import EOS
-
-TOOLS = [
-    {
-        "type": "function",
-        "name": "look",
-        "description": "Looks it up.",
-        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]},
-    },
-    {"type": "function", "name": "go"},
-]
-
-
-@pytest.fixture
-def engine(tokenizer: Tokenizer) -> FakeClient:
-    return FakeClient(tokenizer, max_model_len=4096)
-
-
-@pytest.fixture
-def client(app) -> Iterator[openai.OpenAI]:
-    with serve_in_thread(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def thinking() -> Iterator[tuple[openai.OpenAI, FakeClient, Tokenizer]]:
-    """A model that reasons, and has special tokens around reasoning and calls."""
-    tokenizer = wrap(
-        byte_level_core(),
-        eos_token="<|end|>",
-        chat_template=TEMPLATE,
-        extra_special_tokens=["<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"],
-    )
-    engine = FakeClient(tokenizer, max_model_len=4096)
-    app = create_app(Generator(engine, tokenizer), ServerConfig())
-    with serve_in_thread(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        yield client, engine, tokenizer
-
-
-def ask(client, **changes):
-    return client.responses.create(**{"model": NAME, "input": "Which fox?", **changes})
-
-
-def prompt_of(engine: FakeClient, tokenizer: Tokenizer) -> str:
-    return tokenizer.decode(engine.submissions[-1].prompt_token_ids)
-
-
-def without_ids(response: Response) -> dict:
-    """What a response says, but for what differs each time."""
-    fields = response.model_dump(exclude={"id", "created_at", "completed_at"})
-    for item in fields["output"]:
-        del item["id"]
-        item.pop("call_id", None)
-        item.pop("parsed_arguments", None)
-        for part in item.get("content") or ():
-            part.pop("parsed", None)
-    return fields
-
-
-def streamed(client, **changes) -> tuple[Response, list[str]]:
-    """What the client's own accumulator makes of a stream, and the types of the events."""
-    with client.responses.stream(**{"model": NAME, "input": "Which fox?", **changes}) as stream:
-        kinds = [event.type for event in stream]
-        return stream.get_final_response(), kinds
 
 
 def test_a_text(client, engine):

@@ -1,0 +1,30 @@
+// How a router's logits become a choice of experts and what each of them weighs.
+#pragma once
+
+#include <cstdint>
+
+namespace moeflow {
+
+// Of a logit: its share under a softmax over all experts; 1 / (1 + exp(-x)).
+enum class ScoreFunction : int32_t { kSoftmax, kSigmoid };
+
+// Of a group of experts, as they are ranked: the best one's rank, or the sum of the two best ones'.
+enum class GroupScore : int32_t { kMax, kTopTwoSum };
+
+constexpr int64_t kMaxGroups = 256;
+
+// Experts are ranked by their scores plus `choice_bias`, of equals the lower number first. Where there are groups, those
+// of the best groups are alone chosen among; groups are neighbours, of the same size. A chosen expert weighs its score,
+// without the bias; with `renormalize` divided by the sum of the chosen ones' and `epsilon`, and by no less than
+// `min_total`; and then times `scale`.
+struct Routing {
+  int64_t top_k = 1;
+  bool renormalize = false;
+  ScoreFunction score = ScoreFunction::kSoftmax;
+  const float* choice_bias = nullptr;  // [num_experts], or null
+  int64_t num_groups = 1, num_chosen_groups = 1;
+  GroupScore group_score = GroupScore::kMax;
+  float epsilon = 0, min_total = 0, scale = 1;
+};
+
+}  // namespace moeflow

@@ -1,0 +1,99 @@
+"""A checkpoint whose tensors have other names in the files, or are pieces of what lies there.
+
+It knows no family: what each tensor is a piece of, it is told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moeflow.checkpoint.checkpoint import Checkpoint, StoredRows, TensorInfo
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN
+from moeflow.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+_KEPT = 2  # turned matrices, which are read whole: threads take pieces of one, and then of the next
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a tensor is in the files: a whole one, or so many rows of one, which may be turned."""
+
+    source: str  # the stored tensor
+    shape: tuple[int, ...]  # of the piece
+    first_row: int = 0  # of the stored tensor, counted over all its dimensions but the last
+    is_turned: bool = False  # the stored rows are this matrix' columns
+
+
+class RenamedCheckpoint:
+    """A `Checkpoint` over another."""
+
+    def __init__(
+        self, stored: Checkpoint, pieces: Mapping[str, Piece], config: Mapping[str, Any] | None = None
+    ) -> None:
+        """Take what each name stands for, within the stored tensors' shapes; `stored` is closed with this."""
+        self._stored = stored
+        self._pieces = pieces
+        self.path: Path = stored.path
+        self.config_file: Path = stored.config_file
+        self.config: Mapping[str, Any] = stored.config if config is None else config
+        self.generation_config: Mapping[str, Any] = stored.generation_config
+        self.dtype: str = stored.dtype
+        self.tensors: Mapping[str, TensorInfo] = {name: self._described(piece) for name, piece in pieces.items()}
+        self._turned: dict[str, torch.Tensor] = {}
+        self._turning = threading.Lock()
+
+    def _described(self, piece: Piece) -> TensorInfo:
+        info = self._stored.tensors[piece.source]
+        num_bytes = info.num_bytes * prod(piece.shape) // max(prod(info.shape), 1)
+        return TensorInfo(piece.shape, num_bytes, info.stored_as, info.file)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor on the CPU; raises as `Checkpoint.read` does."""
+        piece = self._piece(name)
+        if piece.is_turned:
+            return self._turn(name, piece)
+        if piece.shape == self._stored.tensors[piece.source].shape:
+            return self._stored.read(piece.source)
+        if len(piece.shape) == 1:  # of a stack of vectors: a row
+            return self._rows(piece, 0, 1).reshape(piece.shape)
+        return self._rows(piece, 0, piece.shape[0])
+
+    def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
+        """Return rows of a matrix; raises as `Checkpoint.read` does."""
+        piece = self._piece(name)
+        rows = self._turn(name, piece)[start:stop] if piece.is_turned else self._rows(piece, start, stop)
+        return StoredRows(rows, np.arange(start, stop))
+
+    def _piece(self, name: str) -> Piece:
+        if name not in self._pieces:
+            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
+        return self._pieces[name]
+
+    def _rows(self, piece: Piece, start: int, stop: int) -> torch.Tensor:
+        return self._stored.read_rows(piece.source, piece.first_row + start, piece.first_row + stop).values
+
+    def _turn(self, name: str, piece: Piece) -> torch.Tensor:
+        """Return a turned matrix, rows behind each other; the last ones are kept."""
+        with self._turning:
+            found = self._turned.get(name)
+            if found is None:
+                found = self._rows(piece, 0, piece.shape[1]).t().contiguous()
+                while len(self._turned) >= _KEPT:
+                    del self._turned[next(iter(self._turned))]
+                self._turned[name] = found
+            return found
+
+    def close(self) -> None:
+        """Release the files."""
+        self._turned.clear()
+        self._stored.close()

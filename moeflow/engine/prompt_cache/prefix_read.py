@@ -1,0 +1,40 @@
+"""KV blocks that a thread fills from disk, as the scheduler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from moeflow.pipeline.runtime.future import Future
+
+LATE_S: Final = 30.0  # without a block: the disk does not answer, and nobody should wait for it
+
+
+class BlocksRead:
+    """See `PrefixRead` of scheduler/prefix_source.py."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._progress_s = clock()
+        self._num_copied = 0
+        self.job: Future[int] | None = None  # that reads
+
+    def copied(self) -> None:
+        """One more block is filled; for the thread that reads."""
+        self._num_copied += 1
+        self._progress_s = self._clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is written any more."""
+        return self.job is not None and self.job.is_done
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the disk seems to hang."""
+        return not self.is_over and self._clock() - self._progress_s > LATE_S
+
+    @property
+    def num_filled(self) -> int:
+        """How many blocks, the first ones, have their contents."""
+        return self._num_copied

@@ -1,0 +1,235 @@
+"""Prefixes on disk, beside those in KV blocks: found and read before a request begins, written behind the passes.
+
+Three threads: one looks whether a new request's beginning is there, one reads it into KV blocks that the scheduler
+has set apart for it, one writes. So no pass waits for a disk, and a request that is new to it hardly.
+
+What is to be written is not copied aside, nor are its blocks kept: the thread that writes copies each block out of the
+KV cache when its turn comes, then asks whether the block was still the prefix tree's. It leaves the tree before anyone
+else gets it, so a copy that has gone wrong is never used; what was evicted too early is not written.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from moeflow.core.batch import Batch
+from moeflow.core.errors import CapacityError
+from moeflow.core.request import Request
+from moeflow.core.units import MIB
+from moeflow.engine.prompt_cache.prefix_read import BlocksRead
+from moeflow.kv.block_tables import BlockTables
+from moeflow.kv.disk.block_keys import block_keys, next_key
+from moeflow.kv.disk.extent_folder import ExtentFolder
+from moeflow.kv.prefix_tree import Node
+from moeflow.kv.storage import KVStorage
+from moeflow.pipeline.runtime.future import Future
+from moeflow.pipeline.runtime.lane import Lane
+from moeflow.planner.choices.prompt_cache_choice import PIECE_BYTES
+
+logger = logging.getLogger(__name__)
+
+EXTENT_BYTES: Final = 16 * MIB  # of a file
+EXTENT_BLOCKS: Final = range(4, 65)  # in a file, whatever blocks take
+LEAST_BLOCKS: Final = EXTENT_BLOCKS.start  # at the end of a prefix that are worth a file; fewer wait for more
+MOST_WAITING: Final = 64  # prefixes to be written
+LOOK_S: Final = 1.0  # longest that a request waits until it is known whether it is there
+QUICK_LOOK_S: Final = 0.002  # that a pass waits for this: it is known by then, and the request joins the pass
+FLUSH_S: Final = 3.0  # at the end, for what is to be written
+
+
+class PromptCache:
+    """One engine's prefixes on disk. The methods are for its thread, and wait for no disk."""
+
+    def __init__(
+        self,
+        folder: ExtentFolder,
+        kv: KVStorage,
+        identity: bytes,
+        make_room: Callable[[Sequence[int]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`make_room` is told which blocks are about to be written, and may raise CapacityError."""
+        self._folder, self._kv, self._identity = folder, kv, identity
+        self._make_room, self._clock = make_room, clock
+        self._block_bytes = kv.content_bytes
+        self._extent_blocks = min(max(EXTENT_BYTES // self._block_bytes, LEAST_BLOCKS), EXTENT_BLOCKS[-1])
+        self._finder, self._reader, self._writer = (Lane(f"prompt cache, {what}") for what in ("look", "read", "write"))
+        self._looks: dict[Request, tuple[Future[list[bytes]], float]] = {}  # and until when it is waited for
+        self._new_looks: list[Future[list[bytes]]] = []  # since a pass was planned
+        self._num_offered: dict[Request, int] = {}  # blocks
+        self._to_write: list[Future[None]] = []
+        self._bell = threading.Event()  # something has been found or read
+        self._read_buffer, self._write_buffer = (
+            memoryview(bytearray(max(PIECE_BYTES // self._block_bytes, 1) * self._block_bytes)) for _ in range(2)
+        )
+        self._is_writing = True  # until the disk refuses
+        self._num_read_blocks = self._written_bytes = 0
+
+    def expect(self, request: Request) -> None:
+        """See `PrefixSource`."""
+        size = self._kv.block_size
+        num_blocks = (request.num_tokens - 1) // size
+        if num_blocks:
+            look = self._finder.submit(self._look, request.token_ids(0, num_blocks * size))
+            look.on_done(lambda _: self._bell.set())
+            self._looks[request] = look, self._clock() + LOOK_S
+            self._new_looks.append(look)
+
+    def num_found(self, request: Request) -> int | None:
+        """See `PrefixSource`."""
+        look, until_s = self._looks.get(request, (None, 0.0))
+        if look is None or (not look.is_done and self._clock() > until_s):
+            return 0
+        return (0 if look.error else len(look.result())) if look.is_done else None
+
+    def read(self, request: Request, start: int, block_ids: Sequence[int]) -> BlocksRead | None:
+        """See `PrefixSource`."""
+        try:
+            self._make_room(block_ids)
+        except CapacityError as error:
+            logger.warning("a prompt is computed, not read: %s", error)
+            return None
+        look, _ = self._looks[request]
+        keys = look.result()[start : start + len(block_ids)]
+        read = BlocksRead(self._clock)
+        read.job = self._reader.submit(self._read, read, keys, block_ids)
+        read.job.on_done(lambda _: self._bell.set())
+        return read
+
+    def forget(self, request: Request) -> None:
+        """See `PrefixSource`."""
+        self._looks.pop(request, None)
+        self._num_offered.pop(request, None)
+
+    def await_looks(self) -> None:
+        """Give those that look for new requests a moment, before a pass is planned."""
+        new, self._new_looks = self._new_looks, []
+        until_s = self._clock() + QUICK_LOOK_S
+        while (left_s := until_s - self._clock()) > 0 and not all(look.is_done for look in new):
+            self.await_any(left_s)
+
+    def await_any(self, limit_s: float) -> None:
+        """Wait until something has been found or read, at most so long."""
+        self._bell.wait(limit_s)
+        self._bell.clear()
+
+    def note_pass(self, batch: Batch, blocks: BlockTables) -> None:
+        """A pass went well: have written what it has completed, a file's worth at a time, and the rest of a prompt."""
+        for entry in batch.entries:
+            request = entry.request
+            num_new = blocks.num_shared(request) - self._num_offered.get(request, 0)
+            is_prompt_over = entry.start < len(request.prompt_token_ids) <= entry.stop
+            if num_new >= (1 if is_prompt_over else self._extent_blocks):
+                self._offer(request, blocks)
+
+    def note_end(self, request: Request, blocks: BlockTables) -> None:
+        """A request is about to end, its table still open."""
+        if blocks.num_shared(request) > self._num_offered.get(request, 0):
+            self._offer(request, blocks)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `EngineStats` that are about it."""
+        return {
+            "prompt_cache_limit_bytes": self._folder.max_bytes,
+            "prompt_cache_bytes": self._folder.num_bytes,
+            "is_prompt_cache_writing": self._is_writing,
+            "prompt_cache_hit_tokens_total": self._num_read_blocks * self._kv.block_size,
+            "prompt_cache_read_bytes_total": self._num_read_blocks * self._block_bytes,
+            "prompt_cache_written_bytes_total": self._written_bytes,
+        }
+
+    def close(self) -> None:
+        """End the threads; what is to be written still is, within a few seconds."""
+        until_s = self._clock() + FLUSH_S
+        for job in self._to_write:
+            try:
+                job.result(max(until_s - self._clock(), 0.0))
+            except TimeoutError:
+                break
+        for lane in (self._finder, self._reader, self._writer):
+            lane.close()
+
+    def _offer(self, request: Request, blocks: BlockTables) -> None:
+        """Have a request's blocks written, unless too much waits for that: then they are offered again, with more."""
+        self._to_write = [job for job in self._to_write if not job.is_done]
+        if self._is_writing and len(self._to_write) < MOST_WAITING:
+            self._num_offered[request] = blocks.num_shared(request)
+            self._to_write.append(self._writer.submit(self._write, list(blocks.shared(request))))
+
+    def _look(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the keys of the first blocks that are there. In the thread that looks."""
+        try:
+            self._folder.refresh()
+        except OSError as error:
+            logger.warning("the prompt cache cannot be looked into: %s", error)
+        keys = block_keys(self._identity, token_ids, self._kv.block_size)
+        return keys[: self._folder.count(keys)]
+
+    def _read(self, read: BlocksRead, keys: Sequence[bytes], block_ids: Sequence[int]) -> int:
+        """Fill blocks, in the thread that reads; return how many."""
+
+        def take(number: int, content: memoryview) -> None:
+            self._kv.copy_in(block_ids[number], content)
+            read.copied()
+
+        try:
+            self._folder.read(keys, take, self._read_buffer)
+            self._folder.touch(keys)
+        except OSError as error:
+            logger.warning("a prompt is computed, as it cannot be read: %s", error)
+        self._num_read_blocks += read.num_filled
+        return read.num_filled
+
+    def _write(self, path: Sequence[Node]) -> None:
+        """Write what of a prefix is not on disk yet, in the thread that writes. An error ends all writing."""
+        if not self._is_writing:
+            return
+        try:
+            self._folder.refresh()
+            keys = self._keys_of(path)
+            for run in self._runs(keys):
+                gather = _gather(self._kv, path[run.start : run.stop])
+                size = self._folder.write(keys[run.start : run.stop], gather, self._write_buffer, keys)
+                self._written_bytes += size
+                if not size:
+                    break
+            self._folder.touch(keys)
+        except OSError as error:
+            self._is_writing = False
+            logger.warning(
+                "the prompt cache is read only from now on, because %s cannot be written: %s",
+                self._folder.path,
+                error.strerror or error,
+            )
+
+    def _keys_of(self, path: Iterable[Node]) -> list[bytes]:
+        """Return the keys of a path of the tree, which its nodes keep."""
+        keys: list[bytes] = []
+        key = self._identity
+        for node in path:
+            node.key = key = node.key or next_key(key, node.tokens)
+            keys.append(key)
+        return keys
+
+    def _runs(self, keys: Sequence[bytes]) -> list[range]:
+        """Return which blocks are to be written, each a file. A few at the end wait until there are more."""
+        runs = self._folder.missing(keys)
+        if runs and runs[-1].stop == len(keys) and len(runs[-1]) < LEAST_BLOCKS:
+            runs.pop()
+        size = self._extent_blocks
+        return [run[first : first + size] for run in runs for first in range(0, len(run), size)]
+
+
+def _gather(kv: KVStorage, path: Sequence[Node]) -> Callable[[int, memoryview], bool]:
+    """Return what copies blocks of a path out of the KV cache, and says whether each was still there after that."""
+
+    def gather(number: int, into: memoryview) -> bool:
+        node = path[number]
+        kv.copy_out(node.block_id, into)
+        return node.is_in_tree
+
+    return gather

@@ -1,0 +1,264 @@
+"""A folder of extents that several processes share: which blocks are there, and no more bytes than the budget.
+
+What is looked for is found in memory, by key; whose file is gone or damaged is forgotten, and missed from then on.
+Whoever writes has the folder's lock, makes room first by deleting what was used longest ago, of any model, and gives a
+file its name when it is complete. A file's time of modification says when it was last used. Within a prefix what comes
+later counts as older, as it is worth nothing without what comes before.
+
+Nothing here is waited for by a pass: every method may block on the disk, and is called from threads of their own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from moeflow.kv.disk.extent import SUFFIX, Extent, ExtentWriter, described_bytes, read_blocks, read_extent
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S: Final = 0.1  # what others have written is noticed so late
+LOCK_S: Final = 5.0  # longest wait for another writer: what cannot be written then is left out
+LOCK_NAME: Final = "lock"
+
+_UNFINISHED: Final = ".tmp"
+_POLL_S: Final = 0.01
+
+Gather = Callable[[int, memoryview], bool]  # copies the block of this number; False: it is gone
+Take = Callable[[int, memoryview], None]
+
+
+class ExtentFolder:
+    """One model's blocks in a folder that may have those of others, too."""
+
+    def __init__(self, path: Path, *, model: str, identity: bytes, block_bytes: int, max_bytes: int) -> None:
+        """Make the folder if it is not there, for this user alone, and look what it has. Raises: OSError."""
+        self.path = path
+        self.block_bytes = block_bytes
+        self.max_bytes = max_bytes
+        self.num_bytes = 0  # of all files, when that was last looked at
+        self._model, self._identity = model, identity
+        self._lock = threading.Lock()  # of what is known of the folder
+        self._known: dict[str, Extent | None] = {}  # by name; None: another model's, or not whole
+        self._places: dict[bytes, tuple[Extent, int]] = {}  # by key: file and position in it
+        self._refreshed_s = -REFRESH_S
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.refresh()
+        self.num_bytes = sum(size for _, size, _ in _files(path))
+
+    def refresh(self) -> None:
+        """Take note of files that have come and gone, unless that was just done. Raises: OSError."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._refreshed_s < REFRESH_S:
+                return
+            self._refreshed_s = now
+            prefix = _name_prefix(self._identity)
+            there = {entry.name for entry in os.scandir(self.path) if entry.name.startswith(prefix)}
+            for name in self._known.keys() - there:
+                self._forget(name)
+            for name in there - self._known.keys():
+                if name.endswith(SUFFIX):
+                    self._learn(name)
+
+    def count(self, keys: Sequence[bytes]) -> int:
+        """Return how many of the first of these blocks are there."""
+        with self._lock:
+            return next((number for number, key in enumerate(keys) if key not in self._places), len(keys))
+
+    def missing(self, keys: Sequence[bytes]) -> list[range]:
+        """Return which of these blocks are not there, as runs."""
+        runs: list[range] = []
+        with self._lock:
+            for number in (number for number, key in enumerate(keys) if key not in self._places):
+                is_next = runs and runs[-1].stop == number
+                first = runs.pop().start if is_next else number
+                runs.append(range(first, number + 1))
+        return runs
+
+    def read(self, keys: Sequence[bytes], take: Take, buffer: memoryview) -> int:
+        """Hand out blocks in order, up to the first that is not there or not whole; return how many there were.
+
+        `buffer` has room for one block at least, and is read into as far as blocks lie in a row. Raises: OSError.
+        """
+        number = 0
+        while number < len(keys):
+            with self._lock:
+                extent, position = self._places.get(keys[number], (None, 0))
+            if extent is None:
+                break
+            stop = number + _run_length(extent, position, keys[number:])
+            for block in self._whole_blocks(extent, range(position, position + stop - number), buffer):
+                take(number, block)
+                number += 1
+            if number < stop:
+                break
+        return number
+
+    def write(self, keys: Sequence[bytes], gather: Gather, buffer: memoryview, keep: Collection[bytes] = ()) -> int:
+        """Write blocks to a file of their own, as far as they can be had; return how many bytes that took.
+
+        Those of `keep` are not deleted for it. 0: the budget or the lock could not be had. Raises: OSError.
+        """
+        num_bytes = len(keys) * self.block_bytes + described_bytes(len(keys))
+        with self._exclusive() as is_mine:
+            if not is_mine or not self._make_room(num_bytes, self._names_of(keep)):
+                return 0
+            name = f"{_name_prefix(self._identity)}{keys[0][:6].hex()}-{keys[-1][:10].hex()}{SUFFIX}"
+            unfinished = self.path / f".{name}{_UNFINISHED}"
+            try:
+                with _create(unfinished) as stream:
+                    num_written = self._write_blocks(stream, keys, gather, buffer)
+                    size = stream.tell()
+                if not num_written:
+                    return 0
+                unfinished.rename(self.path / name)
+            finally:
+                unfinished.unlink(missing_ok=True)
+            self.num_bytes += size
+            with self._lock:
+                self._forget(name)
+                self._learn(name)
+        return size
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Note that a prefix is in use. Raises: OSError."""
+        names = list(self._names_of(keys))
+        now_ns = time.time_ns()
+        for number, name in enumerate(names):
+            with suppress(FileNotFoundError):
+                os.utime(self.path / name, ns=(now_ns, now_ns - 1000 * number))
+
+    def _names_of(self, keys: Collection[bytes]) -> dict[str, None]:
+        """Return the files that have these blocks, in order."""
+        with self._lock:
+            return {self._places[key][0].path.name: None for key in keys if key in self._places}
+
+    def _learn(self, name: str) -> None:
+        extent = None
+        with suppress(FileNotFoundError):
+            extent = read_extent(self.path / name)
+        is_ours = extent is not None and (extent.identity, extent.block_bytes) == (self._identity, self.block_bytes)
+        self._known[name] = extent if is_ours else None
+        if extent is not None and is_ours:
+            self._places |= {key: (extent, position) for position, key in enumerate(extent.keys)}
+
+    def _forget(self, name: str) -> None:
+        extent = self._known.pop(name, None)
+        if extent is not None:
+            for key in extent.keys:
+                if key in self._places and self._places[key][0] is extent:
+                    del self._places[key]
+
+    def _whole_blocks(self, extent: Extent, positions: range, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield blocks that lie in a row in one file, up to the first that is not whole."""
+        size = self.block_bytes
+        at_once = len(buffer) // size
+        try:
+            with extent.path.open("rb", buffering=0) as stream:
+                for first in positions[::at_once]:
+                    into = buffer[: min(at_once, positions.stop - first) * size]
+                    for index, is_whole in enumerate(read_blocks(stream, extent, first, into)):
+                        if not is_whole:
+                            self._drop(extent)
+                            return
+                        yield into[index * size : (index + 1) * size]
+        except FileNotFoundError:  # deleted to make room
+            with self._lock:
+                self._forget(extent.path.name)
+
+    def _drop(self, extent: Extent) -> None:
+        """Delete a damaged file."""
+        logger.warning("%s is damaged, and deleted: its prompts are computed again", extent.path)
+        extent.path.unlink(missing_ok=True)
+        with self._lock:
+            self._forget(extent.path.name)
+
+    def _write_blocks(self, stream: BinaryIO, keys: Sequence[bytes], gather: Gather, buffer: memoryview) -> int:
+        writer = ExtentWriter(stream, model=self._model, identity=self._identity, block_bytes=self.block_bytes)
+        at_once = len(buffer) // self.block_bytes
+        num_written = 0
+        while num_written < len(keys):
+            wanted = min(at_once, len(keys) - num_written)
+            pieces = (buffer[index * self.block_bytes : (index + 1) * self.block_bytes] for index in range(wanted))
+            had = next((i for i, piece in enumerate(pieces) if not gather(num_written + i, piece)), wanted)
+            if had:
+                writer.append(buffer[: had * self.block_bytes])
+            num_written += had
+            if had < wanted:
+                break
+        writer.finish(keys[:num_written])
+        return num_written
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[bool]:
+        """Have the folder's lock, or yield False if others keep it for long. Raises: OSError."""
+        descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield _lock(descriptor)
+        finally:
+            os.close(descriptor)  # which gives it back
+
+    def _make_room(self, num_bytes: int, keep: Collection[str]) -> bool:
+        """Delete what was used longest ago, until so many bytes more are within the budget; False if it cannot be."""
+        for leftover in self.path.glob(f".*{_UNFINISHED}"):  # of a writer that was killed: who has the lock is alone
+            leftover.unlink(missing_ok=True)
+        files = sorted(_files(self.path))
+        self.num_bytes = sum(size for _, size, _ in files)
+        excess = self.num_bytes + num_bytes - self.max_bytes
+        deletable = [(size, name) for _, size, name in files if name not in keep]
+        if excess > sum(size for size, _ in deletable):
+            return False
+        for size, name in deletable:
+            if excess <= 0:
+                break
+            (self.path / name).unlink(missing_ok=True)
+            excess -= size
+            self.num_bytes -= size
+            with self._lock:
+                self._forget(name)
+        return True
+
+
+def _name_prefix(identity: bytes) -> str:
+    return f"{identity[:8].hex()}-"
+
+
+def _files(folder: Path) -> Iterator[tuple[int, int, str]]:
+    """Yield (time of last use, bytes, name) of all extents."""
+    for entry in os.scandir(folder):
+        if entry.name.endswith(SUFFIX):
+            with suppress(FileNotFoundError):
+                status = entry.stat()
+                yield status.st_mtime_ns, status.st_size, entry.name
+
+
+def _create(path: Path) -> BinaryIO:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "wb")
+
+
+def _run_length(extent: Extent, position: int, keys: Sequence[bytes]) -> int:
+    """Return how many of the keys lie in a row from a position on."""
+    there = extent.keys[position : position + len(keys)]
+    return next((i for i, (a, b) in enumerate(zip(there, keys, strict=False)) if a != b), len(there))
+
+
+def _lock(descriptor: int) -> bool:
+    until_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(_POLL_S)
+        else:
+            return True

@@ -1,0 +1,64 @@
+"""Whether keys and values of prompts are kept on disk, where, and how much of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from moeflow.core.cache_dir import cache_folder
+from moeflow.core.engine_config import PromptCacheConfig
+from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.units import GIB, MIB, format_bytes
+from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.settings import BLOCK_SIZE, Settings
+
+DEFAULT_BYTES: Final = 8 * GIB
+PIECE_BYTES: Final = 4 * MIB  # that are read or written at once, unless a block is larger
+
+
+def choose_prompt_cache(
+    settings: Settings, shape: ModelConfig, *, cpu_isa: str, shares_layers: bool, reasons: Reasons
+) -> PromptCacheConfig | None:
+    """Return what the user asked for; None: nothing. Raises: ConfigError where it cannot be, or not in that folder."""
+    if not _is_asked(settings):
+        return None
+    obstacles = {
+        "prefixes are not shared (--no-prefix-caching)": not settings.prefix_caching,
+        f"a {shape.model_type} model keeps more of a text than keys and values": not shape.keeps_only_kv,
+        "the CPU's kernels do not compute, whose results alone are the same every time": not cpu_isa,
+        "ranks (--ranks, --stages) have a part of the keys and values each": shares_layers,
+    }
+    for obstacle, is_there in obstacles.items():
+        if is_there:
+            raise ConfigError(f"prompts are not kept on disk (--prompt-cache) where {obstacle}: leave one of them away")
+    folder = (settings.prompt_cache or default_folder(settings.cache_dir)).absolute()
+    _check(folder)
+    max_bytes = settings.prompt_cache_bytes or DEFAULT_BYTES
+    reasons.append(("prompt_cache", f"{folder}, up to {format_bytes(max_bytes)}"))
+    return PromptCacheConfig(folder=str(folder), max_bytes=max_bytes)
+
+
+def default_folder(cache_dir: Path | None) -> Path:
+    """Return where prompts are kept if nobody says otherwise."""
+    return cache_folder(cache_dir) / "prompts"
+
+
+def buffer_bytes(settings: Settings, shape: ModelConfig) -> int:
+    """Return what two buffers between KV blocks and disk take, if there are any."""
+    block_bytes = int(shape.kv_bytes_per_token("float32") * BLOCK_SIZE)
+    return 2 * max(PIECE_BYTES, block_bytes) if _is_asked(settings) else 0
+
+
+def _is_asked(settings: Settings) -> bool:
+    return settings.prompt_cache is not None or settings.prompt_cache_bytes is not None
+
+
+def _check(folder: Path) -> None:
+    """Make the folder if it is not there. Raises: ConfigError if that cannot be."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be made for prompts ({error.strerror or error}): name another folder (--prompt-cache)"
+        ) from error

@@ -1,0 +1,40 @@
+"""What a scheduler asks of whoever has keys and values of prefixes elsewhere than in KV blocks. No method waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from moeflow.core.request import Request
+
+
+class PrefixRead(Protocol):
+    """Blocks that are being filled."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is written into the blocks any more."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it takes so long that no request should wait for it."""
+
+    @property
+    def num_filled(self) -> int:
+        """How many of the blocks, the first ones, have their contents, once it is over."""
+
+
+class PrefixSource(Protocol):
+    """Finds and reads beginnings of requests."""
+
+    def expect(self, request: Request) -> None:
+        """Look for the tokens of a request that will be asked for."""
+
+    def num_found(self, request: Request) -> int | None:
+        """Return how many whole blocks of its first tokens, fewer than all, could be read; None: not known yet."""
+
+    def read(self, request: Request, start: int, block_ids: Sequence[int]) -> PrefixRead | None:
+        """Begin to fill blocks with what was found for a request from block `start` on; None: there is no room now."""
+
+    def forget(self, request: Request) -> None:
+        """Nothing more is asked for a request."""

@@ -1,0 +1,105 @@
+"""Responses that clients may come back to: in memory, so many bytes, for so long after they were last used.
+
+A response that follows another one keeps that alive: the conversation is used together. Knows no field of them but
+their ids.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from moeflow.core.units import MIB
+
+MAX_BYTES: Final = 64 * MIB
+LIFETIME_S: Final = 24 * 3600.0
+_AROUND_BYTES: Final = 1024  # of an entry, beside its texts
+
+
+@dataclass(slots=True)
+class _Entry:
+    response: bytes  # JSON
+    items: bytes  # JSON: what went in, without what went before
+    previous_id: str | None
+    used_at_s: float
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.response) + len(self.items) + _AROUND_BYTES
+
+
+class ResponseStore:
+    """Responses by id."""
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = MAX_BYTES,
+        lifetime_s: float = LIFETIME_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._lifetime_s = lifetime_s
+        self._clock = clock
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the one used longest ago first
+        self.num_bytes = 0
+
+    def put(self, response: dict[str, Any], items: list[dict[str, Any]], previous_id: str | None) -> None:
+        """Keep a response and what went into it; what was not used for longest makes room."""
+        encoded = msgspec.json.encode(response), msgspec.json.encode(items)
+        entry = _Entry(*encoded, previous_id, self._clock())
+        if entry.num_bytes > self._max_bytes:
+            return
+        self._entries[response["id"]] = entry
+        self.num_bytes += entry.num_bytes
+        self._make_room()
+
+    def response(self, response_id: str) -> dict[str, Any] | None:
+        """Return a response; None: there is none, or no more."""
+        entry = self._use(response_id)
+        return None if entry is None else msgspec.json.decode(entry.response)
+
+    def items(self, response_id: str) -> list[dict[str, Any]] | None:
+        """Return what went into a response; None: there is none, or no more."""
+        entry = self._use(response_id)
+        return None if entry is None else msgspec.json.decode(entry.items)
+
+    def history(self, response_id: str) -> list[dict[str, Any]] | None:
+        """Return all items of the conversation up to a response, its own output included; None: a part is missing."""
+        found: list[list[dict[str, Any]]] = []
+        next_id: str | None = response_id
+        while next_id is not None:
+            entry = self._use(next_id)
+            if entry is None:
+                return None
+            found.append([*msgspec.json.decode(entry.items), *msgspec.json.decode(entry.response)["output"]])
+            next_id = entry.previous_id
+        return [item for items in reversed(found) for item in items]
+
+    def delete(self, response_id: str) -> bool:
+        """Forget a response; return whether there was one."""
+        entry = self._entries.pop(response_id, None)
+        self.num_bytes -= 0 if entry is None else entry.num_bytes
+        return entry is not None
+
+    def _use(self, response_id: str) -> _Entry | None:
+        self._make_room()
+        entry = self._entries.get(response_id)
+        if entry is not None:
+            entry.used_at_s = self._clock()
+            self._entries.move_to_end(response_id)
+        return entry
+
+    def _make_room(self) -> None:
+        """Forget what is too old or too much."""
+        too_old_s = self._clock() - self._lifetime_s
+        while self._entries:
+            response_id, oldest = next(iter(self._entries.items()))
+            if self.num_bytes <= self._max_bytes and oldest.used_at_s > too_old_s:
+                return
+            self.delete(response_id)

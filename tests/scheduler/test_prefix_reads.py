@@ -1,0 +1,240 @@
+"""Prefixes that are read from elsewhere: tokens stay those of a request alone, whenever reads end and however far."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.request import FinishReason, Request
+from moeflow.scheduler.policy import make_scheduler as scheduler_of
+from tests.engine.fake_runner import scheduler_config
+from tests.scheduler.fake_model import FakeModel, generate_alone
+from tests.scheduler.traffic import AnyTraffic, batch_request, finish_pass, make_request, make_scheduler
+
+SIZE = 4
+
+
+@dataclass
+class FakeRead:
+    request: Request
+    start: int
+    block_ids: list[int]
+    is_over: bool = False
+    is_late: bool = False
+    num_filled: int = 0
+
+
+class FakePrefixes:
+    """Has the first blocks of every request, how many is drawn; reads when it is told to."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self.rng = rng
+        self.model = FakeModel(SIZE)
+        self.found: dict[Request, int | None] = {}
+        self.reads: list[FakeRead] = []
+        self.all_reads: list[FakeRead] = []
+        self.has_room = True
+
+    def expect(self, request):
+        most = (request.num_tokens - 1) // SIZE
+        self.found[request] = most if self.rng is None else self.rng.choice([None, 0, most, self.rng.randint(0, most)])
+
+    def num_found(self, request):
+        return self.found[request]
+
+    def read(self, request, start, block_ids):
+        if not self.has_room:
+            return None
+        self.reads.append(FakeRead(request, start, list(block_ids)))
+        self.all_reads.append(self.reads[-1])
+        return self.reads[-1]
+
+    def forget(self, request):
+        del self.found[request]
+
+    def end(self, read: FakeRead, num_filled: int | None = None) -> None:
+        self.reads.remove(read)
+        read.num_filled = len(read.block_ids) if num_filled is None else num_filled
+        tokens = read.request.token_ids(0, (read.start + len(read.block_ids)) * SIZE)
+        for index, block_id in enumerate(read.block_ids[: read.num_filled], read.start):
+            for position in range(index * SIZE, (index + 1) * SIZE):
+                self.model.slots[block_id * SIZE + position % SIZE] = (position, tokens[position])
+        read.is_over = True
+
+    def know_all(self) -> None:
+        """Answer what was not known yet."""
+        self.found = {request: found or 0 for request, found in self.found.items()}
+
+
+class TrafficWithPrefixes(AnyTraffic):
+    def __init__(self) -> None:
+        self.prefixes = FakePrefixes(random.Random(1))
+        super().__init__(make_scheduler(self.prefixes, num_blocks=16))
+        self.model = self.prefixes.model
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20), max_tokens=st.integers(1, 8))
+    def submit_batch(self, prompt, max_tokens):
+        self.add(batch_request, prompt, max_tokens)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(rng=st.randoms(use_true_random=False))
+    def one_pass(self, rng):
+        batch = self.scheduler.schedule()
+        if not batch:
+            assert self.prefixes.reads or None in self.prefixes.found.values() or not self.prefixes.has_room
+        finish_pass(self.scheduler, self.model, batch)
+
+    @precondition(lambda self: self.prefixes.reads)
+    @rule(data=st.data())
+    def end_a_read(self, data):
+        read = data.draw(st.sampled_from(self.prefixes.reads))
+        self.prefixes.end(read, data.draw(st.integers(0, len(read.block_ids))))
+
+    @precondition(lambda self: self.prefixes.reads)
+    @rule(data=st.data())
+    def be_late(self, data):
+        data.draw(st.sampled_from(self.prefixes.reads)).is_late = True
+
+    @rule(has_room=st.booleans())
+    def have_room(self, has_room):
+        self.prefixes.has_room = has_room
+
+    @rule()
+    def know(self):
+        self.prefixes.know_all()
+
+    def teardown(self):
+        for _ in range(2000):
+            self.prefixes.know_all()
+            for read in [*self.prefixes.reads]:
+                self.prefixes.end(read)
+            batch = self.scheduler.schedule()  # also puts away what was read for requests that were cancelled
+            if not self.scheduler.has_work:
+                break
+            finish_pass(self.scheduler, self.model, batch)
+        super().teardown()
+        assert not self.prefixes.found
+
+
+TestTrafficWithPrefixes = TrafficWithPrefixes.TestCase
+TestTrafficWithPrefixes.settings = settings(max_examples=60, stateful_step_count=60)
+
+
+def run_to_end(scheduler, prefixes) -> None:
+    for _ in range(200):
+        if not scheduler.has_work:
+            return
+        for read in [*prefixes.reads]:
+            prefixes.end(read)
+        finish_pass(scheduler, prefixes.model, scheduler.schedule())
+    pytest.fail("the scheduler does not come to an end")
+
+
+def test_what_is_read_is_not_computed():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, max_num_batched_tokens=40)
+    request = make_request("a", list(range(18)))
+    scheduler.add(request)
+    assert not scheduler.schedule()
+    scheduler.check_integrity()
+    (read,) = prefixes.reads
+    assert (read.start, len(read.block_ids)) == (0, 4)
+    prefixes.end(read)
+    batch = scheduler.schedule()
+    assert [(entry.start, entry.num_tokens) for entry in batch.entries] == [(16, 2)]
+    assert request.num_cached_tokens == 16
+    finish_pass(scheduler, prefixes.model, batch)
+    run_to_end(scheduler, prefixes)
+    assert request.output_token_ids == generate_alone(list(range(18)), 5)
+
+
+def test_others_overtake_who_waits_for_a_read_and_running_requests_go_on():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, max_num_batched_tokens=12)
+    running = make_request("running", [1], 30)
+    scheduler.add(running)
+    finish_pass(scheduler, prefixes.model, scheduler.schedule())
+    long, short = make_request("long", list(range(20))), make_request("short", [5])
+    scheduler.add(long)
+    scheduler.add(short)
+    batch = scheduler.schedule()
+    assert [entry.request for entry in batch.entries] == [running, short]
+    finish_pass(scheduler, prefixes.model, batch)
+    prefixes.end(*prefixes.reads)
+    assert long in [entry.request for entry in scheduler.schedule().entries]
+
+
+def test_equal_prompts_wait_for_one_read():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes)
+    requests = [make_request(name, list(range(18))) for name in "abc"]
+    for request in requests:
+        scheduler.add(request)
+    assert not scheduler.schedule()
+    assert len(prefixes.reads) == 1
+    run_to_end(scheduler, prefixes)
+    assert len(prefixes.all_reads) == 1
+    for request in requests:
+        assert request.num_cached_tokens == 16
+        assert request.output_token_ids == generate_alone(list(range(18)), 5)
+
+
+def test_only_as_many_prefixes_are_read_as_requests_have_places():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, num_blocks=40, max_num_seqs=2, max_num_batched_tokens=40)
+    for index in range(5):
+        scheduler.add(make_request(str(index), [index] * 10))
+    assert not scheduler.schedule()
+    assert len(prefixes.reads) == 2
+
+
+@pytest.mark.parametrize("ending", ["late", "in vain"])
+def test_a_request_is_computed_if_reading_takes_too_long_or_brings_nothing(ending):
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, max_num_batched_tokens=40)
+    request = make_request("a", list(range(18)))
+    scheduler.add(request)
+    assert not scheduler.schedule()
+    (read,) = prefixes.reads
+    if ending == "late":
+        read.is_late = True
+    else:
+        prefixes.end(read, 0)
+    (entry,) = scheduler.schedule().entries
+    assert (entry.start, entry.num_tokens) == (0, 18)
+    if ending == "late":
+        assert set(entry.block_ids).isdisjoint(read.block_ids)
+
+
+def test_a_cancelled_request_leaves_its_blocks_to_the_read():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes)
+    request = make_request("a", list(range(18)))
+    scheduler.add(request)
+    scheduler.schedule()
+    scheduler.finish(request, FinishReason.CANCELLED)
+    scheduler.check_integrity()
+    assert scheduler.blocks.num_used == 4
+    prefixes.end(*prefixes.reads)
+    scheduler.schedule()
+    scheduler.check_integrity()
+    assert (scheduler.blocks.num_used, scheduler.blocks.num_cached) == (0, 4)
+
+
+def test_what_is_made_of_all_tokens_is_not_read():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes)
+    scheduler.add(make_request("a", list(range(18)), prompt_logprobs=0))
+    assert scheduler.schedule()
+    assert not prefixes.reads
+
+
+def test_prefixes_are_for_continuous_batching_alone():
+    with pytest.raises(ConfigError, match="static"):
+        scheduler_of(scheduler_config(policy="static", prefix_caching=False), FakePrefixes())
