@@ -31,7 +31,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if stat.S_ISDIR(mode):
         folder = SafetensorsFolder(path)
         settings = QuantizationSettings.of(folder.config, folder.config_file)
-        return with_known_names(folder) if settings is None else QuantizedFolder(folder, settings)
+        return with_known_names(folder if settings is None else QuantizedFolder(folder, settings))
     if not stat.S_ISREG(mode):
         raise CheckpointError("is no regular file", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     if path.suffix == ".gguf" or _has_gguf_magic(path):

@@ -43,10 +43,12 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.recorded_forecast import recorded_forecast
     from moeflow.engine.text.token_tree_dot import to_dot
     from moeflow.engine.text.tokenizer import Tokenizer
+    from moeflow.kv.disk.folder_usage import clear_folder, folder_bytes, folder_usage
     from moeflow.llm import LLM
     from moeflow.models.registry import read_bare_config, read_model_config
     from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan
     from moeflow.planner.choices.packed_files import carry_predictor, find_damage, pack, used_packed_weights_file
+    from moeflow.planner.choices.prompt_cache_choice import default_prompt_folder
     from moeflow.planner.figures.policy_map import num_map_points, policy_map
     from moeflow.planner.figures.roofline_figures import roofline_figures
     from moeflow.planner.hardware.calibrate_device import measure_device
@@ -99,6 +101,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.engine.recorded_forecast": "recorded_forecast",
     "moeflow.engine.text.token_tree_dot": "to_dot",
     "moeflow.engine.text.tokenizer": "Tokenizer",
+    "moeflow.kv.disk.folder_usage": "clear_folder folder_bytes folder_usage",
     "moeflow.llm": "LLM",
     "moeflow.models.registry": "read_bare_config read_model_config",
     "moeflow.planner.apply_plan": "machine_notice overruled settings_from_plan",
@@ -108,6 +111,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.planner.hardware.host": "host_resources",
     "moeflow.planner.hardware.this_machine": "how_measured known_machine this_machine was_disturbed",
     "moeflow.planner.planning": "PlanRequest plan_for plan_for_start",
+    "moeflow.planner.choices.prompt_cache_choice": "default_prompt_folder",
     "moeflow.planner.figures.policy_map": "num_map_points policy_map",
     "moeflow.planner.resolve": "resolve",
     "moeflow.planner.figures.roofline_figures": "roofline_figures",

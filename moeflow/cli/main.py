@@ -31,6 +31,7 @@ VERBS = {
     "train": "Train small models that guess for a large one.",
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
     "pack": "Write a model's weights once as they lie in memory, so that it starts at once.",
+    "cache": "Show what prompts and answers are kept on disk, or delete them.",
     "bench": "Measure speed and quality here, beside what the machine could do at best.",
     "plan": "Decide how to run a model, here or elsewhere, and predict its speed.",
     "simulate": "Predict speeds with other memory, policies, pipelines, machines or traffic.",

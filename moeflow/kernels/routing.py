@@ -108,7 +108,12 @@ class Routing:
 
 
 def _best(ranks: Tensor, count: int) -> Tensor:
-    """Return the places of the largest numbers of each row, of equals the first: [T, count] int64."""
+    """Return the places of the largest numbers of each row: [T, count] int64.
+
+    Of equals the first in main memory; on other devices, which would have to sort whole rows for that, any.
+    """
+    if not ranks.is_cpu:
+        return ranks.topk(count, dim=-1).indices
     return ranks.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 

@@ -55,8 +55,30 @@ CONFIGS = {
         "norm_topk_prob": False,
         "clip_qkv": None,
     },
+    "gpt_oss": SHAPE
+    | {
+        "model_type": "gpt_oss",
+        "intermediate_size": WIDTH,
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": TOP_K,
+        "sliding_window": 16,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+        },
+    },
 }
-GGUF_NAMES = {"llama": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "olmoe": "olmoe"}
+GGUF_NAMES = {
+    "llama": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
+    "gpt_oss": "gpt-oss",
+}
 
 
 def random_weights(family: str, *, tied: bool = False, bias: bool = False) -> dict[str, torch.Tensor]:
@@ -73,6 +95,8 @@ def random_weights(family: str, *, tied: bool = False, bias: bool = False) -> di
                 shapes[f"{prefix}self_attn.{part}_proj.bias"] = (rows,)
         shapes[f"{prefix}self_attn.o_proj.weight"] = (HIDDEN, HIDDEN)
         shapes[f"{prefix}input_layernorm.weight"] = shapes[f"{prefix}post_attention_layernorm.weight"] = (HIDDEN,)
+        if family == "gpt_oss":
+            shapes[f"{prefix}self_attn.sinks"] = (HEADS,)
         if family in ("qwen3_moe", "olmoe"):
             is_whole = family == "olmoe"  # olmoe normalises all heads together
             shapes[f"{prefix}self_attn.q_norm.weight"] = (HIDDEN if is_whole else head_dim,)
@@ -93,9 +117,15 @@ def _ffn_shapes(family: str, prefix: str) -> dict[str, tuple[int, ...]]:
         if family == "mixtral"
         else ("mlp", {"gate_proj": wide, "up_proj": wide, "down_proj": narrow})
     )
-    shapes: dict[str, tuple[int, ...]] = {f"{prefix}{block}.gate.weight": (EXPERTS, HIDDEN)}
+    router = "router" if family == "gpt_oss" else "gate"
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}{block}.{router}.weight": (EXPERTS, HIDDEN)}
+    if family == "gpt_oss":
+        shapes[f"{prefix}{block}.router.bias"] = (EXPERTS,)
     for expert in range(EXPERTS):
-        shapes |= {f"{prefix}{block}.experts.{expert}.{part}.weight": shape for part, shape in parts.items()}
+        own = f"{prefix}{block}.experts.{expert}"
+        shapes |= {f"{own}.{part}.weight": shape for part, shape in parts.items()}
+        if family == "gpt_oss":
+            shapes |= {f"{own}.{part}.bias": shape[:1] for part, shape in parts.items()}
     return shapes
 
 
@@ -155,8 +185,16 @@ def gguf_writer(file: Path, family: str, *, skip: tuple[str, ...] = ()) -> gguf.
     }
     if family != "llama":
         values |= {"add_expert_count": EXPERTS, "add_expert_used_count": TOP_K}
-    if family == "qwen3_moe":
+    if family in ("qwen3_moe", "gpt_oss"):
         values |= {"add_expert_feed_forward_length": WIDTH}
+    if family == "gpt_oss":
+        scaling = CONFIGS[family]["rope_scaling"]
+        values |= {
+            "add_sliding_window": CONFIGS[family]["sliding_window"],
+            "add_rope_scaling_type": gguf.RopeScalingType.YARN,
+            "add_rope_scaling_factor": scaling["factor"],
+            "add_rope_scaling_orig_ctx_len": scaling["original_max_position_embeddings"],
+        }
     for setter, value in values.items():
         if setter not in skip:
             getattr(writer, setter)(value)
@@ -194,8 +232,10 @@ def write_gguf(
             tensor = _permute(tensor, KV_HEADS)
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
+        gguf_name += ".weight" if name.endswith("sinks") else ""  # as llama.cpp's conversion does
         own = routers if routers is not None and "ffn_gate_inp" in gguf_name else kind
-        add_gguf_tensor(writer, gguf_name, tensor, GGMLQuantizationType.F32 if tensor.ndim == 1 else own)
+        is_plain = tensor.ndim == 1 or gguf_name.endswith(".bias")
+        add_gguf_tensor(writer, gguf_name, tensor, GGMLQuantizationType.F32 if is_plain else own)
     finish(writer)
     return file
 

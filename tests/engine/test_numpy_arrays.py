@@ -9,7 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Ernie4_5_MoeConfig,
+    LlamaConfig,
+    OlmoeConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
@@ -142,6 +149,12 @@ FAMILIES = {
         use_sliding_window=True,
         sliding_window=9,
         rope_parameters=YARN,
+    ),
+    "a shared expert with a gate": Qwen2MoeConfig(
+        **MOE, moe_intermediate_size=24, shared_expert_intermediate_size=40, norm_topk_prob=True
+    ),
+    "a bias of the choice, rotated neighbours": Ernie4_5_MoeConfig(
+        **SHAPE | {"vocab_size": 258}, moe_num_experts=6, moe_k=3, moe_intermediate_size=24
     ),
     "norms of all heads": OlmoeConfig(**MOE, clip_qkv=0.5),
 }

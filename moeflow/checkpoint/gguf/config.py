@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moeflow.checkpoint.gguf.header import GGUFHeader
-from moeflow.checkpoint.gguf.names import MIXTRAL_NAMES, MLP_NAMES, MoeNames
+from moeflow.checkpoint.gguf.names import GPT_OSS_NAMES, MIXTRAL_NAMES, MLP_NAMES, MoeNames
 from moeflow.checkpoint.gguf.rope import scaling_from_factors, scaling_from_metadata
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
@@ -49,9 +49,11 @@ class Architecture:
 
     model_type: str
     huggingface_class: str
-    integers: Mapping[str, str]  # Hugging Face key -> GGUF key, of feed-forward widths and expert counts
+    integers: Mapping[str, str]  # Hugging Face key -> GGUF key, of feed-forward widths, expert counts and the like
     constants: Mapping[str, Any] = field(default_factory=dict)  # what GGUF leaves to the architecture's name
     moe_names: MoeNames | None = None  # None: dense
+    layer_names: Mapping[str, str] = field(default_factory=dict)  # GGUF's in a layer that others do not have
+    scaling: Mapping[str, Any] = field(default_factory=dict)  # of rotary positions, what GGUF leaves out
     stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
 
 
@@ -82,6 +84,19 @@ _OTHERS = {
         _WIDTH | _TOP_K | {"num_experts": "expert_count"},
         {"norm_topk_prob": False, "clip_qkv": None},
         MLP_NAMES,
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        _TOP_K
+        | {
+            "num_local_experts": "expert_count",
+            "intermediate_size": "expert_feed_forward_length",
+            "sliding_window": "attention.sliding_window",
+        },
+        moe_names=GPT_OSS_NAMES,
+        layer_names={"post_attention_norm": "post_attention_layernorm"},
+        scaling={"truncate": False},
     ),
 }
 
@@ -116,7 +131,7 @@ def translate_config(
     """
     reader = _SectionReader(header.metadata, file)
     for key, neutral in _NEUTRAL_VALUES.items():
-        if reader.raw.get(key, neutral[0]) not in neutral:
+        if key not in architecture.integers.values() and reader.raw.get(key, neutral[0]) not in neutral:
             raise reader.error(f"{key!r} is {brief(reader.raw[key])}, which is not supported")
     embeddings = header.tensors.get("token_embd.weight")
     num_heads = reader.positive("attention.head_count")
@@ -136,6 +151,8 @@ def translate_config(
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
     config |= _rope_config(header, config["head_dim"], read_factors, reader)
+    if config["rope_scaling"] is not None:
+        config["rope_scaling"] |= architecture.scaling
     config |= {key: reader.positive(source) for key, source in architecture.integers.items()}
     return config | dict(architecture.constants) | translate_token_ids(header.metadata, file)
 

@@ -129,7 +129,7 @@ def _whole(tensor: GGUFTensor) -> _Part:
 def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any], file: Path) -> dict[str, _Part]:
     """Return what a GGUF tensor holds under Hugging Face names: itself, or a stack's experts."""
     names = architecture.moe_names
-    name = huggingface_name(tensor.name, names)
+    name = huggingface_name(tensor.name, names, architecture.layer_names)
     if name is None:
         raise _misfit(f"is no part of a {architecture.model_type} model as it is known here", tensor, file)
     if names is None or "{}" not in name:

@@ -11,7 +11,8 @@ Source: llama.cpp's conversion (`permute`, `ffn_*_exps`) and its table of rotary
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 _OUTSIDE_LAYERS = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -31,6 +32,7 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_WITHOUT_SUFFIX = {"attn_sinks": "self_attn.sinks"}
 _TENSOR_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
 
 
@@ -43,16 +45,19 @@ class MoeNames:
     gate: str  # of one expert, as are the next two
     up: str
     down: str
+    router: str = "gate"
 
 
 MIXTRAL_NAMES = MoeNames("num_local_experts", "block_sparse_moe", gate="w1", up="w3", down="w2")
 MLP_NAMES = MoeNames("num_experts", "mlp", gate="gate_proj", up="up_proj", down="down_proj")
+GPT_OSS_NAMES = replace(MLP_NAMES, count="num_local_experts", router="router")
 
 
-def huggingface_name(gguf_name: str, moe: MoeNames | None) -> str | None:
+def huggingface_name(gguf_name: str, moe: MoeNames | None, own: Mapping[str, str]) -> str | None:
     """Return the Hugging Face name of a GGUF tensor, None if it is unknown.
 
-    A stack of experts has `{}` where the expert's number goes; `moe` is None in dense models.
+    A stack of experts has `{}` where the expert's number goes; `moe` is None in dense models. `own` are names in layers
+    that this architecture alone has.
     """
     if gguf_name in _OUTSIDE_LAYERS:
         return _OUTSIDE_LAYERS[gguf_name]
@@ -60,13 +65,15 @@ def huggingface_name(gguf_name: str, moe: MoeNames | None) -> str | None:
     if match is None:
         return None
     layer, part, suffix = match.groups()
-    name = _IN_LAYER.get(part) or (_moe_parts(moe).get(part) if moe else None)
+    if part in _WITHOUT_SUFFIX:
+        return f"model.layers.{layer}.{_WITHOUT_SUFFIX[part]}" if suffix == "weight" else None
+    name = own.get(part) or _IN_LAYER.get(part) or (_moe_parts(moe).get(part) if moe else None)
     return f"model.layers.{layer}.{name}.{suffix}" if name else None
 
 
 def _moe_parts(moe: MoeNames) -> dict[str, str]:
     return {
-        "ffn_gate_inp": f"{moe.block}.gate",
+        "ffn_gate_inp": f"{moe.block}.{moe.router}",
         "ffn_gate_exps": f"{moe.block}.experts.{{}}.{moe.gate}",
         "ffn_up_exps": f"{moe.block}.experts.{{}}.{moe.up}",
         "ffn_down_exps": f"{moe.block}.experts.{{}}.{moe.down}",

@@ -1,4 +1,4 @@
-"""DBRX: projections are one tensor, and so is each of the three matrices of all experts; the last of these is turned."""
+"""DBRX: projections are one tensor, and so is each of the three matrices of all experts; the last one is turned."""
 
 from __future__ import annotations
 

@@ -6,10 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.renamed import dbrx
+from moeflow.checkpoint.renamed import dbrx, gpt_oss, granitemoe
 from moeflow.checkpoint.renamed.renamed_checkpoint import Piece, RenamedCheckpoint
 
-_FAMILIES: Final[Mapping[str, Callable[[Checkpoint], Mapping[str, Piece]]]] = {"dbrx": dbrx.find_pieces}
+_FAMILIES: Final[Mapping[str, Callable[[Checkpoint], Mapping[str, Piece]]]] = {
+    "dbrx": dbrx.find_pieces,
+    "gpt_oss": gpt_oss.find_pieces,
+    "granitemoe": granitemoe.find_pieces,
+    "granitemoeshared": granitemoe.find_pieces,
+}
 
 
 def with_known_names(stored: Checkpoint) -> Checkpoint:

@@ -26,12 +26,22 @@ _KEPT = 2  # turned matrices, which are read whole: threads take pieces of one, 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a tensor is in the files: a whole one, or so many rows of one, which may be turned."""
+    """What a tensor is in the files: a whole one, or so many rows of one, which may be turned.
+
+    Of turned matrices, and of vectors that lie in a row, it may be a part: each `step`-th number from `first` on.
+    """
 
     source: str  # the stored tensor
     shape: tuple[int, ...]  # of the piece
     first_row: int = 0  # of the stored tensor, counted over all its dimensions but the last
     is_turned: bool = False  # the stored rows are this matrix' columns
+    first: int = 0
+    step: int = 1
+
+    @property
+    def part(self) -> slice:
+        """Which of a stored row's numbers are its."""
+        return slice(self.first, self.first + (self.shape[0] - 1) * self.step + 1, self.step)
 
 
 class RenamedCheckpoint:
@@ -49,7 +59,7 @@ class RenamedCheckpoint:
         self.generation_config: Mapping[str, Any] = stored.generation_config
         self.dtype: str = stored.dtype
         self.tensors: Mapping[str, TensorInfo] = {name: self._described(piece) for name, piece in pieces.items()}
-        self._turned: dict[str, torch.Tensor] = {}
+        self._turned: dict[tuple[str, int], torch.Tensor] = {}
         self._turning = threading.Lock()
 
     def _described(self, piece: Piece) -> TensorInfo:
@@ -61,17 +71,19 @@ class RenamedCheckpoint:
         """Return a tensor on the CPU; raises as `Checkpoint.read` does."""
         piece = self._piece(name)
         if piece.is_turned:
-            return self._turn(name, piece)
+            return self._turn(piece)
         if piece.shape == self._stored.tensors[piece.source].shape:
             return self._stored.read(piece.source)
         if len(piece.shape) == 1:  # of a stack of vectors: a row
-            return self._rows(piece, 0, 1).reshape(piece.shape)
+            return self._rows(piece, 0, 1).flatten()[piece.part]
         return self._rows(piece, 0, piece.shape[0])
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
         """Return rows of a matrix; raises as `Checkpoint.read` does."""
         piece = self._piece(name)
-        rows = self._turn(name, piece)[start:stop] if piece.is_turned else self._rows(piece, start, stop)
+        if piece.shape == self._stored.tensors[piece.source].shape:
+            return self._stored.read_rows(piece.source, start, stop)
+        rows = self._turn(piece)[start:stop] if piece.is_turned else self._rows(piece, start, stop)
         return StoredRows(rows, np.arange(start, stop))
 
     def _piece(self, name: str) -> Piece:
@@ -82,16 +94,16 @@ class RenamedCheckpoint:
     def _rows(self, piece: Piece, start: int, stop: int) -> torch.Tensor:
         return self._stored.read_rows(piece.source, piece.first_row + start, piece.first_row + stop).values
 
-    def _turn(self, name: str, piece: Piece) -> torch.Tensor:
-        """Return a turned matrix, rows behind each other; the last ones are kept."""
+    def _turn(self, piece: Piece) -> torch.Tensor:
+        """Return a turned matrix, rows behind each other; the last ones are kept, with others' parts of them."""
         with self._turning:
-            found = self._turned.get(name)
+            found = self._turned.get((piece.source, piece.first_row))
             if found is None:
                 found = self._rows(piece, 0, piece.shape[1]).t().contiguous()
                 while len(self._turned) >= _KEPT:
                     del self._turned[next(iter(self._turned))]
-                self._turned[name] = found
-            return found
+                self._turned[piece.source, piece.first_row] = found
+            return found[piece.part]
 
     def close(self) -> None:
         """Release the files."""

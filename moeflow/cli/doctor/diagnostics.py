@@ -185,6 +185,17 @@ def calibration(cache_dir: Path) -> list[Finding]:
     return [Finding("its speed", Verdict.OK, f"{found}; `moeflow plan --recalibrate` measures it again")]
 
 
+def kept_prompts(folder: Path) -> list[Finding]:
+    """Return what the prompt cache has, if there is one."""
+    try:
+        num_bytes = lazy.folder_bytes(folder)
+    except OSError as error:
+        remedy = "Make the folder yours, or choose another with --prompt-cache"
+        return [Finding("prompt cache", Verdict.WARN, f"{folder} cannot be read: {error.strerror or error}", remedy)]
+    found = f"{format_bytes(num_bytes)} at {folder}; `moeflow cache` shows and clears it"
+    return [Finding("prompt cache", Verdict.OK, found)] if num_bytes else []
+
+
 def disk(cache_dir: Path) -> Finding:
     """Return how much room there is where built models go."""
     existing = existing_folder(cache_dir)

@@ -15,8 +15,9 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from moeflow.cli import lazy
 from moeflow.cli.bench.output import PAGE_WIDTH
-from moeflow.cli.doctor.diagnostics import REINSTALL, Finding, Verdict, examine
+from moeflow.cli.doctor.diagnostics import REINSTALL, Finding, Verdict, examine, kept_prompts
 from moeflow.cli.doctor.model_check import examine_builtin_model, examine_model, examine_planned_model
 from moeflow.cli.help import Command
 from moeflow.cli.options import served_engine_options
@@ -53,6 +54,7 @@ def doctor(overrides: dict[str, Any], verifies: bool, as_json: bool) -> int:
     With MODEL, a Hugging Face folder or a .gguf file, say also whether it fits and what it will use.
     """
     findings = examine(overrides["cache_dir"], overrides["cpu_isa"])
+    findings += kept_prompts(overrides["prompt_cache"] or lazy.default_prompt_folder(overrides["cache_dir"]))
     try:
         findings += look_at(overrides, verifies)
     except ImportError as error:  # torch or one of its like is broken; looking at the rest was worth it

@@ -16,7 +16,7 @@ import torch
 from moeflow.core.hardware import DEVICE
 from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import MicroBatch
-from moeflow.kernels.embedding import embedding
+from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.pipeline.devices.offload_device import OffloadDevice
@@ -46,7 +46,8 @@ class OffloadOps:
         """`halves[i]` are layer i with its experts in the one half of the weight buffer, and in the other."""
         self.micro_batches: Sequence[MicroBatch] = ()
         self._model = model
-        self._on_host = [layer.self_attn.on_host() for layer in model.layers]
+        self._attentions = [_per_head(layer) for layer in model.layers]
+        self._on_host = [attention.on_host() for attention in self._attentions]
         self._halves = halves
         self._weights = weights
         self._kv = kv
@@ -105,7 +106,7 @@ class OffloadOps:
         with self._computing("pre_attention", layer, micro_batch) as cost:
             tensors = micro_batch.tensors
             if layer == 0:
-                tensors["hidden"] = embedding(micro_batch.token_ids, self._model.embed_tokens)
+                tensors["hidden"] = self._model.embed(micro_batch.token_ids)
             tensors["qkv"] = self._model.layers[layer].pre_attention(tensors["hidden"])
             if self._kv.has_windows and not self._kv.is_resident(layer):
                 micro_batch.unsaved_qkv[layer] = tensors["qkv"].clone()  # attention uses it up
@@ -137,7 +138,7 @@ class OffloadOps:
             blocks, places = self._kv.window(layer, micro_batch.number), micro_batch.in_window
         with self._computing("device_attention", layer, micro_batch) as cost:
             qkv = micro_batch.tensors.pop("qkv")
-            attention = self._model.layers[layer].self_attn
+            attention = self._attentions[layer]
             micro_batch.tensors["attended"] = attention.attend_over(blocks, qkv, places.rotary, places.attention)
         return cost
 
@@ -225,3 +226,8 @@ def _layer(task: Task) -> int:
 def total(works: Sequence[Work]) -> Cost:
     """Return what works cost together."""
     return Cost(int(sum(work.num_bytes for work in works)), int(sum(work.num_flops for work in works)))
+
+
+def _per_head(layer: DecoderLayer) -> Attention:
+    assert isinstance(layer.self_attn, Attention), "latent attention is not run on devices"
+    return layer.self_attn

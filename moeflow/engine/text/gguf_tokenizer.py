@@ -30,8 +30,13 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _SPLITS = dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "smaug-bpe"), _LLAMA3)
-_SPLITS |= dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2) | {"tekken": _TEKKEN}
+_SPLITS |= dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2) | {"tekken": _TEKKEN, "gpt-4o": _O200K}
 _GPT2 = ("gpt-2", "olmo", "mpt", "phi-2")
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 _WHOLE_WORDS_FIRST = (_LLAMA3, _TEKKEN)  # a word that is a token is not merged from its parts

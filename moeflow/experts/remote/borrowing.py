@@ -10,7 +10,7 @@ from typing import Final
 
 from moeflow.checkpoint.packed.layout import SlabSpec
 from moeflow.core.address import format_address
-from moeflow.core.errors import GroupError
+from moeflow.core.errors import ConfigError, GroupError
 from moeflow.core.model_config import ModelConfig
 from moeflow.parallel.remote.lending import (
     ANSWER_S,
@@ -40,7 +40,15 @@ _PROBE_S: Final = 0.5  # about, for the whole measurement
 def borrowing_of(
     spec: SlabSpec, shape: ModelConfig, *, cpu_isa: str, is_wide: bool, num_wanted: int | None = None
 ) -> Borrowing:
-    """Return what to ask a lender for: room for all experts, unless it is said how many."""
+    """Return what to ask a lender for: room for all experts, unless it is said how many.
+
+    Raises: ConfigError if lenders do not compute what the experts do.
+    """
+    if shape.expert_bias or shape.swiglu_limit is not None or not shape.is_gated or shape.hidden_act != "silu":
+        raise ConfigError(
+            "Lenders (--remote-experts) compute SwiGLU experts without biases, and those of a "
+            f"{shape.model_type} model are others: leave --remote-experts away"
+        )
     return Borrowing(
         software=own_software(),
         processor=own_processor(),

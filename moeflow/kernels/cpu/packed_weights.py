@@ -5,6 +5,7 @@ The extension sees addresses and sizes: here shapes and types are checked, and h
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -271,7 +272,6 @@ class PackedExperts:
         *,
         down_format: WeightFormat | None = None,
         kind: ExpertKind = SWIGLU,
-        biases: ExpertBiases | None = None,
         is_wide: bool = False,
         storage: Any = None,
     ) -> None:
@@ -281,10 +281,7 @@ class PackedExperts:
         have down matrices otherwise than gates and ups. `is_wide` as in `PackedWeight`.
         Raises: MemoryError.
         """
-        if biases is not None and (biases.up.shape[1], biases.down.shape[1]) != (kind.num_ups * width, hidden):
-            up, down = map(describe, biases)
-            raise ValueError(f"experts of {hidden} x {width} do not take the biases {up} and {down}")
-        self.biases = biases
+        self.biases: ExpertBiases | None = None
         self.format = weight_format
         self.down_format = down_format or weight_format
         self.is_wide = is_wide
@@ -317,7 +314,7 @@ class PackedExperts:
             up=[address(weight.storage) for weight in self.gate_up],
             down=[address(weight.storage) for weight in self.down],
             is_gated=kind.is_gated,
-            biases=None if biases is None else biases.handle(kind.num_ups),
+            biases=None,
             is_wide=is_wide,
             **kernel_arguments(kind.function),
         )
@@ -343,11 +340,23 @@ class PackedExperts:
         if gate_up.shape != (num_experts, (2 if is_gated else 1) * width, hidden):
             raise ValueError(f"experts do not fit together: {describe(gate_up)} and {describe(down)}")
         kind = ExpertKind(function, is_gated)
-        packed = cls(num_experts, hidden, width, weight_format, kind=kind, biases=biases, is_wide=is_wide)
+        packed = cls(num_experts, hidden, width, weight_format, kind=kind, is_wide=is_wide)
         for parts, up, back in zip(packed.parts(), gate_up, down, strict=True):
             for part, source in zip(parts, (*split(up, [width] * kind.num_ups), back), strict=True):
                 part.fill(source, np.arange(source.shape[0]))
-        return packed
+        return packed.with_biases(biases)
+
+    def with_biases(self, biases: ExpertBiases | None) -> PackedExperts:
+        """Return these experts with biases; None: as they are. Raises: ValueError if these are of other experts."""
+        if biases is None:
+            return self
+        shapes = [(self.num_experts, size) for size in (self.kind.num_ups * self.width, self.hidden)]
+        if [each.shape for each in biases] != shapes:
+            raise ValueError(f"{self} does not take the biases {describe(biases.up)} and {describe(biases.down)}")
+        experts = copy.copy(self)
+        experts.biases = biases
+        experts.handle = self.in_slots(0, self.num_experts, biases)
+        return experts
 
     def at(self, rows: Sequence[Array]) -> PackedExperts:
         """Return these experts as they lie, or will lie, in other rows of memory."""
@@ -358,15 +367,14 @@ class PackedExperts:
             self.format,
             down_format=self.down_format,
             kind=self.kind,
-            biases=self.biases,
             is_wide=self.is_wide,
             storage=rows,
-        )
+        ).with_biases(self.biases)
 
     def in_slots(self, slots_address: int, num_experts: int, biases: ExpertBiases | None) -> Any:
         """Return, for kernels, a layer of so many experts whose places among these are at an address: [E] int32.
 
-        The biases are those of that layer. All memory has to be kept alive.
+        At 0: they are in order. The biases are those of that layer. All memory has to be kept alive.
         """
         own = None if biases is None else biases.handle(self.kind.num_ups)
         return self.handle.in_slots(slots=slots_address, num_experts=num_experts, biases=own)

@@ -13,6 +13,7 @@ from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.kernels.on_demand import without_gradients
+from moeflow.kernels.scaling import scaled, soft_cap
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
@@ -68,7 +69,7 @@ class CausalLM:
     @without_gradients
     def embed(self, token_ids: Array) -> Array:
         """Return what goes into the first layer. Shapes: token_ids [T] int64 -> [T, H]."""
-        return embedding(token_ids, self.embed_tokens)
+        return scaled(embedding(token_ids, self.embed_tokens), self.config.embedding_scale)
 
     @without_gradients
     def run_layers(self, hidden: Array, context: ForwardContext) -> Array:
@@ -93,8 +94,10 @@ class CausalLM:
         bias = self.lm_head_bias
         if bias is not None and self._vocab is not None:
             bias = bias[self._vocab.own.start : self._vocab.own.stop]
-        own = floats(linear(hidden, self.lm_head, bias))
-        return own if self._vocab is None else self._vocab.gather(own)
+        own = floats(linear(scaled(hidden, self.config.logit_scale), self.lm_head, bias))
+        cap = self.config.logit_soft_cap
+        capped = own if cap is None else soft_cap(own, cap)
+        return capped if self._vocab is None else self._vocab.gather(capped)
 
     def close(self) -> None:
         """End what the model has running: nothing."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
-from moeflow.core.cache_dir import cache_folder
+from moeflow.core.cache_dir import cache_folder, existing_folder
 from moeflow.core.engine_config import PromptCacheConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
@@ -32,14 +33,14 @@ def choose_prompt_cache(
     for obstacle, is_there in obstacles.items():
         if is_there:
             raise ConfigError(f"prompts are not kept on disk (--prompt-cache) where {obstacle}: leave one of them away")
-    folder = (settings.prompt_cache or default_folder(settings.cache_dir)).absolute()
+    folder = (settings.prompt_cache or default_prompt_folder(settings.cache_dir)).absolute()
     _check(folder)
     max_bytes = settings.prompt_cache_bytes or DEFAULT_BYTES
     reasons.append(("prompt_cache", f"{folder}, up to {format_bytes(max_bytes)}"))
     return PromptCacheConfig(folder=str(folder), max_bytes=max_bytes)
 
 
-def default_folder(cache_dir: Path | None) -> Path:
+def default_prompt_folder(cache_dir: Path | None) -> Path:
     """Return where prompts are kept if nobody says otherwise."""
     return cache_folder(cache_dir) / "prompts"
 
@@ -55,10 +56,8 @@ def _is_asked(settings: Settings) -> bool:
 
 
 def _check(folder: Path) -> None:
-    """Make the folder if it is not there. Raises: ConfigError if that cannot be."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be made for prompts ({error.strerror or error}): name another folder (--prompt-cache)"
-        ) from error
+    """Raise ConfigError if the folder could not be made or written."""
+    existing = existing_folder(folder)
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        why = "cannot be written" if existing.is_dir() else "is no folder"
+        raise ConfigError(f"{existing} {why}, so prompts cannot be kept in it: name another folder (--prompt-cache)")

@@ -117,12 +117,12 @@ class TestWeights:
         checkpoint = open_checkpoint(file)
         read_q = checkpoint.read("model.layers.0.self_attn.q_proj.weight")
         read_k = checkpoint.read("model.layers.0.self_attn.k_proj.weight")
-        x, y = torch.randn(HIDDEN), torch.randn(HIDDEN)
-        angles = torch.randn(HIDDEN // HEADS // 2)
+        x, y = torch.randn(2, HIDDEN, dtype=torch.float64)
+        angles = torch.randn(HIDDEN // HEADS // 2, dtype=torch.float64)
         group = HEADS // KV_HEADS
 
         def scores(q: torch.Tensor, k: torch.Tensor, rotate) -> torch.Tensor:
-            q, k = (q @ x).view(HEADS, -1), (k @ y).view(KV_HEADS, -1)
+            q, k = (q.double() @ x).view(HEADS, -1), (k.double() @ y).view(KV_HEADS, -1)
             return (rotate(q, angles) * rotate(k, 3 * angles).repeat_interleave(group, 0)).sum(1)
 
         def rotate_pairs(v, angle):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
+from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.sampling_params import SamplingParams
@@ -22,6 +22,14 @@ FAMILIES = {
     "one layer": MixtralConfig(**{**SHAPE, "num_hidden_layers": 1}, num_local_experts=4),
     "sliding window": MixtralConfig(**{**SHAPE, "num_hidden_layers": 2}, num_local_experts=4, sliding_window=7),
     "olmoe": OlmoeConfig(**SHAPE, num_experts=6, num_experts_per_tok=3, clip_qkv=0.5),
+    "shared experts": Qwen2MoeConfig(
+        **SHAPE,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=24,
+        num_experts=6,
+        num_experts_per_tok=3,
+        mlp_only_layers=[1],
+    ),
     "dense layers": Qwen3MoeConfig(
         **SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=6, num_experts_per_tok=3, mlp_only_layers=[1]
     ),

@@ -178,6 +178,7 @@ def test_a_gguf_byte_level_vocabulary_gives_back_the_tokenizer_it_came_from(tmp_
         ("llama-bpe", "in 12345", ["in", " ", "123", "45"]),
         ("qwen2", "in 123", ["in", " ", "1", "2", "3"]),
         ("tekken", "camelCase 12", ["camel", "Case", " ", "1", "2"]),
+        ("gpt-4o", "camelCase isn't 12345", ["camel", "Case", " isn't", " ", "123", "45"]),
     ],
 )
 def test_gguf_pre_tokenizers_cut_as_their_models_do(tmp_path, pre, text, pieces):

@@ -1,5 +1,7 @@
 """The steps before attention, by the extension and in torch, against each step written out in float64."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -53,17 +55,27 @@ def written_out(rows, heads, table):
     dim = heads.head_dim
     q, k, v = rows.double().split([heads.num_heads * dim, heads.num_kv_heads * dim, heads.num_kv_heads * dim], -1)
     prepared = []
+
+    def normalised(x, norm):
+        if norm is None:
+            return x
+        parts = x.unflatten(-1, (x.shape[-1] // norm.numel(), norm.numel()))
+        return (parts / (parts.square().mean(-1, keepdim=True) + heads.eps).sqrt() * norm).flatten(1)
+
     for x, norm in ((q, heads.q_norm), (k, heads.k_norm)):
-        if norm is not None:
-            parts = x.unflatten(-1, (x.shape[-1] // norm.numel(), norm.numel()))
-            x = (parts / (parts.square().mean(-1, keepdim=True) + heads.eps).sqrt() * norm).flatten(1)
+        if not heads.norms_last:
+            x = normalised(x, norm)
         if heads.clip is not None:
             x = x.clamp(-heads.clip, heads.clip)
         x = x.unflatten(-1, (x.shape[-1] // dim, dim))
         if table is not None:
             half_cos, half_sin = (part[..., table.dim // 2 :].double() for part in (table.cos, table.sin))
             first, second, rest = x.split([table.dim // 2, table.dim // 2, dim - table.dim], -1)
+            if heads.is_interleaved:
+                first, second = x[..., 0 : table.dim : 2], x[..., 1 : table.dim : 2]
             x = torch.cat((first * half_cos - second * half_sin, second * half_cos + first * half_sin, rest), -1)
+        if heads.norms_last:
+            x = normalised(x.flatten(1), norm).view(x.shape)
         prepared.append(x)
     v = v if heads.clip is None else v.clamp(-heads.clip, heads.clip)
     return *prepared, v.unflatten(-1, (heads.num_kv_heads, dim))
@@ -81,6 +93,15 @@ def check(num_tokens, heads, rotary_dim=None):
     for got, want in zip((q, *stored(blocks, metadata)), written_out(rows, heads, table), strict=True):
         assert got.dtype == torch.float32
         torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", [{"norms_last": True}, {"is_interleaved": True}])
+@pytest.mark.parametrize("rotary_dim", [None, 6])
+def test_norms_after_the_rotation_and_rotated_neighbours(isa, way, rotary_dim, monkeypatch):
+    heads = dataclasses.replace(make_heads(4, 2, 16, "head", 0.7), **way)
+    check(5, heads, rotary_dim)
+    monkeypatch.setattr(row_ops, "_AVAILABLE", False)
+    check(5, heads, rotary_dim)
 
 
 @pytest.mark.parametrize(("num_tokens", "num_heads", "num_kv_heads", "head_dim", "norm", "clip"), SHAPES)

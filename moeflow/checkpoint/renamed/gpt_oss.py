@@ -1,0 +1,59 @@
+"""gpt-oss: experts are stacked, gates and ups taking turns, with biases; unquantized matrices are turned.
+
+    experts.gate_up_proj       [E, hidden, 2 width]     gate 0, up 0, gate 1, up 1, ...
+    experts.gate_up_proj_bias  [E, 2 width]             likewise
+    experts.down_proj          [E, width, hidden]
+    experts.down_proj_bias     [E, hidden]
+
+Matrices in MXFP4 have their names already (`checkpoint/quantized/mxfp4.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
+from moeflow.checkpoint.file_errors import check_num_tensors
+from moeflow.checkpoint.renamed.renamed_checkpoint import Piece
+from moeflow.core.errors import CheckpointError
+
+_STACK: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+_PARTS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
+    """Return what each tensor is in the files. Raises: CheckpointError if stacks have other shapes."""
+    pieces: dict[str, Piece] = {}
+    for name, info in stored.tensors.items():
+        found = _STACK.fullmatch(name)
+        if found is None:
+            pieces[name] = Piece(name, info.shape)
+        else:
+            prefix, parts, is_bias = found[1], _PARTS[found[2]], bool(found[3])
+            pieces |= dict(_experts(prefix, parts, name, info, is_bias=is_bias))
+        check_num_tensors(len(pieces), stored.path)
+    return pieces
+
+
+def _experts(
+    prefix: str, parts: tuple[str, ...], name: str, info: TensorInfo, *, is_bias: bool
+) -> Iterator[tuple[str, Piece]]:
+    num_dims, step = 2 if is_bias else 3, len(parts)
+    if len(info.shape) != num_dims or info.shape[-1] % step:
+        raise CheckpointError(
+            f"has the shape {list(info.shape)}, where {num_dims} dimensions are expected, the last of {step} parts",
+            file=info.file,
+            tensor=name,
+            remedy="Check that config.json belongs to these weights, or download the model again",
+        )
+    for expert in range(info.shape[0]):
+        for first, part in enumerate(parts):
+            rows = info.shape[-1] // step
+            own = f"{prefix}.{expert}.{part}"
+            if is_bias:
+                yield f"{own}.bias", Piece(name, (rows,), expert, first=first, step=step)
+            else:
+                cols = info.shape[1]
+                yield f"{own}.weight", Piece(name, (rows, cols), expert * cols, True, first, step)

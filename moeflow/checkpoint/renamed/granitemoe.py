@@ -1,0 +1,56 @@
+"""Granite MoE: experts are stacked, gate rows before up rows, which are one tensor in the shared network, too.
+
+block_sparse_moe.input_linear.weight   [E, 2 width, hidden]
+block_sparse_moe.output_linear.weight  [E, hidden, width]
+shared_mlp.input_linear.weight         [2 width, hidden]
+shared_mlp.output_linear.weight        [hidden, width]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
+from moeflow.checkpoint.file_errors import check_num_tensors
+from moeflow.checkpoint.renamed.renamed_checkpoint import Piece
+from moeflow.core.errors import CheckpointError
+
+_NETWORK: Final = re.compile(r"(.+)\.(block_sparse_moe|shared_mlp)\.(input_linear|output_linear)\.weight")
+_PARTS: Final = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
+
+
+def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
+    """Return what each tensor is in the files. Raises: CheckpointError if networks have other shapes."""
+    pieces: dict[str, Piece] = {}
+    for name, info in stored.tensors.items():
+        found = _NETWORK.fullmatch(name)
+        if found is None:
+            pieces[name] = Piece(name, info.shape)
+        else:
+            is_stack = found[2] == "block_sparse_moe"
+            _check_shape(name, info, 3 if is_stack else 2, len(_PARTS[found[3]]))
+            block = f"{found[1]}.{found[2]}"
+            prefixes = [f"{block}.experts.{it}" for it in range(info.shape[0])] if is_stack else [block]
+            pieces |= dict(_networks(prefixes, _PARTS[found[3]], name, info))
+        check_num_tensors(len(pieces), stored.path)
+    return pieces
+
+
+def _networks(prefixes: list[str], parts: tuple[str, ...], name: str, info: TensorInfo) -> Iterator[tuple[str, Piece]]:
+    """Yield the parts of networks that lie one below the other."""
+    rows, cols = info.shape[-2] // len(parts), info.shape[-1]
+    places = [f"{prefix}.{part}.weight" for prefix in prefixes for part in parts]
+    for number, place in enumerate(places):
+        yield place, Piece(name, (rows, cols), number * rows)
+
+
+def _check_shape(name: str, info: TensorInfo, num_dims: int, num_parts: int) -> None:
+    if len(info.shape) != num_dims or info.shape[-2] % num_parts:
+        raise CheckpointError(
+            f"has the shape {list(info.shape)}, where {num_dims} dimensions are expected, with {num_parts} equal parts",
+            file=info.file,
+            tensor=name,
+            remedy="Check that config.json belongs to these weights, or download the model again",
+        )

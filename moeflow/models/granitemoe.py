@@ -1,0 +1,65 @@
+"""Granite MoE, with and without a shared expert: embeddings, residuals, scores and logits have multipliers.
+
+What each layer adds is multiplied by m, the residual multiplier. With hidden states divided by m all along, layers add
+what they compute as it is: norms give the same if their epsilon is divided by m^2, and embeddings are divided by m.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.kernels.routing import Routing
+from moeflow.models.config_keys import MIN_EPS, read_decoder_config, read_num_experts
+from moeflow.models.layers.attention import Attention
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.mlp import NetworkNames
+from moeflow.models.layers.moe import ExpertNames, MoE
+from moeflow.models.layers.shared_network import SharedNames
+from moeflow.models.layers.weight_allocator import WeightAllocator
+
+NAMES: Final = ExpertNames(
+    block="block_sparse_moe", router="router.layer", shared=SharedNames(NetworkNames(block="shared_mlp"))
+)
+_LEAST, _MOST = 1e-4, 1e4  # of multipliers
+
+
+def read_config(reader: ConfigReader) -> ModelConfig:
+    """Read `config.json`. Raises: CheckpointError."""
+    return read_granite_config(reader, "granitemoe")
+
+
+def read_granite_config(reader: ConfigReader, model_type: str, *, shared_intermediate_size: int = 0) -> ModelConfig:
+    """Return the model's shape. Raises: CheckpointError."""
+    embedding, residual, attention, logits = (
+        reader.number(key, 1.0, least=_LEAST, most=_MOST)
+        for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    )
+    has_bias = reader.get(bool, "attention_bias", False)
+    return read_decoder_config(
+        reader,
+        model_type=model_type,
+        num_experts=read_num_experts(reader),
+        top_k=reader.positive("num_experts_per_tok"),
+        shared_intermediate_size=shared_intermediate_size,
+        attention_bias=has_bias,
+        attention_out_bias=has_bias,
+        attention_scale=attention,
+        embedding_scale=embedding / residual,
+        rms_norm_eps=reader.number("rms_norm_eps", least=MIN_EPS, most=1.0) / residual**2,
+        logit_scale=1.0 / logits,
+    )
+
+
+def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
+    """Return the model with its weights still to be filled."""
+    return CausalLM(config, allocator, _layer)
+
+
+def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
+    # A softmax over the chosen experts alone is that over all, renormalised.
+    choose = Routing(config.top_k, renormalize=True)
+    return DecoderLayer(
+        config, allocator, Attention(config, allocator, layer_idx), MoE(config, allocator, choose, NAMES)
+    )

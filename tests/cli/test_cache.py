@@ -1,0 +1,45 @@
+"""`moeflow cache` and the doctor: what is kept of prompts, where, and that it can be deleted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from moeflow.cli.doctor.diagnostics import kept_prompts
+from moeflow.cli.main import main
+from moeflow.kv.disk.block_keys import block_keys
+from moeflow.kv.disk.extent_folder import ExtentFolder
+
+
+@pytest.fixture
+def cache_dir(tmp_path):
+    folder = tmp_path / "cache"
+    one = ExtentFolder(folder / "prompts", model="m", identity=b"i" * 32, block_bytes=1024, max_bytes=10**6)
+    one.write(block_keys(b"i" * 32, range(12), 4), lambda *_: True, memoryview(bytearray(1024)))
+    return folder
+
+
+def shell(*arguments) -> str:
+    done = CliRunner().invoke(main, ["cache", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_it_shows_what_is_kept_and_deletes_it(cache_dir):
+    text = shell("--cache-dir", cache_dir)
+    assert "m (6969696969696969): 3 blocks, 3." in text
+    assert str(cache_dir / "prompts") in text
+    (found,) = json.loads(shell(cache_dir / "prompts", "--json"))
+    assert (found["model"], found["num_blocks"]) == ("m", 3)
+    assert json.loads(shell("--cache-dir", cache_dir, "--clear", "--json")) == {"deleted_bytes": found["num_bytes"]}
+    assert shell(cache_dir / "prompts").startswith("0 B in ")
+    assert shell("--cache-dir", cache_dir / "nothing").startswith("0 B in ")
+
+
+def test_the_doctor_says_where_it_lies(cache_dir):
+    (finding,) = kept_prompts(cache_dir / "prompts")
+    assert finding.verdict == "ok"
+    assert str(cache_dir / "prompts") in finding.found
+    assert kept_prompts(cache_dir / "nothing") == []

@@ -1,0 +1,53 @@
+"""Families whose routing or layers have something of their own: the same tokens wherever their experts lie."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from transformers import Dots1Config, Ernie4_5_MoeConfig, Glm4MoeConfig, HunYuanMoEV1Config, MiniMaxM2Config
+from transformers import Qwen2MoeConfig as QwenConfig
+
+from moeflow.core.engine_config import ExpertSlotsConfig
+from moeflow.engine import expert_store
+from moeflow.kernels.cpu import extension
+from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.resolve import resolve
+from moeflow.planner.settings import Settings
+from tests.engine.streamed_runs import run
+from tests.models.parity import SHAPE, random_model
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+PROMPTS = [[5, 9, 70, 31, 7], [40], list(range(20, 60))]
+ROUTED = {"moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1}
+FAMILIES = {
+    "dots1": Dots1Config(**SHAPE, **ROUTED, n_shared_experts=2, norm_topk_prob=True, sliding_window=None),
+    "ernie4_5_moe": Ernie4_5_MoeConfig(**SHAPE, moe_intermediate_size=24, moe_num_experts=8, moe_k=3),
+    "glm4_moe": Glm4MoeConfig(**SHAPE, **ROUTED, head_dim=16, n_group=4, topk_group=2, routed_scaling_factor=2.5),
+    "hunyuan_v1_moe": HunYuanMoEV1Config(**SHAPE, num_experts=8, moe_topk=3, head_dim=8),
+    "minimax_m2": MiniMaxM2Config(**SHAPE, head_dim=16, rotary_dim=8, num_local_experts=8, num_experts_per_tok=3),
+    "qwen2_moe": QwenConfig(
+        **SHAPE, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=8, num_experts_per_tok=3
+    ),
+}
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_the_same_wherever_experts_lie(tmp_path, monkeypatch, family, quantize):
+    monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
+    random_model(FAMILIES[family]).save_pretrained(tmp_path / "model")
+
+    def config_of():
+        settings = {"num_threads": 1, "kv_cache_bytes": 2**20, "quantize": quantize, "cache_dir": tmp_path}
+        return resolve(Settings(model=str(tmp_path / "model"), **settings)).config
+
+    resident = config_of()
+    expected = run(resident, PROMPTS)
+    index = pack(str(tmp_path / "model"), None, cache_dir=tmp_path, quantize=quantize)
+    assert run(config_of(), PROMPTS) == expected
+    for num_slots in (4, 9):
+        experts = ExpertSlotsConfig(
+            packed_weights_file=str(index.path), num_slots=num_slots, slab_bytes=index.spec.slab_bytes
+        )
+        assert run(dataclasses.replace(resident, experts=experts), PROMPTS) == expected
