@@ -9,12 +9,11 @@ Source: the keys of gguf.constants; what llama.cpp takes as default where a key 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moeflow.checkpoint.gguf.architectures import Architecture
 from moeflow.checkpoint.gguf.header import GGUFHeader
-from moeflow.checkpoint.gguf.names import GPT_OSS_NAMES, MIXTRAL_NAMES, MLP_NAMES, MoeNames
 from moeflow.checkpoint.gguf.rope import scaling_from_factors, scaling_from_metadata
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
@@ -34,92 +33,12 @@ _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "logit_scale": (0.0, 1.0),
     "expert_shared_count": (0,),
     "expert_weights_scale": (0.0, 1.0),
-    "expert_gating_func": (0, 1),  # 1: softmax
     "leading_dense_block_count": (0,),
     "interleave_moe_layer_step": (0, 1),
     "rope.scaling.attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
     "rope.scaling.yarn_attn_factor": (-1.0, 1.0),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How a GGUF architecture maps to a Hugging Face family."""
-
-    model_type: str
-    huggingface_class: str
-    integers: Mapping[str, str]  # Hugging Face key -> GGUF key, of feed-forward widths, expert counts and the like
-    constants: Mapping[str, Any] = field(default_factory=dict)  # what GGUF leaves to the architecture's name
-    moe_names: MoeNames | None = None  # None: dense
-    layer_names: Mapping[str, str] = field(default_factory=dict)  # GGUF's in a layer that others do not have
-    scaling: Mapping[str, Any] = field(default_factory=dict)  # of rotary positions, what GGUF leaves out
-    stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
-
-
-_WIDTH = {"intermediate_size": "feed_forward_length"}
-_TOP_K = {"num_experts_per_tok": "expert_used_count"}
-_LLAMA = Architecture("llama", "LlamaForCausalLM", _WIDTH, stores_pairs=True)
-_MIXTRAL = Architecture(
-    "mixtral",
-    "MixtralForCausalLM",
-    _WIDTH | _TOP_K | {"num_local_experts": "expert_count"},
-    {"sliding_window": None},
-    MIXTRAL_NAMES,
-    stores_pairs=True,
-)
-_OTHERS = {
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _WIDTH),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _WIDTH),
-    "qwen3moe": Architecture(
-        "qwen3_moe",
-        "Qwen3MoeForCausalLM",
-        _WIDTH | _TOP_K | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
-        {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
-        MLP_NAMES,
-    ),
-    "olmoe": Architecture(
-        "olmoe",
-        "OlmoeForCausalLM",
-        _WIDTH | _TOP_K | {"num_experts": "expert_count"},
-        {"norm_topk_prob": False, "clip_qkv": None},
-        MLP_NAMES,
-    ),
-    "gpt-oss": Architecture(
-        "gpt_oss",
-        "GptOssForCausalLM",
-        _TOP_K
-        | {
-            "num_local_experts": "expert_count",
-            "intermediate_size": "expert_feed_forward_length",
-            "sliding_window": "attention.sliding_window",
-        },
-        moe_names=GPT_OSS_NAMES,
-        layer_names={"post_attention_norm": "post_attention_layernorm"},
-        scaling={"truncate": False},
-    ),
-}
-
-
-def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
-    """Return the family; raises CheckpointError, naming what is supported, for any other."""
-    reader = ConfigReader(metadata, file)
-    name = reader.get(str, "general.architecture")
-    if reader.get(int, "split.count", 0) > 1:
-        raise CheckpointError(
-            f"is one of {metadata['split.count']} parts of a model",
-            file=file,
-            remedy="Join the parts first: llama-gguf-split --merge FIRST_PART WHOLE_FILE",
-        )
-    if name == "llama":
-        return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA
-    if name not in _OTHERS:
-        raise CheckpointError(
-            f"is of the architecture {brief(name)}",
-            file=file,
-            remedy=f"Supported in GGUF files are llama (dense and Mixtral), {', '.join(_OTHERS)}",
-        )
-    return _OTHERS[name]
 
 
 def translate_config(
@@ -131,8 +50,10 @@ def translate_config(
     """
     reader = _SectionReader(header.metadata, file)
     for key, neutral in _NEUTRAL_VALUES.items():
-        if key not in architecture.integers.values() and reader.raw.get(key, neutral[0]) not in neutral:
+        if key not in architecture.understood and reader.raw.get(key, neutral[0]) not in neutral:
             raise reader.error(f"{key!r} is {brief(reader.raw[key])}, which is not supported")
+    if reader.raw.get("expert_gating_func", 0) not in (0, architecture.gating):
+        raise reader.error(f"'expert_gating_func' is {brief(reader.raw['expert_gating_func'])}, which is not supported")
     embeddings = header.tensors.get("token_embd.weight")
     num_heads = reader.positive("attention.head_count")
     config: dict[str, Any] = {
@@ -143,17 +64,22 @@ def translate_config(
         "num_hidden_layers": reader.positive("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": reader.positive("attention.head_count_kv", num_heads),
-        "head_dim": _head_dim(reader, num_heads),
+        "head_dim": _head_dim(reader, num_heads, may_be_partial=architecture.may_be_partial),
         "max_position_embeddings": reader.positive("context_length"),
         "rms_norm_eps": reader.get(float, "attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors,
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
     config |= _rope_config(header, config["head_dim"], read_factors, reader)
     if config["rope_scaling"] is not None:
         config["rope_scaling"] |= architecture.scaling
     config |= {key: reader.positive(source) for key, source in architecture.integers.items()}
+    config |= {key: _optional(reader, *source) for key, source in architecture.optional.items()}
+    if architecture.may_be_partial:
+        config["rotary_dim"] = reader.positive("rope.dimension_count", config["head_dim"])
+    config["num_hidden_layers"] -= config.get("num_nextn_predict_layers", 0)
     return config | dict(architecture.constants) | translate_token_ids(header.metadata, file)
 
 
@@ -190,10 +116,18 @@ class _SectionReader(ConfigReader):
         return super().error(f"metadata {self._prefix}*: {problem}")
 
 
-def _head_dim(reader: ConfigReader, num_heads: int) -> int:
+def _optional(reader: ConfigReader, key: str, default: float | bool) -> float | bool:
+    """Return a flag, or a number from 0; a factor of 0 is llama.cpp's for none."""
+    if isinstance(default, bool):
+        return reader.get(bool, key, default)
+    number = reader.number(key, default, least=0, most=2**31)
+    return (number or default) if isinstance(default, float) else int(number)
+
+
+def _head_dim(reader: ConfigReader, num_heads: int, *, may_be_partial: bool) -> int:
     width = max(reader.positive("embedding_length") // num_heads, 1)
     head_dim = reader.positive("attention.key_length", width)
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", *(() if may_be_partial else ("rope.dimension_count",))):
         if reader.positive(key, head_dim) != head_dim:
             raise reader.error(f"{key!r} is {reader.raw[key]}, a head has {head_dim} dimensions: not supported")
     return head_dim
