@@ -56,6 +56,8 @@ FAMILIES: Mapping[str, Row] = {
     "hunyuan_v1_moe": Row("HunYuanMoEV1ForCausalLM", "moeflow.models.hunyuan_v1_moe"),
     "minimax_m2": Row("MiniMaxM2ForCausalLM", "moeflow.models.minimax_m2"),
     "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
+    "gemma3": Row("Gemma3ForConditionalGeneration", "moeflow.models.gemma3"),
+    "gemma3_text": Row("Gemma3ForCausalLM", "moeflow.models.gemma3_text"),
     "gpt_oss": Row("GptOssForCausalLM", "moeflow.models.gpt_oss"),
     "granitemoe": Row("GraniteMoeForCausalLM", "moeflow.models.granitemoe"),
     "granitemoeshared": Row("GraniteMoeSharedForCausalLM", "moeflow.models.granitemoeshared"),
