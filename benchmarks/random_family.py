@@ -66,6 +66,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "glm4_moe": ROUTED_EXPERTS | {"n_group": 1, "topk_group": 1},
     "deepseek_v2": ROUTED_EXPERTS | LATENT | {"n_group": 1, "topk_group": 1, "topk_method": "greedy"},
     "deepseek_v3": ROUTED_EXPERTS | LATENT | {"n_group": 4, "topk_group": 2},
+    "glm4_moe_lite": ROUTED_EXPERTS | LATENT | {"q_lora_rank": 512, "n_group": 1, "topk_group": 1},
     "dots1": ROUTED_EXPERTS | {"n_group": 1, "topk_group": 1},
     "granitemoe": LOCAL_EXPERTS,
     "granitemoeshared": LOCAL_EXPERTS | {"shared_intermediate_size": 1024},

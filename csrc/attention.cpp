@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t kBlockRows = 64;       // rows (heads of tokens) that go over K and V together
 constexpr int64_t kItemsPerThread = 16;  // that long decodes are cut into at least
 constexpr int64_t kTreePositions = 64;
+constexpr int64_t kKeyPositions = 64;  // of a tile, whose keys may have to be transposed
 
 // Some tokens of a sequence, one KV head, some neighbouring ranges.
 struct Item {
@@ -29,7 +30,7 @@ struct Item {
 
 // Scratch of one thread; row r of a matrix begins at r * stride.
 struct Scratch {
-  float *q, *scores, *part, *total;
+  float *q, *scores, *part, *total, *keys;
   float *part_max, *part_sum, *total_max, *total_sum;
   AttentionRow* rows;
 };
@@ -38,7 +39,7 @@ struct AttentionJob {
   const Isa& isa;
   const AttentionCall& call;
   int64_t group;   // query heads that share a KV head
-  int64_t stride;  // head_dim, filled up to whole vectors
+  int64_t stride;  // head_dim, filled up to whole vectors; values are as wide, or narrower
   Item* items = nullptr;
   int64_t num_items = 0;
   Item* splits = nullptr;  // what items with parts belong to
@@ -109,7 +110,7 @@ void add_sink(float sink, int64_t dim, float& max, float& sum, float* total) {
 
 // Write rows out, divided by their sums; what sees nothing becomes zero.
 void finish(const AttentionJob& job, const Item& item, const Scratch& scratch) {
-  const int64_t dim = job.call.cache.head_dim;
+  const int64_t dim = job.call.cache.value_dim();
   for (int64_t row = 0; row < item.num_tokens * job.group; ++row) {
     const int64_t token = job.call.sequences.first_tokens[item.sequence] + item.first_token + row / job.group;
     const int64_t head = item.head * job.group + row % job.group;
@@ -149,7 +150,7 @@ void prepare_rows(const AttentionJob& job, const Item& item, const Scratch& scra
 
 void attend(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   prepare_rows(job, item, scratch);
-  const int64_t num_rows = item.num_tokens * job.group, dim = job.call.cache.head_dim;
+  const int64_t num_rows = item.num_tokens * job.group, dim = job.call.cache.value_dim();
   const int64_t last = job.end_of(item.sequence, item.first_token + item.num_tokens);
   AttentionRange range{};
   range.cache = &job.call.cache;
@@ -160,6 +161,7 @@ void attend(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   range.q = scratch.q;
   range.stride = job.stride;
   range.soft_cap = job.call.soft_cap;
+  range.keys = scratch.keys;
   range.scores = scratch.scores;
   range.max = scratch.part_max;
   range.sum = scratch.part_sum;
@@ -190,7 +192,7 @@ void merge_split(const AttentionJob& job, const Item& split, const Scratch& scra
     const float* const out = job.parts + split.parts + i * part_floats(job, num_rows);
     const float *const max = out + num_rows * job.stride, *const sum = max + num_rows;
     for (int64_t row = 0; row < num_rows; ++row) {
-      merge(job.call.cache.head_dim, max[row], sum[row], out + row * job.stride, scratch.total_max[row],
+      merge(job.call.cache.value_dim(), max[row], sum[row], out + row * job.stride, scratch.total_max[row],
             scratch.total_sum[row], scratch.total + row * job.stride);
     }
   }
@@ -300,8 +302,9 @@ void attention(const Isa& isa, const AttentionCall& call) {
   plan(job, max_ranges, num_parts);
 
   const size_t matrix = Workspace::padded<float>(rows * job.stride), vector = Workspace::padded<float>(rows);
+  const int64_t keys = call.cache.latent_dim > 0 ? call.cache.head_dim * kKeyPositions : 0;
   const size_t per_thread = 3 * matrix + 4 * vector + Workspace::padded<float>(rows * kRangePositions) +
-                            Workspace::padded<AttentionRow>(rows);
+                            Workspace::padded<AttentionRow>(rows) + Workspace::padded<float>(keys);
   workspace->begin(Workspace::padded<Item>(job.num_items) + Workspace::padded<Item>(job.num_splits) +
                    Workspace::padded<float>(num_parts) + Workspace::padded<Scratch>(threads) + threads * per_thread);
   job.items = workspace->take<Item>(job.num_items);
@@ -314,6 +317,7 @@ void attention(const Isa& isa, const AttentionCall& call) {
     for (float** p : {&s.part_max, &s.part_sum, &s.total_max, &s.total_sum}) *p = workspace->take<float>(rows);
     s.scores = workspace->take<float>(rows * kRangePositions);
     s.rows = workspace->take<AttentionRow>(rows);
+    s.keys = workspace->take<float>(keys);
   }
   plan(job, max_ranges, num_parts);
   run_on_pool(run, &job);
@@ -329,7 +333,7 @@ void write_kv(const WriteKVCall& call) {
       const int64_t head = item % job.cache.num_heads, first = item / job.cache.num_heads * kTokens;
       for (int64_t token = first; token < std::min(first + kTokens, job.num_tokens); ++token) {
         write_kv_row(job.cache, job.slots[token], head, job.k + token * job.k_stride + head * dim,
-                     job.v + token * job.v_stride + head * dim);
+                     job.v == nullptr ? nullptr : job.v + token * job.v_stride + head * dim);
       }
     }
   };

@@ -37,10 +37,14 @@ template <typename T>
 class Positions {
  public:
   const AttentionRange& range;
-  const int64_t half_values;
+  const bool has_rows;                        // values are the first dimensions of keys, see kv_cache.h
+  const int64_t values_offset, scales_offset;  // in a cell, in values
 
   explicit Positions(const AttentionRange& r)
-      : range(r), half_values(kv_half_bytes(*r.cache) / static_cast<int64_t>(sizeof(T))) {
+      : range(r),
+        has_rows(r.cache->latent_dim > 0),
+        values_offset(kv_values_offset(*r.cache) / static_cast<int64_t>(sizeof(T))),
+        scales_offset(kv_scales_offset(*r.cache) / static_cast<int64_t>(sizeof(T))) {
     for (int64_t position = r.begin; position < r.end; position += kBand) {
       const int64_t at = (position - r.begin) / kBand;
       cells_[at] = cell(position);
@@ -48,33 +52,39 @@ class Positions {
     }
   }
 
-  // K of dimension 0 of some neighbouring positions; the next dimension is block_size values on.
+  // K of dimension 0 of some neighbouring positions; the next dimension is k_step values on.
   const T* k(int64_t position) const { return cell_of(position) + in_block(position); }
+  int64_t k_step() const { return range.cache->block_size; }
+  // V of a position, that of the next one head_dim values on; where the cache has rows, K and V.
   const T* v(int64_t position) const {
-    return cell_of(position) + half_values + in_block(position) * range.cache->head_dim;
+    return cell_of(position) + values_offset + in_block(position) * range.cache->head_dim;
   }
   // One past the last position whose V lies behind that of `position`.
   static int64_t neighbours_end(int64_t position) { return (position / kBand + 1) * kBand; }
   // What is read a tile of positions after K (or V) of `position`: the next tile's K, then V of the range, then K of
   // the next range. Given for the first position of a block, as the address of that half of a cell; else null.
   const uint8_t* ahead(int64_t position, bool is_v) const {
-    if (position % range.cache->block_size != 0) return nullptr;
+    if (has_rows || position % range.cache->block_size != 0) return nullptr;
     int64_t next = position + kTilePositions;
     if (next >= range.end) {
       next = range.begin + position % kTilePositions + (is_v ? kRangePositions : 0);
       is_v = !is_v;
       if (next >= (is_v ? range.end : range.following_end)) return nullptr;
     }
-    const T* const from = cell(next) + (is_v ? half_values : 0);
+    const T* const from = cell(next) + (is_v ? values_offset : 0);
     return reinterpret_cast<const uint8_t*>(from);
   }
   // Bytes of K or V of a block that belong to some dimensions, or as many.
   int64_t dim_bytes(int64_t num_dims) const {
     return num_dims * range.cache->block_size * static_cast<int64_t>(sizeof(T));
   }
-  // Scales of K of neighbouring positions, then block_size values on those of V. INT8 only.
+  // Scales of K of neighbouring positions, or, where the cache has rows, of their first dimensions and, block_size values
+  // on, of the rest; and of V. INT8 only.
   const float* scales(int64_t position) const {
-    return reinterpret_cast<const float*>(cell_of(position) + 2 * half_values) + in_block(position);
+    return reinterpret_cast<const float*>(cell_of(position) + scales_offset) + in_block(position);
+  }
+  const float* value_scales(int64_t position) const {
+    return scales(position) + (has_rows ? 0 : range.cache->block_size);
   }
 
  private:
@@ -91,10 +101,64 @@ class Positions {
   }
 };
 
+// ---- keys as rows: transposed once for all rows that go over a tile ----
+
+// K of a tile's positions as floats, [head_dim][kTilePositions], in the place of what the cache has.
+class TransposedKeys {
+ public:
+  TransposedKeys(const float* keys, int64_t begin) : keys_(keys - begin) {}
+  const float* k(int64_t position) const { return keys_ + position; }
+  static int64_t k_step() { return kTilePositions; }
+  static const uint8_t* ahead(int64_t, bool) { return nullptr; }
+  static int64_t dim_bytes(int64_t) { return 0; }
+
+ private:
+  const float* keys_;
+};
+
+// Some dimensions of kLanes positions, from `row` on, to where they lie by dimension; `scales` for INT8.
+template <typename T>
+FORCE_INLINE void transpose_dims(const T* row, int64_t row_values, int64_t dim, int64_t end, const float* scales,
+                                 float* keys) {
+  for (; dim + kLanes <= end; dim += kLanes) {
+    FloatLanes square[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      square[i] = load_as<FloatLanes>(row + i * row_values + dim);
+      if constexpr (sizeof(T) == 1) square[i] *= scales[i];
+    }
+    transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) store_as_floats(keys + (dim + i) * kTilePositions, square[i]);
+  }
+  for (; dim < end; dim += 2) {
+    for (int i = 0; i < kLanes; ++i) {
+      const TwoDims pair = load_as<TwoDims>(row + i * row_values + dim);
+      for (int d = 0; d < 2; ++d) {
+        keys[(dim + d) * kTilePositions + i] = sizeof(T) == 1 ? pair[d] * scales[i] : pair[d];
+      }
+    }
+  }
+}
+
+// `first` is where some kLanes positions begin.
+template <typename T>
+void transpose_keys(const Positions<T>& at, int64_t begin, int64_t first, int64_t stop) {
+  const AttentionRange& range = at.range;
+  const int64_t dim = range.cache->head_dim, latent = range.cache->latent_dim;
+  for (int64_t position = first; position < stop; position += kLanes) {
+    float* const keys = range.keys + (position - begin);
+    const float* const scales = sizeof(T) == 1 ? at.scales(position) : nullptr;
+    transpose_dims(at.v(position), dim, 0, latent, scales, keys);
+    transpose_dims(at.v(position), dim, latent, dim, sizeof(T) == 1 ? scales + range.cache->block_size : nullptr, keys);
+  }
+}
+
 // ---- scores: R rows by P vectors of positions --------------------------------------------------------------
 
 // A step is one dimension: K of neighbouring positions, and one number of each row's query, which all lanes are
-// multiplied by. K lies transposed in its block, [head_dim][block_size], so that positions are neighbours.
+// multiplied by. K lies transposed in its block, [head_dim][block_size], so that positions are neighbours, or in the
+// tile that it was transposed into.
 //
 //   lane                     position 0     1     ..  kLanes-1    kLanes ..              (from `position` on)
 //   memory, dimension d      k[0][d]  k[1][d]  ..               | next vector            P vectors
@@ -102,12 +166,11 @@ class Positions {
 //   row r: q[r][d]           acc[r][0]: a score each lane       | acc[r][1]              acc += k * q, d = 0, 1, 2, ..
 //
 // Scores go to scores[r][position], from where weigh_row makes weights of them.
-template <int R, int P, typename T>
-void score_tile(const Positions<T>& at, int first_row, int64_t position) {
-  const AttentionRange& range = at.range;
-  const int64_t dim = range.cache->head_dim, step = range.cache->block_size;
+template <int R, int P, typename Keys>
+void score_tile(const AttentionRange& range, const Keys& at, int first_row, int64_t position) {
+  const int64_t dim = range.cache->head_dim, step = at.k_step();
   const float* q = range.q + first_row * range.stride;
-  const T* k[P];
+  decltype(at.k(position)) k[P];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) k[p] = at.k(position + p * kLanes);
   const uint8_t* next[P] = {};
@@ -139,12 +202,12 @@ void score_tile(const Positions<T>& at, int first_row, int64_t position) {
     for (int p = 0; p < P; ++p) store_as_floats(scores + r * kRangePositions + p * kLanes, acc[r][p]);
 }
 
-template <int R, typename T>
-void score_rows(const Positions<T>& at, int first_row, int64_t begin, int64_t end) {
+template <int R, typename Keys>
+void score_rows(const AttentionRange& range, const Keys& at, int first_row, int64_t begin, int64_t end) {
   for (; end - begin > (kScoreVecs - 1) * kLanes; begin += kScoreVecs * kLanes) {
-    score_tile<R, kScoreVecs>(at, first_row, begin);
+    score_tile<R, kScoreVecs>(range, at, first_row, begin);
   }
-  for (; begin < end; begin += kLanes) score_tile<R, 1>(at, first_row, begin);
+  for (; begin < end; begin += kLanes) score_tile<R, 1>(range, at, first_row, begin);
 }
 
 // ---- weights: the softmax of one row within the range ---------------------------------------------------------
@@ -203,7 +266,9 @@ void weigh_row(const Positions<T>& at, int row_idx) {
   for_each_vector(row, range.begin, range.end, [&](int64_t position, bool is_whole) {
     float* const p = scores + (position - range.begin);
     FloatLanes values = load_as<FloatLanes>(p);
-    if constexpr (sizeof(T) == 1) values *= load_as<FloatLanes>(at.scales(position));
+    if constexpr (sizeof(T) == 1) {
+      if (!at.has_rows) values *= load_as<FloatLanes>(at.scales(position));
+    }
     if (range.soft_cap > 0) values = capped(values, range.soft_cap);
     if (row.bias != nullptr) values += biases(row, position);
     if (!is_whole) {
@@ -233,7 +298,7 @@ void weigh_row(const Positions<T>& at, int row_idx) {
         }
       }
     }
-    if constexpr (sizeof(T) == 1) weights *= load_as<FloatLanes>(at.scales(position) + range.cache->block_size);
+    if constexpr (sizeof(T) == 1) weights *= load_as<FloatLanes>(at.value_scales(position));
     store_as_floats(p, weights);
   });
   float sum = 0;
@@ -293,7 +358,7 @@ FORCE_INLINE void add_dims(const Positions<T>& at, int first_row, int64_t dim, i
 template <int R, typename V, typename T>
 FORCE_INLINE void add_rest(const Positions<T>& at, int first_row, int64_t& dim, int64_t begin, int64_t end) {
   constexpr int64_t kWidth = sizeof(V) / 4;
-  if (dim + kWidth > at.range.cache->head_dim) return;
+  if (dim + kWidth > at.range.cache->value_dim()) return;
   add_dims<R, 1, V>(at, first_row, dim, begin, end);
   dim += kWidth;
 }
@@ -301,12 +366,12 @@ FORCE_INLINE void add_rest(const Positions<T>& at, int first_row, int64_t& dim, 
 // out += weight * V over positions that all R rows see.
 template <int R, typename T>
 void add_positions(const Positions<T>& at, int first_row, int64_t begin, int64_t end) {
-  const int64_t head_dim = at.range.cache->head_dim;
+  const int64_t value_dim = at.range.cache->value_dim();
   int64_t dim = 0;
-  for (; dim + kResultVecs * kLanes <= head_dim; dim += kResultVecs * kLanes) {
+  for (; dim + kResultVecs * kLanes <= value_dim; dim += kResultVecs * kLanes) {
     add_dims<R, kResultVecs, FloatLanes>(at, first_row, dim, begin, end);
   }
-  for (; dim + kLanes <= head_dim; dim += kLanes) add_dims<R, 1, FloatLanes>(at, first_row, dim, begin, end);
+  for (; dim + kLanes <= value_dim; dim += kLanes) add_dims<R, 1, FloatLanes>(at, first_row, dim, begin, end);
   if constexpr (kLanes > 8) add_rest<R, EightDims>(at, first_row, dim, begin, end);
   if constexpr (kLanes > 4) add_rest<R, FourDims>(at, first_row, dim, begin, end);
   add_rest<R, TwoDims>(at, first_row, dim, begin, end);
@@ -360,31 +425,52 @@ void add_rows(const Positions<T>& at, int first_row, int64_t begin, int64_t end)
       break;                              \
   }
 
+// What some rows see of a tile that begins there: positions [first, stop), from the beginning of a vector on.
+struct Seen {
+  int64_t first, stop;
+
+  Seen(const AttentionRange& range, int64_t begin, int first_row, int num_rows) {
+    int64_t lo = range.end;
+    stop = begin;
+    for (int r = first_row; r < first_row + num_rows; ++r) {
+      lo = range.rows[r].lo < lo ? range.rows[r].lo : lo;
+      stop = range.rows[r].stop > stop ? range.rows[r].stop : stop;
+    }
+    const int64_t last = begin + kTilePositions < range.end ? begin + kTilePositions : range.end;
+    first = lo > begin ? lo / kLanes * kLanes : begin;
+    stop = stop < last ? stop : last;
+  }
+};
+
+template <typename Keys>
+void score(const AttentionRange& range, const Keys& keys, int64_t begin, int tile_rows) {
+  for (int row = 0; row < range.num_rows; row += tile_rows) {
+    const int count = range.num_rows - row < tile_rows ? range.num_rows - row : tile_rows;
+    const Seen seen(range, begin, row, count);
+#define MOEFLOW_SCORE(R) score_rows<R>(range, keys, row, seen.first, seen.stop)
+    MOEFLOW_WITH_ROWS(count, MOEFLOW_SCORE)
+#undef MOEFLOW_SCORE
+  }
+}
+
 template <typename T>
 void attend_as(const AttentionRange& range) {
   const Positions<T> at(range);
   const int num_tiles = (range.num_rows + kMaxRows - 1) / kMaxRows;
   const int tile_rows = (range.num_rows + num_tiles - 1) / num_tiles;
   for (int64_t begin = range.begin; begin < range.end; begin += kTilePositions) {
-    for (int row = 0; row < range.num_rows; row += tile_rows) {
-      const int count = range.num_rows - row < tile_rows ? range.num_rows - row : tile_rows;
-      int64_t lo = range.end, stop = begin;
-      for (int r = row; r < row + count; ++r) {
-        lo = range.rows[r].lo < lo ? range.rows[r].lo : lo;
-        stop = range.rows[r].stop > stop ? range.rows[r].stop : stop;
-      }
-      const int64_t last = begin + kTilePositions < range.end ? begin + kTilePositions : range.end;
-      const int64_t first = lo > begin ? lo / kLanes * kLanes : begin;
-      stop = stop < last ? stop : last;
-#define MOEFLOW_SCORE(R) score_rows<R>(at, row, first, stop)
-      MOEFLOW_WITH_ROWS(count, MOEFLOW_SCORE)
-#undef MOEFLOW_SCORE
+    if (!at.has_rows) {
+      score(range, at, begin, tile_rows);
+      continue;
     }
+    const Seen seen(range, begin, 0, range.num_rows);
+    transpose_keys(at, begin, seen.first, seen.stop);
+    score(range, TransposedKeys(range.keys, begin), begin, tile_rows);
   }
   for (int row = 0; row < range.num_rows; ++row) {
     weigh_row(at, row);
     float* const out = range.out + row * range.stride;
-    for (int64_t d = 0; d < range.cache->head_dim; ++d) out[d] = 0;
+    for (int64_t d = 0; d < range.cache->value_dim(); ++d) out[d] = 0;
   }
   for (int64_t begin = range.begin; begin < range.end; begin += kTilePositions) {
     const int64_t last = begin + kTilePositions < range.end ? begin + kTilePositions : range.end;

@@ -128,6 +128,14 @@ struct OptionalField {
   const char* name;
 };
 
+// Projections that a layer points to, or None.
+struct LatentField {
+  using Argument = const LatentProjections*;
+  static void set(DecoderLayer& to, Argument value) { to.latent = value; }
+  auto argument() const { return nb::arg(name).none(); }
+  const char* name;
+};
+
 // Sequences whose count is set already, from the address of int32 [4 count + ..]: first tokens, starts, counts, table
 // offsets, block tables.
 template <typename Struct, auto... kPath>
@@ -252,9 +260,9 @@ ExpertLayer in_slots(const ExpertLayer& packed, uintptr_t slots, int64_t num_exp
 }
 
 KVCache make_kv_cache(const std::string& format, uintptr_t data, int64_t num_blocks, int64_t num_heads,
-                      int64_t block_size, int64_t head_dim) {
+                      int64_t block_size, int64_t head_dim, int64_t latent_dim) {
   if (data % 64 != 0) throw std::invalid_argument("a KV cache must be aligned to 64 bytes");
-  return KVCache{known_format(format), at<uint8_t>(data), num_blocks, num_heads, block_size, head_dim};
+  return KVCache{known_format(format), at<uint8_t>(data), num_blocks, num_heads, block_size, head_dim, latent_dim};
 }
 
 // `rows` may be null: the first ones.
@@ -330,10 +338,10 @@ void bind_memory(nb::module_& m) {
       .def(
           "__init__",
           [](KVCache* self, const std::string& format, uintptr_t data, int64_t num_blocks, int64_t num_heads,
-             int64_t block_size, int64_t head_dim) {
-            new (self) KVCache(make_kv_cache(format, data, num_blocks, num_heads, block_size, head_dim));
+             int64_t block_size, int64_t head_dim, int64_t latent_dim) {
+            new (self) KVCache(make_kv_cache(format, data, num_blocks, num_heads, block_size, head_dim, latent_dim));
           },
-          "format"_a, "data"_a, "num_blocks"_a, "num_heads"_a, "block_size"_a, "head_dim"_a);
+          "format"_a, "data"_a, "num_blocks"_a, "num_heads"_a, "block_size"_a, "head_dim"_a, "latent_dim"_a);
   m.def("pack_rows", &run_pack_rows, "weight"_a, "type"_a, "source"_a, "rows"_a, "num_rows"_a);
   m.def("quantize_rows", &run_quantize_rows, "to"_a, "type"_a, "source"_a, "num_rows"_a, "cols"_a, "importance"_a, "out"_a);
   m.def("copy_rows", &run_copy_rows, "source"_a, "rows"_a, "out"_a);
@@ -455,9 +463,34 @@ int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden,
 #define PASS_FIELD(member) \
   Field<DecoderPass, &DecoderPass::call, &DecoderCall::member> { #member }
 
+// What Python gives of a call of latent attention; the projections are a reference in LatentAttentionCall.
+void run_latent_attention(const LatentProjections& projections, const KVCache& cache, uintptr_t projected,
+                          int64_t num_tokens, int64_t num_heads, const RotaryTable& rotary, uintptr_t slots,
+                          int64_t num_sequences, uintptr_t sequences, int64_t sliding_window, uintptr_t tree_masks,
+                          float scale, uintptr_t out) {
+  struct Given {
+    Sequences sequences;
+  } given{};
+  given.sequences.count = num_sequences;
+  SequencesField<Given, &Given::sequences>::set(given, sequences);
+  WithoutGIL without_gil;
+  latent_attention(isa(), LatentAttentionCall{projections, cache, at<const float>(projected), num_tokens, num_heads,
+                                              rotary, at<const int64_t>(slots), given.sequences, sliding_window,
+                                              at<const uint64_t>(tree_masks), scale, at<float>(out)});
+}
+
 void bind_layers(nb::module_& m) {
   nb::class_<Norm> norm(m, "Norm");
   def_init(norm, FIELD(Norm, weight), FIELD(Norm, eps), FIELD(Norm, subtracts_mean), FIELD(Norm, bias));
+  nb::class_<LatentProjections> latent(m, "LatentProjections");
+  def_init(latent, OptionalField<LatentProjections, &LatentProjections::q_b>{"q_b"},
+           OptionalField<LatentProjections, &LatentProjections::q_norm>{"q_norm"},
+           FIELD(LatentProjections, latent_norm), FIELD(LatentProjections, k_b), FIELD(LatentProjections, v_b),
+           FIELD(LatentProjections, nope_dim), FIELD(LatentProjections, value_dim),
+           FIELD(LatentProjections, is_interleaved));
+  m.def("latent_attention", &run_latent_attention, "projections"_a, "cache"_a, "projected"_a, "num_tokens"_a,
+        "num_heads"_a, "rotary"_a, "slots"_a, "num_sequences"_a, "sequences"_a, "sliding_window"_a, "tree_masks"_a,
+        "scale"_a, "out"_a);
   nb::class_<MoEStageCall> stage(m, "MoEStage");
   def_init(stage, FIELD(MoEStageCall, o_proj), OptionalField<MoEStageCall, &MoEStageCall::router>{"router"},
            FIELD(MoEStageCall, layer), FIELD(MoEStageCall, routing), FIELD(MoEStageCall, o_bias),
@@ -474,7 +507,7 @@ void bind_layers(nb::module_& m) {
            FIELD(DecoderLayer, k_norm), FIELD(DecoderLayer, norm_all_heads), FIELD(DecoderLayer, clip),
            FIELD(DecoderLayer, sliding_window), FIELD(DecoderLayer, scale), FIELD(DecoderLayer, soft_cap),
            FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, norms_last),
-           FIELD(DecoderLayer, is_interleaved), FIELD(DecoderLayer, stage));
+           FIELD(DecoderLayer, is_interleaved), LatentField{"latent"}, FIELD(DecoderLayer, stage));
   nb::class_<RotaryTable> rotary(m, "RotaryTable");
   def_init(rotary, FIELD(RotaryTable, cos), FIELD(RotaryTable, sin), FIELD(RotaryTable, dim));
   using SequenceCount = Field<DecoderPass, &DecoderPass::call, &DecoderCall::sequences, &Sequences::count>;

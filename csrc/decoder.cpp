@@ -149,6 +149,12 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, 
     linear(isa, LinearCall{part, call.hidden, tokens, hidden, bias, nullptr, qkv + first, layer.input_norm, row});
     first += part.rows;
   }
+  if (layer.latent != nullptr) {
+    latent_attention(isa, LatentAttentionCall{*layer.latent, cache, qkv, tokens, layer.num_heads,
+                                              call.rotary[layer.rotary], call.slots, call.sequences,
+                                              layer.sliding_window, call.tree_masks, layer.scale, attended});
+    return;
+  }
   AttentionInputCall input{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm, layer.norm_all_heads,
                            layer.input_norm.eps, layer.clip,
                            layer.rotary < 0 ? RotaryTable{} : call.rotary[layer.rotary], call.slots};
@@ -178,7 +184,7 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
     const DecoderLayer& layer = *call.layers[i];
     const KVCache& cache = *call.caches[i];
     float* const qkv = between.qkv.at_least(tokens * layer.qkv_rows());
-    float* const attended = between.attended.at_least(tokens * layer.num_heads * cache.head_dim);
+    float* const attended = between.attended.at_least(tokens * layer.stage.o_proj.cols);
     attend(isa, call, layer, cache, qkv, attended);
     MoEStageCall stage = layer.stage;
     stage.attended = attended;

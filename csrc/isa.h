@@ -39,11 +39,12 @@ struct AttentionRange {
   const AttentionRow* rows;
   const float* q;  // [num_rows, stride], times the scale of the scores
   int64_t stride;  // head_dim or more
+  float* keys;     // [head_dim, 64]: for a tile's keys, where the cache has them as rows; else null
   float soft_cap = 0;  // c: scores become c * tanh(score / c); 0: they stay
   float* scores;   // [num_rows, kRangePositions], for the weights on the way
   // Results, not yet divided by the sum: per row the largest score m, sum of exp(score - m), and that times V.
   float *max, *sum;  // [num_rows]; sum is 0 where a row sees nothing of the range
-  float* out;        // [num_rows, stride]
+  float* out;        // [num_rows, stride], value_dim of each
 };
 
 // What an expert makes of its hidden units: x * sigmoid(x); x * Phi(x), exactly or by the usual tanh; max(x, 0). The last

@@ -25,6 +25,9 @@ struct LinearCall {
   float* out;
   Norm norm = {};               // that x goes through first
   int64_t out_stride = 0;       // floats from a row of out, and of residual, to the next; 0: n
+  // With several heads each one has a matrix of its own, [head_rows, k], one below the other, filled up to whole bands;
+  // neither bias nor residual. Floats from a head of x, and of out, to the next.
+  int64_t num_heads = 1, head_rows = 0, x_head_stride = 0, out_head_stride = 0;
 };
 void linear(const Isa& isa, const LinearCall& call);
 
@@ -99,7 +102,8 @@ struct WriteKVCall {
   KVCache cache;
   int64_t num_tokens;
   const int64_t* slots;  // [num_tokens]: block * block_size + offset
-  const float *k, *v;    // [num_tokens, KV heads, head_dim], rows k_stride and v_stride floats apart
+  const float *k, *v;    // [num_tokens, KV heads, head_dim], rows k_stride and v_stride floats apart; v may be null
+                         // where values are the first dimensions of keys
   int64_t k_stride, v_stride;
 };
 void write_kv(const WriteKVCall& call);
@@ -138,7 +142,7 @@ struct AttentionCall {
   Sequences sequences;
   int64_t sliding_window;      // 0: none
   const uint64_t* tree_masks;  // [T], or null
-  float* out;                  // [T, num_heads * head_dim]
+  float* out;                  // [T, num_heads * value_dim]
   float scale = 0;                   // of the scores; 0: head_dim^-0.5
   const int32_t* lengths = nullptr;  // [sequences], or null: causal
   // [num_heads, 2 * bias_reach + 1], added to a score by how far the key lies behind the query, from -bias_reach on;
@@ -194,6 +198,35 @@ struct AttentionInputCall {
 constexpr int64_t kMaxInterleaved = 2048;  // dimensions that are rotated so
 void attention_input(const Isa& isa, const AttentionInputCall& call);
 
+// Latent attention: keys and values of all heads are up-projections of one latent a token. Queries are multiplied by that
+// of keys, so that they meet latents, and what is attended to, which is latents, by that of values.
+struct LatentProjections {
+  Matrix q_b;                // [num_heads * (nope_dim + rotary), q rank]; without data: queries are projected at once
+  Norm q_norm;               // of what goes into q_b
+  Norm latent_norm;
+  Matrix k_b;                // of each head [latent_dim, nope_dim], filled up to whole bands
+  Matrix v_b;                // of each head [value_dim, latent_dim], likewise
+  int64_t nope_dim, value_dim;  // of a head: of queries what is not rotated; of values
+  bool is_interleaved;       // rotary positions rotate neighbours against each other, else halves
+};
+
+// All between the first projections and the output projection. The cache has one head: latents, then rotary keys.
+struct LatentAttentionCall {
+  const LatentProjections& projections;
+  KVCache cache;
+  // [num_tokens, (q rank, or num_heads * (nope_dim + rotary)) + head_dim]: queries, latents, rotary keys
+  const float* projected;
+  int64_t num_tokens, num_heads;
+  RotaryTable rotary;    // of all rotary dimensions: head_dim - latent_dim
+  const int64_t* slots;  // [num_tokens]
+  Sequences sequences;
+  int64_t sliding_window;      // as in AttentionCall, and what follows
+  const uint64_t* tree_masks;
+  float scale;  // of the scores
+  float* out;   // [num_tokens, num_heads * value_dim]
+};
+void latent_attention(const Isa& isa, const LatentAttentionCall& call);
+
 // What follows attention in a layer of experts, in one call: out = h (+ shared(norm(h))) + experts(norm(h)), where
 // h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as `routing` says.
 struct MoEStageCall {
@@ -228,7 +261,8 @@ void shared_stage(const Isa& isa, const MoEStageCall& call);
 
 // A layer: norm, QKV projection, attention, and what MoEStageCall says. All norms of a model share `eps`.
 struct DecoderLayer {
-  std::vector<Matrix> qkv;  // one or more, one below the other: [(num_heads + 2 KV heads) * head_dim, hidden]
+  // One or more, one below the other: [(num_heads + 2 KV heads) * head_dim, hidden], or with `latent` as it says.
+  std::vector<Matrix> qkv;
   const float* qkv_bias;    // or null
   Norm input_norm;
   int64_t num_heads;
@@ -242,6 +276,7 @@ struct DecoderLayer {
   int64_t rotary;      // which of the pass's tables it rotates by; -1: it does not
   bool norms_last = false;  // as in AttentionInputCall, and the next one
   bool is_interleaved = false;
+  const LatentProjections* latent = nullptr;  // or null
   MoEStageCall stage;  // its weights; the rest is filled in
 
   int64_t hidden() const { return qkv.front().cols; }

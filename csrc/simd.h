@@ -80,6 +80,27 @@ FORCE_INLINE float sum_lanes(Vec v) {
   return v[0];
 }
 
+// Turn a square of numbers: lane j of vector i becomes lane i of vector j.
+FORCE_INLINE void transpose(FloatLanes (&rows)[kLanes]) {
+  IntLanes low = {}, high = {};  // the lower halves of two vectors in turn, and the upper ones
+#pragma GCC unroll 16
+  for (int lane = 0; lane < kLanes; ++lane) {
+    low[lane] = lane / 2 + lane % 2 * kLanes;
+    high[lane] = low[lane] + kLanes / 2;
+  }
+#pragma GCC unroll 4
+  for (int round = 1; round < kLanes; round *= 2) {
+    FloatLanes next[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);
+      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+  }
+}
+
 // ---- lane by lane ----
 
 // exp by range reduction and a polynomial (Cephes' expf): about 2 units in the last place, the same in every lane.

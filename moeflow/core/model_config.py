@@ -58,6 +58,27 @@ class AttentionKind:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Keys and values as up-projections of one latent a token, which is what is kept of it (MLA, 2405.04434).
+
+    All heads share a rotary key beside it. The model's one KV head is latent and rotary key side by side, of which the
+    latent is the value, too; `head_dim` is the width of both.
+    """
+
+    q_lora_rank: int | None  # None: queries are projected at once, else down to so many and up again
+    kv_lora_rank: int  # the latent
+    nope_head_dim: int  # of a head's queries and keys what is not rotated,
+    rope_head_dim: int  # and what is
+    value_head_dim: int
+    norm_eps: float  # of the norms of what is projected down
+
+    @property
+    def query_dim(self) -> int:
+        """Dimensions of a head's query as it is projected."""
+        return self.nope_head_dim + self.rope_head_dim
+
+
+@dataclass(frozen=True, slots=True)
 class RelativePositions:
     """Positions as learned additions to attention's scores, by distance, in buckets (T5, 1910.10683)."""
 
@@ -117,6 +138,7 @@ class ModelConfig:
     has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
     has_post_norms: bool = False  # what attention and networks return is normalised before it is added, too
+    latent: LatentAttention | None = None  # None: queries, keys and values are projected at once
     mlp_bias: bool = False
     lm_head_bias: bool = False
     sparsemixer_jitter: float | None = None  # of routers that choose as SparseMixer does; None: they do not
@@ -154,6 +176,35 @@ class ModelConfig:
         if not self.attention_kinds:
             return () if self.rope is None else (self.rope,)
         return tuple(dict.fromkeys(kind.rope for kind in self.attention_kinds if kind.rope is not None))
+
+    @property
+    def latent_dim(self) -> int:
+        """How many dimensions of a key are its value, too; 0: values are stored by themselves."""
+        return 0 if self.latent is None else self.latent.kv_lora_rank
+
+    @property
+    def attended_size(self) -> int:
+        """Columns of a layer's output projection."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_head_dim)
+
+    @property
+    def attention_input_values(self) -> int:
+        """Weights of one attention's projections of queries, keys and values."""
+        latent = self.latent
+        if latent is None:
+            return self.hidden_size * self.head_dim * (self.num_heads + 2 * self.num_kv_heads)
+        queries = self.num_heads * latent.query_dim
+        rank = latent.q_lora_rank
+        q_values = self.hidden_size * queries if rank is None else rank * (self.hidden_size + queries)
+        return q_values + self.hidden_size * self.head_dim + self.latent_values
+
+    @property
+    def latent_values(self) -> int:
+        """Of these the up-projection from latents, which each pass applies to queries and to what is attended to."""
+        latent = self.latent
+        if latent is None:
+            return 0
+        return self.num_heads * (latent.nope_head_dim + latent.value_head_dim) * latent.kv_lora_rank
 
     @property
     def keeps_only_kv(self) -> bool:
@@ -214,7 +265,7 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         """Parameters of all layers and embeddings, norms left out (under 0.1%)."""
-        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        attention = self.attention_input_values + self.hidden_size * self.attended_size
         matrices = self.num_ffn_matrices * self.hidden_size
         num_moe = self.num_moe_layers
         num_dense = self.num_layers + self.num_encoder_layers - num_moe
@@ -238,7 +289,8 @@ class ModelConfig:
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
         """Return what one token's keys and values take over all layers, in bytes."""
         value_bytes, scale_bytes = KV_FORMATS[kv_dtype]
-        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * value_bytes + scale_bytes)
+        num_rows = 2 if self.latent is None else 1  # keys and values, or both in one
+        return self.num_layers * self.num_kv_heads * (num_rows * self.head_dim * value_bytes + 2 * scale_bytes)
 
 
 class ConfigReader:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class KVStorage:
     """K and V of all layers, or of those of a stage, in blocks of `block_size` tokens."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # sizes
         self,
         *,
         layers: range,
@@ -36,17 +36,24 @@ class KVStorage:
         head_dim: int,
         dtype: DType | str,
         device: Device,
+        latent_dim: int = 0,
         gives_back: bool = False,
     ) -> None:
         """Allocate zeroed storage for layers of these numbers; in main memory, what is not written yet takes no room.
 
-        `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head. `device` None: only kernels
-        of the CPU extension read it. With `gives_back`, in main memory, blocks are taken and given back a few at a
-        time: pages are small, which costs the kernels some speed.
+        `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head. `latent_dim` is how many
+        dimensions of a key are its value, too; 0: values are stored by themselves, as wide as keys. `device` None: only
+        kernels of the CPU extension read it. With `gives_back`, in main memory, blocks are taken and given back a few
+        at a time: pages are small, which costs the kernels some speed.
 
         Raises: CapacityError if the device lacks the memory.
         """
-        shape = {"num_kv_heads": num_kv_heads, "block_size": block_size, "head_dim": head_dim}
+        shape = {
+            "num_kv_heads": num_kv_heads,
+            "block_size": block_size,
+            "head_dim": head_dim,
+            "latent_dim": latent_dim,
+        }
         self._cell_bytes = kv_block_bytes(dtype, **shape)  # of a block in one layer
         self.num_blocks = num_blocks
         self.block_size = block_size

@@ -18,6 +18,7 @@ from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.arrays import copy_into
+from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weights import PackedRows
 from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.decoder import CausalLM
@@ -223,7 +224,9 @@ def fill_in_threads(
 
 
 def _take_over(checkpoint: Checkpoint, piece: _Piece, importance: Importance) -> int:
-    if not isinstance(piece.destination, PackedRows):
+    if isinstance(piece.destination, PackedUpProjection):
+        piece.destination.fill(checkpoint.read(piece.name))
+    elif not isinstance(piece.destination, PackedRows):
         copy_into(piece.destination, checkpoint.read(piece.name))
     else:
         stored = checkpoint.read_rows(piece.name, piece.start, piece.stop)

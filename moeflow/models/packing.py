@@ -25,6 +25,7 @@ from moeflow.checkpoint.packed.weight_memory import LaidOutMemory, NotedMemory, 
 from moeflow.checkpoint.packed.writer import OnBytes, SlabWriter, build_packed_weights_file
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.arrays import FLOAT32, address, dtype_name
+from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedRows, expert_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import WeightFormat
@@ -197,6 +198,8 @@ def _places(model: LanguageModel, memory: NotedMemory) -> list[tuple[str, int, i
     def place(destination: Destination) -> tuple[int, int, int]:
         if isinstance(destination, PackedRows):
             begin, first_row = address(destination.weight.storage), int(destination.numbers[0])
+        elif isinstance(destination, PackedUpProjection):
+            begin, first_row = address(destination.keys.storage), 0
         else:
             begin, first_row = address(destination), 0
         at = bisect_right(starts, begin) - 1
@@ -208,6 +211,8 @@ def _places(model: LanguageModel, memory: NotedMemory) -> list[tuple[str, int, i
 def _form(destination: Destination) -> str:
     if isinstance(destination, PackedRows):
         return destination.weight.format
+    if isinstance(destination, PackedUpProjection):
+        return destination.keys.format
     return f"torch.{dtype_name(destination.dtype)}"  # as all files have it
 
 

@@ -147,6 +147,7 @@ def _formats(choice: WeightChoice, settings: Settings, *, has_device: bool) -> F
         routers=choice.routers,
         head=choice.head,
         layers=choice.layers,
+        is_wide=choice.is_exact,
     )
 
 

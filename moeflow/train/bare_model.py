@@ -72,6 +72,7 @@ def sequences_context(
         block_size=BLOCK_SIZE,
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
+        latent_dim=model.config.latent_dim,
         dtype=model.dtype,
         device=model.device,
     )

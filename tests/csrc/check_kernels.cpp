@@ -247,6 +247,37 @@ void check_linear(const Isa& isa, bool is_wide) {
   }
 }
 
+// Heads with matrices of their own, whose rows are filled up to whole bands: as one product a head.
+void check_linear_of_heads(const Isa& isa) {
+  constexpr int64_t kHeads = 3;
+  for (const Format format : kFormats) {
+    for (const auto& [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 31}, {15, 33}, {32, 64}, {70, 40}}) {
+      const int64_t band_rows = round_up(outputs, kBand);
+      const Weight weight = random_weight(format, kHeads * band_rows, inputs);
+      for (const int64_t rows : {0, 1, 7, 97}) {
+        const int64_t x_stride = kHeads * (inputs + 2), out_stride = kHeads * (outputs + 1);
+        const Floats x = random_floats(rows * x_stride);
+        Floats out(rows * out_stride), alone(rows * outputs);
+        LinearCall call{weight.matrix, x.data(), rows, x_stride, nullptr, nullptr, out.data()};
+        call.out_stride = out_stride, call.num_heads = kHeads, call.head_rows = outputs;
+        call.x_head_stride = inputs + 2, call.out_head_stride = outputs + 1;
+        linear(isa, call);
+        for (int64_t head = 0; head < kHeads; ++head) {
+          Matrix own = weight.matrix;
+          own.rows = outputs;
+          own.data = weight.matrix.band(head * band_rows / kBand);
+          linear(isa, {own, x.data() + head * (inputs + 2), rows, x_stride, nullptr, nullptr, alone.data()});
+          for (int64_t row = 0; row < rows; ++row) {
+            const float* const got = out.data() + row * out_stride + head * (outputs + 1);
+            expect(std::memcmp(got, alone.data() + row * outputs, outputs * 4) == 0, "a head beside others");
+            expect(got[outputs] == 0, "what lies between heads");
+          }
+        }
+      }
+    }
+  }
+}
+
 // Random codes and small scales. Numbers are of either sign: fp16 from 1/128 to 1/64, bfloat16 from 1/128 to 1/32;
 // MXFP4's are eight powers of two. Zero points are up to one more than codes.
 void make_numbers_valid(const BlockKind& kind, uint8_t* block) {
@@ -540,8 +571,8 @@ void check_experts(const Isa& isa) {
 // ---- attention ----
 
 struct Cache {
-  Cache(Format format, int64_t blocks, int64_t heads, int64_t block_size, int64_t dim)
-      : cache{format, nullptr, blocks, heads, block_size, dim}, storage(blocks * heads * kv_cell_bytes(cache)) {
+  Cache(Format format, int64_t blocks, int64_t heads, int64_t block_size, int64_t dim, int64_t latent = 0)
+      : cache{format, nullptr, blocks, heads, block_size, dim, latent}, storage(blocks * heads * kv_cell_bytes(cache)) {
     cache.data = storage.get();
   }
   KVCache cache;
@@ -549,14 +580,16 @@ struct Cache {
 };
 
 // Two sequences: one begins with this pass, the other has `start` tokens in the cache; block tables run backwards.
+// With `latent`, values are the first so many dimensions of keys.
 void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, int64_t window, bool has_tree,
-                     float soft_cap = 0, bool has_sinks = false) {
+                     float soft_cap = 0, bool has_sinks = false, int64_t latent = 0) {
   constexpr int64_t kHeads = 4, kKVHeads = 2, kBlockSize = 16;
+  const int64_t value_dim = latent > 0 ? latent : dim;
   const int64_t counts[] = {37, 3}, starts[] = {0, start};
   int32_t table_offsets[2], counts32[2], starts32[2], first_tokens[] = {0, static_cast<int32_t>(counts[0])};
   std::vector<int32_t> tables;
   int32_t next_block = static_cast<int32_t>((counts[0] + counts[1] + start) / kBlockSize + 2);
-  Cache cache(format, next_block, kKVHeads, kBlockSize, dim);
+  Cache cache(format, next_block, kKVHeads, kBlockSize, dim, latent);
   const int64_t num_tokens = counts[0] + counts[1];
   const Floats q = random_floats(num_tokens * kHeads * dim), sinks = random_floats(kHeads);
   Floats keys[2], values[2];
@@ -570,7 +603,9 @@ void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, 
     for (int64_t p = 0; p < stop; ++p) {
       slots.push_back(tables[table_offsets[s] + p / kBlockSize] * kBlockSize + p % kBlockSize);
     }
-    write_kv({cache.cache, stop, slots.data(), keys[s].data(), values[s].data(), kKVHeads * dim, kKVHeads * dim});
+    if (latent > 0) values[s] = keys[s];
+    write_kv({cache.cache, stop, slots.data(), keys[s].data(), latent > 0 ? nullptr : values[s].data(), kKVHeads * dim,
+              kKVHeads * dim});
   }
   std::vector<uint64_t> masks(num_tokens);
   for (uint64_t& mask : masks) mask = ~(static_cast<uint64_t>(generator()) << 20);
@@ -580,12 +615,12 @@ void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, 
     if (has_tree) return bit < 0 || (masks[token] >> bit & 1) != 0;
     return window == 0 || position > own - window;
   };
-  std::vector<double> want(num_tokens * kHeads * dim);
+  std::vector<double> want(num_tokens * kHeads * value_dim);
   for (int64_t token = 0; token < num_tokens; ++token) {
     const int s = token >= counts[0];
     for (int64_t head = 0; head < kHeads; ++head) {
       double sum = 0;
-      double* const out = want.data() + (token * kHeads + head) * dim;
+      double* const out = want.data() + (token * kHeads + head) * value_dim;
       for (int64_t p = 0; p < starts[s] + counts[s]; ++p) {
         if (!sees(s, token, p)) continue;
         const int64_t at = (p * kKVHeads + head / (kHeads / kKVHeads)) * dim;
@@ -595,13 +630,13 @@ void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, 
         if (soft_cap > 0) score = soft_cap * std::tanh(score / soft_cap);
         const double weight = std::exp(score);
         sum += weight;
-        for (int64_t d = 0; d < dim; ++d) out[d] += weight * values[s][at + d];
+        for (int64_t d = 0; d < value_dim; ++d) out[d] += weight * values[s][at + d];
       }
       if (has_sinks) sum += std::exp(static_cast<double>(sinks[head]));
-      for (int64_t d = 0; d < dim && sum > 0; ++d) out[d] /= sum;
+      for (int64_t d = 0; d < value_dim && sum > 0; ++d) out[d] /= sum;
     }
   }
-  Floats out(num_tokens * kHeads * dim);
+  Floats out(num_tokens * kHeads * value_dim);
   AttentionCall call{cache.cache, q.data(), kHeads * dim, kHeads,
                      Sequences{2, first_tokens, starts32, counts32, table_offsets, tables.data()}, window,
                      has_tree ? masks.data() : nullptr, out.data()};
@@ -619,6 +654,7 @@ void check_attention(const Isa& isa) {
         check_attention(isa, format, start, dim, 20, false);
         check_attention(isa, format, start, dim, 0, true);
         check_attention(isa, format, start, dim, 20, false, 2.0f, true);
+        check_attention(isa, format, start, dim, 0, true, 0, false, dim / 4 * 2 + 2);
       }
     }
   }
@@ -1037,6 +1073,7 @@ int main(int argc, char** argv) {
       set_num_threads(count);
       check_linear(isa, false);
       check_linear(isa, true);
+      check_linear_of_heads(isa);
       check_blocks(isa);
       check_norm_before_linear(isa);
       check_experts(isa);

@@ -9,8 +9,13 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
 
 
-def make_blocks(num_blocks, *, dtype=torch.float32, block_size=16, num_kv_heads=2, head_dim=8):
-    shape = {"num_kv_heads": num_kv_heads, "block_size": block_size, "head_dim": head_dim}
+def make_blocks(num_blocks, *, dtype=torch.float32, block_size=16, num_kv_heads=2, head_dim=8, latent_dim=0):
+    shape = {
+        "num_kv_heads": num_kv_heads,
+        "block_size": block_size,
+        "head_dim": head_dim,
+        "latent_dim": latent_dim,
+    }
     return KVBlocks(allocate_lazily(num_blocks * kv_block_bytes(dtype, **shape)), dtype, **shape)
 
 
@@ -18,9 +23,22 @@ class Pass:
     """Sequences with random K and V, part of them in the cache already, the rest in this pass."""
 
     def __init__(
-        self, spans, *, heads=(4, 2), head_dim=8, block_size=4, seed=0, dtype=torch.float32, kv_dtype=None, masks=None
+        self,
+        spans,
+        *,
+        heads=(4, 2),
+        head_dim=8,
+        latent_dim=0,
+        block_size=4,
+        seed=0,
+        dtype=torch.float32,
+        kv_dtype=None,
+        masks=None,
     ):
-        """Take (start, num_tokens) of each sequence; masks: a list of tree masks, or None, for each."""
+        """Take (start, num_tokens) of each sequence; masks: a list of tree masks, or None, for each.
+
+        With `latent_dim`, values are the first so many dimensions of keys.
+        """
         torch.manual_seed(seed)
         self.spans = spans
         self.block_size = block_size
@@ -29,6 +47,9 @@ class Pass:
         stops = [start + count for start, count in spans]
         self.keys = [torch.randn(stop, num_kv_heads, head_dim).to(dtype) for stop in stops]
         self.values = [torch.randn(stop, num_kv_heads, head_dim).to(dtype) for stop in stops]
+        self.latent_dim = latent_dim
+        if latent_dim:
+            self.values = [keys[..., :latent_dim] for keys in self.keys]
         self.queries = [torch.randn(count, num_heads, head_dim).to(dtype) for _, count in spans]
         needs = [-(-stop // block_size) for stop in stops]
         ids = list(range(sum(needs) + 3))
@@ -40,6 +61,7 @@ class Pass:
             block_size=block_size,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            latent_dim=latent_dim,
         )
 
     def slots(self, i, positions):
@@ -49,9 +71,10 @@ class Pass:
         )
 
     def write(self, write):
-        """Put all K and V into the cache: write(k, v, slots)."""
+        """Put all K and V into the cache: write(k, v, slots), v being None where values are a part of keys."""
         for i, (start, count) in enumerate(self.spans):
-            write(self.keys[i], self.values[i], self.slots(i, range(start + count)))
+            values = None if self.latent_dim else self.values[i]
+            write(self.keys[i], values, self.slots(i, range(start + count)))
 
     def metadata(self):
         masks = None
@@ -82,7 +105,7 @@ class Pass:
         count = self.spans[i][1]
         num_heads, head_dim = self.queries[i].shape[1:]
         share = num_heads // self.keys[i].shape[1]
-        out = torch.empty(count, num_heads, head_dim, dtype=torch.float64)
+        out = torch.empty(count, num_heads, self.values[i].shape[-1], dtype=torch.float64)
         for token in range(count):
             seen = torch.tensor(self.sees(i, token, window))
             for head in range(num_heads):

@@ -50,8 +50,9 @@ SHAPE = {
 
 def layouts_of(config: ModelConfig, num_ranks: int) -> list[dict[str, str]]:
     """Return the ways in which so many ranks can share a model."""
-    found = product(["expert", "sliced"] if num_ranks <= config.num_experts else ["sliced"], ["replicated", "tensor"])
-    return [{"expert_layout": of_experts, "attention_layout": of_heads} for of_experts, of_heads in found]
+    of_heads = ["replicated", "tensor"] if config.latent is None else ["replicated"]
+    found = product(["expert", "sliced"] if num_ranks <= config.num_experts else ["sliced"], of_heads)
+    return [{"expert_layout": experts, "attention_layout": attention} for experts, attention in found]
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class Cache:
             block_size=block_size,
             num_kv_heads=config.num_kv_heads if num_kv_heads is None else num_kv_heads,
             head_dim=config.head_dim,
+            latent_dim=config.latent_dim,
             dtype=model.dtype,
             device=CPU,
         )

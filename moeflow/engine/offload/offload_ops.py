@@ -16,6 +16,7 @@ import torch
 from moeflow.core.hardware import DEVICE
 from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import MicroBatch
+from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.pipeline.devices.offload_device import OffloadDevice
@@ -45,7 +46,8 @@ class OffloadOps:
         """`halves[i]` are layer i with its experts in the one half of the weight buffer, and in the other."""
         self.micro_batches: Sequence[MicroBatch] = ()
         self._model = model
-        self._on_host = [layer.self_attn.on_host() for layer in model.layers]
+        self._attentions = [_per_head(layer) for layer in model.layers]
+        self._on_host = [attention.on_host() for attention in self._attentions]
         self._halves = halves
         self._weights = weights
         self._kv = kv
@@ -136,7 +138,7 @@ class OffloadOps:
             blocks, places = self._kv.window(layer, micro_batch.number), micro_batch.in_window
         with self._computing("device_attention", layer, micro_batch) as cost:
             qkv = micro_batch.tensors.pop("qkv")
-            attention = self._model.layers[layer].self_attn
+            attention = self._attentions[layer]
             micro_batch.tensors["attended"] = attention.attend_over(blocks, qkv, places.rotary, places.attention)
         return cost
 
@@ -224,3 +226,8 @@ def _layer(task: Task) -> int:
 def total(works: Sequence[Work]) -> Cost:
     """Return what works cost together."""
     return Cost(int(sum(work.num_bytes for work in works)), int(sum(work.num_flops for work in works)))
+
+
+def _per_head(layer: DecoderLayer) -> Attention:
+    assert isinstance(layer.self_attn, Attention), "latent attention is not run on devices"
+    return layer.self_attn

@@ -20,6 +20,8 @@ from moeflow.core.offload_config import OffloadConfig
 from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import Side, cut_pass
 from moeflow.engine.offload.shared_expert_ops import SharedExpertOps
+from moeflow.kernels.cpu.latent_weights import PackedUpProjection
+from moeflow.kernels.cpu.packed_weights import PackedRows
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -207,7 +209,7 @@ def _bytes_outside_experts(model: CausalLM) -> int:
     experts = {address for layer in model.layers for address in _expert_addresses(layer)}
     sizes: dict[int, int] = {}
     for _, destination in model.named_weights():
-        weight = destination if isinstance(destination, Tensor) else destination.weight.storage
+        weight = _memory(destination)
         if weight.data_ptr() not in experts:
             sizes[weight.data_ptr()] = weight.nbytes
     return sum(sizes.values())
@@ -220,4 +222,9 @@ def _expert_addresses(layer: DecoderLayer) -> Iterator[int]:
         return
     parts: Sequence[tuple[Destination, ...]] = experts.parts()
     for part in chain.from_iterable(parts):
-        yield (part if isinstance(part, Tensor) else part.weight.storage).data_ptr()
+        yield _memory(part).data_ptr()
+
+
+def _memory(destination: Destination) -> Tensor:
+    assert not isinstance(destination, PackedUpProjection), "latent attention is not run on devices"
+    return destination.weight.storage if isinstance(destination, PackedRows) else destination

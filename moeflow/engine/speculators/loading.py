@@ -64,6 +64,7 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
         block_size=config.scheduler.block_size,
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
+        latent_dim=model.config.latent_dim,
         dtype=draft.kv_dtype,
         device="cpu",
         gives_back=config.experts is not None,

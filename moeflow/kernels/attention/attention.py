@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def write_kv(k: Tensor, v: Tensor, blocks: KVBlocks, slots: Tensor) -> None:
-    """Store K and V of tokens. Shapes: k and v [T, KV, D], slots [T] int64: block * block_size + offset."""
-    if cpu_attention.fits(k, blocks) and cpu_attention.fits(v, blocks):
+def write_kv(k: Tensor, v: Tensor | None, blocks: KVBlocks, slots: Tensor) -> None:
+    """Store K and V of tokens, or K alone where values are a part of it.
+
+    Shapes: k and v [T, KV, D], slots [T] int64: block * block_size + offset.
+    """
+    if cpu_attention.fits(k, blocks) and (v is None or cpu_attention.fits(v, blocks)):
         cpu_attention.write_kv(k, v, blocks, slots)
     else:
         blocks.write(slots, k, v)
@@ -34,7 +37,7 @@ def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Sco
 
     Neither a window nor trees go with `metadata.lengths`.
 
-    Shapes: q [T, Q, D] -> [T, Q * D].
+    Shapes: q [T, Q, D] -> [T, Q * D], or as wide as values are.
     """
     if cpu_attention.fits(q, blocks):
         return cpu_attention.attend(q, blocks, metadata, scores)
@@ -48,7 +51,7 @@ def attend_reference(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, s
     plan = metadata.plan(scores.sliding_window, q.dtype)
     if plan.is_one_group:
         return _decode(q, blocks, plan.groups[0], scores).flatten(1)
-    out = q.new_empty(q.shape)
+    out = q.new_empty(*q.shape[:2], blocks.value_dim)
     for chunk in plan.chunks:
         out[chunk.tokens] = _prefill(q[chunk.tokens], blocks, chunk, scores)
     for group in plan.groups:
@@ -57,7 +60,7 @@ def attend_reference(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, s
 
 
 def _attend_by_sequence(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores) -> Tensor:
-    out, bias = q.new_empty(q.shape), scores.bias
+    out, bias = q.new_empty(*q.shape[:2], blocks.value_dim), scores.bias
     lengths = metadata.lengths or [None] * len(metadata.spans)
     for span, length in zip(metadata.spans, lengths, strict=True):
         tokens = slice(span.first_token, span.first_token + span.num_tokens)
@@ -79,10 +82,10 @@ def _attend_by_sequence(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata
 
 
 def _decode(q: Tensor, blocks: KVBlocks, group: DecodeGroup, scores: Scores) -> Tensor:
-    """Attend from one query per sequence: q [R, Q, D] -> [R, Q, D]."""
+    """Attend from one query per sequence: q [R, Q, D] -> [R, Q, value_dim]."""
     num_rows, num_heads, head_dim = q.shape
     keys, values = (
-        half.view(len(half), num_rows, -1, head_dim).transpose(0, 1)[:, :, : group.length]
+        half.view(len(half), num_rows, -1, half.shape[-1]).transpose(0, 1)[:, :, : group.length]
         for half in blocks.read(group.blocks, q.dtype)
     )
     if _is_plain(scores):
@@ -91,11 +94,11 @@ def _decode(q: Tensor, blocks: KVBlocks, group: DecodeGroup, scores: Scores) -> 
         out = _weighted_values(q, keys, values, group.mask, scores)
     else:
         out = _weighted_values(q[:, :, None], keys, values, group.mask, scores)
-    return out.reshape(num_rows, num_heads, head_dim)
+    return out.reshape(num_rows, num_heads, blocks.value_dim)
 
 
 def _prefill(q: Tensor, blocks: KVBlocks, chunk: PrefillChunk, scores: Scores) -> Tensor:
-    """Attend from the tokens of one sequence: q [n, Q, D] -> [n, Q, D]."""
+    """Attend from the tokens of one sequence: q [n, Q, D] -> [n, Q, value_dim]."""
     keys, values = (half[None, :, : chunk.length] for half in blocks.read(chunk.blocks, q.dtype))
     out = _weighted_values(q.transpose(0, 1).unsqueeze(0), keys, values, chunk.mask, scores, chunk.mask is None)
     return out.squeeze(0).transpose(0, 1)
@@ -111,7 +114,7 @@ def _weighted_values(
 ) -> Tensor:
     """Attend from all of q to what a mask leaves of all positions.
 
-    Shapes: q [B, Q, n, D], keys and values [B, KV, S, D], mask, added to scores, [.., n, S] -> [B, Q, n, D].
+    Shapes: q [B, Q, n, D], keys [B, KV, S, D], values [B, KV, S, V], mask, added to scores, [.., n, S] -> [B, Q, n, V].
     """
     if _is_plain(scores):
         return torch.nn.functional.scaled_dot_product_attention(

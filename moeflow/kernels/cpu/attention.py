@@ -23,8 +23,12 @@ def fits(x: Array, blocks: KVBlocks) -> bool:
     return blocks.handle is not None and is_float32(x) and x.stride()[1:] == (blocks.head_dim, 1)
 
 
-def write_kv(k: Array, v: Array, blocks: KVBlocks, slots: Array) -> None:
-    """Store K and V of tokens. Shapes: k and v [T, KV, D], slots [T] int64."""
+def write_kv(k: Array, v: Array | None, blocks: KVBlocks, slots: Array) -> None:
+    """Store K and V of tokens, or K alone where values are a part of it.
+
+    Shapes: k and v [T, KV, D], slots [T] int64.
+    """
+    assert (v is None) == (blocks.latent_dim > 0)
     _cpu.write_kv(
         cache=blocks.handle,
         num_tokens=len(slots),
@@ -32,19 +36,19 @@ def write_kv(k: Array, v: Array, blocks: KVBlocks, slots: Array) -> None:
         k=address(k),
         k_stride=row_stride(k),
         v=address(v),
-        v_stride=row_stride(v),
+        v_stride=0 if v is None else row_stride(v),
     )
 
 
 def attend(q: Array, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores = PLAIN) -> Array:
     """Attend from each token to what it sees of its sequence; see `kernels.attention.attention.attend`."""
-    num_tokens, num_heads, head_dim = q.shape
+    num_tokens, num_heads, _ = q.shape
     bias = scores.bias
     if bias is not None:
         check_floats(bias, (num_heads, bias.shape[1]))
     if scores.sinks is not None:
         check_floats(scores.sinks, (num_heads,))
-    out = floats_like(q, num_tokens, num_heads * head_dim)
+    out = floats_like(q, num_tokens, num_heads * blocks.value_dim)
     _cpu.attention(
         cache=blocks.handle,
         q=address(q),

@@ -17,6 +17,7 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.cpu.latent_attention import PackedLatents
 from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.cpu.row_ops import check_rotary
 from moeflow.kernels.cpu.stages import MoEStage, bind_norm
@@ -38,11 +39,25 @@ class PackedLayer:
     scores: Scores  # without a bias
     rotary: int | None  # which of a pass's tables it rotates by; None: it does not
     stage: MoEStage  # what follows attention
+    latents: PackedLatents | None = None  # of latent attention: `heads` are then those that meet latents
 
     @property
     def hidden(self) -> int:
         """The size of hidden states."""
         return self.qkv[0].cols
+
+    @property
+    def qkv_rows(self) -> int:
+        """Values of a token that `qkv` has to make."""
+        heads = self.heads
+        if self.latents is not None:
+            return self.latents.projected_size
+        return (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+
+    @property
+    def attended_size(self) -> int:
+        """Values of a token that attention returns."""
+        return self.heads.num_heads * (self.heads.head_dim if self.latents is None else self.latents.heads.value_dim)
 
 
 # (input [T, H], topk_ids [T, K], topk_weights [T, K], residual [T, H]) -> residual plus each token's experts [T, H]
@@ -182,8 +197,7 @@ class PackedPass:
 
 def _bind(layer: PackedLayer) -> object:
     heads, stage = layer.heads, layer.stage
-    row = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
-    if sum(part.rows for part in layer.qkv) != row or stage.o_proj.cols != heads.num_heads * heads.head_dim:
+    if sum(part.rows for part in layer.qkv) != layer.qkv_rows or stage.o_proj.cols != layer.attended_size:
         raise ValueError(f"{layer.qkv}, {heads} and {stage.o_proj} do not fit together")
     scores = layer.scores
     assert scores.bias is None, "a layer with relative positions is no decoder's"
@@ -205,5 +219,6 @@ def _bind(layer: PackedLayer) -> object:
         rotary=-1 if layer.rotary is None else layer.rotary,
         norms_last=heads.norms_last,
         is_interleaved=heads.is_interleaved,
+        latent=None if layer.latents is None else layer.latents.handle,
         stage=stage.handle,
     )

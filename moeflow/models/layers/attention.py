@@ -126,6 +126,10 @@ class Attention:
         attention.heads = dataclasses.replace(self.heads, q_norm=q_norm, k_norm=k_norm)
         return attention
 
+    def matrix_names(self, prefix: str) -> dict[str, list[str]]:
+        """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
+        return {part: [f"{prefix}.{part}.weight"] for part in (*self.qkv_proj.parts, *self.o_proj.parts)}
+
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
         yield from self.qkv_proj.named_weights(prefix)

@@ -15,6 +15,7 @@ from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
+from moeflow.models.layers.latent_attention import LatentAttention
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
@@ -29,7 +30,11 @@ class DecoderLayer:
     """Attention, then feed-forward network, each normalised before and added to what came in."""
 
     def __init__(
-        self, config: ModelConfig, allocator: WeightAllocator, self_attn: Attention, mlp: MLP | FusedMLP | MoE
+        self,
+        config: ModelConfig,
+        allocator: WeightAllocator,
+        self_attn: Attention | LatentAttention,
+        mlp: MLP | FusedMLP | MoE,
     ) -> None:
         self.self_attn = self_attn
         self.mlp = mlp
@@ -61,6 +66,9 @@ class DecoderLayer:
         attention, qkv = self.self_attn, self.self_attn.qkv_proj.weight
         if self._stage is None or not isinstance(qkv, PackedWeight | PackedStack):
             return None
+        latents = attention.latents if isinstance(attention, LatentAttention) else None
+        if latents is None and not isinstance(attention, Attention):
+            return None
         return PackedLayer(
             qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
             qkv_bias=attention.qkv_proj.bias,
@@ -69,10 +77,11 @@ class DecoderLayer:
             scores=attention.scores,
             rotary=attention.rotary,
             stage=self._stage,
+            latents=latents,
         )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:
-        """Return queries, keys and values side by side. Shapes: hidden [T, H] -> [T, (Q + 2 KV) * D]."""
+        """Return queries, keys and values side by side, or what they are made of. Shapes: hidden [T, H] -> [T, ..]."""
         return self.self_attn.qkv_proj.after_norm(hidden, self.input_layernorm)
 
     def attention(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -116,10 +125,9 @@ class DecoderLayer:
 
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
-        parts = (*self.self_attn.qkv_proj.parts, *self.self_attn.o_proj.parts)
         ups, downs = self.mlp.matrix_names(prefix)
         shared = self.mlp.shared_matrix_names(prefix) if isinstance(self.mlp, MoE) else {}
-        return {part: [f"{prefix}.self_attn.{part}.weight"] for part in parts} | {"up": ups, "down": downs} | shared
+        return self.self_attn.matrix_names(f"{prefix}.self_attn") | {"up": ups, "down": downs} | shared
 
     def _make_stage(self) -> MoEStage | None:
         o_proj, norm = self.self_attn.o_proj, self.post_attention_layernorm

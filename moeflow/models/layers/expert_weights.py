@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from moeflow.kernels.arrays import Array, split
+from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind, PackedExperts, PackedRows
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
@@ -18,7 +19,8 @@ from moeflow.kernels.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-Destination: TypeAlias = "Array | PackedRows"  # a part of the weights that a checkpoint knows by name
+# A part of the weights that a checkpoint knows by name.
+Destination: TypeAlias = "Array | PackedRows | PackedUpProjection"
 
 
 class ExpertWeights(Protocol):

@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.core.parallel_config import AttentionLayout, ExpertLayout
 from moeflow.kernels.arrays import FLOAT32, Array, is_numpy, shape_alone, split
+from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
 from moeflow.kernels.cpu.packed_weights import (
     SWIGLU,
     ExpertKind,
@@ -58,6 +59,8 @@ Weight: TypeAlias = "Tensor | PackedWeight"
 StackedWeight: TypeAlias = "Weight | PackedStack"
 # topk_ids [T, K] of a layer, and what its router was asked about, [T, H]; None where that was not kept
 OnRoute = Callable[[Array, Array | None], None]
+# Projections of latent attention that have no field of their own in `LayerFormats`, and whose format they have.
+_FORMATS_OF: Final = {"q_a_proj": "q_proj", "q_b_proj": "q_proj", "kv_a_proj_with_mqa": "k_proj"}
 Take = Callable[[int], Array | None]  # bytes of an expert -> memory, a row for each
 
 
@@ -71,6 +74,14 @@ class WeightFormats:
     is_wide: bool = False  # whether integers meet activations of 16 bits, see `PackedWeight`
     head: WeightFormat | None = None
     layers: tuple[LayerFormats, ...] = ()  # of each layer instead of `matrices`; empty: all have that
+
+    @property
+    def up_projections(self) -> WeightFormat:
+        """That of latent attention's matrices from latents to keys and values, which are packed transposed in part.
+
+        So it is one that holds any values: next to nothing is rounded, beside what becomes of activations.
+        """
+        return "float32" if self.matrices == "float32" or self.is_wide else "bfloat16"
 
     def of_experts(self, layer: LayerFormats | None) -> tuple[WeightFormat, WeightFormat]:
         """Return the formats of a layer's gates and ups, and of its downs; None: as all layers have them."""
@@ -167,7 +178,7 @@ class WeightAllocator:
     def _format_of(self, name: str) -> WeightFormat | None:
         if self.packed is None:
             return None
-        found: WeightFormat = getattr(self.layer, name, self.packed.matrices)
+        found: WeightFormat = getattr(self.layer, _FORMATS_OF.get(name, name), self.packed.matrices)
         return found
 
     def head(self, rows: int, cols: int, own: Sequence[range] | None = None) -> Weight:
@@ -177,6 +188,13 @@ class WeightAllocator:
     def embedding(self, rows: int, cols: int, own: Sequence[range] | None = None) -> Weight:
         """Do the same for token embeddings."""
         return self._matrix(rows, cols, self.packed.embeddings if self.packed else None, own)
+
+    def up_projection(self, dims: UpProjectionShape) -> Array | PackedUpProjection:
+        """Return latent attention's matrix from latents to keys and values, to be filled: [H * (N + V), L]."""
+        if self.packed is None:
+            return self.empty(dims.rows, dims.latent_dim)
+        packed = self.packed
+        return PackedUpProjection(dims, packed.up_projections, self.memory.block, is_wide=packed.is_wide)
 
     def router(self, num_experts: int, hidden_size: int, *, is_float32: bool = False) -> Weight:
         """Do the same for what chooses experts; `is_float32`: in float32, unless it is packed."""

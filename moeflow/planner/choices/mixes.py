@@ -52,11 +52,12 @@ def mixed_formats(mix: Mix, shape: ModelConfig, *, can_differ: bool = True) -> M
 def _layer(mix: Mix, shape: ModelConfig, layer: int) -> LayerFormats:
     is_medium, width = mix == "q4_k_m", _width(shape, layer)
     most = _four_bits_or_five if is_medium else _four_bits
+    q_rank = shape.latent.q_lora_rank if shape.latent is not None else None
     downs = _six_bits if is_medium and _matters_more(layer, shape.num_layers) else most
     has_shared = shape.shared_intermediate_size and layer not in shape.dense_layers
     return LayerFormats(
-        q_proj=most(shape.hidden_size),
-        k_proj=most(shape.hidden_size),
+        q_proj=most(shape.hidden_size) if q_rank is None else most(shape.hidden_size, q_rank),
+        k_proj=most(shape.hidden_size) if shape.latent is None else _six_bits(shape.hidden_size),  # values, too
         v_proj=_six_bits(shape.hidden_size),
         o_proj=most(_attended(shape)),
         up=most(shape.hidden_size),
@@ -98,7 +99,7 @@ def _columns(shape: ModelConfig) -> tuple[int, ...]:
 
 
 def _attended(shape: ModelConfig) -> int:
-    return shape.num_heads * shape.head_dim
+    return shape.attended_size
 
 
 def _width(shape: ModelConfig, layer: int) -> int:
@@ -109,16 +110,17 @@ def _width(shape: ModelConfig, layer: int) -> int:
 def _values(shape: ModelConfig, layers: tuple[LayerFormats, ...]) -> Counter[WeightFormat]:
     """Return how many values are in each format."""
     values: Counter[WeightFormat] = Counter()
-    hidden, queries, keys = shape.hidden_size, _attended(shape), shape.num_kv_heads * shape.head_dim
+    hidden, keys = shape.hidden_size, shape.num_kv_heads * shape.head_dim
+    queries = shape.attention_input_values - shape.latent_values - hidden * keys * (2 if shape.latent is None else 1)
     for layer, formats in enumerate(layers):
         networks = shape.num_experts if shape.num_experts and layer not in shape.dense_layers else 1
         matrix = networks * hidden * _width(shape, layer)
         shared = 0 if layer in shape.dense_layers else hidden * shape.shared_intermediate_size
         for weight_format, count in (
-            (formats.q_proj, hidden * queries),
+            (formats.q_proj, queries),
             (formats.k_proj, hidden * keys),
-            (formats.v_proj, hidden * keys),
-            (formats.o_proj, hidden * queries),
+            (formats.v_proj, hidden * keys if shape.latent is None else 0),
+            (formats.o_proj, hidden * _attended(shape)),
             (formats.up, (shape.num_ffn_matrices - 1) * matrix),
             (formats.down, matrix),
             (formats.of("shared_up"), (shape.num_ffn_matrices - 1) * shared),

@@ -45,6 +45,7 @@ def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
             routers=config.router_format,
             head=config.head_format or None,
             layers=config.layer_formats,
+            is_wide=config.is_wide,
         ),
     )
 

@@ -83,6 +83,11 @@ def _why_not(parallel: ParallelConfig, settings: Settings, shape: ModelConfig) -
             f"{number} ranks (--ranks) cannot share the layers of a model with no experts: use one, or have them "
             "share attention and dense layers (--attention-layout tensor)"
         )
+    if parallel.attention_layout == "tensor" and shape.latent is not None:
+        return (
+            f"ranks cannot share the heads of latent attention ({shape.model_type}), which have one key for all "
+            "(--attention-layout tensor): leave the option away"
+        )
     if parallel.attention_layout == "tensor" and number > shape.num_heads:
         return (
             f"{number} ranks (--ranks) cannot share {shape.num_heads} attention heads (--attention-layout tensor): "

@@ -47,6 +47,14 @@ class Formats:
     routers: str | None = None  # None: as matrices
     head: str | None = None  # of the output projection; None: as embeddings
     layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices instead of `matrices`; empty: all have that
+    is_wide: bool = False  # whether integers meet activations of 16 bits
+
+    @property
+    def of_up_projections(self) -> str:
+        """The format of latent attention's matrices from latents to keys and values."""
+        if bits_per_value(self.matrices) == FLOAT16_BITS:
+            return self.matrices
+        return "float32" if self.matrices == "float32" or self.is_wide else "bfloat16"
 
     @property
     def of_routers(self) -> str:
@@ -104,14 +112,13 @@ class ModelCosts:
 
     @property
     def qkv_values(self) -> int:
-        """Weights of one layer's query, key and value projection."""
-        shape = self.shape
-        return shape.hidden_size * shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+        """Weights of one layer's query, key and value projections."""
+        return self.shape.attention_input_values
 
     @property
     def output_values(self) -> int:
         """Weights of one layer's output projection."""
-        return self.shape.hidden_size * self.shape.head_dim * self.shape.num_heads
+        return self.shape.hidden_size * self.shape.attended_size
 
     @property
     def expert_values(self) -> int:
@@ -162,6 +169,11 @@ class ModelCosts:
     def _qkv_bytes(self, layers: Sequence[int], queries: float = 1.0, keys: float = 1.0) -> float:
         """Return the bytes of the query, key and value projection, or shares of it, on the average of some layers."""
         shape, formats = self.shape, self.formats
+        if shape.latent is not None:
+            kept, up = shape.hidden_size * shape.head_dim, shape.latent_values
+            q_bytes = (self.qkv_values - kept - up) * formats.bytes_of("q_proj", layers=layers)
+            up_bytes = up * bits_per_value(formats.of_up_projections) / 8
+            return queries * (q_bytes + up_bytes) + keys * kept * formats.bytes_of("k_proj", layers=layers)
         queries_bytes = shape.num_heads * queries * formats.bytes_of("q_proj", layers=layers)
         keys_bytes = 2 * shape.num_kv_heads * keys * formats.bytes_of("k_proj", "v_proj", layers=layers)
         return shape.hidden_size * shape.head_dim * (queries_bytes + keys_bytes)
@@ -258,9 +270,9 @@ class ModelCosts:
             "attention",
             self.formats.kv,
             num_read * self.kv_layer_bytes,
-            4.0 * shape.num_heads * shape.head_dim * num_seen,
+            2.0 * shape.num_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)) * num_seen,
             queries,
-            2 * shape.num_kv_heads * shape.head_dim,
+            shape.num_kv_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)),
         )
 
     def decode_attention(self, num_sequences: float, context: float) -> Work:

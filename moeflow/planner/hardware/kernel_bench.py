@@ -60,7 +60,7 @@ class KernelShape:
     dtype: str
     sizes: tuple[
         int, ...
-    ]  # linear: outputs, inputs; experts: E, top_k, H, I; attention and rows: Q, KV, D; sampling: V
+    ]  # linear: outputs, inputs; experts: E, top_k, H, I; attention: Q, KV, D, latent or 0; rows: Q, KV, D; sampling: V
 
     @property
     def values(self) -> int:
@@ -75,8 +75,8 @@ class KernelShape:
             return num_heads * head_dim
         if self.kernel == "sampling":
             return self.sizes[0]
-        _, num_kv_heads, head_dim = self.sizes
-        return 2 * num_kv_heads * head_dim
+        _, num_kv_heads, head_dim, latent_dim = self.sizes
+        return num_kv_heads * (head_dim + (latent_dim or head_dim))
 
 
 ROW_OPERATIONS: Final = KernelShape("rows", "float32", (16, 4, 64))  # of any model
@@ -85,13 +85,15 @@ ROW_OPERATIONS: Final = KernelShape("rows", "float32", (16, 4, 64))  # of any mo
 def shapes_of(costs: ModelCosts) -> list[KernelShape]:
     """Return what of a model is worth measuring: its matrices, experts and attention."""
     shape, formats = costs.shape, costs.formats
-    attended = shape.num_heads * shape.head_dim
-    qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
+    attended = shape.attended_size
+    qkv = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+    if shape.latent is not None:
+        qkv = shape.head_dim + (shape.latent.q_lora_rank or shape.num_heads * shape.latent.query_dim)
     found = [
         KernelShape("linear", _fitting(formats.matrices, shape.hidden_size), (qkv, shape.hidden_size)),
         KernelShape("linear", _fitting(formats.matrices, attended), (shape.hidden_size, attended)),
         KernelShape("linear", formats.of_head, (shape.vocab_size, shape.hidden_size)),
-        KernelShape("attention", formats.kv, (shape.num_heads, shape.num_kv_heads, shape.head_dim)),
+        KernelShape("attention", formats.kv, (shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.latent_dim)),
         KernelShape("sampling", "float32", (shape.vocab_size,)),
     ]
     if shape.num_experts:
@@ -232,15 +234,18 @@ class KernelBench:
 
     def _attention(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
         """Yield decoding of many sequences, then a chunk of one prompt."""
-        num_heads, num_kv_heads, head_dim = shape.sizes
+        num_heads, num_kv_heads, head_dim, latent_dim = shape.sizes
         dtype = getattr(torch, shape.dtype)
-        block_bytes = kv_block_bytes(dtype, num_kv_heads=num_kv_heads, block_size=KV_BLOCK, head_dim=head_dim)
+        shaped = {
+            "num_kv_heads": num_kv_heads,
+            "block_size": KV_BLOCK,
+            "head_dim": head_dim,
+            "latent_dim": latent_dim,
+        }
+        block_bytes = kv_block_bytes(dtype, **shaped)
         each = CONTEXT // KV_BLOCK
         num_sequences = max(min(self._buffer.nbytes // (2 * block_bytes * each), 64), 1)  # two layers in turn at least
-        layers = [
-            KVBlocks(part, dtype, num_kv_heads=num_kv_heads, block_size=KV_BLOCK, head_dim=head_dim)
-            for part in self._parts(num_sequences * each * block_bytes)
-        ]
+        layers = [KVBlocks(part, dtype, **shaped) for part in self._parts(num_sequences * each * block_bytes)]
         if layers[0].handle is None:  # a shape that torch computes
             return
         size = block_bytes / KV_BLOCK
@@ -257,8 +262,8 @@ class KernelBench:
             read = len(starts) * CONTEXT
             seen = sum(start * count + count * (count + 1) / 2 for start, count in zip(starts, counts, strict=True))
             rows = num_heads / num_kv_heads * max(seen / read, 1.0)
-            flops = 4.0 * num_heads * head_dim * seen
-            yield Work("attention", shape.dtype, read * size, flops, rows, 2 * num_kv_heads * head_dim), seconds
+            flops = 2.0 * num_heads * (head_dim + (latent_dim or head_dim)) * seen
+            yield Work("attention", shape.dtype, read * size, flops, rows, shape.values), seconds
 
     def _rows(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
         """Yield what a layer does with rows between its products: two norms, and queries, keys and values."""

@@ -124,6 +124,11 @@ def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
 
 def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
     """Return which of the target's layers are taken: layers of one kind, so that all are of one size."""
+    if target.latent is not None:
+        raise ConfigError(
+            f"a small model is not made of layers with latent attention ({target.model_type}): "
+            "use a speculator that needs no training"
+        )
     usable = [layer for layer in range(target.num_layers) if layer not in target.dense_layers]
     if not 1 <= num_layers <= len(usable):
         raise ConfigError(

@@ -57,6 +57,14 @@ def test_keys_and_values_may_be_stored_in_less(kv_dtype, tolerance):
     check([(0, 5), (9, 1), (30, 1), (6, 4)], tolerance=tolerance, kv_dtype=kv_dtype)
 
 
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(("kv_dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.int8, 0.05)])
+def test_values_may_be_the_first_dimensions_of_keys(window, kv_dtype, tolerance):
+    shape = {"heads": (4, 1), "head_dim": 24, "latent_dim": 16, "kv_dtype": kv_dtype}
+    check([(0, 5), (9, 1), (30, 1), (6, 4)], window, tolerance=tolerance, **shape)
+    check([(9, 1), (30, 1)], window, tolerance=tolerance, **shape)
+
+
 @pytest.mark.parametrize("window", [None, 1, 3, 9, 40])
 def test_tree_masks(window):
     # Three tokens at bits 61, 62 and 63: the last two are alternatives to each other.

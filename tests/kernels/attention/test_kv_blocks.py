@@ -20,12 +20,38 @@ def test_what_is_written_comes_back(dtype, block_size, head_dim):
     blocks.write(slots, k, v)
     every = torch.arange(6)
     for stored, want in zip(blocks.read(every, torch.float32), (k, v), strict=True):
-        assert stored.shape == (3, 6 * block_size, head_dim)
-        got = stored.transpose(0, 1)
-        assert ((got[slots] - want).abs() <= ERROR[dtype] * want.abs().amax(-1, keepdim=True) * 1.001).all()
-        others = torch.ones(6 * block_size, dtype=torch.bool)
-        others[slots] = False
-        assert (got[others] == 0).all()
+        check_stored(stored, slots, want, ERROR[dtype])
+
+
+def check_stored(stored, slots, want, error):
+    """Hold stored [KV, slots, D] against what was to be written, and zero elsewhere."""
+    got = stored.transpose(0, 1)
+    assert got[slots].shape == want.shape
+    assert ((got[slots] - want).abs() <= error * want.abs().amax(-1, keepdim=True) * 1.001).all()
+    others = torch.ones(len(got), dtype=torch.bool)
+    others[slots] = False
+    assert (got[others] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize(("block_size", "head_dim", "latent_dim"), [(16, 24, 16), (4, 6, 2), (5, 64, 62)])
+def test_values_that_are_a_part_of_keys_are_stored_once(dtype, block_size, head_dim, latent_dim):
+    torch.manual_seed(0)
+    shape = {"block_size": block_size, "num_kv_heads": 3, "head_dim": head_dim, "latent_dim": latent_dim}
+    blocks = make_blocks(6, dtype=dtype, **shape)
+    value_bytes = {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
+    scales = 8 if dtype == "int8" else 0
+    assert blocks.storage.nbytes == 6 * kv_block_bytes(dtype, **shape)
+    assert kv_block_bytes(dtype, **shape) == 3 * block_size * (head_dim * value_bytes + scales)
+    slots = torch.tensor([0, 5 * block_size, 3 * block_size - 1])
+    k = torch.randn(3, 3, head_dim)
+    k[..., latent_dim:] *= 100  # which costs the rest no precision
+    blocks.write(slots, k)
+    keys, values = blocks.read(torch.arange(6), torch.float32)
+    check_stored(values, slots, k[..., :latent_dim], ERROR[dtype])
+    check_stored(keys[..., :latent_dim], slots, k[..., :latent_dim], ERROR[dtype])
+    check_stored(keys[..., latent_dim:], slots, k[..., latent_dim:], ERROR[dtype])
+    assert torch.equal(keys[..., :latent_dim], values)
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)

@@ -72,6 +72,19 @@ def test_head_sizes(head_dim, kv_dtype):
     made.check(run(made), tolerance=TOLERANCE[kv_dtype])
 
 
+@pytest.mark.parametrize(("head_dim", "latent_dim"), [(2 + 2, 2), (24, 16), (26, 20), (36, 2), (96, 64), (144, 128)])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("heads", [(4, 1), (71, 1), (6, 2)])
+def test_values_that_are_the_first_dimensions_of_keys(heads, head_dim, latent_dim, kv_dtype):
+    shape = {"heads": heads, "head_dim": head_dim, "latent_dim": latent_dim, "kv_dtype": kv_dtype}
+    made = Pass([(70, 1), (0, 9), (260, 3), (1030, 1)], block_size=16, **shape)
+    spoil(made.blocks)
+    write(made)
+    made.check(run(made), tolerance=TOLERANCE[kv_dtype])
+    want = attend_reference(torch.cat(made.queries), made.blocks, made.metadata(), Scores())
+    torch.testing.assert_close(run(made), want, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 100, 255, 256, 257, 1000])
 def test_windows(window):
     made = Pass(SPANS, heads=(2, 1), block_size=32)
@@ -141,9 +154,12 @@ def test_any_pass_is_as_the_reference_says(spans, window, heads, seed):
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize(("head_dim", "window"), [(24, None), (24, 33), (12, None), (22, 33)])
-def test_bits_depend_on_neither_mates_nor_chunks_nor_threads(kv_dtype, head_dim, window):
-    made = Pass([(0, 300), (2050, 1), (700, 20)], heads=(6, 2), head_dim=head_dim, block_size=16, kv_dtype=kv_dtype)
+@pytest.mark.parametrize(
+    ("head_dim", "latent_dim", "window"), [(24, 0, None), (24, 0, 33), (12, 0, None), (22, 0, 33), (40, 22, None)]
+)
+def test_bits_depend_on_neither_mates_nor_chunks_nor_threads(kv_dtype, head_dim, latent_dim, window):
+    shape = {"heads": (6, 2), "head_dim": head_dim, "latent_dim": latent_dim, "kv_dtype": kv_dtype}
+    made = Pass([(0, 300), (2050, 1), (700, 20)], block_size=16, **shape)
     spoil(made.blocks)
     write(made)
     together = run(made, window).split([count for _, count in made.spans])
@@ -160,8 +176,8 @@ def test_bits_depend_on_neither_mates_nor_chunks_nor_threads(kv_dtype, head_dim,
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_what_is_not_finite_shows_where_it_is_seen_and_nowhere_else(kv_dtype, value):
     """A later token of the pass leaves earlier ones alone, whatever its K and V are."""
-    for half in ("keys", "values"):
-        made = Pass([(100, 10)], heads=(4, 2), block_size=16, kv_dtype=kv_dtype)
+    for half, latent_dim in (("keys", 0), ("values", 0), ("keys", 6)):
+        made = Pass([(100, 10)], heads=(4, 2), latent_dim=latent_dim, block_size=16, kv_dtype=kv_dtype)
         write(made)
         want = run(made)
         getattr(made, half)[0][108:] = value
@@ -186,10 +202,11 @@ def random_trees(spans, seed):
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("window", [None, 1, 20, 70, 290])
-def test_tree_masks(kv_dtype, window):
+@pytest.mark.parametrize(("window", "latent_dim"), [(None, 0), (1, 0), (20, 0), (70, 0), (290, 0), (None, 4), (20, 4)])
+def test_tree_masks(kv_dtype, window, latent_dim):
     spans = [(20, 5), (300, 16), (0, 8), (254, 3), (1000, 1), (193, 64), (70, 90)]
-    made = Pass(spans, heads=(4, 2), block_size=16, kv_dtype=kv_dtype, masks=random_trees(spans, 1))
+    shape = {"heads": (4, 2), "latent_dim": latent_dim, "kv_dtype": kv_dtype}
+    made = Pass(spans, block_size=16, masks=random_trees(spans, 1), **shape)
     spoil(made.blocks)
     write(made)
     made.check(run(made, window), window, tolerance=TOLERANCE[kv_dtype])
@@ -226,15 +243,24 @@ def test_bits_of_a_branch_depend_on_neither_mates_nor_threads():
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize(("block_size", "head_dim"), [(16, 8), (32, 40), (16, 6)])
-def test_writing_leaves_the_bits_that_the_reference_leaves(kv_dtype, block_size, head_dim):
+@pytest.mark.parametrize(
+    ("block_size", "head_dim", "latent_dim"), [(16, 8, 0), (32, 40, 0), (16, 6, 0), (16, 24, 16), (32, 6, 2)]
+)
+def test_writing_leaves_the_bits_that_the_reference_leaves(kv_dtype, block_size, head_dim, latent_dim):
     torch.manual_seed(0)
-    shape = {"dtype": kv_dtype, "block_size": block_size, "head_dim": head_dim, "num_kv_heads": 3}
+    shape = {
+        "dtype": kv_dtype,
+        "block_size": block_size,
+        "head_dim": head_dim,
+        "latent_dim": latent_dim,
+        "num_kv_heads": 3,
+    }
     mine, reference = make_blocks(5, **shape), make_blocks(5, **shape)
     slots = torch.randperm(5 * block_size)[:50]
     qkv = torch.randn(50, 3 * 3 * head_dim)  # rows further apart than K or V is wide
     _, k, v = qkv.unflatten(1, (3, 3, head_dim)).unbind(1)
     k[0], v[0, 0] = 0, 1e-40
+    v = None if latent_dim else v
     cpu_attention.write_kv(k, v, mine, slots)
     reference.write(slots, k, v)
     assert torch.equal(mine.storage, reference.storage)
@@ -321,37 +347,40 @@ def tree_masks(tree):
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("window", "latent_dim"), [(None, 0), (20, 0), (None, 6)])
 @pytest.mark.parametrize("start", [0, 37, 430])
-def test_a_branch_has_the_bits_that_it_has_by_itself(kv_dtype, window, start):
+def test_a_branch_has_the_bits_that_it_has_by_itself(kv_dtype, window, latent_dim, start):
     """As a tree's node, and as the last token of a sequence that is nothing but its branch."""
     rng = random.Random(start)
     for _ in range(3):
         tree = token_tree([[rng.randrange(3) for _ in range(rng.randrange(9))] for _ in range(6)], max_tokens=40)
         if not len(tree):
             continue
-        made = Pass([(start, len(tree))], heads=(4, 2), block_size=16, kv_dtype=kv_dtype, masks=[tree_masks(tree)])
+        shape = {"heads": (4, 2), "latent_dim": latent_dim, "block_size": 16, "kv_dtype": kv_dtype}
+        made = Pass([(start, len(tree))], masks=[tree_masks(tree)], **shape)
         write(made)
         together = run(made, window)
         for node in range(len(tree)):
             branch = [start + each for each in tree.branch(node)]
             kept = [*range(start), *branch]
-            by_itself = Pass([(len(kept) - 1, 1)], heads=(4, 2), block_size=16, kv_dtype=kv_dtype)
+            by_itself = Pass([(len(kept) - 1, 1)], **shape)
             by_itself.keys, by_itself.values = [made.keys[0][kept]], [made.values[0][kept]]
             by_itself.queries = [made.queries[0][node : node + 1]]
             write(by_itself)
             assert torch.equal(run(by_itself, window)[0], together[node])
 
 
+@pytest.mark.parametrize("latent_dim", [0, 6])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_moving_keys_and_values_leaves_what_writing_them_there_leaves(kv_dtype):
-    made = Pass([(0, 70)], heads=(4, 2), block_size=16, kv_dtype=kv_dtype)
-    moved, reference = (make_blocks(made.blocks.keys.shape[0], dtype=kv_dtype) for _ in range(2))
+def test_moving_keys_and_values_leaves_what_writing_them_there_leaves(kv_dtype, latent_dim):
+    made = Pass([(0, 70)], heads=(4, 2), latent_dim=latent_dim, block_size=16, kv_dtype=kv_dtype)
+    num_blocks, keys = made.blocks.keys.shape[0], made.keys[0]
+    moved, reference, with_torch = (make_blocks(num_blocks, dtype=kv_dtype, latent_dim=latent_dim) for _ in range(3))
     kept = [*range(50), 52, 53, 57, 66]
-    cpu_attention.write_kv(made.keys[0], made.values[0], moved, made.slots(0, range(70)))
-    cpu_attention.write_kv(made.keys[0], made.values[0], reference, made.slots(0, range(70)))
-    cpu_attention.write_kv(made.keys[0][kept], made.values[0][kept], reference, made.slots(0, range(54)))
-    with_torch = make_blocks(made.blocks.keys.shape[0], dtype=kv_dtype)
+    for blocks in (moved, reference):
+        cpu_attention.write_kv(keys, None if latent_dim else made.values[0], blocks, made.slots(0, range(70)))
+    values = None if latent_dim else made.values[0][kept]
+    cpu_attention.write_kv(keys[kept], values, reference, made.slots(0, range(54)))
     with_torch.storage.copy_(moved.storage)
     with_torch.handle = None
     for blocks in (moved, with_torch):

@@ -1,0 +1,59 @@
+"""Latent attention (MLA): of a token one latent and one rotary key are kept for all heads.
+
+A head's keys and values are up-projections of the latent. They are never made: its query is multiplied by the
+projection of keys, and so meets latents themselves, and what is attended to, a latent, is multiplied by that of values.
+That is attention of all heads over one KV head, whose key is latent and rotary key, and whose value is the latent.
+For a long prompt it takes more arithmetic than keys and values of each head would (DeepSeek-V3's widths: 1088 products
+a head and position instead of 320), but there is one form for all: a token's bits depend on no cut of a prompt.
+
+Source: DeepSeek-V2 (2405.04434), section 2.1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moeflow.kernels.attention.attention import attend, write_kv
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.kv_blocks import KVBlocks
+from moeflow.kernels.attention.latent_heads import LatentHeads
+from moeflow.kernels.attention.scores import Scores
+from moeflow.kernels.norm import normalise
+from moeflow.kernels.on_demand import torch
+from moeflow.kernels.rotary import RotaryTable, apply_rotary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def attend_to_latents(
+    q: Tensor,
+    kept: Tensor,
+    up: Tensor,
+    heads: LatentHeads,
+    rotary: RotaryTable,
+    blocks: KVBlocks,
+    metadata: AttentionMetadata,
+    scores: Scores,
+) -> Tensor:
+    """Store what is kept of each token, and attend; in plain torch but for attention itself.
+
+    Shapes: q [T, H * (N + R)], kept [T, L + R], up [H, N + V, L], keys before values -> [T, H * V].
+    """
+    latents, rotary_keys = torch.split(kept, [heads.latent_dim, heads.rope_dim], dim=-1)
+    latents = normalise(latents.contiguous(), heads.latent_norm)
+    keys = torch.cat([latents[:, None], _rotated(rotary_keys[:, None], heads, rotary)], dim=-1)
+    write_kv(keys, None, blocks, metadata.slots)
+    q = q.view(len(q), heads.num_heads, heads.query_dim)
+    nope, rope = torch.split(q, [heads.nope_dim, heads.rope_dim], dim=-1)
+    to_keys, to_values = torch.split(up, [heads.nope_dim, heads.value_dim], dim=1)
+    queries = torch.cat([torch.einsum("thn,hnl->thl", nope, to_keys), _rotated(rope, heads, rotary)], dim=-1)
+    attended = attend(queries, blocks, metadata, scores).view(len(q), heads.num_heads, heads.latent_dim)
+    return torch.einsum("thl,hvl->thv", attended, to_values).flatten(1)
+
+
+def _rotated(x: Tensor, heads: LatentHeads, rotary: RotaryTable) -> Tensor:
+    """Return x rotated; neighbours that belong together come to lie half of it apart. Shapes: x [T, heads, R]."""
+    if heads.is_interleaved:
+        x = x.view(*x.shape[:-1], heads.rope_dim // 2, 2).transpose(-1, -2).flatten(-2)
+    return apply_rotary(x, rotary.cos, rotary.sin)
