@@ -9,12 +9,12 @@ Source: the keys of gguf.constants; what llama.cpp takes as default where a key 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from moeflow.checkpoint.gguf.header import GGUFHeader
-from moeflow.checkpoint.gguf.names import GPT_OSS_NAMES, MIXTRAL_NAMES, MLP_NAMES, MoeNames
+from moeflow.checkpoint.gguf.names import GPT_OSS_NAMES, GRANITE_NAMES, MIXTRAL_NAMES, MLP_NAMES, MoeNames
 from moeflow.checkpoint.gguf.rope import scaling_from_factors, scaling_from_metadata
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
@@ -55,6 +55,8 @@ class Architecture:
     layer_names: Mapping[str, str] = field(default_factory=dict)  # GGUF's in a layer that others do not have
     scaling: Mapping[str, Any] = field(default_factory=dict)  # of rotary positions, what GGUF leaves out
     stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
+    optional: Mapping[str, str] = field(default_factory=dict)  # as `integers`: numbers that need not be there, or are 0
+    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the config whole, at last
 
 
 _WIDTH = {"intermediate_size": "feed_forward_length"}
@@ -67,6 +69,35 @@ _MIXTRAL = Architecture(
     {"sliding_window": None},
     MIXTRAL_NAMES,
     stores_pairs=True,
+)
+
+
+def _scale_of_gemma3(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return by what scores are scaled, which is otherwise in the largest model alone: llama.cpp knows it, too."""
+    hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
+    is_27b = config["num_hidden_layers"] == 62
+    return {**config, "query_pre_attn_scalar": hidden_size // num_heads if is_27b else config["head_dim"]}
+
+
+_GRANITE = Architecture(
+    "granitemoe",
+    "GraniteMoeForCausalLM",
+    _WIDTH | _TOP_K | {"num_local_experts": "expert_count"},
+    optional={
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale",
+        "logits_scaling": "logit_scale",
+    },
+    moe_names=GRANITE_NAMES,
+    layer_names={f"ffn_{part}_shexp": f"shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
+    stores_pairs=True,
+)
+_GRANITE_SHARED = replace(
+    _GRANITE,
+    model_type="granitemoeshared",
+    huggingface_class="GraniteMoeSharedForCausalLM",
+    integers={**_GRANITE.integers, "shared_intermediate_size": "expert_shared_feed_forward_length"},
 )
 _OTHERS = {
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _WIDTH),
@@ -98,6 +129,24 @@ _OTHERS = {
         layer_names={"post_attention_norm": "post_attention_layernorm"},
         scaling={"truncate": False},
     ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        _WIDTH | {"sliding_window": "attention.sliding_window"},
+        {"hidden_activation": "gelu_pytorch_tanh"},
+        optional={
+            "sliding_window_pattern": "attention.sliding_window_pattern",
+            "rope_local_base_freq": "rope.freq_base_swa",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        derive=_scale_of_gemma3,
+        layer_names={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+    ),
+    "granitemoe": _GRANITE,
 }
 
 
@@ -113,6 +162,8 @@ def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
         )
     if name == "llama":
         return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA
+    if name == "granitemoe" and reader.get(int, "granitemoe.expert_shared_feed_forward_length", 0) > 0:
+        return _GRANITE_SHARED
     if name not in _OTHERS:
         raise CheckpointError(
             f"is of the architecture {brief(name)}",
@@ -131,7 +182,8 @@ def translate_config(
     """
     reader = _SectionReader(header.metadata, file)
     for key, neutral in _NEUTRAL_VALUES.items():
-        if key not in architecture.integers.values() and reader.raw.get(key, neutral[0]) not in neutral:
+        is_read = key in architecture.integers.values() or key in architecture.optional.values()
+        if not is_read and reader.raw.get(key, neutral[0]) not in neutral:
             raise reader.error(f"{key!r} is {brief(reader.raw[key])}, which is not supported")
     embeddings = header.tensors.get("token_embd.weight")
     num_heads = reader.positive("attention.head_count")
@@ -154,7 +206,8 @@ def translate_config(
     if config["rope_scaling"] is not None:
         config["rope_scaling"] |= architecture.scaling
     config |= {key: reader.positive(source) for key, source in architecture.integers.items()}
-    return config | dict(architecture.constants) | translate_token_ids(header.metadata, file)
+    config |= {key: reader.raw[source] for key, source in architecture.optional.items() if reader.raw.get(source)}
+    return dict(architecture.derive(config)) | dict(architecture.constants) | translate_token_ids(header.metadata, file)
 
 
 def translate_token_ids(metadata: Mapping[str, Any], file: Path) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class MoeNames:
 
 MIXTRAL_NAMES = MoeNames("num_local_experts", "block_sparse_moe", gate="w1", up="w3", down="w2")
 MLP_NAMES = MoeNames("num_experts", "mlp", gate="gate_proj", up="up_proj", down="down_proj")
+GRANITE_NAMES = replace(MLP_NAMES, count="num_local_experts", block="block_sparse_moe", router="router.layer")
 GPT_OSS_NAMES = replace(MLP_NAMES, count="num_local_experts", router="router")
 
 
