@@ -8,6 +8,7 @@ Only values of the right type are changed: what was drawn to be refused still is
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import schemathesis
@@ -22,8 +23,9 @@ def map_body(context: Any, body: Any) -> Any:
     if isinstance(body, dict):
         _mend_forms(body)
         _mend_tools(body)
-        _mend_end(body)
-        if isinstance(body.get("thinking_token_budget"), int):
+        if context.operation.path.startswith("/v1/messages"):
+            _mend_end(body)
+        if isinstance(body.get("thinking_token_budget"), int | float):
             del body["thinking_token_budget"]
     return body
 
@@ -62,14 +64,16 @@ def _keep_one(body: dict[str, Any], names: tuple[str, ...]) -> None:
 
 def _mend_end(body: dict[str, Any]) -> None:
     """Let a conversation that Anthropic's API asks about end with a user's message."""
-    messages, is_anthropic = body.get("messages"), isinstance(body.get("max_tokens"), int)
+    messages = body.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
-    if is_anthropic and isinstance(last, dict) and last.get("role") == "assistant" and "content" in last:
+    if isinstance(last, dict) and last.get("role") == "assistant" and "content" in last:
         messages.append({"role": "user", "content": "Go on."})
 
 
 def _mend_tools(body: dict[str, Any]) -> None:
     tools = body.get("tools")
+    if isinstance(tools, list):  # what is drawn may have the same tool twice
+        tools = body["tools"] = [copy.deepcopy(tool) for tool in tools]
     given = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     functions = [tool.get("function", tool) for tool in given]  # responses have it plainly
     functions = [one for one in functions if isinstance(one, dict) and isinstance(one.get("name"), str)]

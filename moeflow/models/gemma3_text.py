@@ -46,7 +46,7 @@ def read_text_config(reader: ConfigReader, model_type: str) -> ModelConfig:
     has_bias = reader.get(bool, "attention_bias", False)
     max_position = reader.positive("max_position_embeddings")
     ropes = {kind: _read_rope(reader, kind, max_position) for kind in ("full_attention", "sliding_attention")}
-    has_cap = reader.raw.get("final_logit_softcapping") is not None
+    has_cap = bool(reader.raw.get("final_logit_softcapping"))
     return read_decoder_config(
         reader,
         model_type=model_type,

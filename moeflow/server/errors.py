@@ -39,6 +39,8 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# Their client, told so, sends whole conversations instead.
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _ANTHROPIC_PATH = "/v1/messages/"  # with or without the slash, and all below it
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -64,6 +66,7 @@ class AnthropicErrorDetail(BaseModel):
 
     type: str
     message: str
+    details: dict[str, Any] | None = None  # for programs, of few errors
 
 
 class AnthropicErrorResponse(BaseModel):
@@ -107,13 +110,11 @@ class ApiError(HTTPException):
         """Anthropic's error object, which has no place for the field's name but in the message."""
         default_type = "invalid_request_error" if self.status_code < 500 else "api_error"
         detail, param = self.detail[:_MAX_MESSAGE], self.param and self.param[:_MAX_PARAM]
-        return {
-            "type": "error",
-            "error": {
-                "type": _ANTHROPIC_TYPES.get(self.status_code, default_type),
-                "message": detail if param is None or detail.startswith(param) else f"{param}: {detail}",
-            },
+        error = {
+            "type": _ANTHROPIC_TYPES.get(self.status_code, default_type),
+            "message": detail if param is None or detail.startswith(param) else f"{param}: {detail}",
         }
+        return {"type": "error", "error": error | ({"details": _NO_THREADS} if param == "thread" else {})}
 
     def response(self, scope: Scope | None = None) -> Response:
         """The whole HTTP answer, in the words of the API that the request with this scope is for; OpenAI's without."""

@@ -33,7 +33,11 @@ from moeflow.planner.settings import Settings
 from moeflow.kernels.cpu import extension
 
 def config(memory_bytes):
-    settings = Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), memory_bytes=memory_bytes, max_num_seqs=4)
+    model, cache_dir, *prompts = sys.argv[1:]
+    prompt_cache = Path(*prompts) if prompts else None
+    settings = Settings(
+        model=model, cache_dir=Path(cache_dir), memory_bytes=memory_bytes, max_num_seqs=4, prompt_cache=prompt_cache
+    )
     return resolve(settings).config
 
 memory = config(2**31).memory
@@ -55,6 +59,7 @@ stats = engine.stats()
 engine.close()
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 seen = {"limit": limit_bytes, "peak": peak, "slots": sorted(slots), "errors": errors}
+seen["read"] = stats.prompt_cache_hit_tokens_total
 print(json.dumps(seen | {"kept": extension.kept_bytes(), "max_tokens": chosen.scheduler.max_num_batched_tokens}))
 """
 
@@ -66,14 +71,32 @@ def test_a_run_stays_within_its_limit_and_uses_it(tmp_path):
     model.mkdir()
     write_tiny_mixtral(model, intermediate_size=4096, num_local_experts=32)
     command = [sys.executable, "-c", RUN, str(model), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert not seen["errors"]
+    seen = run(command)
     assert 0.92 <= seen["peak"] / (seen["limit"] - TEMPLATE_BYTES) <= 1  # no chat template was rendered
     assert len(seen["slots"]) > 1, "prompts take from experts, and give back"
     with closing(open_checkpoint(model)) as checkpoint:
         at_least = kept_bytes(read_model_config(checkpoint), num_tokens=seen["max_tokens"])
     assert at_least <= seen["kept"] <= 4 * at_least
+
+
+def run(command: list[str]) -> dict:
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert not seen["errors"]
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not extension.is_available() or sys.platform != "linux", reason="needs the kernels, and /proc")
+def test_prompts_from_disk_are_within_the_limit(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    write_tiny_mixtral(model, intermediate_size=4096, num_local_experts=32, num_key_value_heads=4)
+    command = [sys.executable, "-c", RUN, str(model), str(tmp_path), str(tmp_path / "prompts")]
+    run(command)
+    seen = run(command)
+    assert seen["read"] > 250  # of the longest prompt, which begins like all others
+    assert seen["peak"] <= seen["limit"] - TEMPLATE_BYTES
 
 
 def test_work_space_grows_with_all_that_takes_some():

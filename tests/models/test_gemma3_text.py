@@ -72,7 +72,7 @@ def test_what_google_leaves_out_is_as_transformers_has_it():
         ({"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0"),
         ({"use_bidirectional_attention": True}, "'use_bidirectional_attention' is True"),
         ({"query_pre_attn_scalar": 0}, "'query_pre_attn_scalar' is 0"),
-        ({"final_logit_softcapping": 0.0}, "'final_logit_softcapping' is 0"),
+        ({"final_logit_softcapping": -3.0}, "'final_logit_softcapping' is -3"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(changes, complaint):

@@ -227,6 +227,33 @@ def test_a_cancelled_request_leaves_its_blocks_to_the_read():
     assert (scheduler.blocks.num_used, scheduler.blocks.num_cached) == (0, 4)
 
 
+def test_what_follows_blocks_of_the_pass_under_way_is_computed():
+    """They are void if it fails; so nothing is read behind them."""
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, max_num_batched_tokens=40)
+    first, second = make_request("first", list(range(10))), make_request("second", list(range(18)))
+    for request, found in ((first, 0), (second, 4)):
+        scheduler.add(request)
+        prefixes.found[request] = found
+    batch = scheduler.schedule()
+    assert [(entry.request, entry.start) for entry in batch.entries] == [(first, 0), (second, 8)]
+    assert not prefixes.reads
+    scheduler.fail(batch)
+    scheduler.check_integrity()
+
+
+def test_a_request_with_passes_of_its_own_is_read_likewise():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, max_num_batched_tokens=40)
+    request = make_request("a", list(range(18)))
+    request.isolated_until = 1
+    scheduler.add(request)
+    assert not scheduler.schedule()
+    assert not scheduler.schedule()
+    prefixes.end(*prefixes.reads)
+    assert [(entry.start, entry.num_tokens) for entry in scheduler.schedule().entries] == [(16, 2)]
+
+
 def test_what_is_made_of_all_tokens_is_not_read():
     prefixes = FakePrefixes()
     scheduler = make_scheduler(prefixes)

@@ -334,6 +334,29 @@ def test_what_cannot_be_meant(client, engine, changes, reason):
     assert not engine.submissions
 
 
+def test_the_clients_own_loop_of_tools(client, engine, tokenizer):
+    """It asks for a thread first, and goes on without when it is told that there are none."""
+    found = []
+
+    @anthropic.beta_tool
+    def look(q: str) -> str:
+        """Looks it up.
+
+        Args:
+            q: What.
+        """
+        found.append(q)
+        says(engine, tokenizer, "Brown.")
+        return "It is brown."
+
+    says(engine, tokenizer, ONE)
+    runner = client.beta.messages.tool_runner(**asked(tools=[look]))
+    assert [message.stop_reason for message in runner] == ["tool_use", "end_turn"]
+    assert found == ["the fox"]
+    prompt = prompt_of(engine, tokenizer)
+    assert prompt.index(ONE) < prompt.index("It is brown.")
+
+
 def test_what_asks_for_nothing_is_taken(client):
     ask(
         client,

@@ -18,16 +18,11 @@ from numpy.typing import NDArray
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
+from moeflow.checkpoint.gguf.architectures import Architecture, read_architecture
 from moeflow.checkpoint.gguf.blocks import widen_blocks
-from moeflow.checkpoint.gguf.config import (
-    ROPE_FACTORS,
-    Architecture,
-    read_architecture,
-    translate_config,
-    translate_token_ids,
-)
+from moeflow.checkpoint.gguf.config import ROPE_FACTORS, translate_config, translate_token_ids
 from moeflow.checkpoint.gguf.header import GGUFTensor, read_gguf_header
-from moeflow.checkpoint.gguf.names import heads_in_pairs, huggingface_name
+from moeflow.checkpoint.gguf.names import heads_in_pairs, huggingface_name, is_single_row
 from moeflow.checkpoint.gguf.tensor_types import TensorType
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
@@ -132,6 +127,8 @@ def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, 
     name = huggingface_name(tensor.name, names, architecture.layer_names)
     if name is None:
         raise _misfit(f"is no part of a {architecture.model_type} model as it is known here", tensor, file)
+    if is_single_row(tensor.name, names) and len(tensor.shape) == 1:
+        return {name: replace(_whole(tensor), shape=(1, *tensor.shape))}
     if names is None or "{}" not in name:
         return {name: replace(_whole(tensor), pair_heads=_pair_heads(tensor, architecture, config, file))}
     num_experts = config[names.count]

@@ -33,7 +33,7 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _WITHOUT_SUFFIX = {"attn_sinks": "self_attn.sinks"}
-_TENSOR_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
+_TENSOR_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.)?[a-z_]+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,34 @@ class MoeNames:
     up: str
     down: str
     router: str = "gate"
+    shared: str = ""  # the shared expert, below the layer; empty: there is none
+    shared_gate: str = ""  # likewise
+    choice_bias: str = ""  # of the router's choice, likewise
+    single_rows: frozenset[str] = frozenset()  # what Hugging Face has as a matrix of one row, by GGUF's names
 
 
 MIXTRAL_NAMES = MoeNames("num_local_experts", "block_sparse_moe", gate="w1", up="w3", down="w2")
 MLP_NAMES = MoeNames("num_experts", "mlp", gate="gate_proj", up="up_proj", down="down_proj")
-GRANITE_NAMES = replace(MLP_NAMES, count="num_local_experts", block="block_sparse_moe", router="router.layer")
+QWEN2_NAMES = replace(
+    MLP_NAMES,
+    shared="mlp.shared_expert",
+    shared_gate="mlp.shared_expert_gate",
+    single_rows=frozenset({"ffn_gate_inp_shexp"}),
+)
+ROUTED_NAMES = replace(
+    MLP_NAMES, count="n_routed_experts", shared="mlp.shared_experts", choice_bias="mlp.gate.e_score_correction_bias"
+)
+ERNIE_NAMES = replace(
+    ROUTED_NAMES,
+    count="moe_num_experts",
+    choice_bias="mlp.moe_statics.e_score_correction_bias",
+    single_rows=frozenset({"exp_probs_b"}),
+)
+MINIMAX_NAMES = replace(MIXTRAL_NAMES, choice_bias="block_sparse_moe.e_score_correction_bias")
+HUNYUAN_NAMES = replace(MLP_NAMES, router="gate.wg", shared="mlp.shared_mlp")
+GRANITE_NAMES = replace(
+    MLP_NAMES, count="num_local_experts", block="block_sparse_moe", router="router.layer", shared="shared_mlp"
+)
 GPT_OSS_NAMES = replace(MLP_NAMES, count="num_local_experts", router="router")
 
 
@@ -68,17 +91,33 @@ def huggingface_name(gguf_name: str, moe: MoeNames | None, own: Mapping[str, str
     layer, part, suffix = match.groups()
     if part in _WITHOUT_SUFFIX:
         return f"model.layers.{layer}.{_WITHOUT_SUFFIX[part]}" if suffix == "weight" else None
+    if part == "exp_probs_b":
+        return f"model.layers.{layer}.{moe.choice_bias}" if moe and moe.choice_bias and suffix == "bias" else None
+    if part.startswith("nextn."):  # of layers that predict further tokens, behind the last one
+        return f"model.layers.{layer}.{part}.{suffix}"
     name = own.get(part) or _IN_LAYER.get(part) or (_moe_parts(moe).get(part) if moe else None)
     return f"model.layers.{layer}.{name}.{suffix}" if name else None
 
 
 def _moe_parts(moe: MoeNames) -> dict[str, str]:
-    return {
-        "ffn_gate_inp": f"{moe.block}.{moe.router}",
-        "ffn_gate_exps": f"{moe.block}.experts.{{}}.{moe.gate}",
-        "ffn_up_exps": f"{moe.block}.experts.{{}}.{moe.up}",
-        "ffn_down_exps": f"{moe.block}.experts.{{}}.{moe.down}",
-    }
+    shared = {f"ffn_{name}_shexp": f"{moe.shared}.{name}_proj" for name in ("gate", "up", "down") if moe.shared}
+    gate = {"ffn_gate_inp_shexp": moe.shared_gate} if moe.shared_gate else {}
+    return (
+        shared
+        | gate
+        | {
+            "ffn_gate_inp": f"{moe.block}.{moe.router}",
+            "ffn_gate_exps": f"{moe.block}.experts.{{}}.{moe.gate}",
+            "ffn_up_exps": f"{moe.block}.experts.{{}}.{moe.up}",
+            "ffn_down_exps": f"{moe.block}.experts.{{}}.{moe.down}",
+        }
+    )
+
+
+def is_single_row(gguf_name: str, moe: MoeNames | None) -> bool:
+    """Return whether what GGUF has as a vector is a matrix of one row."""
+    match = _TENSOR_IN_LAYER.fullmatch(gguf_name)
+    return moe is not None and match is not None and match[2] in moe.single_rows
 
 
 def heads_in_pairs(gguf_name: str, num_heads: int, num_kv_heads: int) -> int:

@@ -192,6 +192,24 @@ def test_a_request_that_waits_for_its_prefix_holds_up_nobody(model, tmp_path, mo
     assert outputs["long"][-1].num_cached_tokens == 144
 
 
+def test_blocks_that_are_given_to_others_before_they_are_written_are_not_written(model, tmp_path, monkeypatch):
+    """The thread that writes comes late: by then some blocks hold keys and values of another text."""
+    goes_on = threading.Event()
+    with closing(load(model, tmp_path, num_blocks=13)) as engine:
+        cache = engine._prompt_cache
+        write = cache._folder.write
+        monkeypatch.setattr(cache._folder, "write", lambda *a: goes_on.wait(20) and write(*a))
+        expected = ask(engine, TEXT)[0]
+        before = kept_blocks(engine)
+        ask(engine, TEXT[::-1])
+        after = kept_blocks(engine)
+        assert 0 < len(before.keys() & after.keys()) < len(before)
+        goes_on.set()
+    with closing(load(model, tmp_path)) as engine:
+        assert ask(engine, TEXT)[0] == expected
+        assert 0 < engine.stats().prompt_cache_hit_tokens_total < 144
+
+
 @pytest.mark.parametrize("fault", ["full", "read error", "no room"])
 def test_faults_change_nothing_but_the_time(model, tmp_path, monkeypatch, caplog, fault):
     with closing(load(model, tmp_path)) as first:

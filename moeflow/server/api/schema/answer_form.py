@@ -31,7 +31,9 @@ def _check_text(text: str) -> str:
     return text
 
 
-Choice = Annotated[str, Field(min_length=1), AfterValidator(_check_text)]
+Choice = Annotated[
+    str, Field(min_length=1, json_schema_extra={"not": {"pattern": "\\u0000"}}), AfterValidator(_check_text)
+]
 Choices = Annotated[list[Choice], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 Pattern = Annotated[str, Field(min_length=1, description="A regular expression, of the whole answer.")]
 Grammar = Annotated[str, Field(min_length=1, description="Lark as llguidance reads it, or GBNF.")]

@@ -157,15 +157,20 @@ class MessageInput(TemplateFields):
     """A conversation, and how it is to go on: what there is to count of a request."""
 
     unsupported: ClassVar[dict[str, Unsupported]] = {
+        "billing_policy": Unsupported("nothing is billed here"),
+        "compaction": Unsupported("conversations are not shortened"),
         "container": Unsupported("this server runs no code"),
         "context_management": Unsupported(
             "conversations are not shortened",
             ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
         ),
         "diagnostics": Unsupported("there are none here"),
+        "fallback_credit_token": Unsupported("nothing is billed here"),
+        "fallbacks": Unsupported("there is one model", ([],)),
         "inference_geo": Unsupported("answers are computed here"),
         "mcp_servers": Unsupported("this server runs no tools itself", ([],)),
         "speed": Unsupported("there is one speed", ("standard",)),
+        "thread": Unsupported("send the whole conversation; its beginning is in the cache"),
         "user_profile_id": Unsupported("there are no profiles here"),
         "workspace_id": Unsupported("there are no workspaces here"),
     }

@@ -1,0 +1,244 @@
+"""Which architectures of GGUF files there are, and how each maps to a Hugging Face family: a row each.
+
+Source: the keys of gguf.constants; llama.cpp's conversions and what it takes where a key is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from moeflow.checkpoint.gguf.names import (
+    ERNIE_NAMES,
+    GPT_OSS_NAMES,
+    GRANITE_NAMES,
+    HUNYUAN_NAMES,
+    MINIMAX_NAMES,
+    MIXTRAL_NAMES,
+    MLP_NAMES,
+    QWEN2_NAMES,
+    ROUTED_NAMES,
+    MoeNames,
+)
+from moeflow.core.brief import brief
+from moeflow.core.errors import CheckpointError
+from moeflow.core.model_config import ConfigReader
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How a GGUF architecture maps to a Hugging Face family."""
+
+    model_type: str
+    huggingface_class: str
+    integers: Mapping[str, str]  # Hugging Face key -> GGUF key, of feed-forward widths, expert counts and the like
+    constants: Mapping[str, Any] = field(default_factory=dict)  # what GGUF leaves to the architecture's name
+    moe_names: MoeNames | None = None  # None: dense
+    layer_names: Mapping[str, str] = field(default_factory=dict)  # GGUF's in a layer that others do not have
+    scaling: Mapping[str, Any] = field(default_factory=dict)  # of rotary positions, what GGUF leaves out
+    # Hugging Face key -> GGUF key, and what is meant where a file has none: numbers from 0, or flags.
+    optional: Mapping[str, tuple[str, float | bool]] = field(default_factory=dict)
+    gating: int = 1  # how experts are scored: 1 by softmax, 2 by sigmoid
+    may_be_partial: bool = False  # whether positions may rotate a part of each head
+    stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
+    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the config whole, at last
+
+    @property
+    def understood(self) -> set[str]:
+        """Keys of GGUF that are translated."""
+        return {*self.integers.values(), *(key for key, _ in self.optional.values())}
+
+
+_WIDTH = {"intermediate_size": "feed_forward_length"}
+_TOP_K = {"num_experts_per_tok": "expert_used_count"}
+_ROUTED = _WIDTH | _TOP_K | {"n_routed_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
+_ROUTING: Mapping[str, tuple[str, float | bool]] = {
+    "n_shared_experts": ("expert_shared_count", 0),
+    "first_k_dense_replace": ("leading_dense_block_count", 0),
+    "n_group": ("expert_group_count", 1),
+    "topk_group": ("expert_group_used_count", 1),
+    "norm_topk_prob": ("expert_weights_norm", False),
+    "routed_scaling_factor": ("expert_weights_scale", 1.0),
+    "num_nextn_predict_layers": ("nextn_predict_layers", 0),
+}
+_LLAMA = Architecture("llama", "LlamaForCausalLM", _WIDTH, stores_pairs=True)
+_MIXTRAL = Architecture(
+    "mixtral",
+    "MixtralForCausalLM",
+    _WIDTH | _TOP_K | {"num_local_experts": "expert_count"},
+    {"sliding_window": None},
+    MIXTRAL_NAMES,
+    stores_pairs=True,
+)
+
+
+def _with_scale_of_gemma3(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add by what scores are scaled, which is otherwise in the largest model: llama.cpp knows it by its layers, too."""
+    hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
+    is_27b = config["num_hidden_layers"] == 62
+    return {**config, "query_pre_attn_scalar": hidden_size // num_heads if is_27b else config["head_dim"]}
+
+
+_GRANITE = Architecture(
+    "granitemoe",
+    "GraniteMoeForCausalLM",
+    _WIDTH | _TOP_K | {"num_local_experts": "expert_count"},
+    moe_names=GRANITE_NAMES,
+    optional={
+        "embedding_multiplier": ("embedding_scale", 1.0),
+        "residual_multiplier": ("residual_scale", 1.0),
+        "attention_multiplier": ("attention.scale", 1.0),
+        "logits_scaling": ("logit_scale", 1.0),
+    },
+    stores_pairs=True,
+)
+_GRANITE_SHARED = replace(
+    _GRANITE,
+    model_type="granitemoeshared",
+    huggingface_class="GraniteMoeSharedForCausalLM",
+    integers={**_GRANITE.integers, "shared_intermediate_size": "expert_shared_feed_forward_length"},
+)
+_OTHERS = {
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _WIDTH),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _WIDTH),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        _WIDTH
+        | _TOP_K
+        | {
+            "num_experts": "expert_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        QWEN2_NAMES,
+        optional={"num_shared_experts": ("expert_shared_count", 0)},
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        _ROUTED,
+        moe_names=ROUTED_NAMES,
+        layer_names={"post_attention_norm": "post_attention_layernorm"},
+        optional=_ROUTING,
+        gating=2,
+        may_be_partial=True,
+    ),
+    "dots1": Architecture(
+        "dots1",
+        "Dots1ForCausalLM",
+        _ROUTED,
+        {"sliding_window": None},
+        ROUTED_NAMES,
+        optional=_ROUTING,
+        gating=2,
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        _WIDTH
+        | {
+            "moe_num_experts": "expert_count",
+            "moe_k": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+        },
+        moe_names=ERNIE_NAMES,
+        optional={
+            "moe_num_shared_experts": ("expert_shared_count", 0),
+            "moe_layer_start_index": ("leading_dense_block_count", 0),
+            "moe_layer_interval": ("interleave_moe_layer_step", 1),
+        },
+    ),
+    "minimax-m2": Architecture(
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        _TOP_K | {"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"},
+        moe_names=MINIMAX_NAMES,
+        gating=2,
+        may_be_partial=True,
+    ),
+    "hunyuan-moe": Architecture(
+        "hunyuan_v1_moe",
+        "HunYuanMoEV1ForCausalLM",
+        {
+            "num_experts": "expert_count",
+            "moe_topk": "expert_used_count",
+            "intermediate_size": "expert_shared_feed_forward_length",
+            "moe_intermediate_size": "expert_feed_forward_length",
+        },
+        moe_names=HUNYUAN_NAMES,
+        layer_names={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        optional={"num_shared_expert": ("expert_shared_count", 1)},
+    ),
+    "qwen3moe": Architecture(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        _WIDTH | _TOP_K | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
+        {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        MLP_NAMES,
+    ),
+    "olmoe": Architecture(
+        "olmoe",
+        "OlmoeForCausalLM",
+        _WIDTH | _TOP_K | {"num_experts": "expert_count"},
+        {"norm_topk_prob": False, "clip_qkv": None},
+        MLP_NAMES,
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        _TOP_K
+        | {
+            "num_local_experts": "expert_count",
+            "intermediate_size": "expert_feed_forward_length",
+            "sliding_window": "attention.sliding_window",
+        },
+        moe_names=GPT_OSS_NAMES,
+        layer_names={"post_attention_norm": "post_attention_layernorm"},
+        scaling={"truncate": False},
+    ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        _WIDTH | {"sliding_window": "attention.sliding_window"},
+        {"hidden_activation": "gelu_pytorch_tanh"},
+        optional={
+            "sliding_window_pattern": ("attention.sliding_window_pattern", 6),
+            "rope_local_base_freq": ("rope.freq_base_swa", 10000.0),
+            "final_logit_softcapping": ("final_logit_softcapping", 0.0),
+        },
+        derive=_with_scale_of_gemma3,
+        layer_names={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+    ),
+    "granitemoe": _GRANITE,
+}
+
+
+def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
+    """Return the family; raises CheckpointError, naming what is supported, for any other."""
+    reader = ConfigReader(metadata, file)
+    name = reader.get(str, "general.architecture")
+    if reader.get(int, "split.count", 0) > 1:
+        raise CheckpointError(
+            f"is one of {metadata['split.count']} parts of a model",
+            file=file,
+            remedy="Join the parts first: llama-gguf-split --merge FIRST_PART WHOLE_FILE",
+        )
+    if name == "llama":
+        return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA
+    if name == "granitemoe" and reader.get(int, "granitemoe.expert_shared_feed_forward_length", 0) > 0:
+        return _GRANITE_SHARED
+    if name not in _OTHERS:
+        raise CheckpointError(
+            f"is of the architecture {brief(name)}",
+            file=file,
+            remedy=f"Supported in GGUF files are llama (dense and Mixtral), {', '.join(_OTHERS)}",
+        )
+    return _OTHERS[name]
