@@ -29,7 +29,6 @@ from moeflow.planner.choices.kv_cache_choice import (
     min_kv_bytes,
     num_kept_blocks,
 )
-from moeflow.planner.choices.latent_choice import check_latent_attention
 from moeflow.planner.choices.lossy_routing import choose_lossy_routing, predictor_of, served_name
 from moeflow.planner.choices.packed_files import find_packed_weights_file, place_of_packed_weights
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
@@ -130,9 +129,7 @@ class Decision:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
         settings, reasons = self.settings, self.reasons
         device = choose_device(settings.device, self.resources, reasons)
-        is_offloaded = self.offloads_to_torch or device != "cpu"
-        check_encoder_decoder(settings, self.shape, is_offloaded=is_offloaded)
-        check_latent_attention(settings, self.shape, is_offloaded=is_offloaded)
+        check_encoder_decoder(settings, self.shape, is_offloaded=self.offloads_to_torch or device != "cpu")
         check_replicas(settings, device, offloads_to_torch=self.offloads_to_torch)
         budget = self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
         budget.take_share()

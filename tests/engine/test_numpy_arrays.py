@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
     Ernie4_5_MoeConfig,
     LlamaConfig,
     OlmoeConfig,
@@ -155,6 +156,16 @@ FAMILIES = {
     ),
     "a bias of the choice, rotated neighbours": Ernie4_5_MoeConfig(
         **SHAPE | {"vocab_size": 258}, moe_num_experts=6, moe_k=3, moe_intermediate_size=24
+    ),
+    "latents": DeepseekV2Config(
+        **SHAPE | {"vocab_size": 258, "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 24},
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=8,
+        v_head_dim=10,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        rope_parameters=YARN,
     ),
     "norms of all heads": OlmoeConfig(**MOE, clip_qkv=0.5),
 }

@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
@@ -28,7 +30,17 @@ from tests.models.parity import SHAPE, random_model
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 PROMPTS = [[5, 9, 70, 31, 7], [40], list(range(20, 60))]
 ROUTED = {"moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
 FAMILIES = {
+    "deepseek_v2": DeepseekV2Config(**SHAPE | ROUTED | LATENT),
+    "deepseek_v3": DeepseekV3Config(**SHAPE | ROUTED | LATENT | {"q_lora_rank": 18}, n_group=4, topk_group=2),
     "dots1": Dots1Config(**SHAPE, **ROUTED, n_shared_experts=2, norm_topk_prob=True, sliding_window=None),
     "ernie4_5_moe": Ernie4_5_MoeConfig(**SHAPE, moe_intermediate_size=24, moe_num_experts=8, moe_k=3),
     "glm4_moe": Glm4MoeConfig(**SHAPE, **ROUTED, head_dim=16, n_group=4, topk_group=2, routed_scaling_factor=2.5),

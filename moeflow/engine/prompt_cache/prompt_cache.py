@@ -154,9 +154,12 @@ class PromptCache:
             lane.close()
 
     def _offer(self, request: Request, blocks: BlockTables) -> None:
-        """Have a request's blocks written, unless too much waits for that: then they are offered again, with more."""
+        """Have a request's blocks written, unless too much waits for that: then they are offered again, with more.
+
+        Those of batch jobs are not: many texts that nobody goes on with would take the place of conversations.
+        """
         self._to_write = [job for job in self._to_write if not job.is_done]
-        if self._is_writing and len(self._to_write) < MOST_WAITING:
+        if self._is_writing and len(self._to_write) < MOST_WAITING and not request.is_batch:
             self._num_offered[request] = blocks.num_shared(request)
             self._to_write.append(self._writer.submit(self._write, list(blocks.shared(request))))
 

@@ -79,6 +79,11 @@ def with_pipeline(
     config: EngineConfig, overrides: OffloadOverrides, shape: ModelConfig
 ) -> tuple[EngineConfig, Reasons]:
     """Return a configuration whose passes go through a pipeline, and why. Raises: ConfigError, CapacityError."""
+    if shape.latent is not None:
+        raise ConfigError(
+            "pipelines of a device that is smaller than the model (--device) do not run latent attention, which this "
+            f"one has ({shape.model_type}): leave the option away"
+        )
     costs = costs_of(shape, config)
     offload = plan_offload(overrides, costs, config.scheduler)
     if not config.cpu_isa and not offload.computes_in_torch:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Final, cast
 
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB
 from moeflow.kernels.argmax import argmax
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
@@ -60,7 +61,7 @@ class KernelShape:
     dtype: str
     sizes: tuple[
         int, ...
-    ]  # linear: outputs, inputs; experts: E, top_k, H, I; attention: Q, KV, D, latent or 0; rows: Q, KV, D; sampling: V
+    ]  # linear: outputs, inputs; experts: E, top_k, H, I; rows: Q, KV, D; attention also latent or none; sampling: V
 
     @property
     def values(self) -> int:
@@ -75,8 +76,8 @@ class KernelShape:
             return num_heads * head_dim
         if self.kernel == "sampling":
             return self.sizes[0]
-        _, num_kv_heads, head_dim, latent_dim = self.sizes
-        return num_kv_heads * (head_dim + (latent_dim or head_dim))
+        _, num_kv_heads, head_dim, *latent_dims = self.sizes
+        return num_kv_heads * (head_dim + sum(latent_dims or [head_dim]))
 
 
 ROW_OPERATIONS: Final = KernelShape("rows", "float32", (16, 4, 64))  # of any model
@@ -93,7 +94,7 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
         KernelShape("linear", _fitting(formats.matrices, shape.hidden_size), (qkv, shape.hidden_size)),
         KernelShape("linear", _fitting(formats.matrices, attended), (shape.hidden_size, attended)),
         KernelShape("linear", formats.of_head, (shape.vocab_size, shape.hidden_size)),
-        KernelShape("attention", formats.kv, (shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.latent_dim)),
+        KernelShape("attention", formats.kv, _attention_sizes(shape)),
         KernelShape("sampling", "float32", (shape.vocab_size,)),
     ]
     if shape.num_experts:
@@ -105,6 +106,11 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
         dtype = _fitting(formats.matrices, shape.hidden_size, width)
         found += [KernelShape("experts", dtype, (1, 1, shape.hidden_size, width))]
     return list(dict.fromkeys(found))
+
+
+def _attention_sizes(shape: ModelConfig) -> tuple[int, ...]:
+    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    return sizes if shape.latent is None else (*sizes, shape.latent_dim)
 
 
 def _fitting(dtype: str, *columns: int) -> str:
@@ -234,7 +240,8 @@ class KernelBench:
 
     def _attention(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
         """Yield decoding of many sequences, then a chunk of one prompt."""
-        num_heads, num_kv_heads, head_dim, latent_dim = shape.sizes
+        num_heads, num_kv_heads, head_dim, *latent_dims = shape.sizes
+        latent_dim = sum(latent_dims)
         dtype = getattr(torch, shape.dtype)
         shaped = {
             "num_kv_heads": num_kv_heads,

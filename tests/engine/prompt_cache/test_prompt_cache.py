@@ -148,6 +148,12 @@ def test_the_same_engine_has_the_same_identity_and_changed_code_another(model, t
         assert kv_identity(more_threads) == one
         wide = dataclasses.replace(engine.config, is_wide=True)
         assert kv_identity(wide) != one
+        importance = tmp_path / "importance"
+        mixed = dataclasses.replace(engine.config, mix="q4_k", importance_file=str(importance))
+        importance.write_text("one")
+        rounded = kv_identity(mixed)
+        importance.write_text("other")
+        assert len({one, rounded, kv_identity(mixed)}) == 3
         copy = tmp_path / "models"
         shutil.copytree(os.path.dirname(prompt_cache.__file__), copy)
         monkeypatch.setattr("moeflow.engine.prompt_cache.identity.models.__path__", [str(copy)])
@@ -163,6 +169,18 @@ def test_short_prompts_are_not_worth_a_file_until_they_grow(model, tmp_path):
     with closing(load(model, tmp_path)) as engine:
         ask(engine, TEXT[:80])
     assert len(list(tmp_path.glob("*.kv"))) == 1
+
+
+def test_batch_jobs_read_but_do_not_write(model, tmp_path):
+    batch = msgspec.structs.replace(Submission("r", TEXT, GREEDY, seed=7), is_batch=True)
+    with closing(load(model, tmp_path)) as engine:
+        expected = tokens(run(engine, [batch])["r"])
+    assert not list(tmp_path.glob("*.kv"))
+    with closing(load(model, tmp_path)) as engine:
+        ask(engine, TEXT)
+    with closing(load(model, tmp_path)) as engine:
+        outputs = run(engine, [batch])["r"]
+        assert (tokens(outputs), outputs[-1].num_cached_tokens) == (expected, 144)
 
 
 def test_several_engines_share_a_folder(model, tmp_path):
@@ -338,5 +356,5 @@ def test_restarts_damage_and_eviction_never_show_in_answers(model, tmp_path):
     Restarts.model, Restarts.root, Restarts.numbers, Restarts.expected = model, tmp_path, itertools.count(), {}
     with closing(load(model)) as Restarts.plain:
         machine = Restarts.TestCase
-        machine.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+        machine.settings = settings(max_examples=8, stateful_step_count=25)
         machine("runTest").runTest()

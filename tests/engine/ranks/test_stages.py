@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     LlamaConfig,
     MixtralConfig,
     OlmoeConfig,
@@ -51,6 +52,18 @@ MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SHAPE, attention_bias=True, tie_word_embeddings=True),
     "olmoe": OlmoeConfig(**MOE, clip_qkv=0.5),
     "qwen3_moe": Qwen3MoeConfig(**MOE, moe_intermediate_size=32, head_dim=16, mlp_only_layers=[0, 1]),
+    "deepseek_v3": DeepseekV3Config(
+        **SHAPE | {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32},
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=12,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+    ),
 }
 OFTEN_CUT = MicroBatchCosts(fixed_s=0.0, expert_s=0.0, num_experts=0, top_k=0, token_s=1.0)
 
@@ -106,6 +119,7 @@ def alone(models):
         ("llama", {}, {"stages": "4,1"}),
         ("olmoe", {}, {"stages": "3"}),
         ("qwen3_moe", {"kv_dtype": "bfloat16"}, {"stages": "3"}),
+        ("deepseek_v3", {"kv_dtype": "int8"}, {"stages": "2"}),
         ("mixtral", {}, {"stages": "2", "num_ranks": 4, "num_redundant_experts": 1}),
         ("qwen3_moe", {}, {"stages": "2,3", "num_ranks": 4, "expert_layout": "sliced", "attention_layout": "tensor"}),
         ("llama", {}, {"stages": "2", "num_ranks": 4, "attention_layout": "tensor"}),

@@ -24,6 +24,7 @@ SHAPES = (
     KernelShape("linear", "int8", (32, 64)),
     KernelShape("experts", "bfloat16", (4, 2, 64, 32)),
     KernelShape("attention", "float32", (4, 2, 16)),
+    KernelShape("attention", "int8", (4, 1, 24, 16)),  # latent
 )
 
 
