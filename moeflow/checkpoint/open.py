@@ -7,6 +7,8 @@ import stat
 from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.fairseq.folder import FairseqFolder, is_fairseq_folder
+from moeflow.checkpoint.faster_transformer.folder import FasterTransformerFolder, is_faster_transformer_folder
 from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf.file import GGUFFile
 from moeflow.checkpoint.quantized.folder import QuantizedFolder
@@ -20,7 +22,7 @@ _WHAT_TO_NAME = "Name a Hugging Face folder (config.json and safetensors) or a .
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a Hugging Face folder or a GGUF file; reads headers only.
+    """Open a Hugging Face folder, a GGUF file, or a folder as fairseq or FasterTransformer has it; reads headers only.
 
     Raises: CheckpointError if there is nothing of the kind, or it is damaged or not supported.
     """
@@ -29,6 +31,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError("does not exist", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     mode = stat_file(path).st_mode
     if stat.S_ISDIR(mode):
+        if is_fairseq_folder(path):
+            return FairseqFolder(path)
+        if is_faster_transformer_folder(path):
+            return FasterTransformerFolder(path)
         folder = SafetensorsFolder(path)
         settings = QuantizationSettings.of(folder.config, folder.config_file)
         return with_known_names(folder if settings is None else QuantizedFolder(folder, settings))

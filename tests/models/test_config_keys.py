@@ -1,7 +1,18 @@
 """Configs as old and new transformers write them; each broken in every way that would change the arithmetic."""
 
 import pytest
-from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
+from transformers import (
+    Ernie4_5_MoeConfig,
+    Glm4MoeConfig,
+    HunYuanMoEV1Config,
+    LlamaConfig,
+    MiniMaxM2Config,
+    MixtralConfig,
+    OlmoeConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import RopeConfig
@@ -13,11 +24,19 @@ ARCHITECTURES = {
     OlmoeConfig: "OlmoeForCausalLM",
     Qwen3MoeConfig: "Qwen3MoeForCausalLM",
 }
+OTHERS = {
+    Ernie4_5_MoeConfig: "Ernie4_5_MoeForCausalLM",
+    Glm4MoeConfig: "Glm4MoeForCausalLM",
+    HunYuanMoEV1Config: "HunYuanMoEV1ForCausalLM",
+    MiniMaxM2Config: "MiniMaxM2ForCausalLM",
+    Qwen2Config: "Qwen2ForCausalLM",
+    Qwen2MoeConfig: "Qwen2MoeForCausalLM",
+}
 
 
 def raw(kind=LlamaConfig, **changes):
     """Return what transformers writes today, with changes; a value of ... takes the key away."""
-    config = kind().to_dict() | {"architectures": [ARCHITECTURES[kind]]} | changes
+    config = kind().to_dict() | {"architectures": [(ARCHITECTURES | OTHERS)[kind]]} | changes
     return {key: value for key, value in config.items() if value is not ...}
 
 
@@ -124,6 +143,19 @@ def test_a_window_counts_only_where_the_family_uses_it():
         (MixtralConfig, {"sliding_window": 0}, "'sliding_window' is 0"),
         (OlmoeConfig, {"clip_qkv": 0.0}, "'clip_qkv' is 0.0"),
         (Qwen3MoeConfig, {"mlp_only_layers": [1.5]}, "'mlp_only_layers'"),
+        (Qwen2MoeConfig, {"shared_expert_intermediate_size": 0}, "'shared_expert_intermediate_size' is 0"),
+        (Qwen2Config, {"use_sliding_window": True, "layer_types": ["full_attention"]}, "'layer_types'"),
+        (Glm4MoeConfig, {"n_group": 3, "head_dim": 128}, "128 experts are not in 3 groups"),
+        (Glm4MoeConfig, {"n_group": 64, "topk_group": 2, "head_dim": 128}, "8 of 4 experts cannot be chosen"),
+        (Glm4MoeConfig, {"n_shared_experts": -1, "head_dim": 128}, "'n_shared_experts' is -1"),
+        (Glm4MoeConfig, {"scoring_func": "softmax", "head_dim": 128}, "'scoring_func' is 'softmax'"),
+        (Ernie4_5_MoeConfig, {"use_bias": True}, "'use_bias' is true"),
+        (Ernie4_5_MoeConfig, {"moe_layer_interval": 0}, "'moe_layer_interval' is 0"),
+        (HunYuanMoEV1Config, {"moe_topk": [1, 2]}, "all layers have to be alike"),
+        (HunYuanMoEV1Config, {"num_shared_expert": [2, 2]}, "'num_shared_expert' is [2, 2], where 1"),
+        (HunYuanMoEV1Config, {"use_cla": True}, "'use_cla' is True"),
+        (HunYuanMoEV1Config, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        (MiniMaxM2Config, {"rotary_dim": 63}, "an even part is expected"),
         (Qwen3MoeConfig, {"decoder_sparse_step": 0}, "'decoder_sparse_step' is 0"),
     ],
 )

@@ -129,6 +129,11 @@ def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
             f"a small model is not made of layers with latent attention ({target.model_type}): "
             "use a speculator that needs no training"
         )
+    if any(rope.rotary_dim or rope.is_interleaved for rope in target.ropes):
+        raise ConfigError(
+            "a small model is not made of layers whose positions rotate a part of each head, or neighbours "
+            f"({target.model_type}): use a speculator that needs no training"
+        )
     usable = [layer for layer in range(target.num_layers) if layer not in target.dense_layers]
     if not 1 <= num_layers <= len(usable):
         raise ConfigError(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.core.model_config import ConfigReader
-from moeflow.models import llama, mixtral, olmoe, qwen2_moe, qwen3_moe
+from moeflow.models import dots1, hunyuan_v1_moe, llama, mixtral, olmoe, qwen2_moe, qwen3_moe
 from moeflow.planner.costs.model_costs import Formats, ModelCosts, expected_distinct
 from tests.shapes import MIXTRAL, TINY
 
@@ -54,13 +54,31 @@ FAMILIES = {
             mlp_only_layers=[1],
         ),
     ),
+    "dots1": (
+        dots1,
+        transformers.Dots1Config(
+            **DECODER,
+            **MOE,
+            intermediate_size=56,
+            moe_intermediate_size=24,
+            n_shared_experts=2,
+            n_routed_experts=5,
+            first_k_dense_replace=1,
+        ),
+    ),
+    "hunyuan_v1_moe": (
+        hunyuan_v1_moe,
+        transformers.HunYuanMoEV1Config(
+            **DECODER, moe_topk=3, experts_implementation="eager", intermediate_size=24, num_experts=5
+        ),
+    ),
     "olmoe": (
         olmoe,
         transformers.OlmoeConfig(**DECODER | {"hidden_size": 60}, **MOE, intermediate_size=24, num_experts=5),
     ),
 }
 ROUTERS = ("mlp.gate", "mlp.shared_expert_gate")
-SHARED = ("mlp.shared_expert", "mlp.shared_experts")
+SHARED = ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp")
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
@@ -93,7 +111,7 @@ class Counted:
 
     def norms(self):
         """Values of the norms of hidden states."""
-        names = ("layernorm.weight", "model.norm.weight")
+        names = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight")
         return sum(p.numel() for name, p in self.model.named_parameters() if name.endswith(names))
 
     def matrices(self, inside_layers):

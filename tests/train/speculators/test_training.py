@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MiniMaxM2Config
 
 from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
@@ -19,6 +19,7 @@ from moeflow.train.speculators.teacher_text import UNKNOWN, TeacherText
 from moeflow.train.speculators.training import Progress, Training, guesses
 from moeflow.train.speculators.work_folder import SpeculatorWork
 from moeflow.train.work_folder import work_folder
+from tests.models.parity import SHAPE, random_model
 from tests.tiny_mixtral import write_tiny_mixtral
 
 
@@ -130,3 +131,10 @@ def test_unfinished_work_of_another_kind_is_not_gone_on_with(tmp_path):
             work.check_recipe({"layers": 3})
         with pytest.raises(ConfigError, match="another process"), work_folder(tmp_path / "work"):
             pass
+
+
+def test_no_student_is_made_of_layers_that_a_llama_has_not(tmp_path):
+    config = MiniMaxM2Config(**SHAPE, head_dim=16, rotary_dim=8, num_local_experts=4, num_experts_per_tok=2)
+    random_model(config).save_pretrained(tmp_path)
+    with closing(open_checkpoint(tmp_path)) as target, pytest.raises(ConfigError, match="rotate a part of each head"):
+        student_from(target, 1)
