@@ -11,6 +11,7 @@ from moeflow.checkpoint.fairseq.folder import FairseqFolder, is_fairseq_folder
 from moeflow.checkpoint.faster_transformer.folder import FasterTransformerFolder, is_faster_transformer_folder
 from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf.file import GGUFFile
+from moeflow.checkpoint.gguf.latent import with_joined_projections
 from moeflow.checkpoint.quantized.folder import QuantizedFolder
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.checkpoint.regular_file import open_stream, stat_file
@@ -41,7 +42,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if not stat.S_ISREG(mode):
         raise CheckpointError("is no regular file", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     if path.suffix == ".gguf" or _has_gguf_magic(path):
-        return GGUFFile(path)
+        return with_joined_projections(GGUFFile(path))
     if path.suffix in PICKLE_SUFFIXES:
         raise CheckpointError("holds pickled weights", file=path, remedy=CONVERT_PICKLE)
     if path.suffix in (".safetensors", ".json"):

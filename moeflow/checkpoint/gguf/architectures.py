@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from moeflow.checkpoint.gguf.latent import LAYER_NAMES
 from moeflow.checkpoint.gguf.names import (
     ERNIE_NAMES,
     GPT_OSS_NAMES,
@@ -44,6 +45,7 @@ class Architecture:
     may_be_partial: bool = False  # whether positions may rotate a part of each head
     stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the config whole, at last
+    is_latent: bool = False  # whether attention is latent
 
     @property
     def understood(self) -> set[str]:
@@ -99,6 +101,22 @@ _GRANITE_SHARED = replace(
     model_type="granitemoeshared",
     huggingface_class="GraniteMoeSharedForCausalLM",
     integers={**_GRANITE.integers, "shared_intermediate_size": "expert_shared_feed_forward_length"},
+)
+_DEEPSEEK_V2 = Architecture(
+    "deepseek_v2",
+    "DeepseekV2ForCausalLM",
+    _ROUTED,
+    moe_names=ROUTED_NAMES,
+    layer_names=LAYER_NAMES,
+    optional=_ROUTING,
+    is_latent=True,
+)
+_DEEPSEEK_V3 = replace(
+    _DEEPSEEK_V2,
+    model_type="deepseek_v3",
+    huggingface_class="DeepseekV3ForCausalLM",
+    constants={"topk_method": "noaux_tc"},
+    gating=2,
 )
 _OTHERS = {
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _WIDTH),
@@ -235,10 +253,12 @@ def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
         return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA
     if name == "granitemoe" and reader.get(int, "granitemoe.expert_shared_feed_forward_length", 0) > 0:
         return _GRANITE_SHARED
+    if name == "deepseek2":
+        return _DEEPSEEK_V3 if reader.get(int, "deepseek2.expert_gating_func", 0) == 2 else _DEEPSEEK_V2
     if name not in _OTHERS:
         raise CheckpointError(
             f"is of the architecture {brief(name)}",
             file=file,
-            remedy=f"Supported in GGUF files are llama (dense and Mixtral), {', '.join(_OTHERS)}",
+            remedy=f"Supported in GGUF files are llama (dense and Mixtral), deepseek2, {', '.join(_OTHERS)}",
         )
     return _OTHERS[name]
