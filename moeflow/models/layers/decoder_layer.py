@@ -11,6 +11,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.decoder import PackedLayer
 from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
@@ -53,7 +54,8 @@ class DecoderLayer:
         self.mlp = mlp
         self._names = names
         self.input_layernorm = Norm.of(config, allocator)
-        self.post_attention_layernorm = Norm.of(config, allocator)
+        self.post_attention_layernorm = Norm.of(config, allocator)  # before the feed-forward network
+        self._post_norms = (Norm.of(config, allocator), Norm.of(config, allocator)) if config.has_post_norms else None
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -118,8 +120,22 @@ class DecoderLayer:
         stage = self._stage
         if stage is not None and stage.slots is None and self.mlp.on_route is None:
             return stage(hidden, attended)
-        hidden = self.mixer.out_proj(attended, residual=hidden)
-        return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
+        hidden = self.after_attention(hidden, attended)
+        normed = self.post_attention_layernorm(hidden)
+        if self._post_norms is None:
+            return self.mlp(normed, residual=hidden)
+        return self.add_network(hidden, self.mlp(normed))
+
+    def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return hidden states plus what attention gives. Shapes: as `post_attention`."""
+        out_proj = self.mixer.out_proj
+        if self._post_norms is None:
+            return out_proj(attended, residual=hidden)
+        return hidden + self._post_norms[0](out_proj(attended))
+
+    def add_network(self, hidden: Tensor, result: Tensor) -> Tensor:
+        """Return hidden states plus what the feed-forward network has returned. Shapes: [T, H] all."""
+        return hidden + (result if self._post_norms is None else self._post_norms[1](result))
 
     @property
     def has_router(self) -> bool:
@@ -129,7 +145,7 @@ class DecoderLayer:
     def route(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Routed]:
         """Return what experts are to be added to, [T, H], and what they compute with. Shapes: as `post_attention`."""
         assert isinstance(self.mlp, MoE)
-        hidden = self.mixer.out_proj(attended, residual=hidden)
+        hidden = self.after_attention(hidden, attended)
         normed = self.post_attention_layernorm(hidden)
         hidden = self.mlp.with_shared(normed, hidden)
         return hidden, Routed(normed, *self.mlp.route(normed))
@@ -142,7 +158,11 @@ class DecoderLayer:
         return mixer | {"up": ups, "down": downs} | shared
 
     def _make_stage(self) -> MoEStage | None:
-        return self.mlp.stage(self.mixer.out_proj, self.post_attention_layernorm)
+        out_proj, norm = self.mixer.out_proj, self.post_attention_layernorm
+        if self._post_norms is None:
+            return self.mlp.stage(out_proj, norm)
+        assert not isinstance(self.mlp, MoE), "families with such norms are dense"
+        return self.mlp.stage(out_proj, norm, PostNorms(*(it.weights for it in self._post_norms)))
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
@@ -150,4 +170,9 @@ class DecoderLayer:
         yield from self.mixer.named_weights(f"{prefix}.{names.mixer}")
         yield from self.mlp.named_weights(prefix)
         yield from self.input_layernorm.named_weights(f"{prefix}.{names.input_norm}")
-        yield from self.post_attention_layernorm.named_weights(f"{prefix}.{names.post_norm}")
+        if self._post_norms is None:
+            yield from self.post_attention_layernorm.named_weights(f"{prefix}.{names.post_norm}")
+            return
+        yield from self.post_attention_layernorm.named_weights(f"{prefix}.pre_feedforward_layernorm")
+        for part, norm in zip(("attention", "feedforward"), self._post_norms, strict=True):
+            yield from norm.named_weights(f"{prefix}.post_{part}_layernorm")
