@@ -7,8 +7,11 @@ import stat
 from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.fairseq.folder import FairseqFolder, is_fairseq_folder
+from moeflow.checkpoint.faster_transformer.folder import FasterTransformerFolder, is_faster_transformer_folder
 from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf.file import GGUFFile
+from moeflow.checkpoint.gguf.latent import with_joined_projections
 from moeflow.checkpoint.quantized.folder import QuantizedFolder
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.checkpoint.regular_file import open_stream, stat_file
@@ -20,7 +23,7 @@ _WHAT_TO_NAME = "Name a Hugging Face folder (config.json and safetensors) or a .
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a Hugging Face folder or a GGUF file; reads headers only.
+    """Open a Hugging Face folder, a GGUF file, or a folder as fairseq or FasterTransformer has it; reads headers only.
 
     Raises: CheckpointError if there is nothing of the kind, or it is damaged or not supported.
     """
@@ -29,13 +32,17 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError("does not exist", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     mode = stat_file(path).st_mode
     if stat.S_ISDIR(mode):
+        if is_fairseq_folder(path):
+            return FairseqFolder(path)
+        if is_faster_transformer_folder(path):
+            return FasterTransformerFolder(path)
         folder = SafetensorsFolder(path)
         settings = QuantizationSettings.of(folder.config, folder.config_file)
         return with_known_names(folder if settings is None else QuantizedFolder(folder, settings))
     if not stat.S_ISREG(mode):
         raise CheckpointError("is no regular file", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     if path.suffix == ".gguf" or _has_gguf_magic(path):
-        return GGUFFile(path)
+        return with_joined_projections(GGUFFile(path))
     if path.suffix in PICKLE_SUFFIXES:
         raise CheckpointError("holds pickled weights", file=path, remedy=CONVERT_PICKLE)
     if path.suffix in (".safetensors", ".json"):

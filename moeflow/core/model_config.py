@@ -87,6 +87,15 @@ class RelativePositions:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedPositions:
+    """Positions that are added to token embeddings."""
+
+    kind: Literal["learned", "sinusoidal"]
+    count: int  # how many there are, and so the longest context
+    first_row: int = 0  # of the first position in the table
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderConfig:
     """What an encoder-decoder has beside its decoder; layers are as wide as the decoder's. A decoder may have none."""
 
@@ -111,7 +120,8 @@ class ModelConfig:
     rms_norm_eps: float  # of all norms
     has_layer_norms: bool = False  # norms subtract the mean
     norm_bias: bool = False  # of layer norms
-    rope: RopeConfig | None  # None: positions are relative
+    rope: RopeConfig | None  # None: positions are relative, or added to embeddings
+    added_positions: AddedPositions | None = None
     relative_positions: RelativePositions | None = None
     encoder: EncoderConfig | None = None  # None: decoder-only
     labels: tuple[str, ...] = ()  # of the classes that it sorts texts into; empty: it does not
@@ -153,7 +163,7 @@ class ModelConfig:
     @property
     def rotary(self) -> RopeConfig:
         """The rotary positions of a model that has them."""
-        assert self.rope is not None, "positions are relative"
+        assert self.rope is not None, "positions are not rotary"
         return self.rope
 
     def attention_of(self, layer_idx: int) -> AttentionKind:
@@ -269,7 +279,14 @@ class ModelConfig:
         dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
+        embeddings += self.num_learned_positions * self.hidden_size
         return self.num_attentions * attention + experts + shared + dense + embeddings + classifier
+
+    @property
+    def num_learned_positions(self) -> int:
+        """Rows of a table of positions that was learned."""
+        added = self.added_positions
+        return added.first_row + added.count if added is not None and added.kind == "learned" else 0
 
     @property
     def num_active_parameters(self) -> int:

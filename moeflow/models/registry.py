@@ -56,6 +56,8 @@ FAMILIES: Mapping[str, Row] = {
     "glm4_moe_lite": Row("Glm4MoeLiteForCausalLM", "moeflow.models.glm4_moe_lite"),
     "hunyuan_v1_moe": Row("HunYuanMoEV1ForCausalLM", "moeflow.models.hunyuan_v1_moe"),
     "minimax_m2": Row("MiniMaxM2ForCausalLM", "moeflow.models.minimax_m2"),
+    "fairseq_moe": Row("TransformerLanguageModel", "moeflow.models.fairseq_moe"),
+    "gpt_moe": Row("ParallelGPT", "moeflow.models.gpt_moe"),
     "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
     "deepseek_v2": Row("DeepseekV2ForCausalLM", "moeflow.models.deepseek_v2"),
     "deepseek_v3": Row("DeepseekV3ForCausalLM", "moeflow.models.deepseek_v3"),

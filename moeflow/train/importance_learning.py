@@ -95,7 +95,7 @@ def learn_importance(
     passes = [texts[start : start + _PASS_SEQUENCES] for start in range(0, len(texts), _PASS_SEQUENCES)]
     num_steps, found = shape.num_layers * len(passes), dict[str, Floats]()
     ends = _stage(checkpoint, 0, num_threads)
-    hidden = [ends.embed(torch.tensor(list(chain(*part)))) for part in passes]
+    hidden = [_embedded(ends, part) for part in passes]
     for layer_idx in range(shape.num_layers):
         stage = _stage(checkpoint, layer_idx, num_threads) if layer_idx else ends
         (layer,) = stage.layers
@@ -110,6 +110,11 @@ def learn_importance(
         last.add(ends.norm(states))
     head = "model.embed_tokens.weight" if shape.tie_word_embeddings else "lm_head.weight"
     return found | {head: _finished(last.mean())}
+
+
+def _embedded(ends: CausalLM, texts: Sequence[Sequence[int]]) -> Tensor:
+    positions = list(chain(*(range(len(text)) for text in texts)))
+    return ends.embed_at(torch.tensor(list(chain(*texts))), torch.tensor(positions))
 
 
 def _stage(checkpoint: Checkpoint, layer_idx: int, num_threads: int) -> CausalLM:

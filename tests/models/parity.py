@@ -186,6 +186,11 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 class Parity:
     """Tests that hold for every family."""
 
+    @staticmethod
+    def in_bfloat16(pair):
+        """Return the oracle's model in bfloat16."""
+        return AutoModelForCausalLM.from_pretrained(pair.folder, dtype=torch.bfloat16, attn_implementation="eager")
+
     def test_a_whole_prompt(self, pair):
         for count in (1, 2, 37):
             ids = tokens(count, seed=count)
@@ -269,7 +274,7 @@ class Parity:
 
     def test_bfloat16_errs_no_more_than_transformers(self, pair):
         """By the median over short prompts: where rounding makes a router choose otherwise, one prompt is lost."""
-        theirs = AutoModelForCausalLM.from_pretrained(pair.folder, dtype=torch.bfloat16, attn_implementation="eager")
+        theirs = self.in_bfloat16(pair)
         ours = load(pair.folder, torch.bfloat16)
         prompts = [tokens(8, seed) for seed in range(12)]
         exact = torch.cat([their_logits(pair.theirs, ids) for ids in prompts])

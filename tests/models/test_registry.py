@@ -15,11 +15,15 @@ def read(**changes):
     return shape_of(CONFIG | changes)
 
 
+OF_OTHER_FILES = {"fairseq_moe", "gpt_moe"}  # which transformers does not read
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_row_is_a_family_of_transformers_with_a_file_of_its_name(model_type):
     row = FAMILIES[model_type]
     assert row.module == f"moeflow.models.{model_type}"
-    assert getattr(transformers, row.architecture).config_class.model_type == model_type
+    if model_type not in OF_OTHER_FILES:
+        assert getattr(transformers, row.architecture).config_class.model_type == model_type
     module = importlib.import_module(row.module)
     assert callable(module.read_config)
     assert callable(module.build)

@@ -13,8 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from moeflow.engine.generator import Generator
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.api.schema.message_object import MESSAGE_EVENTS, MessageObject
+from moeflow.server.app import create_app
+from moeflow.server.config import ServerConfig
 from tests.server.conftest import connect
 from tests.server.events import read_typed_events
 from tests.server.fake_client import NAME, REPLY, FakeClient
@@ -38,6 +41,18 @@ TOOLS = [
 @pytest.fixture
 def engine(tokenizer: Tokenizer) -> FakeClient:
     return FakeClient(tokenizer, max_model_len=4096)
+
+
+@pytest.fixture(scope="module")
+def refusing(tokenizer: Tokenizer) -> Iterator[tuple[anthropic.Anthropic, FakeClient]]:
+    """A server of which nothing is asked that it does, so that one is enough."""
+    engine = FakeClient(tokenizer)
+    app = create_app(Generator(engine, tokenizer), ServerConfig())
+    with (
+        serve_in_thread(app) as url,
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        yield client, engine
 
 
 @pytest.fixture
@@ -325,7 +340,8 @@ def test_counts_are_those_of_prompts(client, engine):
         ),
     ],
 )
-def test_what_cannot_be_meant(client, engine, changes, reason):
+def test_what_cannot_be_meant(refusing, changes, reason):
+    client, engine = refusing
     with pytest.raises(anthropic.BadRequestError, match=reason) as caught:
         ask(client, **changes)
     assert set(caught.value.body) == {"type", "error", "request_id"}
@@ -479,7 +495,7 @@ PIECES = st.sampled_from(
 def test_streams_come_to_what_whole_answers_are(client, engine, tokenizer, is_parallel):
     """Whatever the model writes, and however many tokens a pass brings."""
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(PIECES, max_size=8).map("".join), st.integers(0, 5), st.integers(1, 120))
     def compare(text, guesses_per_pass, max_tokens):
         says(engine, tokenizer, text)

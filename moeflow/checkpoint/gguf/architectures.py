@@ -6,10 +6,11 @@ Source: the keys of gguf.constants; llama.cpp's conversions and what it takes wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from moeflow.checkpoint.gguf.latent import LAYER_NAMES
 from moeflow.checkpoint.gguf.names import (
     ERNIE_NAMES,
     GPT_OSS_NAMES,
@@ -42,6 +43,7 @@ class Architecture:
     gating: int = 1  # how experts are scored: 1 by softmax, 2 by sigmoid
     may_be_partial: bool = False  # whether positions may rotate a part of each head
     stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
+    is_latent: bool = False  # whether attention is latent
 
     @property
     def understood(self) -> set[str]:
@@ -69,6 +71,22 @@ _MIXTRAL = Architecture(
     {"sliding_window": None},
     MIXTRAL_NAMES,
     stores_pairs=True,
+)
+_DEEPSEEK_V2 = Architecture(
+    "deepseek_v2",
+    "DeepseekV2ForCausalLM",
+    _ROUTED,
+    moe_names=ROUTED_NAMES,
+    layer_names=LAYER_NAMES,
+    optional=_ROUTING,
+    is_latent=True,
+)
+_DEEPSEEK_V3 = replace(
+    _DEEPSEEK_V2,
+    model_type="deepseek_v3",
+    huggingface_class="DeepseekV3ForCausalLM",
+    constants={"topk_method": "noaux_tc"},
+    gating=2,
 )
 _OTHERS = {
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _WIDTH),
@@ -185,10 +203,12 @@ def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
         )
     if name == "llama":
         return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA
+    if name == "deepseek2":
+        return _DEEPSEEK_V3 if reader.get(int, "deepseek2.expert_gating_func", 0) == 2 else _DEEPSEEK_V2
     if name not in _OTHERS:
         raise CheckpointError(
             f"is of the architecture {brief(name)}",
             file=file,
-            remedy=f"Supported in GGUF files are llama (dense and Mixtral), {', '.join(_OTHERS)}",
+            remedy=f"Supported in GGUF files are llama (dense and Mixtral), deepseek2, {', '.join(_OTHERS)}",
         )
     return _OTHERS[name]

@@ -14,6 +14,7 @@ from typing import Any
 
 from moeflow.checkpoint.gguf.architectures import Architecture
 from moeflow.checkpoint.gguf.header import GGUFHeader
+from moeflow.checkpoint.gguf.latent import latent_keys
 from moeflow.checkpoint.gguf.rope import scaling_from_factors, scaling_from_metadata
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
@@ -64,7 +65,9 @@ def translate_config(
         "num_hidden_layers": reader.positive("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": reader.positive("attention.head_count_kv", num_heads),
-        "head_dim": _head_dim(reader, num_heads, may_be_partial=architecture.may_be_partial),
+        "head_dim": reader.positive("rope.dimension_count")
+        if architecture.is_latent
+        else _head_dim(reader, num_heads, may_be_partial=architecture.may_be_partial),
         "max_position_embeddings": reader.positive("context_length"),
         "rms_norm_eps": reader.get(float, "attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
@@ -75,6 +78,9 @@ def translate_config(
     config |= _rope_config(header, config["head_dim"], read_factors, reader)
     if config["rope_scaling"] is not None:
         config["rope_scaling"] |= architecture.scaling
+    if architecture.is_latent:
+        config |= latent_keys(reader, num_heads, config["rope_scaling"])
+        config["attention_bias"] = "blk.0.attn_kv_a_mqa.bias" in header.tensors
     config |= {key: reader.positive(source) for key, source in architecture.integers.items()}
     config |= {key: _optional(reader, *source) for key, source in architecture.optional.items()}
     if architecture.may_be_partial:

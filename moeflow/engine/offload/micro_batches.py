@@ -56,6 +56,7 @@ class MicroBatch:
     number: int  # in the pass
     rows: Tensor  # [T] int64, its tokens' places in the pass
     token_ids: Tensor  # [T] int64, on the device
+    positions: Tensor  # likewise, each token's place in its sequence
     on_host: Places  # over the blocks as the scheduler numbers them
     on_device: Places  # likewise
     in_window: Places  # on the device, over the blocks of a window
@@ -100,6 +101,7 @@ def cut_pass(
                 number=number,
                 rows=rows,
                 token_ids=token_ids[rows].to(device.device),
+                positions=context.positions[rows].to(device.device),
                 on_host=on_host,
                 on_device=on_device,
                 in_window=Places(on_device.rotary, device.attention(spans, numbers, block_size)),

@@ -106,7 +106,7 @@ class OffloadOps:
         with self._computing("pre_attention", layer, micro_batch) as cost:
             tensors = micro_batch.tensors
             if layer == 0:
-                tensors["hidden"] = self._model.embed(micro_batch.token_ids)
+                tensors["hidden"] = self._model.embed_at(micro_batch.token_ids, micro_batch.positions)
             tensors["qkv"] = self._model.layers[layer].pre_attention(tensors["hidden"])
             if self._kv.has_windows and not self._kv.is_resident(layer):
                 micro_batch.unsaved_qkv[layer] = tensors["qkv"].clone()  # attention uses it up

@@ -59,7 +59,11 @@ class StageForward:
     def _run_layers(self, piece: PassInput, label: str) -> Tensor:
         """Run this stage's layers over a micro-batch; return what results are made of, if this is the last: [n, H]."""
         token_ids, context = piece.tensors(self._kv, _DEVICE)
-        hidden = self._model.embed(token_ids) if self._is_first else self._before.receive(label, self._like)
+        hidden = (
+            self._model.embed_at(token_ids, context.positions)
+            if self._is_first
+            else self._before.receive(label, self._like)
+        )
         hidden = self._model.run_layers(hidden, context)
         if not self._is_last:
             self._after.send(label, hidden)

@@ -41,10 +41,16 @@ class SliceShape:
     width: int  # likewise, the units of an expert
     units: range
     outputs: range
+    num_ups: int = 2  # matrices that units come of: gate and up, or up alone
+
+    @property
+    def up_rows(self) -> int:
+        """Rows of the gate and up, filled up to whole bands."""
+        return self.num_ups * whole_bands(len(self.units))
 
     def up_bytes(self, weight_format: WeightFormat) -> int:
         """Bytes of the gate's and up's rows."""
-        return matrix_bytes(weight_format, 2 * whole_bands(len(self.units)), self.hidden)
+        return matrix_bytes(weight_format, self.up_rows, self.hidden)
 
     def num_bytes(self, weight_format: WeightFormat) -> int:
         """Bytes of a slice."""
@@ -52,17 +58,17 @@ class SliceShape:
 
     def whole_bytes(self, weight_format: WeightFormat) -> int:
         """Bytes of a whole expert."""
-        return expert_bytes(self.hidden, self.width, weight_format)
+        return expert_bytes(self.hidden, self.width, weight_format, is_gated=self.num_ups == 2)
 
     def starts_in_whole(self, weight_format: WeightFormat) -> tuple[int, int]:
         """Return where in a whole expert's memory the slice's gate and up begin, and where its down does."""
-        up = matrix_bytes(weight_format, 2 * self.units.start, self.hidden)
+        up = matrix_bytes(weight_format, self.num_ups * self.units.start, self.hidden)
         down = self.whole_bytes(weight_format) - matrix_bytes(weight_format, self.hidden, self.width)
         return up, down + matrix_bytes(weight_format, self.outputs.start, self.width)
 
 
 class PackedExpertSlices:
-    """Slices of the experts of one layer, which have gates."""
+    """Slices of the experts of one layer."""
 
     def __init__(
         self,
@@ -76,7 +82,7 @@ class PackedExpertSlices:
         is_whole: bool,
     ) -> None:
         """Take `storage` [E, bytes] uint8, whose rows hold a slice each, or, if it `is_whole`, a whole expert."""
-        assert kind.is_gated
+        assert kind.num_ups == shape.num_ups
         self.shape = shape
         self._biases = biases  # of whole experts; kept for the kernels
         up_bytes = shape.up_bytes(weight_format)
@@ -84,7 +90,7 @@ class PackedExpertSlices:
         up_start, down_start = shape.starts_in_whole(weight_format) if is_whole else (0, up_bytes)
         ups = [row[up_start : up_start + up_bytes] for row in storage]
         downs = [row[down_start : down_start + down_bytes] for row in storage]
-        up_rows, num_outputs = 2 * whole_bands(len(shape.units)), len(shape.outputs)
+        up_rows, num_outputs = shape.up_rows, len(shape.outputs)
         self._up = [PackedWeight(it, weight_format, up_rows, shape.hidden, is_wide=is_wide) for it in ups]
         self._down = [PackedWeight(it, weight_format, num_outputs, shape.width, is_wide=is_wide) for it in downs]
         own = None if biases is None else biases.handle(kind.num_ups, shape.units.start, shape.outputs.start)
@@ -136,17 +142,14 @@ class PackedExpertSlices:
         )
         return out
 
-    def parts(self) -> list[tuple[PackedRows, PackedRows, PackedRows]]:
-        """Return the slice's rows of each expert's gate [I, H], up [I, H] and down [H, I]."""
-        gate, up = gate_and_up_rows(len(self.shape.units))
+    def parts(self) -> list[tuple[PackedRows, ...]]:
+        """Return the slice's rows of each expert's gate [I, H], if it has one, up [I, H] and down [H, I]."""
+        num_units = len(self.shape.units)
+        ups = gate_and_up_rows(num_units) if self.shape.num_ups == 2 else [np.arange(num_units)]
         outputs = np.arange(len(self.shape.outputs))
         first_unit, first_output = self.shape.units.start, self.shape.outputs.start
         return [
-            (
-                PackedRows(gate_up, gate, first_unit),
-                PackedRows(gate_up, up, first_unit),
-                PackedRows(down, outputs, first_output),
-            )
+            (*(PackedRows(gate_up, rows, first_unit) for rows in ups), PackedRows(down, outputs, first_output))
             for gate_up, down in zip(self._up, self._down, strict=True)
         ]
 

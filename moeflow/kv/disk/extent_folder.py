@@ -111,14 +111,14 @@ class ExtentFolder:
         with self._exclusive() as is_mine:
             if not is_mine or not self._make_room(num_bytes, self._names_of(keep)):
                 return 0
-            name = f"{_name_prefix(self._identity)}{keys[0][:6].hex()}-{keys[-1][:10].hex()}{SUFFIX}"
-            unfinished = self.path / f".{name}{_UNFINISHED}"
+            unfinished = self.path / f".{keys[0].hex()}{_UNFINISHED}"
             try:
                 with _create(unfinished) as stream:
                     num_written = self._write_blocks(stream, keys, gather, buffer)
                     size = stream.tell()
                 if not num_written:
                     return 0
+                name = _name(self._identity, keys[:num_written])
                 unfinished.rename(self.path / name)
             finally:
                 unfinished.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ class ExtentFolder:
 
     def _learn(self, name: str) -> None:
         extent = None
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # deleted, or of no use
             extent = read_extent(self.path / name)
         is_ours = extent is not None and (extent.identity, extent.block_bytes) == (self._identity, self.block_bytes)
         self._known[name] = extent if is_ours else None
@@ -229,6 +229,10 @@ class ExtentFolder:
 
 def _name_prefix(identity: bytes) -> str:
     return f"{identity[:8].hex()}-"
+
+
+def _name(identity: bytes, keys: Sequence[bytes]) -> str:
+    return f"{_name_prefix(identity)}{keys[0][:6].hex()}-{keys[-1][:10].hex()}{SUFFIX}"
 
 
 def _files(folder: Path) -> Iterator[tuple[int, int, str]]:

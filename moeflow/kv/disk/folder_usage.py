@@ -42,7 +42,11 @@ def folder_usage(folder: Path) -> list[ModelUsage]:
 
 def folder_bytes(folder: Path) -> int:
     """Return what all extents take on disk; 0 if the folder is not there. Raises: OSError."""
-    return sum(file.stat().st_size for file in _extents(folder) if file.exists())
+    num_bytes = 0
+    for file in _extents(folder):
+        with suppress(FileNotFoundError):
+            num_bytes += file.stat().st_size
+    return num_bytes
 
 
 def clear_folder(folder: Path) -> int:

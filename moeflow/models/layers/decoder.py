@@ -14,6 +14,7 @@ from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.kernels.on_demand import without_gradients
 from moeflow.kernels.scaling import scaled, soft_cap
+from moeflow.models.layers.added_positions import PositionTable
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
@@ -46,6 +47,8 @@ class CausalLM:
         self.first_layer = own.start
         ends = allocator if self._has_ends else elsewhere  # in the order in which memory has them
         self.embed_tokens = ends.embedding(config.vocab_size, config.hidden_size)
+        added = config.added_positions
+        self.embed_positions = None if added is None else PositionTable(added, config.hidden_size, ends)
         layers = [
             make_layer(config, (allocator if layer_idx in own else elsewhere).in_layer(layer_idx), layer_idx)
             for layer_idx in range(config.num_layers)
@@ -64,12 +67,18 @@ class CausalLM:
 
         Shapes: token_ids [T] int64 -> [T, H].
         """
-        return self.norm(self.run_layers(self.embed(token_ids), context))
+        return self.norm(self.run_layers(self.embed_at(token_ids, context.positions), context))
 
     @without_gradients
     def embed(self, token_ids: Array) -> Array:
-        """Return what goes into the first layer. Shapes: token_ids [T] int64 -> [T, H]."""
+        """Return the tokens' embeddings. Shapes: token_ids [T] int64 -> [T, H]."""
         return scaled(embedding(token_ids, self.embed_tokens), self.config.embedding_scale)
+
+    @without_gradients
+    def embed_at(self, token_ids: Array, positions: Array) -> Array:
+        """Return what goes into the first layer. Shapes: token_ids and positions [T] int64 -> [T, H]."""
+        hidden = self.embed(token_ids)
+        return hidden if self.embed_positions is None else self.embed_positions.add(hidden, positions)
 
     @without_gradients
     def run_layers(self, hidden: Array, context: ForwardContext) -> Array:
@@ -164,6 +173,8 @@ class CausalLM:
         """Yield every (checkpoint name, where its tensor goes)."""
         if self._has_ends:
             yield "model.embed_tokens.weight", whole(self.embed_tokens)
+            if self.embed_positions is not None and self.embed_positions.weight is not None:
+                yield "model.embed_positions.weight", self.embed_positions.weight
         for layer_idx, layer in enumerate(self.layers, self.first_layer):
             yield from layer.named_weights(f"model.layers.{layer_idx}")
         if not self._has_ends:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from moeflow.kernels.activation import activate
 from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
@@ -98,8 +99,10 @@ class FusedMLP:
 
     on_route: Final = None  # there is no router
 
-    def __init__(self, weights: ExpertWeights, names: NetworkNames = NAMES) -> None:
+    def __init__(self, weights: ExpertWeights, names: NetworkNames = NAMES, biases: ExpertBiases | None = None) -> None:
+        """Take the weights, which know of the biases; these are to be filled here."""
         self.weights = weights
+        self.biases = biases
         self._names = names
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -117,7 +120,7 @@ class FusedMLP:
 
     def with_experts(self, weights: MovableExperts) -> FusedMLP:
         """Return the network with weights that lie elsewhere."""
-        return FusedMLP(weights, self._names)
+        return FusedMLP(weights, self._names, self.biases)
 
     def stage(self, o_proj: Linear, norm: Norm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this network; None if there is none."""
@@ -132,6 +135,11 @@ class FusedMLP:
         assert parts is not None  # a network is never another process's alone
         for name, part in zip((*self._names.ups, self._names.down), parts, strict=True):
             yield f"{prefix}.{self._names.block}.{name}.weight", part
+        if self.biases is None:
+            return
+        (biases,) = self.biases.parts(len(self._names.ups))
+        for name, bias in zip((*self._names.ups, self._names.down), biases, strict=True):
+            yield f"{prefix}.{self._names.block}.{name}.bias", bias
 
     def matrix_names(self, prefix: str) -> tuple[list[str], list[str]]:
         """Return the checkpoint names of the gate's and up's matrices, and of down's."""
@@ -148,7 +156,7 @@ def dense_mlp(
     bias: bool = False,
 ) -> MLP | FusedMLP:
     """Return the network in the form that suits where its weights are."""
-    weights = None if bias else allocator.network(hidden_size, intermediate_size, kind)
-    if weights is not None:
-        return FusedMLP(weights, names)
-    return MLP(allocator, hidden_size, intermediate_size, kind, names, bias=bias)
+    if not allocator.has_networks:
+        return MLP(allocator, hidden_size, intermediate_size, kind, names, bias=bias)
+    biases = allocator.expert_biases(1, hidden_size, intermediate_size, kind) if bias else None
+    return FusedMLP(allocator.network(hidden_size, intermediate_size, kind, biases), names, biases)

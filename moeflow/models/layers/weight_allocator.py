@@ -294,7 +294,11 @@ class WeightAllocator:
         hidden_size, intermediate_size = size
         units, outputs = (band_blocks(count, group.size) for count in (intermediate_size, hidden_size))
         shape = expert_slices.SliceShape(
-            hidden=hidden_size, width=intermediate_size, units=units[group.rank], outputs=outputs[group.rank]
+            hidden=hidden_size,
+            width=intermediate_size,
+            units=units[group.rank],
+            outputs=outputs[group.rank],
+            num_ups=kind.num_ups,
         )
         is_whole = self.memory.is_filled  # with whole experts, of which a rank touches its slices
         num_bytes = shape.whole_bytes(formats.matrices) if is_whole else shape.num_bytes(formats.matrices)
@@ -311,14 +315,25 @@ class WeightAllocator:
         )
         return sliced_experts.SlicedExperts(own, Columns(group, "units", units), Columns(group, "outputs", outputs))
 
-    def network(self, hidden_size: int, intermediate_size: int, kind: ExpertKind = SWIGLU) -> ExpertWeights | None:
-        """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""
+    @property
+    def has_networks(self) -> bool:
+        """Whether a dense network is the one expert of a layer, rather than tensors."""
+        return self.packed is not None or self.has_slabs
+
+    def network(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        kind: ExpertKind = SWIGLU,
+        biases: ExpertBiases | None = None,
+    ) -> ExpertWeights:
+        """Return a dense network as the one expert of a layer, to be filled likewise. It must be such a one."""
         if self.packed is None:
-            return self._slabs(1, hidden_size, intermediate_size, kind) if self.has_slabs else None
+            return self._slabs(1, hidden_size, intermediate_size, kind, biases)
         size = (hidden_size, intermediate_size)
         if self.tensor_group is not None:
-            return self._slices(self.tensor_group, size, self.packed, self._one_row, kind)
-        return self._one_network(size, kind, *self.packed.of_experts(self.layer))
+            return self._slices(self.tensor_group, size, self.packed, self._one_row, kind, biases)
+        return self._one_network(size, kind, *self.packed.of_experts(self.layer)).with_biases(biases)
 
     def shared_network(self, hidden_size: int, intermediate_size: int, kind: ExpertKind) -> ExpertWeights | None:
         """Return the expert that a layer has beside those to choose from, likewise; it is in no slab that moves."""

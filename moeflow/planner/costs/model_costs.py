@@ -189,10 +189,11 @@ class ModelCosts:
         return self._tables_bytes(head=1.0)
 
     def _tables_bytes(self, head: float) -> float:
-        """Return token embeddings and so much of an output projection of its own."""
+        """Return token embeddings, learned positions and so much of an output projection of its own."""
         values = self.shape.vocab_size * self.shape.hidden_size
         own = 0.0 if self.shape.tie_word_embeddings else head * bits_per_value(self.formats.of_head)
-        return values * (bits_per_value(self.formats.embeddings) + own) / 8
+        positions = self.shape.num_learned_positions * self.shape.hidden_size * FLOAT32_BYTES
+        return values * (bits_per_value(self.formats.embeddings) + own) / 8 + positions
 
     @property
     def model_bytes(self) -> float:

@@ -28,10 +28,8 @@ class Conversation:
 
     messages: Sequence[Mapping[str, Any]]  # as chat templates take them
     tools: ToolWish
+    variables: Mapping[str, Any] = field(default_factory=dict)  # that the chat template may use beside these
     sampling: SamplingParams
-    variables: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # that the chat template may use beside messages and tools
     form: Form | None = None  # of what is for the user
     form_field: str = "response_format"  # the request's field that says so
     max_reasoning_tokens: int | None = None

@@ -88,7 +88,7 @@ FAMILIES = {  # architecture: transformers' config, and what llama.cpp's convers
 }
 
 
-def write(file, name, folder, more, further=None):
+def write(file, name, folder, more, further=None, without=()):
     """Write a checkpoint as a GGUF file, as llama.cpp's conversion does."""
     config, raw = read_model_config(folder), folder.config
     writer = gguf.GGUFWriter(file, name)
@@ -109,7 +109,8 @@ def write(file, name, folder, more, further=None):
         getattr(writer, setter)(value)
     architecture = next(item for item, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
     names = gguf.get_tensor_name_map(architecture, config.num_layers)
-    for tensor_name, tensor in _stacked({name: folder.read(name) for name in folder.tensors}).items():
+    kept = [name for name in folder.tensors if not name.endswith(tuple(without) or "no name")]
+    for tensor_name, tensor in _stacked({name: folder.read(name) for name in kept}).items():
         renamed = tensor_name.replace("e_score_correction_bias", "e_score_correction.bias")
         gguf_name = names.get_name(renamed, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, tensor_name

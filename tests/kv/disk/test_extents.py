@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -199,6 +201,31 @@ def test_writers_take_turns_and_clean_up_after_those_that_were_killed(tmp_path, 
     assert not list(tmp_path.glob(".*.tmp"))
 
 
+def test_writers_and_readers_at_the_same_time_never_see_wrong_bytes_nor_exceed_the_budget(tmp_path):
+    """Folder objects share nothing but the files, as those of processes."""
+    budget = 4 * file_bytes(3)
+    texts = [prefix(*range(start, start + 6)) for start in range(0, 60, 6)]
+    until_s = time.monotonic() + 1.0
+
+    def work(seed: int) -> int:
+        rng, one, num_read = random.Random(seed), folder(tmp_path, max_bytes=budget), 0
+        while time.monotonic() < until_s:
+            keys = rng.choice(texts)
+            one.refresh()
+            found = read(one, keys)
+            assert found == [content(key) for key in keys[: len(found)]]
+            num_read += len(found)
+            for run in one.missing(keys):
+                write(one, keys[run.start : min(run.start + 3, run.stop)], keep=keys)
+            one.touch(keys)
+            assert folder_bytes(tmp_path) <= budget
+        return num_read
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(list(threads.map(work, range(4))))
+    assert {file.suffix for file in tmp_path.iterdir()} == {".kv", ""}
+
+
 @pytest.mark.parametrize("failing", ["write", "rename"])
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch, failing):
     one = folder(tmp_path)
@@ -232,6 +259,13 @@ def test_a_folder_can_be_looked_into_and_cleared(tmp_path):
     assert sum(one.num_bytes for one in found.values()) == folder_bytes(tmp_path)
     assert clear_folder(tmp_path) > 7 * SIZE
     assert folder_usage(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_read_is_left_out(tmp_path):
+    write(folder(tmp_path), prefix(1))
+    (file,) = tmp_path.glob("*.kv")
+    file.with_name(file.name.replace("-", "-0", 1)).mkdir()  # which no one reads as a file
+    assert folder(tmp_path).count(prefix(1)) == 1
 
 
 def test_a_file_of_another_version_is_not_used(tmp_path, monkeypatch):

@@ -6,7 +6,10 @@ import openai
 import pytest
 from fastapi import FastAPI
 
+from moeflow.engine.generator import Generator
 from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.server.app import create_app
+from moeflow.server.config import ServerConfig
 from tests.server.fake_client import FakeClient
 from tests.server.live_server import serve_in_thread
 from tests.server.thinking_model import thinking_model
@@ -21,6 +24,15 @@ def engine(tokenizer: Tokenizer) -> FakeClient:
 def client(app: FastAPI) -> Iterator[openai.OpenAI]:
     with serve_in_thread(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def refusing(tokenizer: Tokenizer) -> Iterator[tuple[openai.OpenAI, FakeClient]]:
+    """A server of which nothing is asked that it does, so that one is enough."""
+    engine = FakeClient(tokenizer)
+    app = create_app(Generator(engine, tokenizer), ServerConfig())
+    with serve_in_thread(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client, engine
 
 
 @pytest.fixture

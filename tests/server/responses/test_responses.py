@@ -228,7 +228,8 @@ def test_without_tools_a_call_is_text(client, engine, tokenizer):
         ({"extra_body": {"stream_options": {}}}, "stream_options", "stream: true"),
     ],
 )
-def test_what_cannot_be_meant(client, engine, changes, param, reason):
+def test_what_cannot_be_meant(refusing, changes, param, reason):
+    client, engine = refusing
     with pytest.raises(openai.BadRequestError, match=reason) as caught:
         ask(client, **changes)
     assert caught.value.param == param

@@ -30,6 +30,6 @@ class SlicedExperts(ExpertWeights):
         own_residual = None if residual is None else self._outputs.of(residual)
         return self._outputs.gather(self._own.sums(units, topk_ids, topk_weights, own_residual))
 
-    def parts(self) -> Sequence[tuple[Destination, Destination, Destination]]:
+    def parts(self) -> Sequence[tuple[Destination, ...]]:
         """Return this rank's rows of each expert's matrices."""
         return self._own.parts()

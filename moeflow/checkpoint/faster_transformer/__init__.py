@@ -1,0 +1,1 @@
+"""Checkpoints as FasterTransformer takes them: config.ini and a file of bare numbers for each tensor."""
