@@ -496,7 +496,9 @@ void bind_layers(nb::module_& m) {
            FIELD(MoEStageCall, layer), FIELD(MoEStageCall, routing), FIELD(MoEStageCall, o_bias),
            FIELD(MoEStageCall, norm), FIELD(MoEStageCall, router_bias),
            OptionalField<MoEStageCall, &MoEStageCall::shared>{"shared"},
-           OptionalField<MoEStageCall, &MoEStageCall::shared_gate>{"shared_gate"});
+           OptionalField<MoEStageCall, &MoEStageCall::shared_gate>{"shared_gate"},
+           OptionalField<MoEStageCall, &MoEStageCall::attention_norm>{"attention_norm"},
+           OptionalField<MoEStageCall, &MoEStageCall::experts_norm>{"experts_norm"});
   def_call(m, "moe_stage", &moe_stage, Field<MoEStageCall>{"stage"}, FIELD(MoEStageCall, attended),
            FIELD(MoEStageCall, hidden), FIELD(MoEStageCall, num_tokens), FIELD(MoEStageCall, out));
   nb::class_<DecoderLayer> layer(m, "DecoderLayer");

@@ -4,6 +4,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -55,12 +59,30 @@ bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vn
 
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
+// Its registers are large, so that Linux has to be asked before they are used. It says no where a thread's stack for
+// signals has no room for them.
+bool has_amx() {
+#if defined(__linux__)
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kBF16 = 1u << 22, kNeeded = kTile | kInt8 | kBF16;
+  constexpr unsigned kRegisters = 3u << 17;                       // that the system keeps: set-up and contents
+  constexpr int kRequestPermission = 0x1023, kContents = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned eax, ebx, ecx, edx;
+  if (!has_avx512_bf16() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx & kNeeded) != kNeeded) return false;
+  asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+  return (eax & kRegisters) == kRegisters && syscall(SYS_arch_prctl, kRequestPermission, kContents) == 0;
+#else
+  return false;
+#endif
+}
+
 constexpr Choice kChoices[] = {{"generic", always, generic_isa},
                                {"avx2", has_avx2, avx2_isa},
                                {"avx2_vnni", has_avx2_vnni, avx2_vnni_isa},
                                {"avx512", has_avx512, avx512_isa},
                                {"avx512_vnni", has_avx512_vnni, avx512_vnni_isa},
-                               {"avx512_bf16", has_avx512_bf16, avx512_bf16_isa}};
+                               {"avx512_bf16", has_avx512_bf16, avx512_bf16_isa},
+                               {"amx", has_amx, amx_isa}};
 
 #elif defined(__aarch64__)
 

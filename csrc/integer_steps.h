@@ -115,12 +115,16 @@ struct Steps {
     return IntLanes{} + row.from;
   }
 
+  // A row's total, and what a step adds to it.
+  FORCE_INLINE_MEMBER static FloatLanes with_sum(FloatLanes total, IntLanes sum, FloatLanes scale, FloatLanes least,
+                                                 float row_scale, float row_sum) {
+    total += __builtin_convertvector(sum, FloatLanes) * (scale * splat_lanes(row_scale));
+    if constexpr (F::kHasMin) total += least * splat_lanes(row_sum);
+    return total;
+  }
   FORCE_INLINE_MEMBER static void add_sum(float* out, IntLanes sum, FloatLanes scale, FloatLanes least,
                                           const RowStep& row) {
-    FloatLanes total = load_lanes(out);
-    total += __builtin_convertvector(sum, FloatLanes) * (scale * splat_lanes(row.scale));
-    if constexpr (F::kHasMin) total += least * splat_lanes(row.sum);
-    store_lanes(out, total);
+    store_lanes(out, with_sum(load_lanes(out), sum, scale, least, row.scale, row.sum));
   }
 };
 

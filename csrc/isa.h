@@ -120,6 +120,7 @@ const Isa& avx2_vnni_isa();
 const Isa& avx512_isa();
 const Isa& avx512_vnni_isa();
 const Isa& avx512_bf16_isa();
+const Isa& amx_isa();
 #endif
 
 // What the i-th instruction set of this architecture is called, from the simplest on; null after the last. Each holds

@@ -11,13 +11,16 @@
 #define MOEFLOW_AVX512 3
 #define MOEFLOW_AVX512_VNNI 4
 #define MOEFLOW_AVX512_BF16 5
+#define MOEFLOW_AMX 6  // beside AVX-512 with BF16
 #define MOEFLOW_NEON 16
 #define MOEFLOW_NEON_DOTPROD 17
 #define MOEFLOW_NEON_I8MM 18
 
 // A header that is compiled by itself (by an editor, or by tests) gets what the compiler's flags allow.
 #if !defined(MOEFLOW_UNIT)
-#if defined(__AVX512BF16__)
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#define MOEFLOW_UNIT MOEFLOW_AMX
+#elif defined(__AVX512BF16__)
 #define MOEFLOW_UNIT MOEFLOW_AVX512_BF16
 #elif defined(__AVX512VNNI__)
 #define MOEFLOW_UNIT MOEFLOW_AVX512_VNNI
@@ -38,7 +41,10 @@
 #endif
 #endif
 
-#if MOEFLOW_UNIT == MOEFLOW_AVX512_BF16
+#if MOEFLOW_UNIT == MOEFLOW_AMX
+#define ISA_NAMESPACE amx
+#define ISA_NAME "amx"
+#elif MOEFLOW_UNIT == MOEFLOW_AVX512_BF16
 #define ISA_NAMESPACE avx512_bf16
 #define ISA_NAME "avx512_bf16"
 #elif MOEFLOW_UNIT == MOEFLOW_AVX512_VNNI
@@ -70,12 +76,14 @@
 #define IS_NEON (MOEFLOW_UNIT >= MOEFLOW_NEON)
 
 // Whether it has products of bfloat16 that it adds up in floats.
-#define HAS_BF16_DOT (MOEFLOW_UNIT == MOEFLOW_AVX512_BF16 || MOEFLOW_UNIT == MOEFLOW_NEON_I8MM)
+#define HAS_BF16_DOT \
+  (MOEFLOW_UNIT == MOEFLOW_AVX512_BF16 || MOEFLOW_UNIT == MOEFLOW_AMX || MOEFLOW_UNIT == MOEFLOW_NEON_I8MM)
 
-// Whether it has products of matrices of bytes: two rows by two outputs.
+// Whether it has products of matrices: of bytes, two rows by two outputs; of bytes or bfloat16, 16 rows by 16 outputs.
 #define HAS_MATRIX_DOT (MOEFLOW_UNIT == MOEFLOW_NEON_I8MM)
+#define HAS_AMX (MOEFLOW_UNIT == MOEFLOW_AMX)
 
 // Whether it has products of unsigned with signed bytes that it adds up by fours in 32 bits; or by twos in 16 bits.
 #define HAS_VNNI \
-  (MOEFLOW_UNIT == MOEFLOW_AVX2_VNNI || MOEFLOW_UNIT == MOEFLOW_AVX512_VNNI || MOEFLOW_UNIT == MOEFLOW_AVX512_BF16)
+  (MOEFLOW_UNIT == MOEFLOW_AVX2_VNNI || (MOEFLOW_UNIT >= MOEFLOW_AVX512_VNNI && MOEFLOW_UNIT <= MOEFLOW_AMX))
 #define HAS_PAIRED_PRODUCTS (MOEFLOW_UNIT == MOEFLOW_AVX2 || MOEFLOW_UNIT == MOEFLOW_AVX512)

@@ -107,7 +107,7 @@ struct Tile {
 };
 
 constexpr int kMaxTileBands = 4;
-constexpr int kMaxTileRows = 24;
+constexpr int kMaxTileRows = 32;
 constexpr int kTileStride = kMaxTileBands * kBand;
 
 }  // namespace moeflow

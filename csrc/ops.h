@@ -247,6 +247,9 @@ struct MoEStageCall {
   const float* router_bias = nullptr;  // [num_experts]; or null
   ExpertLayer shared{};  // one expert that all tokens go to, or none
   Matrix shared_gate{};  // [1, hidden]: it weighs the sigmoid of that; without data: 1
+  // Of what attention's projection and the experts return, before it is added; without weights: none. The second is for
+  // experts that are all in memory, and none that is shared.
+  Norm attention_norm{}, experts_norm{};
 };
 // What a router says of each expert, [num_tokens, num_experts].
 void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits);

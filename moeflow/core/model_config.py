@@ -147,6 +147,7 @@ class ModelConfig:
     attention_soft_cap: float | None = None  # c: scores become c tanh(score / c)
     has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
+    has_post_norms: bool = False  # what attention and networks return is normalised before it is added, too
     latent: LatentAttention | None = None  # None: queries, keys and values are projected at once
     mlp_bias: bool = False
     lm_head_bias: bool = False
@@ -254,6 +255,11 @@ class ModelConfig:
     def num_ffn_matrices(self) -> int:
         """Matrices of an expert, or of a dense network: gate, up and down, or without a gate."""
         return 3 if self.is_gated else 2
+
+    @property
+    def num_norms(self) -> int:
+        """Norms of hidden states in a layer of the decoder."""
+        return 4 if self.has_post_norms else 2
 
     @property
     def num_expert_biases(self) -> int:

@@ -59,6 +59,8 @@ FAMILIES: Mapping[str, Row] = {
     "fairseq_moe": Row("TransformerLanguageModel", "moeflow.models.fairseq_moe"),
     "gpt_moe": Row("ParallelGPT", "moeflow.models.gpt_moe"),
     "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
+    "gemma3": Row("Gemma3ForConditionalGeneration", "moeflow.models.gemma3"),
+    "gemma3_text": Row("Gemma3ForCausalLM", "moeflow.models.gemma3_text"),
     "deepseek_v2": Row("DeepseekV2ForCausalLM", "moeflow.models.deepseek_v2"),
     "deepseek_v3": Row("DeepseekV3ForCausalLM", "moeflow.models.deepseek_v3"),
     "gpt_oss": Row("GptOssForCausalLM", "moeflow.models.gpt_oss"),

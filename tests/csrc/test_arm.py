@@ -20,6 +20,7 @@ def test_kernels_for_arm_are_right_in_an_emulator():
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     said = done.stdout.splitlines()
     assert [unit for unit in UNITS if f"{unit}: right" in said] == list(UNITS)
+    assert [line for line in said if line.startswith("best here")] == [f"best here: {unit}" for unit in UNITS]
     assert {"shared group: right", "slab reader: right"} <= set(said)
 
 

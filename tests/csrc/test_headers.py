@@ -20,6 +20,7 @@ FLAGS = {  # as CMakeLists.txt has them
     "avx512": AVX512,
     "avx512_vnni": (*AVX512, "-mavx512vnni"),
     "avx512_bf16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
+    "amx": (*AVX512, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
 }
 ARM_BEST = "-march=armv8.2-a+fp16+dotprod+i8mm+bf16"
 HEADERS = {header.name: header.read_text() for header in sorted(CSRC.glob("*.h"))}
@@ -59,6 +60,13 @@ def test_a_header_of_arm_compiles_by_itself(header, flags):
 @pytest.mark.parametrize("header", [header for header in OF_UNITS if header not in OF_ARM])
 def test_a_header_of_units_compiles_for_vectors_of_each_width(header, isa):
     assert errors_of(header, FLAGS[isa]) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_X86, reason="AMX is of x86")
+@pytest.mark.parametrize("header", [name for name in OF_X86 if "#if HAS_AMX" in HEADERS[name]])
+def test_a_header_of_amx_compiles_by_itself(header):
+    assert errors_of(header, FLAGS["amx"]) == ""
 
 
 def test_the_flags_are_those_of_the_build():

@@ -11,6 +11,8 @@ from transformers import (
     Dots1Config,
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
+    GptOssConfig,
+    GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
     MiniMaxM2Config,
 )
@@ -42,6 +44,15 @@ FAMILIES = {
     "dots1": Dots1Config(**SHAPE, **ROUTED, n_shared_experts=2, norm_topk_prob=True, sliding_window=None),
     "ernie4_5_moe": Ernie4_5_MoeConfig(**SHAPE, moe_intermediate_size=24, moe_num_experts=8, moe_k=3),
     "glm4_moe": Glm4MoeConfig(**SHAPE, **ROUTED, head_dim=16, n_group=4, topk_group=2, routed_scaling_factor=2.5),
+    "gpt_oss": GptOssConfig(**SHAPE, num_local_experts=8, num_experts_per_tok=3, head_dim=16, sliding_window=11),
+    "granitemoeshared": GraniteMoeSharedConfig(
+        **SHAPE,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        shared_intermediate_size=40,
+        residual_multiplier=0.3,
+        embedding_multiplier=5.0,
+    ),
     "hunyuan_v1_moe": HunYuanMoEV1Config(**SHAPE, num_experts=8, moe_topk=3, head_dim=8),
     "minimax_m2": MiniMaxM2Config(**SHAPE, head_dim=16, rotary_dim=8, num_local_experts=8, num_experts_per_tok=3),
     "qwen2_moe": QwenConfig(

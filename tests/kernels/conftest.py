@@ -17,7 +17,7 @@ def two_instruction_sets():
     if not extension.is_available():
         return INSTRUCTION_SETS[:1]
     simplest, best = INSTRUCTION_SETS[0], extension.best_isa("")
-    other = "avx2" if best.startswith("avx512") else simplest
+    other = "avx2" if best.startswith(("avx512", "amx")) else simplest
     return (other, best) if best != other else (best,)
 
 

@@ -20,7 +20,7 @@ GROUP = 32
 STEP = 16  # as few values share a scale in some blocks
 UNIT = 2.0**-24  # relative error of one float32 operation
 TINY = 1e-30  # results this small may be rounded to zero
-ROUNDING_ISAS = ("avx512_bf16", "neon_i8mm")  # beside bfloat16 weights they round activations to it, too
+ROUNDING_ISAS = ("avx512_bf16", "amx", "neon_i8mm")  # beside bfloat16 weights they round activations to it, too
 
 
 def pack_weight(weight, form, order=None):

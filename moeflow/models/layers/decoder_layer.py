@@ -10,6 +10,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.decoder import PackedLayer
 from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
@@ -38,7 +39,8 @@ class DecoderLayer:
         self.self_attn = self_attn
         self.mlp = mlp
         self.input_layernorm = Norm.of(config, allocator)
-        self.post_attention_layernorm = Norm.of(config, allocator)
+        self.post_attention_layernorm = Norm.of(config, allocator)  # before the feed-forward network
+        self._post_norms = (Norm.of(config, allocator), Norm.of(config, allocator)) if config.has_post_norms else None
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -91,8 +93,22 @@ class DecoderLayer:
         stage = self._stage
         if stage is not None and stage.slots is None and self.mlp.on_route is None:
             return stage(hidden, attended)
-        hidden = self.self_attn.o_proj(attended, residual=hidden)
-        return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
+        hidden = self.after_attention(hidden, attended)
+        normed = self.post_attention_layernorm(hidden)
+        if self._post_norms is None:
+            return self.mlp(normed, residual=hidden)
+        return self.add_network(hidden, self.mlp(normed))
+
+    def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return hidden states plus what attention gives. Shapes: as `post_attention`."""
+        o_proj = self.self_attn.o_proj
+        if self._post_norms is None:
+            return o_proj(attended, residual=hidden)
+        return hidden + self._post_norms[0](o_proj(attended))
+
+    def add_network(self, hidden: Tensor, result: Tensor) -> Tensor:
+        """Return hidden states plus what the feed-forward network has returned. Shapes: [T, H] all."""
+        return hidden + (result if self._post_norms is None else self._post_norms[1](result))
 
     @property
     def has_router(self) -> bool:
@@ -102,7 +118,7 @@ class DecoderLayer:
     def route(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Routed]:
         """Return what experts are to be added to, [T, H], and what they compute with. Shapes: as `post_attention`."""
         assert isinstance(self.mlp, MoE)
-        hidden = self.self_attn.o_proj(attended, residual=hidden)
+        hidden = self.after_attention(hidden, attended)
         normed = self.post_attention_layernorm(hidden)
         hidden = self.mlp.with_shared(normed, hidden)
         return hidden, Routed(normed, *self.mlp.route(normed))
@@ -114,11 +130,20 @@ class DecoderLayer:
         return self.self_attn.matrix_names(f"{prefix}.self_attn") | {"up": ups, "down": downs} | shared
 
     def _make_stage(self) -> MoEStage | None:
-        return self.mlp.stage(self.self_attn.o_proj, self.post_attention_layernorm)
+        o_proj, norm = self.self_attn.o_proj, self.post_attention_layernorm
+        if self._post_norms is None:
+            return self.mlp.stage(o_proj, norm)
+        assert not isinstance(self.mlp, MoE), "families with such norms are dense"
+        return self.mlp.stage(o_proj, norm, PostNorms(*(it.weights for it in self._post_norms)))
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
         yield from self.self_attn.named_weights(f"{prefix}.self_attn")
         yield from self.mlp.named_weights(prefix)
         yield from self.input_layernorm.named_weights(f"{prefix}.input_layernorm")
-        yield from self.post_attention_layernorm.named_weights(f"{prefix}.post_attention_layernorm")
+        if self._post_norms is None:
+            yield from self.post_attention_layernorm.named_weights(f"{prefix}.post_attention_layernorm")
+            return
+        yield from self.post_attention_layernorm.named_weights(f"{prefix}.pre_feedforward_layernorm")
+        for part, norm in zip(("attention", "feedforward"), self._post_norms, strict=True):
+            yield from norm.named_weights(f"{prefix}.post_{part}_layernorm")

@@ -203,7 +203,7 @@ class ModelCosts:
     @property
     def norm_bytes(self) -> int:
         """The norms of all layers and the last."""
-        return (2 * self.shape.num_layers + 1) * self.shape.hidden_size * FLOAT32_BYTES
+        return (self.shape.num_norms * self.shape.num_layers + 1) * self.shape.hidden_size * FLOAT32_BYTES
 
     @property
     def encoder_bytes(self) -> float:
@@ -224,7 +224,7 @@ class ModelCosts:
         whole, as they are, and so is an encoder.
         """
         tables = self._tables_bytes(shares.head) if shares.has_ends else 0.0
-        num_norms = 2 * len(self._layers_of(shares)) + 1
+        num_norms = self.shape.num_norms * len(self._layers_of(shares)) + 1
         norm_bytes = num_norms * self.shape.hidden_size * FLOAT32_BYTES
         return self._layers_bytes(shares) + tables + norm_bytes + self.encoder_bytes
 

@@ -11,7 +11,7 @@ from moeflow.kernels.cpu.packed_weights import PackedWeight, unpack_rows
 from tests.kernels import cpu_reference as reference
 from tests.kernels.cpu_reference import FORMATS, assert_within, pack_weight
 
-ROWS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 24, 25)  # tiles hold up to 24 rows
+ROWS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 17, 32, 33)  # tiles hold up to 32 rows
 SIZES = (  # outputs, inputs: on, just below and just above bands of 16, groups of 32, tiles of 64
     (1, 1),
     (16, 32),
@@ -74,6 +74,12 @@ class TestSameBits:
     @pytest.mark.parametrize("rows", [2, 13, 97])
     def test_alone_and_in_a_batch(self, isa, weight_format, rows):
         x, weight = make(rows, 70, 45, weight_format)
+        alone = torch.cat([extension.linear(row.unsqueeze(0), weight) for row in x])
+        assert torch.equal(extension.linear(x, weight), alone)
+
+    @pytest.mark.parametrize("rows", [7, 11, 16, 22, 29])
+    def test_of_long_rows_that_are_multiplied_in_parts(self, isa, weight_format, rows):
+        x, weight = make(rows, 50, 600, weight_format)
         alone = torch.cat([extension.linear(row.unsqueeze(0), weight) for row in x])
         assert torch.equal(extension.linear(x, weight), alone)
 
