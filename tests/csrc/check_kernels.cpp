@@ -890,7 +890,8 @@ void check_draw(const Isa& isa, int64_t rows, int64_t size, int64_t top_k, doubl
   }
 }
 
-void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t rotary_dim, bool norm_all_heads) {
+void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t rotary_dim, bool norm_all_heads,
+                           bool norms_last, bool is_interleaved) {
   constexpr int64_t kHeads = 4, kKVHeads = 2, kAll = kHeads + 2 * kKVHeads;
   Cache cache(Format::kF32, tokens / 16 + 1, kKVHeads, 16, dim);
   Floats qkv = random_floats(tokens * kAll * dim), cos = random_floats(tokens * dim);
@@ -898,7 +899,7 @@ void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t 
   const Floats before = qkv, norms = random_floats(kHeads * dim);
   const std::vector<int64_t> slots = in_order(tokens);
   attention_input(isa, {cache.cache, qkv.data(), tokens, kHeads, norms.data(), norms.data(), norm_all_heads, 1e-6f, 0,
-                        RotaryTable{cos.data(), sin.data(), rotary_dim}, slots.data()});
+                        RotaryTable{cos.data(), sin.data(), rotary_dim}, slots.data(), norms_last, is_interleaved});
   std::vector<double> want;
   Floats got;
   for (int64_t token = 0; token < tokens; ++token) {
@@ -912,11 +913,22 @@ void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t 
       for (int64_t i = 0; i < size; ++i) squares += static_cast<double>(first[i]) * first[i];
       const double scale = 1 / std::sqrt(squares / static_cast<double>(size) + 1e-6);
       const float* const norm = norms.data() + (norm_all_heads ? own * dim : 0);
+      const auto value = [&](int64_t d) {  // of a place as it is rotated, where neighbours come apart
+        const int64_t half = rotary_dim / 2;
+        const int64_t at = !is_interleaved || d >= rotary_dim ? d : d < half ? 2 * d : 2 * (d - half) + 1;
+        return row[head * dim + at] * (norms_last ? 1 : scale * norm[at]);
+      };
+      std::vector<double> prepared(dim);
+      double rotated_squares = 0;
       for (int64_t d = 0; d < dim; ++d) {
-        const bool is_rotated = d < rotary_dim;
-        const int64_t other = is_rotated ? (d + rotary_dim / 2) % rotary_dim : d, at = token * rotary_dim + d;
-        const double x = row[head * dim + d] * scale * norm[d], y = row[head * dim + other] * scale * norm[other];
-        want.push_back(is_rotated ? x * cos[at] + y * sin[at] : x);
+        const int64_t at = token * rotary_dim + d;
+        prepared[d] = d >= rotary_dim ? value(d)
+                                      : value(d) * cos[at] + value((d + rotary_dim / 2) % rotary_dim) * sin[at];
+        rotated_squares += prepared[d] * prepared[d];
+      }
+      const double last = norms_last ? 1 / std::sqrt(rotated_squares / static_cast<double>(dim) + 1e-6) : 1;
+      for (int64_t d = 0; d < dim; ++d) {
+        want.push_back(prepared[d] * (norms_last ? last * norm[d] : 1));
         const float* const cell = reinterpret_cast<const float*>(kv_cell(cache.cache, slots[token] / 16, own));
         got.push_back(is_key ? cell[d * 16 + slots[token] % 16] : qkv[(token * kAll + head) * dim + d]);
       }
@@ -936,8 +948,9 @@ void check_small_ops(const Isa& isa) {
       check_routes(isa, rows, size);
     }
     for (const int64_t dim : {8, 64}) {
-      check_attention_input(isa, rows, dim, dim, false);
-      check_attention_input(isa, rows, dim, dim / 2 + 2, true);
+      check_attention_input(isa, rows, dim, dim, false, false, false);
+      check_attention_input(isa, rows, dim, dim / 2 + 2, true, false, true);
+      check_attention_input(isa, rows, dim, dim / 2 + 2, false, true, false);
     }
   }
 }
