@@ -660,6 +660,99 @@ void check_attention(const Isa& isa) {
   }
 }
 
+// One sequence: as attention of each head to its own keys and values, which are made of the latents here.
+void check_latent_attention(const Isa& isa, int64_t tokens, bool has_rank, bool is_interleaved) {
+  constexpr int64_t kHeads = 3, kNope = 10, kRope = 6, kLatent = 22, kValue = 7, kRank = 9, kDim = kLatent + kRope;
+  constexpr int64_t kQuery = kNope + kRope;
+  const int64_t q_size = has_rank ? kRank : kHeads * kQuery, row = q_size + kDim;
+  Cache cache(Format::kF32, tokens / 16 + 1, 1, 16, kDim, kLatent);
+  const Weight q_b = random_weight(Format::kF32, kHeads * kQuery, kRank);
+  const int64_t key_rows = round_up(kLatent, kBand), value_rows = round_up(kValue, kBand);
+  const Weight k_b = random_weight(Format::kF32, kHeads * key_rows, kNope);
+  const Weight v_b = random_weight(Format::kF32, kHeads * value_rows, kLatent);
+  const Floats projected = random_floats(tokens * row), q_norm = random_floats(kRank), norm = random_floats(kLatent);
+  const Floats cos = random_floats(tokens * kRope), sin = random_floats(tokens * kRope);
+  const std::vector<int64_t> slots = in_order(tokens);
+  std::vector<int32_t> blocks;
+  for (const int64_t block : in_order(tokens / 16 + 1)) blocks.push_back(static_cast<int32_t>(block));
+  LatentProjections by{};
+  if (has_rank) by.q_b = q_b.matrix;
+  by.q_norm = Norm{q_norm.data(), 1e-6f}, by.latent_norm = Norm{norm.data(), 1e-6f};
+  by.k_b = k_b.matrix, by.v_b = v_b.matrix, by.nope_dim = kNope, by.value_dim = kValue;
+  by.is_interleaved = is_interleaved;
+  const int32_t zero = 0, count = static_cast<int32_t>(tokens);
+  Floats out(tokens * kHeads * kValue);
+  latent_attention(isa, {by, cache.cache, projected.data(), tokens, kHeads, RotaryTable{cos.data(), sin.data(), kRope},
+                         slots.data(), Sequences{1, &zero, &zero, &count, &zero, blocks.data()}, 0, nullptr, 0.3f,
+                         out.data()});
+  const auto normed = [](const float* x, const Floats& weight) {
+    double squares = 0;
+    const size_t size = weight.size();
+    for (size_t i = 0; i < size; ++i) squares += static_cast<double>(x[i]) * x[i];
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(size) + 1e-6);
+    std::vector<double> values;
+    for (size_t i = 0; i < size; ++i) values.push_back(x[i] * scale * weight[i]);
+    return values;
+  };
+  const auto rotated = [&](const double* x, int64_t token) {
+    std::vector<double> halves(kRope), values(kRope);
+    for (int64_t i = 0; i < kRope; ++i) halves[i] = x[is_interleaved ? i % (kRope / 2) * 2 + i / (kRope / 2) : i];
+    for (int64_t i = 0; i < kRope; ++i) {
+      values[i] = halves[i] * cos[token * kRope + i] + halves[(i + kRope / 2) % kRope] * sin[token * kRope + i];
+    }
+    return values;
+  };
+  std::vector<std::vector<double>> latents, keys, queries(tokens);
+  for (int64_t token = 0; token < tokens; ++token) {
+    const float* const own = projected.data() + token * row;
+    latents.push_back(normed(own + q_size, norm));
+    const std::vector<double> key(own + q_size + kLatent, own + row);
+    keys.push_back(rotated(key.data(), token));
+    queries[token].assign(own, own + q_size);
+    if (!has_rank) continue;
+    const std::vector<double> down = normed(own, q_norm);
+    queries[token].assign(kHeads * kQuery, 0);
+    for (int64_t n = 0; n < kHeads * kQuery; ++n) {
+      for (int64_t k = 0; k < kRank; ++k) queries[token][n] += q_b.values[n * kRank + k] * down[k];
+    }
+  }
+  std::vector<double> want(out.size());
+  for (int64_t token = 0; token < tokens; ++token) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const double* const q = queries[token].data() + head * kQuery;
+      const std::vector<double> turned = rotated(q + kNope, token);
+      double sum = 0;
+      double* const attended = want.data() + (token * kHeads + head) * kValue;
+      for (int64_t p = 0; p <= token; ++p) {
+        double score = 0;
+        for (int64_t n = 0; n < kNope; ++n) {
+          double key = 0;
+          for (int64_t l = 0; l < kLatent; ++l) key += k_b.values[(head * key_rows + l) * kNope + n] * latents[p][l];
+          score += q[n] * key;
+        }
+        for (int64_t i = 0; i < kRope; ++i) score += turned[i] * keys[p][i];
+        const double weight = std::exp(score * 0.3);
+        sum += weight;
+        for (int64_t v = 0; v < kValue; ++v) {
+          double value = 0;
+          for (int64_t l = 0; l < kLatent; ++l) value += v_b.values[(head * value_rows + v) * kLatent + l] * latents[p][l];
+          attended[v] += weight * value;
+        }
+      }
+      for (int64_t v = 0; v < kValue; ++v) attended[v] /= sum;
+    }
+  }
+  expect_close(out.data(), want, 1e-4, "latent attention");
+}
+
+void check_latent_attention(const Isa& isa) {
+  for (const int64_t tokens : {1, 37}) {
+    for (const bool has_rank : {false, true}) {
+      for (const bool is_interleaved : {false, true}) check_latent_attention(isa, tokens, has_rank, is_interleaved);
+    }
+  }
+}
+
 // A sequence may bring no tokens to a pass.
 void check_attention_of_nothing(const Isa& isa) {
   constexpr int64_t kDim = 8;
@@ -1232,6 +1325,7 @@ int main(int argc, char** argv) {
       check_decoder(isa);
       check_attention(isa);
       check_attention_of_nothing(isa);
+      check_latent_attention(isa);
       check_small_ops(isa);
       check_recurrent(isa);
       check_refusal(isa);
