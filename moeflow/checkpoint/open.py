@@ -1,23 +1,33 @@
-"""Which reader a path needs."""
+"""Which reader a path needs. Readers are imported when a path needs them."""
 
 from __future__ import annotations
 
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.fairseq.folder import FairseqFolder, is_fairseq_folder
-from moeflow.checkpoint.faster_transformer.folder import FasterTransformerFolder, is_faster_transformer_folder
 from moeflow.checkpoint.file_errors import blame_file
-from moeflow.checkpoint.gguf.file import GGUFFile
-from moeflow.checkpoint.gguf.latent import with_joined_projections
-from moeflow.checkpoint.quantized.folder import QuantizedFolder
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.checkpoint.regular_file import open_stream, stat_file
 from moeflow.checkpoint.renamed.registry import with_known_names
 from moeflow.checkpoint.safetensors.folder import CONVERT_PICKLE, PICKLE_SUFFIXES, SafetensorsFolder
 from moeflow.core.errors import CheckpointError
+from moeflow.kernels.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from moeflow.checkpoint.fairseq import folder as fairseq
+    from moeflow.checkpoint.faster_transformer import folder as faster_transformer
+    from moeflow.checkpoint.gguf import file as gguf_file
+    from moeflow.checkpoint.gguf import latent as gguf_latent
+    from moeflow.checkpoint.quantized import folder as quantized_folder
+else:
+    fairseq = on_demand("moeflow.checkpoint.fairseq.folder")
+    faster_transformer = on_demand("moeflow.checkpoint.faster_transformer.folder")
+    gguf_file = on_demand("moeflow.checkpoint.gguf.file")
+    gguf_latent = on_demand("moeflow.checkpoint.gguf.latent")
+    quantized_folder = on_demand("moeflow.checkpoint.quantized.folder")
 
 _WHAT_TO_NAME = "Name a Hugging Face folder (config.json and safetensors) or a .gguf file on this machine"
 
@@ -32,17 +42,18 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError("does not exist", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     mode = stat_file(path).st_mode
     if stat.S_ISDIR(mode):
-        if is_fairseq_folder(path):
-            return FairseqFolder(path)
-        if is_faster_transformer_folder(path):
-            return FasterTransformerFolder(path)
+        if not os.path.lexists(path / "config.json"):
+            if fairseq.is_fairseq_folder(path):
+                return fairseq.FairseqFolder(path)
+            if faster_transformer.is_faster_transformer_folder(path):
+                return faster_transformer.FasterTransformerFolder(path)
         folder = SafetensorsFolder(path)
         settings = QuantizationSettings.of(folder.config, folder.config_file)
-        return with_known_names(folder if settings is None else QuantizedFolder(folder, settings))
+        return with_known_names(folder if settings is None else quantized_folder.QuantizedFolder(folder, settings))
     if not stat.S_ISREG(mode):
         raise CheckpointError("is no regular file", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     if path.suffix == ".gguf" or _has_gguf_magic(path):
-        return with_joined_projections(GGUFFile(path))
+        return gguf_latent.with_joined_projections(gguf_file.GGUFFile(path))
     if path.suffix in PICKLE_SUFFIXES:
         raise CheckpointError("holds pickled weights", file=path, remedy=CONVERT_PICKLE)
     if path.suffix in (".safetensors", ".json"):

@@ -129,10 +129,9 @@ class FairseqFolder:
 
 
 def is_fairseq_folder(path: Path) -> bool:
-    """Return whether a folder holds experts as fairseq saves them, and no model in Hugging Face form."""
+    """Return whether a folder without a config.json holds experts as fairseq saves them."""
     with blame_file(path):
-        names = {entry.name for entry in path.iterdir()}
-    return "config.json" not in names and any(name.endswith(SHARED_SUFFIX) for name in names)
+        return any(entry.name.endswith(SHARED_SUFFIX) for entry in path.iterdir())
 
 
 def _find_shared(path: Path) -> Path:

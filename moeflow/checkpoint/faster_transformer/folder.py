@@ -121,8 +121,8 @@ class FasterTransformerFolder:
 
 
 def is_faster_transformer_folder(path: Path) -> bool:
-    """Return whether a folder has FasterTransformer's settings, and no model in Hugging Face form."""
-    return (path / _CONFIG).exists() and not (path / "config.json").exists()
+    """Return whether a folder without a config.json has FasterTransformer's settings."""
+    return (path / _CONFIG).exists()
 
 
 def _check_counts(config: Mapping[str, Any], num_ranks: int, file: Path) -> None:

@@ -1,26 +1,29 @@
-"""Which families' folders are seen by other names than those in the files."""
+"""Which families' folders are seen by other names than those in the files.
+
+A family's module has `find_pieces(stored)`, and is imported when a folder is of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.renamed import dbrx, gemma3, gpt_oss, granitemoe
-from moeflow.checkpoint.renamed.renamed_checkpoint import Piece, RenamedCheckpoint
+from moeflow.checkpoint.renamed.renamed_checkpoint import RenamedCheckpoint
+from moeflow.kernels.on_demand import on_demand
 
-_FAMILIES: Final[Mapping[str, Callable[[Checkpoint], Mapping[str, Piece]]]] = {
-    "dbrx": dbrx.find_pieces,
-    "gemma3": gemma3.find_pieces,
-    "gemma3_text": gemma3.find_pieces,
-    "gpt_oss": gpt_oss.find_pieces,
-    "granitemoe": granitemoe.find_pieces,
-    "granitemoeshared": granitemoe.find_pieces,
+_FAMILIES: Final[Mapping[str, Any]] = {
+    "dbrx": on_demand("moeflow.checkpoint.renamed.dbrx"),
+    "gemma3": on_demand("moeflow.checkpoint.renamed.gemma3"),
+    "gemma3_text": on_demand("moeflow.checkpoint.renamed.gemma3"),
+    "gpt_oss": on_demand("moeflow.checkpoint.renamed.gpt_oss"),
+    "granitemoe": on_demand("moeflow.checkpoint.renamed.granitemoe"),
+    "granitemoeshared": on_demand("moeflow.checkpoint.renamed.granitemoe"),
 }
 
 
 def with_known_names(stored: Checkpoint) -> Checkpoint:
     """Return a folder's checkpoint with a name for each matrix. Raises: CheckpointError if tensors do not fit."""
     model_type = stored.config.get("model_type")
-    find_pieces = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    return stored if find_pieces is None else RenamedCheckpoint(stored, find_pieces(stored))
+    family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    return stored if family is None else RenamedCheckpoint(stored, family.find_pieces(stored))
