@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.renamed import dbrx, gemma3, gpt_oss, granitemoe
+from moeflow.checkpoint.renamed import dbrx, gemma3, gpt_oss, granitemoe, qwen3_next
 from moeflow.checkpoint.renamed.renamed_checkpoint import Piece, RenamedCheckpoint
 
 _FAMILIES: Final[Mapping[str, Callable[[Checkpoint], Mapping[str, Piece]]]] = {
@@ -16,6 +16,8 @@ _FAMILIES: Final[Mapping[str, Callable[[Checkpoint], Mapping[str, Piece]]]] = {
     "gpt_oss": gpt_oss.find_pieces,
     "granitemoe": granitemoe.find_pieces,
     "granitemoeshared": granitemoe.find_pieces,
+    "qwen3_next": qwen3_next.find_pieces,
+    "qwen3_5_moe_text": qwen3_next.find_pieces,
 }
 
 
