@@ -150,6 +150,23 @@ struct SequencesField {
   const char* name;
 };
 
+// Likewise, of what keeps states, from the address of int32 [5 count + 2 saves]: first rows, counts, sources, targets,
+// ends of saves; then of the saves counts and slots.
+template <typename Struct>
+struct StateSequencesField {
+  using Argument = uintptr_t;
+  static void set(Struct& to, uintptr_t address) {
+    const int64_t n = to.sequences.count;
+    const int32_t* const arrays = at<const int32_t>(address);
+    const int32_t* const saves = arrays + 5 * n;
+    const int64_t num_saves = n == 0 ? 0 : arrays[5 * n - 1];
+    to.sequences = {n,     arrays, arrays + n, arrays + 2 * n, arrays + 3 * n, arrays + 4 * n,
+                    saves, saves + num_saves};
+  }
+  auto argument() const { return nb::arg(name); }
+  const char* name;
+};
+
 #define FIELD(Struct, member) \
   Field<Struct, &Struct::member> { #member }
 
@@ -416,6 +433,39 @@ std::vector<int64_t> run_sample(uintptr_t x, int64_t num_rows, int64_t size,
   return tokens;
 }
 
+void bind_recurrent(nb::module_& m) {
+  using ConvCount = Field<ShortConvCall, &ShortConvCall::sequences, &StateSequences::count>;
+  def_call(m, "short_conv", &short_conv, FIELD(ShortConvCall, x), FIELD(ShortConvCall, in_gate),
+           FIELD(ShortConvCall, out_gate), FIELD(ShortConvCall, x_stride), FIELD(ShortConvCall, weight),
+           FIELD(ShortConvCall, bias), FIELD(ShortConvCall, num_channels), FIELD(ShortConvCall, num_taps),
+           FIELD(ShortConvCall, has_silu), Field<ShortConvCall, &ShortConvCall::states, &StateMemory::slots>{"slots"},
+           Field<ShortConvCall, &ShortConvCall::states, &StateMemory::slot_floats>{"slot_floats"},
+           Field<ShortConvCall, &ShortConvCall::states, &StateMemory::offset>{"offset"}, ConvCount{"num_sequences"},
+           StateSequencesField<ShortConvCall>{"sequences"}, FIELD(ShortConvCall, out));
+  using RecurrenceCount = Field<RecurrenceCall, &RecurrenceCall::sequences, &StateSequences::count>;
+  def_call(m, "recurrence", &recurrence, FIELD(RecurrenceCall, queries), FIELD(RecurrenceCall, keys),
+           FIELD(RecurrenceCall, values), FIELD(RecurrenceCall, row_stride), FIELD(RecurrenceCall, steps),
+           FIELD(RecurrenceCall, rates), FIELD(RecurrenceCall, gate_stride), FIELD(RecurrenceCall, step_bias),
+           FIELD(RecurrenceCall, log_decay), FIELD(RecurrenceCall, skip), FIELD(RecurrenceCall, least_step),
+           FIELD(RecurrenceCall, most_step), FIELD(RecurrenceCall, num_heads), FIELD(RecurrenceCall, num_key_heads),
+           FIELD(RecurrenceCall, key_dim), FIELD(RecurrenceCall, value_dim), FIELD(RecurrenceCall, num_tokens),
+           FIELD(RecurrenceCall, is_delta), FIELD(RecurrenceCall, norm_eps), FIELD(RecurrenceCall, query_scale),
+           Field<RecurrenceCall, &RecurrenceCall::states, &StateMemory::slots>{"slots"},
+           Field<RecurrenceCall, &RecurrenceCall::states, &StateMemory::slot_floats>{"slot_floats"},
+           Field<RecurrenceCall, &RecurrenceCall::states, &StateMemory::offset>{"offset"},
+           RecurrenceCount{"num_sequences"}, StateSequencesField<RecurrenceCall>{"sequences"},
+           FIELD(RecurrenceCall, out));
+  def_call(m, "gated_norm", &gated_norm, FIELD(GatedNormCall, x), FIELD(GatedNormCall, gate),
+           FIELD(GatedNormCall, rows_per_gate), FIELD(GatedNormCall, gate_stride), FIELD(GatedNormCall, weight),
+           FIELD(GatedNormCall, num_weights), FIELD(GatedNormCall, eps), FIELD(GatedNormCall, num_rows),
+           FIELD(GatedNormCall, size), FIELD(GatedNormCall, is_gated_first), FIELD(GatedNormCall, out));
+  def_call(m, "sigmoid_gate", &sigmoid_gate, FIELD(SigmoidGateCall, x), FIELD(SigmoidGateCall, gate),
+           FIELD(SigmoidGateCall, gate_stride), FIELD(SigmoidGateCall, num_rows), FIELD(SigmoidGateCall, size),
+           FIELD(SigmoidGateCall, out));
+  m.attr("max_taps") = kMaxTaps;
+  m.attr("max_key_dim") = kMaxKeyDim;
+}
+
 void bind_row_ops(nb::module_& m) {
   def_call(m, "lstm", &lstm, FIELD(LstmCall, weights), FIELD(LstmCall, inputs), FIELD(LstmCall, num_steps),
            FIELD(LstmCall, num_texts), FIELD(LstmCall, state), FIELD(LstmCall, cell), FIELD(LstmCall, out));
@@ -496,7 +546,9 @@ void bind_layers(nb::module_& m) {
            FIELD(MoEStageCall, layer), FIELD(MoEStageCall, routing), FIELD(MoEStageCall, o_bias),
            FIELD(MoEStageCall, norm), FIELD(MoEStageCall, router_bias),
            OptionalField<MoEStageCall, &MoEStageCall::shared>{"shared"},
-           OptionalField<MoEStageCall, &MoEStageCall::shared_gate>{"shared_gate"});
+           OptionalField<MoEStageCall, &MoEStageCall::shared_gate>{"shared_gate"},
+           OptionalField<MoEStageCall, &MoEStageCall::attention_norm>{"attention_norm"},
+           OptionalField<MoEStageCall, &MoEStageCall::experts_norm>{"experts_norm"});
   def_call(m, "moe_stage", &moe_stage, Field<MoEStageCall>{"stage"}, FIELD(MoEStageCall, attended),
            FIELD(MoEStageCall, hidden), FIELD(MoEStageCall, num_tokens), FIELD(MoEStageCall, out));
   nb::class_<DecoderLayer> layer(m, "DecoderLayer");
@@ -665,6 +717,7 @@ NB_MODULE(_cpu, m) {
   bind_memory(m);
   bind_products(m);
   bind_attention(m);
+  bind_recurrent(m);
   bind_row_ops(m);
   bind_layers(m);
   bind_reads(m);

@@ -8,6 +8,7 @@
 
 #include "kv_cache.h"
 #include "matrix.h"
+#include "recurrent.h"
 #include "routing.h"
 
 namespace moeflow {
@@ -105,6 +106,10 @@ struct Isa {
   void (*store_weights)(const float* x, int64_t count, const Weighing& weighing, float* out);
   void (*lane_maxima)(const float* x, int64_t count, float* out);
   int64_t (*places_at_least)(const float* x, int64_t size, float bound, int32_t* places);
+  // Up to kBand channels of a convolution, or of the values of a recurrence's head, from the `first` on.
+  void (*conv_band)(const ShortConvCall& call, int64_t first);
+  void (*recurrence_band)(const RecurrenceCall& call, const RecurrenceGates& gates, int64_t head, int64_t first);
+  void (*gate_row)(const float* x, const float* gate, bool is_silu, int64_t size, float* out);
 };
 
 #if defined(__aarch64__)

@@ -7,6 +7,7 @@
 #include "isa.h"
 #include "isa_unit.h"
 #include "prepare_row.h"
+#include "recurrent_tiles.h"
 #include "routing_tiles.h"
 #include "row_ops_tiles.h"
 #include "sample_tiles.h"
@@ -26,7 +27,8 @@ Activation activation(const Matrix& weight) {
 constexpr Isa kTable = {ISA_NAME,         activation,    prepare_row, tile,           activate,
                         attend,           inverse_rms,   scale_row,   layer_norm_row, add_row,
                         add_weighted_row, clip_row,      rotate_row,  route_row,      argmax_row,
-                        sum_weights,      store_weights, lane_maxima, places_at_least};
+                        sum_weights,      store_weights, lane_maxima, places_at_least,
+                        conv_band,        recurrence_band, gate_row};
 
 }  // namespace
 }  // namespace ISA_NAMESPACE

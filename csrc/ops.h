@@ -10,6 +10,7 @@
 #include "kv_cache.h"
 #include "matrix.h"
 #include "norm.h"
+#include "recurrent.h"
 #include "routing.h"
 
 namespace moeflow {
@@ -165,6 +166,12 @@ struct LstmCall {
 };
 void lstm(const Isa& isa, const LstmCall& call);
 
+// Layers that keep a state of each sequence, see recurrent.h.
+void short_conv(const Isa& isa, const ShortConvCall& call);
+void recurrence(const Isa& isa, const RecurrenceCall& call);
+void gated_norm(const Isa& isa, const GatedNormCall& call);
+void sigmoid_gate(const Isa& isa, const SigmoidGateCall& call);
+
 // out[r] = norm(x[r])
 struct NormCall {
   const float* x;  // [num_rows, size]
@@ -247,6 +254,9 @@ struct MoEStageCall {
   const float* router_bias = nullptr;  // [num_experts]; or null
   ExpertLayer shared{};  // one expert that all tokens go to, or none
   Matrix shared_gate{};  // [1, hidden]: it weighs the sigmoid of that; without data: 1
+  // Of what attention's projection and the experts return, before it is added; without weights: none. The second is for
+  // experts that are all in memory, and none that is shared.
+  Norm attention_norm{}, experts_norm{};
 };
 // What a router says of each expert, [num_tokens, num_experts].
 void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ops.h"
+#include "rows.h"
 #include "scratch.h"
 
 namespace moeflow {
@@ -10,10 +11,37 @@ void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed
   linear(isa, LinearCall{call.router, normed, num_tokens, call.router.cols, call.router_bias, nullptr, logits});
 }
 
+namespace {
+
+// out = to + norm(x), which is changed.
+void add_normed(const Isa& isa, const Norm& norm, float* x, int64_t num_rows, int64_t size, const float* to,
+                float* out) {
+  for_each_row(num_rows, 2 * size, [&](int64_t row) {
+    float* const at = x + row * size;
+    normalise_row(isa, norm, at, size, at);
+    isa.add_row(at, nullptr, to + row * size, size, out + row * size);
+  });
+}
+
+// h = hidden + attended @ o_proj.T
+void project(const Isa& isa, const MoEStageCall& call) {
+  static thread_local Buffer<float> projected;
+  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows, attended = call.o_proj.cols;
+  if (call.attention_norm.weight == nullptr) {
+    linear(isa, LinearCall{call.o_proj, call.attended, tokens, attended, call.o_bias, call.hidden, call.out});
+    return;
+  }
+  float* const added = projected.at_least(tokens * hidden);
+  linear(isa, LinearCall{call.o_proj, call.attended, tokens, attended, call.o_bias, nullptr, added});
+  add_normed(isa, call.attention_norm, added, tokens, hidden, call.hidden, call.out);
+}
+
+}  // namespace
+
 void route_stage(const Isa& isa, const MoEStageCall& call) {
   static thread_local Buffer<float> logits;
   const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows, num_experts = call.layer.num_experts;
-  linear(isa, LinearCall{call.o_proj, call.attended, tokens, call.o_proj.cols, call.o_bias, call.hidden, call.out});
+  project(isa, call);
   normalise(isa, NormCall{call.out, call.norm, tokens, hidden, call.normed});
   if (call.router.data == nullptr) {
     std::fill_n(call.topk_ids, tokens, 0);
@@ -46,7 +74,7 @@ void shared_stage(const Isa& isa, const MoEStageCall& call) {
 }
 
 void moe_stage(const Isa& isa, const MoEStageCall& call) {
-  static thread_local Buffer<float> normed, topk_weights;
+  static thread_local Buffer<float> normed, topk_weights, computed;
   static thread_local Buffer<int64_t> topk_ids;
   const int64_t tokens = call.num_tokens;
   MoEStageCall stage = call;
@@ -55,8 +83,16 @@ void moe_stage(const Isa& isa, const MoEStageCall& call) {
   if (stage.topk_weights == nullptr) stage.topk_weights = topk_weights.at_least(tokens * call.routing.top_k);
   route_stage(isa, stage);
   shared_stage(isa, stage);
-  experts(isa, ExpertsCall{call.layer, stage.normed, tokens, call.routing.top_k, stage.topk_ids, stage.topk_weights,
-                           call.out, call.out});
+  ExpertsCall work{call.layer, stage.normed, tokens, call.routing.top_k, stage.topk_ids, stage.topk_weights,
+                   call.out,   call.out};
+  if (call.experts_norm.weight == nullptr) {
+    experts(isa, work);
+    return;
+  }
+  work.residual = nullptr;
+  work.out = computed.at_least(tokens * call.o_proj.rows);
+  experts(isa, work);
+  add_normed(isa, call.experts_norm, work.out, tokens, call.o_proj.rows, call.out, call.out);
 }
 
 }  // namespace moeflow

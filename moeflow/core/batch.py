@@ -8,9 +8,22 @@ concatenated without padding in the order of `entries`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from moeflow.core.request import Request
 from moeflow.core.token_tree import NO_TREE, TokenTree
+
+NO_SLOT: Final = -1  # of states: there is none
+
+
+class StateUse(msgspec.Struct, frozen=True, array_like=True):
+    """What a pass does with the recurrent state of a sequence: which slots of the state memory it reads and writes."""
+
+    source: int  # where the state before its first token is; NO_SLOT: it is the first of all, and the state zero
+    target: int  # where the state after its last token goes; may be `source`
+    saves: tuple[tuple[int, int], ...] = ()  # (position, slot): where the state after so many tokens goes, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +36,7 @@ class BatchEntry:
     block_ids: tuple[int, ...]  # KV blocks that hold positions [0, start + num_rows)
     samples: bool  # whether the last token's logits choose a next token
     tree: TokenTree = NO_TREE  # of guesses behind that token, if it samples; their logits choose what follows them
+    state: StateUse | None = None  # None: the model has no recurrent layers
 
     @property
     def stop(self) -> int:

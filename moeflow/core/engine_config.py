@@ -14,6 +14,14 @@ from moeflow.kernels.weight_format import LayerFormats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSlotsConfig:
+    """The memory of recurrent states."""
+
+    num_slots: int  # of running requests and of prefixes together
+    checkpoint_every: int  # tokens of a prefix, a multiple of the block size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Limits of one pass and of the requests that take part."""
 
@@ -24,6 +32,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512  # tokens in a pass at most: bounds how long decodes wait for a prefill chunk
     prefix_caching: bool = True
     num_kept_blocks: int | None = None  # that keep their memory while nobody uses them; None: all
+    states: StateSlotsConfig | None = None  # None: the model has no recurrent layers
     policy: str = "continuous"  # or "static", the baseline that benchmarks compare with
     batch_timeout_s: float = 0.05  # static: how long the oldest request waits for a batch to fill
 

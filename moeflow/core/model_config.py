@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.core.recurrent_config import RecurrentConfig
 
 MOST = 1 << 48  # what any size may be: beyond all memory, and far from where 64 bits overflow
 Number = TypeVar("Number", int, float, bool, str)
@@ -124,6 +125,7 @@ class ModelConfig:
     added_positions: AddedPositions | None = None
     relative_positions: RelativePositions | None = None
     encoder: EncoderConfig | None = None  # None: decoder-only
+    recurrent: RecurrentConfig | None = None  # None: all layers attend
     labels: tuple[str, ...] = ()  # of the classes that it sorts texts into; empty: it does not
     num_experts: int = 0
     top_k: int = 0  # experts per token
@@ -147,6 +149,7 @@ class ModelConfig:
     attention_soft_cap: float | None = None  # c: scores become c tanh(score / c)
     has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
+    has_post_norms: bool = False  # what attention and networks return is normalised before it is added, too
     latent: LatentAttention | None = None  # None: queries, keys and values are projected at once
     mlp_bias: bool = False
     lm_head_bias: bool = False
@@ -173,11 +176,20 @@ class ModelConfig:
         return AttentionKind(self.rope, self.sliding_window)
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The decoder's layers that attend, and so keep keys and values, ascending."""
+        recurrent = frozenset(() if self.recurrent is None else self.recurrent.layers)
+        return tuple(layer for layer in range(self.num_layers) if layer not in recurrent)
+
+    @property
+    def state_bytes(self) -> int:
+        """What the state of one sequence takes in recurrent layers."""
+        return 0 if self.recurrent is None else self.recurrent.state_bytes
+
+    @property
     def sliding_windows(self) -> Counter[int | None]:
-        """How many of the decoder's layers have each window."""
-        if not self.attention_kinds:
-            return Counter({self.sliding_window: self.num_layers})
-        return Counter(kind.sliding_window for kind in self.attention_kinds)
+        """How many of the decoder's layers that attend have each window."""
+        return Counter(self.attention_of(layer).sliding_window for layer in self.attention_layers)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -218,9 +230,9 @@ class ModelConfig:
     @property
     def keeps_only_kv(self) -> bool:
         """Whether all that is kept of past tokens is a key and a value for each, which depend on no later token: then
-        sequences that begin alike have equal KV blocks there, which can be shared, and kept on disk.
+        sequences that begin alike have equal KV blocks there, which can be kept on disk.
         """
-        return self.encoder is None
+        return self.encoder is None and self.recurrent is None
 
     @property
     def is_encoder_only(self) -> bool:
@@ -256,6 +268,11 @@ class ModelConfig:
         return 3 if self.is_gated else 2
 
     @property
+    def num_norms(self) -> int:
+        """Norms of hidden states in a layer of the decoder."""
+        return 4 if self.has_post_norms else 2
+
+    @property
     def num_expert_biases(self) -> int:
         """Biases of one expert."""
         units = (self.num_ffn_matrices - 1) * self.intermediate_size
@@ -264,7 +281,7 @@ class ModelConfig:
     @property
     def num_attentions(self) -> int:
         """Attentions of all layers: those of a decoder over what was encoded are further ones."""
-        return self.num_layers + (0 if self.encoder is None else self.num_layers + self.encoder.num_layers)
+        return len(self.attention_layers) + (0 if self.encoder is None else self.num_layers + self.encoder.num_layers)
 
     @property
     def num_parameters(self) -> int:
@@ -280,7 +297,11 @@ class ModelConfig:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
         embeddings += self.num_learned_positions * self.hidden_size
-        return self.num_attentions * attention + experts + shared + dense + embeddings + classifier
+        mixers = 0
+        if self.recurrent is not None:
+            mixer_values = self.recurrent.projection_values(self.hidden_size) + self.recurrent.mixer.small_values
+            mixers = len(self.recurrent.layers) * mixer_values
+        return self.num_attentions * attention + mixers + experts + shared + dense + embeddings + classifier
 
     @property
     def num_learned_positions(self) -> int:
@@ -301,7 +322,9 @@ class ModelConfig:
         """Return what one token's keys and values take over all layers, in bytes."""
         value_bytes, scale_bytes = KV_FORMATS[kv_dtype]
         num_rows = 2 if self.latent is None else 1  # keys and values, or both in one
-        return self.num_layers * self.num_kv_heads * (num_rows * self.head_dim * value_bytes + 2 * scale_bytes)
+        return (
+            len(self.attention_layers) * self.num_kv_heads * (num_rows * self.head_dim * value_bytes + 2 * scale_bytes)
+        )
 
 
 class ConfigReader:

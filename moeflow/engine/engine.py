@@ -65,6 +65,10 @@ class Engine:
         self.model: ModelInfo = runner.info
         if self.model.encoder is not None and config.scheduler.policy != "continuous":
             raise ConfigError(f"encoder-decoders are not run with the scheduling policy {config.scheduler.policy!r}")
+        if config.scheduler.states is not None and config.scheduler.policy != "continuous":
+            raise ConfigError(
+                f"models with recurrent layers are not run with the scheduling policy {config.scheduler.policy!r}"
+            )
         self._runner = runner
         self._scheduler: SchedulingPolicy = make_scheduler(config.scheduler, prompt_cache)
         self._requests: dict[str, Request] = {}

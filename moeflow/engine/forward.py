@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from moeflow.engine.ranks import stage_forward
     from moeflow.engine.ranks.rank_upkeep import RankUpkeep
     from moeflow.kernels.arrays import Device
+    from moeflow.kv import state_storage
     from moeflow.models.language_model import LanguageModel
     from moeflow.models.layers.expert_shares import ExpertShares
 else:
     in_flight_forward = on_demand("moeflow.engine.in_flight_forward")
     stage_forward = on_demand("moeflow.engine.ranks.stage_forward")
+    state_storage = on_demand("moeflow.kv.state_storage")
 
 
 def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> KVStorage:
-    """Return the storage of keys and values that an engine's configuration asks for, of what a rank has."""
-    return KVStorage(
-        layers=layers_of(config.parallel, shape, rank),
+    """Return the storage of keys, values and states that an engine's configuration asks for, of what a rank has."""
+    own, slots = layers_of(config.parallel, shape, rank), config.scheduler.states
+    storage = KVStorage(
+        layers=[layer_idx for layer_idx in shape.attention_layers if layer_idx in own],
         num_blocks=config.scheduler.num_blocks,
         block_size=config.scheduler.block_size,
         num_kv_heads=num_kv_heads(shape, config.parallel, rank),
@@ -42,6 +45,9 @@ def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> 
         device=device_of_arrays(config, shape),
         gives_back=config.experts is not None,
     )
+    if shape.recurrent is not None and slots is not None:
+        storage.states = state_storage.StateStorage(shape.recurrent, slots.num_slots)
+    return storage
 
 
 class Forward(Protocol):

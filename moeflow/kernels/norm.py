@@ -7,7 +7,7 @@ slower for 512 (torch 2.13, 576 wide).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu import row_ops
@@ -25,6 +25,13 @@ class NormWeights:
     eps: float
     subtracts_mean: bool = False
     bias: Array | None = None  # [H], of a layer norm
+
+
+class PostNorms(NamedTuple):
+    """Norms of what a layer's parts return, before that is added to the hidden states."""
+
+    attention: NormWeights
+    feed_forward: NormWeights
 
 
 def normalise(x: Array, norm: NormWeights) -> Array:

@@ -2,8 +2,11 @@
 
 Every block is in exactly one of four places: free, private to one request, in the prefix tree, or being filled with
 contents from elsewhere, to be in the tree then. A request's table starts with tree nodes (shared, full) and ends with
-private blocks (not full yet, or equal to a block that somebody else put into the tree first). Knows nothing of
-scheduling, time or tensors.
+private blocks that are not full yet. Where somebody else put an equal block into the tree first, the request has a copy
+until it has computed it. Knows nothing of scheduling, time or tensors.
+
+With recurrent layers a prefix can only be taken up where its state was kept (`state_slots.py`): what of it lies behind
+that is computed again.
 
 A block takes memory from when it is first given out. Where memory is short, `num_kept` is how many may keep it
 while nobody uses them: beyond that, blocks of the tree are taken before fresh ones, and `give_back` names the rest.
@@ -13,14 +16,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from moeflow.core.batch import StateUse
 from moeflow.core.request import Request
 from moeflow.kv.prefix_tree import Node, PrefixTree, TokenBlock
+from moeflow.kv.state_slots import StateSlots
 
 
 @dataclass(slots=True)
 class _Table:
     block_ids: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # of the first len(nodes) blocks
+    copies: list[int] = field(default_factory=list)  # which of these are own ones, though the tree has them, ascending
+
+    @property
+    def private(self) -> list[int]:
+        """Blocks that are nobody else's."""
+        return [self.block_ids[index] for index in self.copies] + self.block_ids[len(self.nodes) :]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,14 +47,22 @@ class BlockTables:
     """Gives blocks to requests, shares full ones, takes them back."""
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, prefix_caching: bool = True, num_kept: int | None = None
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool = True,
+        num_kept: int | None = None,
+        states: StateSlots | None = None,
     ) -> None:
+        """`states` are those of recurrent layers; None: there are none."""
         self.num_blocks = num_blocks
         self.limit = num_blocks  # of blocks in use at once: below num_blocks if memory has become short
         self._num_kept = num_blocks if num_kept is None else num_kept
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.tree = PrefixTree(block_size)
+        self.states = states
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers first, reused while warm
         self._num_fresh = num_blocks  # at its bottom: blocks that take no memory
         self._tables: dict[Request, _Table] = {}
@@ -87,22 +106,28 @@ class BlockTables:
         table = self._tables[request] = _Table()
         if self.prefix_caching and reuse:
             max_blocks = (request.num_tokens - 1) // self.block_size
-            table.nodes = self.tree.match(request.token_ids(0, max_blocks * self.block_size), max_blocks)
+            path = self.tree.match(request.token_ids(0, max_blocks * self.block_size), max_blocks)
+            table.nodes = path if self.states is None else self.states.shorten(path)
             for node in table.nodes:
                 self.tree.lock(node)
             table.block_ids = [node.block_id for node in table.nodes]
+        if self.states is not None:
+            self.states.open(request, table.nodes)
         return len(table.nodes) * self.block_size
 
     def reserve(self, request: Request, num_tokens: int, *, keep_available: int = 0) -> bool:
         """Make the table hold positions [0, num_tokens).
 
-        Returns False, with nothing changed, if that would leave fewer than `keep_available` blocks to others.
+        Returns False, with nothing changed, if that would leave fewer than `keep_available` blocks to others, or no
+        slot is left for its state.
         """
         table = self._tables[request]
         num_needed = self.blocks_for(num_tokens) - len(table.block_ids)
+        if num_needed > 0 and num_needed + keep_available > self.num_available:
+            return False
+        if self.states is not None and not self.states.hold(request):
+            return False
         if num_needed > 0:
-            if num_needed + keep_available > self.num_available:
-                return False
             table.block_ids.extend(self._take() for _ in range(num_needed))
         return True
 
@@ -116,37 +141,44 @@ class BlockTables:
         return len(self._tables[request].block_ids) < self.blocks_for(num_tokens)
 
     def share(self, request: Request, stop: int) -> None:
-        """Put the blocks that are full once positions [0, stop) are computed into the tree.
+        """Put the blocks that are full once positions [0, stop) are computed into the tree, and have states kept.
 
         Called when a pass is planned, so that a later request of the same pass can build on them: a pass
-        writes all its keys and values before any of them is read. A private block that was computed in an
-        earlier pass and equals one in the tree is given back in favour of that one.
+        writes all its keys and values before any of them is read, and states in the order of its requests. A copy that
+        was computed in an earlier pass is given back in favour of the tree's block.
         """
         if not self.prefix_caching:
             return
         table = self._tables[request]
+        self._exchange_copies(table, request.num_computed_tokens)
         for index in range(len(table.nodes), stop // self.block_size):
             tokens = tuple(request.token_ids(index * self.block_size, (index + 1) * self.block_size))
             parent = table.nodes[-1] if table.nodes else self.tree.root
-            twin = parent.children.get(tokens)
-            if twin is None:
+            node = parent.children.get(tokens)
+            if node is None:
                 node = self.tree.insert(parent, tokens, table.block_ids[index])
                 self._fresh.append(node)
-            elif (index + 1) * self.block_size <= request.num_computed_tokens:
-                node = twin
-                self.tree.lock(node)
-                self._free.append(table.block_ids[index])
-                table.block_ids[index] = node.block_id
             else:
-                break  # this pass still writes into it; exchanged once that is done
+                self.tree.lock(node)
+                table.copies.append(index)
             table.nodes.append(node)
+        self._exchange_copies(table, request.num_computed_tokens)
+        if self.states is not None:
+            for position in self.states.borders(request.num_computed_tokens, stop):
+                self.states.save(request, table.nodes[position // self.block_size - 1], position)
+
+    def state_use(self, request: Request) -> StateUse | None:
+        """Return what the pass that is planned does with a request's state; None: it has none."""
+        return None if self.states is None else self.states.use(request)
 
     def close(self, request: Request) -> None:
         """Take back a request's table; shared blocks stay in the tree until their space is needed."""
         table = self._tables.pop(request)
         for node in reversed(table.nodes):
             self.tree.unlock(node)
-        self._free.extend(reversed(table.block_ids[len(table.nodes) :]))
+        self._free.extend(reversed(table.private))
+        if self.states is not None:
+            self.states.close(request)
 
     def shared(self, request: Request) -> list[Node]:
         """Return the nodes that a request's table starts with."""
@@ -201,14 +233,20 @@ class BlockTables:
     def confirm_pass(self) -> None:
         """The pass went well: what was shared for it holds valid contents."""
         self._fresh.clear()
+        if self.states is not None:
+            self.states.confirm_pass()
 
     def rests_on_pass(self, request: Request) -> bool:
-        """Return whether a table holds what is shared for the pass under way, and is void if that fails."""
+        """Return whether a table of the pass under way is void if that fails: it holds what is shared for the pass, or
+        a state that the pass brings forward.
+        """
         nodes = self._tables[request].nodes
-        return any(node in nodes for node in self._fresh)
+        return self.states is not None or any(node in nodes for node in self._fresh)
 
     def discard_pass(self) -> None:
         """The pass failed: what was shared for it is void. Tables that rest on it must be closed already."""
+        if self.states is not None:
+            self.states.discard_pass()
         for node in reversed(self._fresh):
             self._free.append(self.tree.remove(node))
         self._fresh.clear()
@@ -224,7 +262,7 @@ class BlockTables:
             if len(self._free) > self._num_fresh:
                 given.append(self._free.pop())
                 continue
-            block_id = self.tree.evict()
+            block_id = self._evict()
             if block_id is None:
                 break
             given.append(block_id)
@@ -234,7 +272,7 @@ class BlockTables:
 
     def check_integrity(self) -> None:
         """Prove that every block is in exactly one place and every user is counted. AssertionError if not."""
-        private = [b for t in self._tables.values() for b in t.block_ids[len(t.nodes) :]]
+        private = [block_id for table in self._tables.values() for block_id in table.private]
         nodes = list(self.tree.nodes())
         filled = [block_id for filling in self._fillings for block_id in filling.block_ids]
         everywhere = sorted(self._free + private + filled + [node.block_id for node in nodes])
@@ -244,7 +282,8 @@ class BlockTables:
         assert sum(node.num_users == 0 for node in nodes) == self.tree.num_unused
         users = {id(node): 0 for node in nodes}
         for request, table in self._tables.items():
-            assert [node.block_id for node in table.nodes] == table.block_ids[: len(table.nodes)]
+            shared = [node.block_id for node in table.nodes]
+            assert table.copies == [i for i, block_id in enumerate(shared) if block_id != table.block_ids[i]]
             assert len(table.block_ids) >= self.blocks_for(request.num_computed_tokens)
             for node in table.nodes:
                 users[id(node)] += 1
@@ -253,10 +292,28 @@ class BlockTables:
         for node in nodes:
             assert node.num_users == users[id(node)], "a user of a shared block is miscounted"
             assert node.parent is self.tree.root or (node.parent and node.parent.num_users >= node.num_users)
+        if self.states is not None:
+            self.states.check_integrity()
+
+    def _exchange_copies(self, table: _Table, num_computed: int) -> None:
+        """Give back the table's copies that are computed, in favour of the tree's blocks."""
+        while table.copies and (table.copies[0] + 1) * self.block_size <= num_computed:
+            index = table.copies.pop(0)
+            self._free.append(table.block_ids[index])
+            table.block_ids[index] = table.nodes[index].block_id
+
+    def _evict(self) -> int | None:
+        """Return the block of the longest unused leaf, which leaves the tree; None: every node is in use."""
+        node = self.tree.evict()
+        if node is None:
+            return None
+        if self.states is not None:
+            self.states.forget(node)
+        return node.block_id
 
     def _take(self) -> int:
         if len(self._free) == self._num_fresh and (not self._free or self.num_touched >= self._num_kept):
-            block_id = self.tree.evict()
+            block_id = self._evict()
             if block_id is not None:
                 return block_id
         assert self._free, "num_available promised a block"

@@ -88,13 +88,13 @@ class PrefixTree:
             if node.is_evictable:
                 self._evictable[node] = None
 
-    def evict(self) -> int | None:
-        """Give up the longest unused leaf and return its block, or None if every node is in use."""
+    def evict(self) -> Node | None:
+        """Give up the longest unused leaf and return it, or None if every node is in use."""
         if not self._evictable:
             return None
         node, _ = self._evictable.popitem(last=False)
         self._detach(node)
-        return node.block_id
+        return node
 
     def remove(self, node: Node) -> int:
         """Take out an unused leaf whose block never got valid contents; return the block."""

@@ -21,15 +21,18 @@ from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:
     from moeflow.kernels.arrays import Device, DType
+    from moeflow.kv.state_storage import StateStorage
 
 
 class KVStorage:
-    """K and V of all layers, or of those of a stage, in blocks of `block_size` tokens."""
+    """K and V of all layers that attend, or of those of a stage, in blocks of `block_size` tokens; and the states of
+    recurrent layers.
+    """
 
     def __init__(  # noqa: PLR0913  # sizes
         self,
         *,
-        layers: range,
+        layers: Sequence[int],
         num_blocks: int,
         block_size: int,
         num_kv_heads: int,
@@ -58,7 +61,8 @@ class KVStorage:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._device = device
-        self._first_layer = layers.start
+        self.states: StateStorage | None = None  # of recurrent layers, set by whoever has some
+        self._places = {layer_idx: place for place, layer_idx in enumerate(layers)}
         self.num_bytes = len(layers) * num_blocks * self._cell_bytes
         self._touched = bytearray(num_blocks)  # 1 for blocks that have been written
         self._memory: LazyMemory | None = None
@@ -80,7 +84,7 @@ class KVStorage:
 
     def layer(self, layer_idx: int) -> KVBlocks:
         """Return the blocks of the model's layer of this number."""
-        return self.layers[layer_idx - self._first_layer]
+        return self.layers[self._places[layer_idx]]
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy K and V of tokens in all layers, from slots to slots, block * block_size + offset each, in order."""

@@ -5,9 +5,9 @@ Keys that would change the arithmetic in a way we do not compute are errors, nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from moeflow.core.brief import brief
 from moeflow.core.model_config import AttentionKind, ConfigReader, HiddenAct, ModelConfig
@@ -17,7 +17,8 @@ from moeflow.models.rope_keys import read_rope
 MAX_LAYERS = 1 << 17
 MIN_EPS = 1e-30
 _ACTIVATIONS: Final[dict[str, HiddenAct]] = {"silu": "silu", "swish": "silu"}
-_LAYER_TYPES: Final = {"full_attention": False, "sliding_attention": True}
+_SLIDING: Final = {"full_attention": False, "sliding_attention": True}
+_Kind = TypeVar("_Kind")
 
 
 def read_decoder_config(
@@ -25,6 +26,7 @@ def read_decoder_config(
     *,
     model_type: str,
     default_theta: float = 10000.0,
+    eps_key: str = "rms_norm_eps",
     may_be_partial: bool = False,
     default_head_dim: int | None = None,
     default_rotary_share: float = 1.0,
@@ -32,8 +34,9 @@ def read_decoder_config(
 ) -> ModelConfig:
     """Return the model's shape; `family` adds or replaces fields of `ModelConfig`.
 
-    Only where it `may_be_partial` may positions rotate a part of a head. `default_head_dim`: None: the hidden size over
-    the number of heads. `default_rotary_share` is which share of them is rotated.
+    `eps_key` is what the config calls the norms' epsilon. Only where it `may_be_partial` may positions rotate a part
+    of a head. `default_head_dim`: None: the hidden size over the number of heads. `default_rotary_share` is which share
+    of them is rotated.
 
     Raises: CheckpointError, naming the key, if one is missing, contradicts another or is not supported.
     """
@@ -56,12 +59,13 @@ def read_decoder_config(
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "intermediate_size": reader.positive("intermediate_size"),
         "max_position": max_position,
-        "rms_norm_eps": reader.number("rms_norm_eps", least=MIN_EPS, most=1.0),
+        "rms_norm_eps": reader.number(eps_key, least=MIN_EPS, most=1.0),
         "tie_word_embeddings": reader.get(bool, "tie_word_embeddings", False),
         "hidden_act": _read_activation(reader),
     }
+    if "intermediate_size" not in family:
+        fields["intermediate_size"] = reader.positive("intermediate_size")
     if "rope" not in family:
         fields["rope"] = read_rope(
             reader,
@@ -104,15 +108,23 @@ def read_sliding_layers(reader: ConfigReader) -> tuple[bool, ...] | None:
 
     Raises: CheckpointError if a layer is of another kind.
     """
+    return read_layer_types(reader, _SLIDING)
+
+
+def read_layer_types(reader: ConfigReader, kinds: Mapping[str, _Kind]) -> tuple[_Kind, ...] | None:
+    """Return of each layer what its kind stands for in `kinds`; None: the config does not list them.
+
+    Raises: CheckpointError if a layer is of another kind.
+    """
     listed = reader.raw.get("layer_types")
     if listed is None:
         return None
     if not isinstance(listed, list) or len(listed) != read_num_layers(reader):
         raise reader.error(f"'layer_types' is {brief(listed)}, where a list with one for each layer is expected")
-    unknown = [kind for kind in listed if not isinstance(kind, str) or kind not in _LAYER_TYPES]
+    unknown = [kind for kind in listed if not isinstance(kind, str) or kind not in kinds]
     if unknown:
-        raise reader.error(f"a layer is {brief(unknown[0])}; supported are {', '.join(_LAYER_TYPES)}")
-    return tuple(_LAYER_TYPES[kind] for kind in listed)
+        raise reader.error(f"a layer is {brief(unknown[0])}; supported are {', '.join(kinds)}")
+    return tuple(kinds[kind] for kind in listed)
 
 
 def with_sliding_layers(config: ModelConfig, window: int, is_sliding: Sequence[bool]) -> ModelConfig:

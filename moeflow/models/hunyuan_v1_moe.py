@@ -9,7 +9,7 @@ from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
 from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import read_decoder_config
-from moeflow.models.layers.attention import Attention
+from moeflow.models.layers.attention import Attention, AttentionNames
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.mlp import NetworkNames
@@ -18,7 +18,7 @@ from moeflow.models.layers.shared_network import SharedNames
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 NAMES: Final = ExpertNames(router="gate.wg", shared=SharedNames(NetworkNames(block="mlp.shared_mlp")))
-_NORM_NAMES: Final = ("query_layernorm", "key_layernorm")
+_ATTENTION_NAMES: Final = AttentionNames(q_norm="query_layernorm", k_norm="key_layernorm")
 _NEUTRAL: Final = {"use_cla": False, "moe_layer_num_skipped": 0, "use_mixed_mlp_moe": True, "use_qk_norm": True}
 
 
@@ -79,6 +79,6 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    attention = Attention(config, allocator, layer_idx, qk_norm="per_rotated_head", norm_names=_NORM_NAMES)
+    attention = Attention(config, allocator, layer_idx, qk_norm="per_rotated_head", names=_ATTENTION_NAMES)
     choose = Routing(config.top_k, renormalize=True)
     return DecoderLayer(config, allocator, attention, MoE(config, allocator, choose, NAMES, has_float32_router=True))

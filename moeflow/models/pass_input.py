@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from moeflow.core.batch import Batch, BatchEntry
+from moeflow.core.batch import Batch, BatchEntry, StateUse
 from moeflow.core.token_tree import branch_masks, depths
 from moeflow.kernels.arrays import Array, ids_on
 from moeflow.kernels.attention.attention_metadata import TREE_POSITIONS, AttentionMetadata
+from moeflow.kernels.recurrent.state_sequences import StateSequence, StateSequences
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 
@@ -37,6 +38,7 @@ class PassInput(msgspec.Struct, frozen=True):
     trees: list[tuple[int, ...]] = []  # of each: the parents of the nodes of a tree that it ends with; empty: no trees
     num_encoder_tokens: list[int] = []  # of each, in an encoder-decoder: how many of its tokens are its input
     kv_moves: list[tuple[int, int]] = []  # from slot to slot, before anything else: what the pass before kept of trees
+    states: list[StateUse] = []  # of each, in a model with recurrent layers; it is one micro-batch
 
     @classmethod
     def of(cls, batch: Batch, num_micro_batches: int = 1, kv_moves: Sequence[tuple[int, int]] = ()) -> PassInput:
@@ -54,6 +56,7 @@ class PassInput(msgspec.Struct, frozen=True):
             trees=trees if any(trees) else [],
             num_encoder_tokens=encoder_tokens if any(encoder_tokens) else [],
             kv_moves=list(kv_moves),
+            states=[entry.state for entry in batch.entries if entry.state is not None],
         )
 
     def result_rows(self) -> list[int]:
@@ -140,9 +143,30 @@ class PassInput(msgspec.Struct, frozen=True):
             tree_masks=ids_on(self._tree_masks(), device) if self.trees else None,
         )
         context = ForwardContext(
-            ids_on(self._positions(), device), metadata, kv, num_encoder_tokens=self.num_encoder_tokens
+            ids_on(self._positions(), device),
+            metadata,
+            kv,
+            states=self._state_sequences() if self.states else None,
+            num_encoder_tokens=self.num_encoder_tokens,
         )
         return ids_on(self.token_ids, device), context
+
+    def _state_sequences(self) -> StateSequences:
+        """Return what happens to the states of the sequences."""
+        first_rows = accumulate(self.num_tokens, initial=0)
+        columns = zip(first_rows, self.starts, self.num_tokens, self.states, strict=False)
+        return StateSequences(
+            [
+                StateSequence(
+                    first_row,
+                    num_tokens,
+                    use.source,
+                    use.target,
+                    [(position - start, slot) for position, slot in use.saves],
+                )
+                for first_row, start, num_tokens, use in columns
+            ]
+        )
 
     def _positions(self) -> list[int]:
         """Return each token's place in its sequence; of a tree's nodes, on their branch."""

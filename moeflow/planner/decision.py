@@ -43,6 +43,7 @@ from moeflow.planner.choices.replica_choice import (
     what_each_has,
 )
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice, choose_speculators
+from moeflow.planner.choices.state_choice import check_recurrent, choose_states
 from moeflow.planner.choices.weight_choice import (
     WeightChoice,
     activations_reason,
@@ -129,7 +130,9 @@ class Decision:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
         settings, reasons = self.settings, self.reasons
         device = choose_device(settings.device, self.resources, reasons)
-        check_encoder_decoder(settings, self.shape, is_offloaded=self.offloads_to_torch or device != "cpu")
+        is_offloaded = self.offloads_to_torch or device != "cpu"
+        check_encoder_decoder(settings, self.shape, is_offloaded=is_offloaded)
+        check_recurrent(settings, self.shape, is_offloaded=is_offloaded)
         check_replicas(settings, device, offloads_to_torch=self.offloads_to_torch)
         budget = self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
         budget.take_share()
@@ -227,8 +230,10 @@ class Decision:
             max_model_len=cache.max_model_len,
             max_num_seqs=batching.max_num_seqs,
             max_num_batched_tokens=batching.max_num_batched_tokens,
-            prefix_caching=self.settings.prefix_caching and self.shape.keeps_only_kv,
+            prefix_caching=self.settings.prefix_caching
+            and self.shape.encoder is None,  # else blocks depend on all of it
             num_kept_blocks=num_kept,
+            states=choose_states(self.shape, self.budget.num_state_slots, self.reasons),
         )
 
     def _threads_of_each(self, *, maps_together: bool) -> int:
@@ -447,7 +452,7 @@ class Decision:
         return replace(config, remote=remote.config)
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
-        can_differ = not shares_layers(self.settings)
+        can_differ = not shares_layers(self.settings) and self.shape.recurrent is None
         choice = explicit_choice(
             self.settings.dtype, self.settings.quantize, self.shape, can_pack=can_pack, can_differ=can_differ
         )

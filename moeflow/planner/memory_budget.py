@@ -15,6 +15,7 @@ from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.rank_choice import RankMemory, count_ranks, possible_ranks
 from moeflow.planner.choices.replica_choice import share_of
+from moeflow.planner.choices.state_choice import num_state_slots
 from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes, served_bytes
@@ -43,6 +44,7 @@ class MemoryBudget:
         self.free_bytes = 0
         self.draft_bytes = 0  # of models that guess; set before `set_beside_weights`
         self.predictor_bytes = 0  # of the network that predicts experts; likewise
+        self.num_state_slots = 0  # of recurrent states
         self.prompt_cache_bytes = 0  # of buffers between KV blocks and disk; likewise
         self.process_bytes = PROCESS_BYTES
         self.work_bytes = 0
@@ -61,7 +63,11 @@ class MemoryBudget:
         self.free_bytes = share_of(total_bytes, self._num_replicas, shared_bytes=mapped_bytes + of_server)
 
     def set_beside_weights(self, cpu_isa: str, batching: Batching) -> None:
-        """Set what processes will hold, and a pass's work space; both matter to the byte only within a limit."""
+        """Set what processes will hold, and a pass's work space; both matter to the byte only within a limit.
+
+        Raises: CapacityError if there is no room for recurrent states.
+        """
+        self.num_state_slots = num_state_slots(self._shape, batching.max_num_seqs, self.free_bytes)
         if not cpu_isa or self._settings.memory_bytes is None:
             self.process_bytes, self.work_bytes = PROCESS_BYTES + self._beside_process, 0
             return
@@ -74,7 +80,8 @@ class MemoryBudget:
 
     @property
     def _beside_process(self) -> int:
-        return self.draft_bytes + self.predictor_bytes + self.prompt_cache_bytes
+        state_bytes = self.num_state_slots * self._shape.state_bytes
+        return self.draft_bytes + self.predictor_bytes + self.prompt_cache_bytes + state_bytes
 
     @property
     def num_here(self) -> int:

@@ -34,6 +34,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.core.token_tree import TokenTree
 from moeflow.kv.block_tables import BlockTables
+from moeflow.kv.state_slots import StateSlots
 from moeflow.scheduler.batch_queue import BatchQueue
 from moeflow.scheduler.latency_budget import LatencyBudget
 from moeflow.scheduler.prefix_reads import PrefixReads
@@ -76,6 +77,7 @@ class Scheduler:
             block_size=config.block_size,
             prefix_caching=config.prefix_caching,
             num_kept=config.num_kept_blocks,
+            states=StateSlots(config.states.num_slots, config.states.checkpoint_every) if config.states else None,
         )
         self._reads = PrefixReads(prefixes, self.blocks)
         self._latency = LatencyBudget()
@@ -377,7 +379,8 @@ class Scheduler:
         self.blocks.share(request, stop)
         block_ids = self.blocks.block_ids(request, stop)
         samples = stop == request.num_tokens and request.pooling is None
-        return BatchEntry(request, start, num_tokens, block_ids, samples=samples)
+        state = self.blocks.state_use(request)
+        return BatchEntry(request, start, num_tokens, block_ids, samples=samples, state=state)
 
     def _preempt_youngest(self) -> Request:
         """Send the last admitted batch request, else the last of all, back to the head of its queue.

@@ -191,13 +191,13 @@ class _LayerSums:
         self._qkv.add(layer.input_layernorm(hidden))
         attended = layer.attention(layer.pre_attention(hidden), rotary, context)
         self._o.add(attended)
-        hidden = layer.self_attn.o_proj(attended, residual=hidden)
+        hidden = layer.after_attention(hidden, attended)
         normed, mlp = layer.post_attention_layernorm(hidden), layer.mlp
         if isinstance(mlp, MLP):
             units = mlp.units(normed)
             self._ups[0].add(normed)
             self._downs[0].add(units)
-            return mlp.down_proj(units, hidden)
+            return layer.add_network(hidden, mlp.down_proj(units))
         assert isinstance(mlp, MoE)
         return self._experts(mlp, normed, hidden)
 

@@ -71,6 +71,29 @@ CONFIGS = {
             "truncate": False,
         },
     },
+    "gemma3_text": SHAPE
+    | {
+        "model_type": "gemma3_text",
+        "intermediate_size": WIDTH,
+        "sliding_window": 16,
+        "sliding_window_pattern": 2,
+        "rope_local_base_freq": 500.0,
+        "query_pre_attn_scalar": HIDDEN // HEADS,
+        "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+    "granitemoeshared": SHAPE
+    | {
+        "model_type": "granitemoeshared",
+        "intermediate_size": WIDTH,
+        "shared_intermediate_size": 96,
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": TOP_K,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.25,
+        "attention_multiplier": 0.5,
+        "logits_scaling": 6.0,
+    },
 }
 GGUF_NAMES = {
     "llama": "llama",
@@ -78,7 +101,10 @@ GGUF_NAMES = {
     "qwen3_moe": "qwen3moe",
     "olmoe": "olmoe",
     "gpt_oss": "gpt-oss",
+    "gemma3_text": "gemma3",
+    "granitemoeshared": "granitemoe",
 }
+IN_PAIRS = ("llama", "granitemoe")
 
 
 def random_weights(family: str, *, tied: bool = False, bias: bool = False) -> dict[str, torch.Tensor]:
@@ -97,7 +123,9 @@ def random_weights(family: str, *, tied: bool = False, bias: bool = False) -> di
         shapes[f"{prefix}input_layernorm.weight"] = shapes[f"{prefix}post_attention_layernorm.weight"] = (HIDDEN,)
         if family == "gpt_oss":
             shapes[f"{prefix}self_attn.sinks"] = (HEADS,)
-        if family in ("qwen3_moe", "olmoe"):
+        if family == "gemma3_text":
+            shapes |= {f"{prefix}{it}_feedforward_layernorm.weight": (HIDDEN,) for it in ("pre", "post")}
+        if family in ("qwen3_moe", "olmoe", "gemma3_text"):
             is_whole = family == "olmoe"  # olmoe normalises all heads together
             shapes[f"{prefix}self_attn.q_norm.weight"] = (HIDDEN if is_whole else head_dim,)
             shapes[f"{prefix}self_attn.k_norm.weight"] = (KV_HEADS * head_dim if is_whole else head_dim,)
@@ -108,7 +136,7 @@ def random_weights(family: str, *, tied: bool = False, bias: bool = False) -> di
 
 def _ffn_shapes(family: str, prefix: str) -> dict[str, tuple[int, ...]]:
     wide, narrow = (WIDTH, HIDDEN), (HIDDEN, WIDTH)
-    if family == "llama":
+    if family in ("llama", "gemma3_text"):
         return {
             f"{prefix}mlp.{part}_proj.weight": narrow if part == "down" else wide for part in ("gate", "up", "down")
         }
@@ -117,10 +145,14 @@ def _ffn_shapes(family: str, prefix: str) -> dict[str, tuple[int, ...]]:
         if family == "mixtral"
         else ("mlp", {"gate_proj": wide, "up_proj": wide, "down_proj": narrow})
     )
-    router = "router" if family == "gpt_oss" else "gate"
+    block = "block_sparse_moe" if family == "granitemoeshared" else block
+    router = {"gpt_oss": "router", "granitemoeshared": "router.layer"}.get(family, "gate")
     shapes: dict[str, tuple[int, ...]] = {f"{prefix}{block}.{router}.weight": (EXPERTS, HIDDEN)}
     if family == "gpt_oss":
         shapes[f"{prefix}{block}.router.bias"] = (EXPERTS,)
+    if family == "granitemoeshared":
+        shapes |= {f"{prefix}shared_mlp.{part}_proj.weight": (96, HIDDEN) for part in ("gate", "up")}
+        shapes[f"{prefix}shared_mlp.down_proj.weight"] = (HIDDEN, 96)
     for expert in range(EXPERTS):
         own = f"{prefix}{block}.experts.{expert}"
         shapes |= {f"{own}.{part}.weight": shape for part, shape in parts.items()}
@@ -183,7 +215,7 @@ def gguf_writer(file: Path, family: str, *, skip: tuple[str, ...] = ()) -> gguf.
         "add_bos_token_id": 1,
         "add_eos_token_id": 2,
     }
-    if family != "llama":
+    if family not in ("llama", "gemma3_text"):
         values |= {"add_expert_count": EXPERTS, "add_expert_used_count": TOP_K}
     if family in ("qwen3_moe", "gpt_oss"):
         values |= {"add_expert_feed_forward_length": WIDTH}
@@ -194,6 +226,21 @@ def gguf_writer(file: Path, family: str, *, skip: tuple[str, ...] = ()) -> gguf.
             "add_rope_scaling_type": gguf.RopeScalingType.YARN,
             "add_rope_scaling_factor": scaling["factor"],
             "add_rope_scaling_orig_ctx_len": scaling["original_max_position_embeddings"],
+        }
+    if family == "gemma3_text":
+        values |= {
+            "add_sliding_window": CONFIGS[family]["sliding_window"],
+            "add_rope_freq_base_swa": 500.0,
+            "add_final_logit_softcapping": 30.0,
+        }
+        writer.add_uint32("gemma3.attention.sliding_window_pattern", 2)
+    if family == "granitemoeshared":
+        values |= {
+            "add_expert_shared_feed_forward_length": 96,
+            "add_embedding_scale": 12.0,
+            "add_residual_scale": 0.25,
+            "add_attention_scale": 0.5,
+            "add_logit_scale": 6.0,
         }
     for setter, value in values.items():
         if setter not in skip:
@@ -226,11 +273,16 @@ def write_gguf(
     architecture = next(item for item, name in gguf.MODEL_ARCH_NAMES.items() if name == GGUF_NAMES[family])
     names = gguf.get_tensor_name_map(architecture, LAYERS)
     for name, tensor in _stacked(tensors).items():
-        if GGUF_NAMES[family] == "llama" and "q_proj" in name:
+        if family == "gemma3_text" and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        if GGUF_NAMES[family] in IN_PAIRS and "q_proj" in name:
             tensor = _permute(tensor, HEADS)
-        if GGUF_NAMES[family] == "llama" and "k_proj" in name:
+        if GGUF_NAMES[family] in IN_PAIRS and "k_proj" in name:
             tensor = _permute(tensor, KV_HEADS)
-        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = name
+        if family == "granitemoeshared":  # whose conversion names networks itself
+            known = name.replace("shared_mlp.", "mlp.shared_expert.").replace("block_sparse_moe.experts", "mlp.experts")
+        gguf_name = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         gguf_name += ".weight" if name.endswith("sinks") else ""  # as llama.cpp's conversion does
         own = routers if routers is not None and "ffn_gate_inp" in gguf_name else kind

@@ -660,6 +660,99 @@ void check_attention(const Isa& isa) {
   }
 }
 
+// One sequence: as attention of each head to its own keys and values, which are made of the latents here.
+void check_latent_attention(const Isa& isa, int64_t tokens, bool has_rank, bool is_interleaved) {
+  constexpr int64_t kHeads = 3, kNope = 10, kRope = 6, kLatent = 22, kValue = 7, kRank = 9, kDim = kLatent + kRope;
+  constexpr int64_t kQuery = kNope + kRope;
+  const int64_t q_size = has_rank ? kRank : kHeads * kQuery, row = q_size + kDim;
+  Cache cache(Format::kF32, tokens / 16 + 1, 1, 16, kDim, kLatent);
+  const Weight q_b = random_weight(Format::kF32, kHeads * kQuery, kRank);
+  const int64_t key_rows = round_up(kLatent, kBand), value_rows = round_up(kValue, kBand);
+  const Weight k_b = random_weight(Format::kF32, kHeads * key_rows, kNope);
+  const Weight v_b = random_weight(Format::kF32, kHeads * value_rows, kLatent);
+  const Floats projected = random_floats(tokens * row), q_norm = random_floats(kRank), norm = random_floats(kLatent);
+  const Floats cos = random_floats(tokens * kRope), sin = random_floats(tokens * kRope);
+  const std::vector<int64_t> slots = in_order(tokens);
+  std::vector<int32_t> blocks;
+  for (const int64_t block : in_order(tokens / 16 + 1)) blocks.push_back(static_cast<int32_t>(block));
+  LatentProjections by{};
+  if (has_rank) by.q_b = q_b.matrix;
+  by.q_norm = Norm{q_norm.data(), 1e-6f}, by.latent_norm = Norm{norm.data(), 1e-6f};
+  by.k_b = k_b.matrix, by.v_b = v_b.matrix, by.nope_dim = kNope, by.value_dim = kValue;
+  by.is_interleaved = is_interleaved;
+  const int32_t zero = 0, count = static_cast<int32_t>(tokens);
+  Floats out(tokens * kHeads * kValue);
+  latent_attention(isa, {by, cache.cache, projected.data(), tokens, kHeads, RotaryTable{cos.data(), sin.data(), kRope},
+                         slots.data(), Sequences{1, &zero, &zero, &count, &zero, blocks.data()}, 0, nullptr, 0.3f,
+                         out.data()});
+  const auto normed = [](const float* x, const Floats& weight) {
+    double squares = 0;
+    const size_t size = weight.size();
+    for (size_t i = 0; i < size; ++i) squares += static_cast<double>(x[i]) * x[i];
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(size) + 1e-6);
+    std::vector<double> values;
+    for (size_t i = 0; i < size; ++i) values.push_back(x[i] * scale * weight[i]);
+    return values;
+  };
+  const auto rotated = [&](const double* x, int64_t token) {
+    std::vector<double> halves(kRope), values(kRope);
+    for (int64_t i = 0; i < kRope; ++i) halves[i] = x[is_interleaved ? i % (kRope / 2) * 2 + i / (kRope / 2) : i];
+    for (int64_t i = 0; i < kRope; ++i) {
+      values[i] = halves[i] * cos[token * kRope + i] + halves[(i + kRope / 2) % kRope] * sin[token * kRope + i];
+    }
+    return values;
+  };
+  std::vector<std::vector<double>> latents, keys, queries(tokens);
+  for (int64_t token = 0; token < tokens; ++token) {
+    const float* const own = projected.data() + token * row;
+    latents.push_back(normed(own + q_size, norm));
+    const std::vector<double> key(own + q_size + kLatent, own + row);
+    keys.push_back(rotated(key.data(), token));
+    queries[token].assign(own, own + q_size);
+    if (!has_rank) continue;
+    const std::vector<double> down = normed(own, q_norm);
+    queries[token].assign(kHeads * kQuery, 0);
+    for (int64_t n = 0; n < kHeads * kQuery; ++n) {
+      for (int64_t k = 0; k < kRank; ++k) queries[token][n] += q_b.values[n * kRank + k] * down[k];
+    }
+  }
+  std::vector<double> want(out.size());
+  for (int64_t token = 0; token < tokens; ++token) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const double* const q = queries[token].data() + head * kQuery;
+      const std::vector<double> turned = rotated(q + kNope, token);
+      double sum = 0;
+      double* const attended = want.data() + (token * kHeads + head) * kValue;
+      for (int64_t p = 0; p <= token; ++p) {
+        double score = 0;
+        for (int64_t n = 0; n < kNope; ++n) {
+          double key = 0;
+          for (int64_t l = 0; l < kLatent; ++l) key += k_b.values[(head * key_rows + l) * kNope + n] * latents[p][l];
+          score += q[n] * key;
+        }
+        for (int64_t i = 0; i < kRope; ++i) score += turned[i] * keys[p][i];
+        const double weight = std::exp(score * 0.3);
+        sum += weight;
+        for (int64_t v = 0; v < kValue; ++v) {
+          double value = 0;
+          for (int64_t l = 0; l < kLatent; ++l) value += v_b.values[(head * value_rows + v) * kLatent + l] * latents[p][l];
+          attended[v] += weight * value;
+        }
+      }
+      for (int64_t v = 0; v < kValue; ++v) attended[v] /= sum;
+    }
+  }
+  expect_close(out.data(), want, 1e-4, "latent attention");
+}
+
+void check_latent_attention(const Isa& isa) {
+  for (const int64_t tokens : {1, 37}) {
+    for (const bool has_rank : {false, true}) {
+      for (const bool is_interleaved : {false, true}) check_latent_attention(isa, tokens, has_rank, is_interleaved);
+    }
+  }
+}
+
 // A sequence may bring no tokens to a pass.
 void check_attention_of_nothing(const Isa& isa) {
   constexpr int64_t kDim = 8;
@@ -797,7 +890,8 @@ void check_draw(const Isa& isa, int64_t rows, int64_t size, int64_t top_k, doubl
   }
 }
 
-void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t rotary_dim, bool norm_all_heads) {
+void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t rotary_dim, bool norm_all_heads,
+                           bool norms_last, bool is_interleaved) {
   constexpr int64_t kHeads = 4, kKVHeads = 2, kAll = kHeads + 2 * kKVHeads;
   Cache cache(Format::kF32, tokens / 16 + 1, kKVHeads, 16, dim);
   Floats qkv = random_floats(tokens * kAll * dim), cos = random_floats(tokens * dim);
@@ -805,7 +899,7 @@ void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t 
   const Floats before = qkv, norms = random_floats(kHeads * dim);
   const std::vector<int64_t> slots = in_order(tokens);
   attention_input(isa, {cache.cache, qkv.data(), tokens, kHeads, norms.data(), norms.data(), norm_all_heads, 1e-6f, 0,
-                        RotaryTable{cos.data(), sin.data(), rotary_dim}, slots.data()});
+                        RotaryTable{cos.data(), sin.data(), rotary_dim}, slots.data(), norms_last, is_interleaved});
   std::vector<double> want;
   Floats got;
   for (int64_t token = 0; token < tokens; ++token) {
@@ -819,17 +913,166 @@ void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t 
       for (int64_t i = 0; i < size; ++i) squares += static_cast<double>(first[i]) * first[i];
       const double scale = 1 / std::sqrt(squares / static_cast<double>(size) + 1e-6);
       const float* const norm = norms.data() + (norm_all_heads ? own * dim : 0);
+      const auto value = [&](int64_t d) {  // of a place as it is rotated, where neighbours come apart
+        const int64_t half = rotary_dim / 2;
+        const int64_t at = !is_interleaved || d >= rotary_dim ? d : d < half ? 2 * d : 2 * (d - half) + 1;
+        return row[head * dim + at] * (norms_last ? 1 : scale * norm[at]);
+      };
+      std::vector<double> prepared(dim);
+      double rotated_squares = 0;
       for (int64_t d = 0; d < dim; ++d) {
-        const bool is_rotated = d < rotary_dim;
-        const int64_t other = is_rotated ? (d + rotary_dim / 2) % rotary_dim : d, at = token * rotary_dim + d;
-        const double x = row[head * dim + d] * scale * norm[d], y = row[head * dim + other] * scale * norm[other];
-        want.push_back(is_rotated ? x * cos[at] + y * sin[at] : x);
+        const int64_t at = token * rotary_dim + d;
+        prepared[d] = d >= rotary_dim ? value(d)
+                                      : value(d) * cos[at] + value((d + rotary_dim / 2) % rotary_dim) * sin[at];
+        rotated_squares += prepared[d] * prepared[d];
+      }
+      const double last = norms_last ? 1 / std::sqrt(rotated_squares / static_cast<double>(dim) + 1e-6) : 1;
+      for (int64_t d = 0; d < dim; ++d) {
+        want.push_back(prepared[d] * (norms_last ? last * norm[d] : 1));
         const float* const cell = reinterpret_cast<const float*>(kv_cell(cache.cache, slots[token] / 16, own));
         got.push_back(is_key ? cell[d * 16 + slots[token] % 16] : qkv[(token * kAll + head) * dim + d]);
       }
     }
   }
   expect_close(got.data(), want, 1e-5, "attention_input");
+}
+
+// Two sequences of a pass in one memory of slots: the second begins where the first has kept its state after two tokens.
+struct TwoSequences {
+  std::vector<int32_t> firsts{0, 5}, counts{5, 3}, sources{-1, 2}, targets{0, 1}, ends{1, 1}, after{2}, slots{2};
+  StateSequences call() const {
+    return {2, firsts.data(), counts.data(), sources.data(), targets.data(), ends.data(), after.data(), slots.data()};
+  }
+  // The tokens that come before each of them in its sequence, and itself.
+  static std::vector<int64_t> history(int64_t row) {
+    std::vector<int64_t> rows;
+    for (int64_t i = 0; i < (row < 5 ? row + 1 : 2); ++i) rows.push_back(i);
+    for (int64_t i = 5; i <= row; ++i) rows.push_back(i);
+    return rows;
+  }
+};
+
+void check_short_conv(const Isa& isa, int64_t channels, int64_t taps) {
+  const TwoSequences two;
+  const Floats x = random_floats(8 * 3 * channels), weight = random_floats(channels * taps), bias = random_floats(channels);
+  Floats states(3 * (taps - 1) * channels + 3), out(8 * channels);
+  const int64_t stride = 3 * channels;
+  short_conv(isa, {x.data(), x.data() + channels, x.data() + 2 * channels, stride, weight.data(), bias.data(), channels,
+                   taps, false, {states.data(), (taps - 1) * channels + 1, 1}, two.call(), out.data()});
+  std::vector<double> want;
+  for (int64_t row = 0; row < 8; ++row) {
+    const std::vector<int64_t> seen = TwoSequences::history(row);
+    for (int64_t c = 0; c < channels; ++c) {
+      double sum = bias[c];
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        const int64_t at = static_cast<int64_t>(seen.size()) - taps + tap;
+        if (at < 0) continue;
+        const float* const token = x.data() + seen[at] * stride + c;
+        sum += static_cast<double>(weight[c * taps + tap]) * token[0] * token[channels];
+      }
+      want.push_back(sum * x[row * stride + 2 * channels + c]);
+    }
+  }
+  expect_close(out.data(), want, 1e-5, "short_conv");
+}
+
+void check_recurrence(const Isa& isa, bool is_delta, int64_t key_dim, int64_t value_dim) {
+  constexpr int64_t kHeads = 4, kKeyHeads = 2;
+  const TwoSequences two;
+  const int64_t size = kKeyHeads * key_dim, stride = 2 * size + kHeads * value_dim;
+  const Floats x = random_floats(8 * stride), gates = random_floats(8 * 2 * kHeads);
+  const Floats bias = random_floats(kHeads), log_decay = random_floats(kHeads), skip = random_floats(kHeads);
+  const int64_t of_state = kHeads * key_dim * value_dim;
+  Floats states(3 * of_state), out(8 * kHeads * value_dim);
+  RecurrenceCall call{};
+  call.queries = x.data();
+  call.keys = x.data() + size;
+  call.values = x.data() + 2 * size;
+  call.row_stride = stride;
+  call.steps = gates.data();
+  call.rates = is_delta ? gates.data() + kHeads : nullptr;
+  call.gate_stride = 2 * kHeads;
+  call.step_bias = bias.data();
+  call.log_decay = log_decay.data();
+  call.skip = is_delta ? nullptr : skip.data();
+  call.most_step = 10;
+  call.num_heads = kHeads;
+  call.num_key_heads = kKeyHeads;
+  call.key_dim = key_dim;
+  call.value_dim = value_dim;
+  call.num_tokens = 8;
+  call.is_delta = is_delta;
+  call.norm_eps = is_delta ? 1e-6f : -1;
+  call.query_scale = 0.5f;
+  call.states = {states.data(), of_state, 0};
+  call.sequences = two.call();
+  call.out = out.data();
+  recurrence(isa, call);
+  std::vector<double> want(out.size());
+  for (int64_t row = 0; row < 8; ++row) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      std::vector<double> state(key_dim * value_dim);
+      for (const int64_t token : TwoSequences::history(row)) {
+        const float* const values = call.values + token * stride + head * value_dim;
+        const auto scaled = [&](const float* from, double scale) {
+          std::vector<double> found(from, from + key_dim);
+          double squares = 0;
+          for (const double it : found) squares += it * it;
+          for (double& it : found) it *= is_delta ? scale / std::sqrt(squares + 1e-6) : scale;
+          return found;
+        };
+        const int64_t of_key = token * stride + head / 2 * key_dim;
+        const std::vector<double> query = scaled(call.queries + of_key, 0.5), key = scaled(call.keys + of_key, 1);
+        const double step = std::log1p(std::exp(static_cast<double>(gates[token * 2 * kHeads + head]) + bias[head]));
+        const double rate =
+            is_delta ? 1 / (1 + std::exp(-static_cast<double>(gates[token * 2 * kHeads + kHeads + head]))) : step;
+        const double decay = std::exp(-std::exp(static_cast<double>(log_decay[head])) * step);
+        for (int64_t v = 0; v < value_dim; ++v) {
+          double remembered = 0, sum = 0;
+          for (int64_t k = 0; k < key_dim; ++k) remembered += (state[k * value_dim + v] *= decay) * key[k];
+          const double added = rate * (values[v] - (is_delta ? remembered : 0));
+          for (int64_t k = 0; k < key_dim; ++k) sum += (state[k * value_dim + v] += added * key[k]) * query[k];
+          want[(row * kHeads + head) * value_dim + v] = sum + (is_delta ? 0 : values[v] * skip[head]);
+        }
+      }
+    }
+  }
+  expect_close(out.data(), want, 1e-5, "recurrence");
+}
+
+void check_gates(const Isa& isa, int64_t size, bool is_gated_first) {
+  constexpr int64_t kRows = 6;
+  const Floats x = random_floats(kRows * size), gate = random_floats(3 * (2 * size + 1)), weight = random_floats(2 * size);
+  Floats out(kRows * size), shares(kRows * size);
+  gated_norm(isa, {x.data(), gate.data(), 2, 2 * size + 1, weight.data(), 2, 1e-6f, kRows, size, is_gated_first, out.data()});
+  sigmoid_gate(isa, {x.data(), gate.data(), size, 3, size, shares.data()});
+  std::vector<double> want, want_shares;
+  for (int64_t row = 0; row < kRows; ++row) {
+    const float* const g = gate.data() + row / 2 * (2 * size + 1) + row % 2 * size;
+    const auto silu = [&](int64_t i) { return g[i] / (1 + std::exp(-static_cast<double>(g[i]))); };
+    double squares = 0;
+    for (int64_t i = 0; i < size; ++i) squares += std::pow(x[row * size + i] * (is_gated_first ? silu(i) : 1), 2);
+    for (int64_t i = 0; i < size; ++i) {
+      want.push_back(x[row * size + i] * silu(i) / std::sqrt(squares / static_cast<double>(size) + 1e-6) *
+                     weight[row % 2 * size + i]);
+      if (row < 3) want_shares.push_back(x[row * size + i] / (1 + std::exp(-static_cast<double>(gate[row * size + i]))));
+    }
+  }
+  expect_close(out.data(), want, 1e-5, "gated_norm");
+  expect_close(shares.data(), want_shares, 1e-5, "sigmoid_gate");
+}
+
+void check_recurrent(const Isa& isa) {
+  for (const int64_t channels : {5, 16, 70}) {
+    check_short_conv(isa, channels, 3);
+    check_short_conv(isa, channels, 1 + channels % 8);
+  }
+  for (const bool is_delta : {false, true}) {
+    check_recurrence(isa, is_delta, 16, 32);
+    check_recurrence(isa, is_delta, 7, 18);
+    check_gates(isa, 3, is_delta);
+    check_gates(isa, 48, is_delta);
+  }
 }
 
 void check_small_ops(const Isa& isa) {
@@ -843,8 +1086,9 @@ void check_small_ops(const Isa& isa) {
       check_routes(isa, rows, size);
     }
     for (const int64_t dim : {8, 64}) {
-      check_attention_input(isa, rows, dim, dim, false);
-      check_attention_input(isa, rows, dim, dim / 2 + 2, true);
+      check_attention_input(isa, rows, dim, dim, false, false, false);
+      check_attention_input(isa, rows, dim, dim / 2 + 2, true, false, true);
+      check_attention_input(isa, rows, dim, dim / 2 + 2, false, true, false);
     }
   }
 }
@@ -1081,7 +1325,9 @@ int main(int argc, char** argv) {
       check_decoder(isa);
       check_attention(isa);
       check_attention_of_nothing(isa);
+      check_latent_attention(isa);
       check_small_ops(isa);
+      check_recurrent(isa);
       check_refusal(isa);
     }
     std::printf("%s: right\n", name.c_str());

@@ -11,8 +11,11 @@ from transformers import (
     Dots1Config,
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
+    GptOssConfig,
+    GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
     MiniMaxM2Config,
+    PhimoeConfig,
 )
 from transformers import Qwen2MoeConfig as QwenConfig
 
@@ -23,7 +26,9 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.streamed_runs import run
+from tests.models import test_dbrx, test_fairseq_moe, test_gpt_moe
 from tests.models.parity import SHAPE, random_model
+from tests.models.plain_gpt import PlainGPT
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 PROMPTS = [[5, 9, 70, 31, 7], [40], list(range(20, 60))]
@@ -39,9 +44,20 @@ LATENT = {
 FAMILIES = {
     "deepseek_v2": DeepseekV2Config(**SHAPE | ROUTED | LATENT),
     "deepseek_v3": DeepseekV3Config(**SHAPE | ROUTED | LATENT | {"q_lora_rank": 18}, n_group=4, topk_group=2),
+    "dbrx": test_dbrx.config({"clip_qkv": 0.5}, moe_num_experts=8, moe_top_k=3),
+    "phimoe": PhimoeConfig(**SHAPE, num_local_experts=8, attention_bias=True, lm_head_bias=True),
     "dots1": Dots1Config(**SHAPE, **ROUTED, n_shared_experts=2, norm_topk_prob=True, sliding_window=None),
     "ernie4_5_moe": Ernie4_5_MoeConfig(**SHAPE, moe_intermediate_size=24, moe_num_experts=8, moe_k=3),
     "glm4_moe": Glm4MoeConfig(**SHAPE, **ROUTED, head_dim=16, n_group=4, topk_group=2, routed_scaling_factor=2.5),
+    "gpt_oss": GptOssConfig(**SHAPE, num_local_experts=8, num_experts_per_tok=3, head_dim=16, sliding_window=11),
+    "granitemoeshared": GraniteMoeSharedConfig(
+        **SHAPE,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        shared_intermediate_size=40,
+        residual_multiplier=0.3,
+        embedding_multiplier=5.0,
+    ),
     "hunyuan_v1_moe": HunYuanMoEV1Config(**SHAPE, num_experts=8, moe_topk=3, head_dim=8),
     "minimax_m2": MiniMaxM2Config(**SHAPE, head_dim=16, rotary_dim=8, num_local_experts=8, num_experts_per_tok=3),
     "qwen2_moe": QwenConfig(
@@ -50,11 +66,29 @@ FAMILIES = {
 }
 
 
+def write_with_transformers(family, folder):
+    random_model(FAMILIES[family]).save_pretrained(folder)
+
+
+def write_fairseq(_, folder):
+    choices, num_ranks = test_fairseq_moe.CASES["as the 15B model"]
+    test_fairseq_moe.write(PlainGPT(choices), num_ranks, folder)
+
+
+def write_faster_transformer(_, folder):
+    choices, num_ranks, dtype = test_gpt_moe.CASES["as the published model"]
+    test_gpt_moe.write(PlainGPT(choices), num_ranks, dtype, folder)
+
+
+WRITERS = {"fairseq_moe": write_fairseq, "gpt_moe": write_faster_transformer}  # of files that are not transformers'
+
+
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WRITERS])
 def test_tokens_are_the_same_wherever_experts_lie(tmp_path, monkeypatch, family, quantize):
     monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
-    random_model(FAMILIES[family]).save_pretrained(tmp_path / "model")
+    (tmp_path / "model").mkdir()
+    WRITERS.get(family, write_with_transformers)(family, tmp_path / "model")
 
     def config_of():
         settings = {"num_threads": 1, "kv_cache_bytes": 2**20, "quantize": quantize, "cache_dir": tmp_path}

@@ -36,7 +36,7 @@ def test_the_longest_unused_leaf_is_given_up_first_and_its_parent_next():
     for node in (other, one, trunk, apart):
         tree.unlock(node)
     assert (tree.num_unused, tree.num_nodes) == (4, 4)
-    assert [tree.evict() for _ in range(5)] == [12, 11, 10, 13, None]
+    assert [node and node.block_id for node in (tree.evict() for _ in range(5))] == [12, 11, 10, 13, None]
     assert (tree.num_unused, tree.num_nodes) == (0, 0)
 
 

@@ -1,7 +1,8 @@
 """A model without weights whose next token depends on every token before it, read through the KV blocks.
 
 It stores (position, token) in the slots that a batch names and reads the whole context back from the block
-table, as attention would. A wrong block, a block shared too early, a stale one: the next token changes.
+table, as attention would. A wrong block, a block shared too early, a stale one: the next token changes. Where batches
+name slots of states, what is kept there is all tokens so far.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from moeflow.core.batch import Batch, BatchEntry
+from moeflow.core.batch import NO_SLOT, Batch, BatchEntry, StateUse
 from moeflow.core.request import Request
 
 VOCAB_SIZE = 50
@@ -42,6 +43,7 @@ class FakeModel:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.slots: dict[int, tuple[int, int]] = {}
+        self.states: dict[int, list[int] | None] = {}  # None: a pass failed that was to write it
 
     def run(self, batch: Batch) -> dict[Request, Brought]:
         for entry in batch.entries:
@@ -52,7 +54,18 @@ class FakeModel:
             for node, token in enumerate(entry.tree.token_ids):
                 position = entry.stop - 1 + len(entry.tree.branch(node))
                 self.slots[self.slot(entry.block_ids, entry.stop + node)] = (position, token)
+            if entry.state is not None:
+                self._bring_forward(entry, entry.state)
         return {entry.request: self._sample(entry) for entry in batch.entries if entry.samples}
+
+    def _bring_forward(self, entry: BatchEntry, use: StateUse) -> None:
+        request, positions = entry.request, [position for position, _ in use.saves]
+        before = [] if use.source == NO_SLOT else self.states[use.source]
+        assert before == request.token_ids(0, entry.start), "the state is that of other tokens"
+        assert positions == sorted(positions)
+        for position, slot in (*use.saves, (entry.stop, use.target)):
+            assert entry.start < position <= entry.stop
+            self.states[slot] = request.token_ids(0, position)
 
     def _sample(self, entry: BatchEntry) -> Brought:
         """Go down the tree as far as it is right; leave what is kept in a row."""

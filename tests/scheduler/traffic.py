@@ -133,6 +133,8 @@ class AnyTraffic(RuleBasedStateMachine):
         for entry in batch.entries:  # what a failed pass left in the cache is garbage
             for position in range(entry.start, entry.stop):
                 self.model.slots[self.model.slot(entry.block_ids, position)] = (-1, -1)
+            if entry.state is not None:
+                self.model.states |= dict.fromkeys([entry.state.target, *dict(entry.state.saves).values()])
         if not (concerns_some and self.scheduler.undo(batch)):
             self.scheduler.fail(batch)
 

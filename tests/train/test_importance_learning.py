@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import Qwen2MoeConfig
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
@@ -14,6 +15,7 @@ from moeflow.models.importance import load_importance
 from moeflow.planner.known_importance import importance_place, known_importance_file
 from moeflow.train import importance_learning
 from moeflow.train.importance_learning import ensure_importance, learn_importance
+from tests.models.parity import SHAPE, random_model
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import write_tiny_switch
@@ -89,6 +91,17 @@ def of_experts(x, checkpoint, prefix):
             mean = (own.sum(dim=0) + PRIOR * all_mean) / (len(own) + PRIOR)
             found[f"{prefix}.experts.{expert}.{part}.weight"] = finished(mean)
     return found
+
+
+def test_of_shared_experts_whose_results_the_next_layer_gets(tmp_path):
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    model = random_model(Qwen2MoeConfig(**SHAPE | {"vocab_size": 258}, **experts, shared_expert_intermediate_size=40))
+    model.save_pretrained(tmp_path)
+    found = learnt(tmp_path)
+    parts = [f"mlp.shared_expert.{part}" for part in ("gate_proj", "up_proj", "down_proj")]
+    names = [f"model.layers.{layer}.{part}" for layer in range(3) for part in (*parts, "self_attn.q_proj")]
+    for name, inputs in inputs_of(model, names).items():
+        assert_close(found[f"{name}.weight"], finished(inputs.square().mean(dim=0)))
 
 
 def test_of_a_dense_model(tmp_path):

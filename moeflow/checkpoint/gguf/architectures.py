@@ -5,7 +5,7 @@ Source: the keys of gguf.constants; llama.cpp's conversions and what it takes wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from moeflow.checkpoint.gguf.latent import LAYER_NAMES
 from moeflow.checkpoint.gguf.names import (
     ERNIE_NAMES,
     GPT_OSS_NAMES,
+    GRANITE_NAMES,
     HUNYUAN_NAMES,
     MINIMAX_NAMES,
     MIXTRAL_NAMES,
@@ -43,6 +44,7 @@ class Architecture:
     gating: int = 1  # how experts are scored: 1 by softmax, 2 by sigmoid
     may_be_partial: bool = False  # whether positions may rotate a part of each head
     stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
+    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the config whole, at last
     is_latent: bool = False  # whether attention is latent
 
     @property
@@ -71,6 +73,34 @@ _MIXTRAL = Architecture(
     {"sliding_window": None},
     MIXTRAL_NAMES,
     stores_pairs=True,
+)
+
+
+def _with_scale_of_gemma3(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add by what scores are scaled, which is otherwise in the largest model: llama.cpp knows it by its layers, too."""
+    hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
+    is_27b = config["num_hidden_layers"] == 62
+    return {**config, "query_pre_attn_scalar": hidden_size // num_heads if is_27b else config["head_dim"]}
+
+
+_GRANITE = Architecture(
+    "granitemoe",
+    "GraniteMoeForCausalLM",
+    _WIDTH | _TOP_K | {"num_local_experts": "expert_count"},
+    moe_names=GRANITE_NAMES,
+    optional={
+        "embedding_multiplier": ("embedding_scale", 1.0),
+        "residual_multiplier": ("residual_scale", 1.0),
+        "attention_multiplier": ("attention.scale", 1.0),
+        "logits_scaling": ("logit_scale", 1.0),
+    },
+    stores_pairs=True,
+)
+_GRANITE_SHARED = replace(
+    _GRANITE,
+    model_type="granitemoeshared",
+    huggingface_class="GraniteMoeSharedForCausalLM",
+    integers={**_GRANITE.integers, "shared_intermediate_size": "expert_shared_feed_forward_length"},
 )
 _DEEPSEEK_V2 = Architecture(
     "deepseek_v2",
@@ -188,6 +218,24 @@ _OTHERS = {
         layer_names={"post_attention_norm": "post_attention_layernorm"},
         scaling={"truncate": False},
     ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        _WIDTH | {"sliding_window": "attention.sliding_window"},
+        {"hidden_activation": "gelu_pytorch_tanh"},
+        optional={
+            "sliding_window_pattern": ("attention.sliding_window_pattern", 6),
+            "rope_local_base_freq": ("rope.freq_base_swa", 10000.0),
+            "final_logit_softcapping": ("final_logit_softcapping", 0.0),
+        },
+        derive=_with_scale_of_gemma3,
+        layer_names={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+    ),
+    "granitemoe": _GRANITE,
 }
 
 
@@ -203,6 +251,8 @@ def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
         )
     if name == "llama":
         return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA
+    if name == "granitemoe" and reader.get(int, "granitemoe.expert_shared_feed_forward_length", 0) > 0:
+        return _GRANITE_SHARED
     if name == "deepseek2":
         return _DEEPSEEK_V3 if reader.get(int, "deepseek2.expert_gating_func", 0) == 2 else _DEEPSEEK_V2
     if name not in _OTHERS:

@@ -86,7 +86,7 @@ def translate_config(
     if architecture.may_be_partial:
         config["rotary_dim"] = reader.positive("rope.dimension_count", config["head_dim"])
     config["num_hidden_layers"] -= config.get("num_nextn_predict_layers", 0)
-    return config | dict(architecture.constants) | translate_token_ids(header.metadata, file)
+    return dict(architecture.derive(config)) | dict(architecture.constants) | translate_token_ids(header.metadata, file)
 
 
 def translate_token_ids(metadata: Mapping[str, Any], file: Path) -> dict[str, Any]:

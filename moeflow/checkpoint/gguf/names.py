@@ -71,6 +71,9 @@ ERNIE_NAMES = replace(
 )
 MINIMAX_NAMES = replace(MIXTRAL_NAMES, choice_bias="block_sparse_moe.e_score_correction_bias")
 HUNYUAN_NAMES = replace(MLP_NAMES, router="gate.wg", shared="mlp.shared_mlp")
+GRANITE_NAMES = replace(
+    MLP_NAMES, count="num_local_experts", block="block_sparse_moe", router="router.layer", shared="shared_mlp"
+)
 GPT_OSS_NAMES = replace(MLP_NAMES, count="num_local_experts", router="router")
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.renamed import dbrx, gpt_oss, granitemoe
+from moeflow.checkpoint.renamed import dbrx, gemma3, gpt_oss, granitemoe
 from moeflow.checkpoint.renamed.renamed_checkpoint import Piece, RenamedCheckpoint
 
 _FAMILIES: Final[Mapping[str, Callable[[Checkpoint], Mapping[str, Piece]]]] = {
     "dbrx": dbrx.find_pieces,
+    "gemma3": gemma3.find_pieces,
+    "gemma3_text": gemma3.find_pieces,
     "gpt_oss": gpt_oss.find_pieces,
     "granitemoe": granitemoe.find_pieces,
     "granitemoeshared": granitemoe.find_pieces,

@@ -37,6 +37,7 @@ class Piece:
     is_turned: bool = False  # the stored rows are this matrix' columns
     first: int = 0
     step: int = 1
+    offset: float = 0.0  # that is added to a whole tensor when it is read, in float32
 
     @property
     def part(self) -> slice:
@@ -73,7 +74,8 @@ class RenamedCheckpoint:
         if piece.is_turned:
             return self._turn(piece)
         if piece.shape == self._stored.tensors[piece.source].shape:
-            return self._stored.read(piece.source)
+            found = self._stored.read(piece.source)
+            return found.float() + piece.offset if piece.offset else found
         if len(piece.shape) == 1:  # of a stack of vectors: a row
             return self._rows(piece, 0, 1).flatten()[piece.part]
         return self._rows(piece, 0, piece.shape[0])

@@ -12,7 +12,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.expert_biases import ExpertBiases
-from moeflow.kernels.norm import NormWeights
+from moeflow.kernels.norm import NormWeights, PostNorms
 from moeflow.kernels.routing import Routing
 
 if extension.is_available():
@@ -87,6 +87,7 @@ class MoEStage:
     biases: ExpertBiases | None = None  # of the layer's experts
     router_bias: Array | None = None  # [E]
     shared: SharedExpert | None = None
+    post_norms: PostNorms | None = None  # for stages without slots, and without a shared expert
     handle: Any = field(init=False, repr=False, compare=False)  # looks at the memory of all of these
 
     def __post_init__(self) -> None:
@@ -108,6 +109,8 @@ class MoEStage:
         if self.router_bias is not None:
             check_floats(self.router_bias, (num_experts,))
         self._check_shared()
+        if self.post_norms is not None and (self.slots is not None or self.shared is not None):
+            raise ValueError("what experts in slots return is not normalised, nor with a shared one")
         object.__setattr__(self, "handle", self._bind())
 
     def _check_shared(self) -> None:
@@ -143,14 +146,20 @@ class MoEStage:
         layer = self.experts.handle
         if self.slots is not None:
             layer = self.experts.in_slots(address(self.slots), self.num_experts, self.biases)
+        size = self.o_proj.rows
+        after_attention, after_experts = (
+            (None, None) if self.post_norms is None else (bind_norm(it, size) for it in self.post_norms)
+        )
         return _cpu.MoEStage(
             o_proj=self.o_proj.handle,
             router=None if self.router is None else self.router.handle,
             layer=layer,
             routing=self.choose.handle,
             o_bias=address(self.o_bias),
-            norm=bind_norm(self.norm, self.o_proj.rows),
+            norm=bind_norm(self.norm, size),
             router_bias=address(self.router_bias),
             shared=None if self.shared is None else self.shared.experts.handle,
             shared_gate=None if self.shared is None or self.shared.gate is None else self.shared.gate.handle,
+            attention_norm=after_attention,
+            experts_norm=after_experts,
         )

@@ -35,6 +35,15 @@ else:
 QKNorm = Literal["per_head", "all_heads", "per_rotated_head"]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionNames:
+    """How a family's checkpoints name what is called in more than one way."""
+
+    out: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+
+
 class Attention:
     """The attention of one layer."""
 
@@ -44,11 +53,11 @@ class Attention:
         allocator: WeightAllocator,
         layer_idx: int,
         qk_norm: QKNorm | None = None,
-        norm_names: tuple[str, str] = ("q_norm", "k_norm"),
+        names: AttentionNames = AttentionNames(),  # frozen
     ) -> None:
         """Take how queries and keys are normalised, and what checkpoints call these norms."""
-        self._norm_names = norm_names
         self.layer_idx = layer_idx
+        self._names = names
         kind = config.attention_of(layer_idx)
         self.rotary = None if kind.rope is None else config.ropes.index(kind.rope)  # which of a pass's tables
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -61,7 +70,7 @@ class Attention:
             bias=config.attention_bias,
             own=None if ranks is None else _own_rows(ranks, config.head_dim),
         )
-        self.o_proj = output_linear(allocator, q_size, "o_proj", config.hidden_size, bias=config.attention_out_bias)
+        self.o_proj = output_linear(allocator, q_size, names.out, config.hidden_size, bias=config.attention_out_bias)
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
             per_head = qk_norm != "all_heads"
@@ -89,7 +98,17 @@ class Attention:
             is_interleaved=kind.rope is not None and kind.rope.is_interleaved,
         )
 
-    def attend(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
+    @property
+    def in_proj(self) -> Linear:
+        """The projection of queries, keys and values."""
+        return self.qkv_proj
+
+    @property
+    def out_proj(self) -> Linear:
+        """The output projection."""
+        return self.o_proj
+
+    def mix(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Store K and V in the cache and attend.
 
         Shapes: qkv [T, (Q + 2 KV) * D] from `qkv_proj`, of this rank's heads, used up -> [T, Q * D] of all heads.
@@ -135,8 +154,8 @@ class Attention:
         yield from self.qkv_proj.named_weights(prefix)
         yield from self.o_proj.named_weights(prefix)
         if self.q_norm is not None and self.k_norm is not None:
-            for name, norm in zip(self._norm_names, (self.q_norm, self.k_norm), strict=True):
-                yield f"{prefix}.{name}.weight", norm
+            yield f"{prefix}.{self._names.q_norm}.weight", self.q_norm
+            yield f"{prefix}.{self._names.k_norm}.weight", self.k_norm
         if self._sinks is not None:
             yield f"{prefix}.sinks", self._sinks
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequences
 from moeflow.kv.storage import KVStorage
 
 if TYPE_CHECKING:
@@ -21,6 +22,14 @@ class ForwardContext:
     positions: Array  # [T] int64, each token's place in its sequence
     attention: AttentionMetadata
     kv: KVStorage
+    states: StateSequences | None = None  # of recurrent layers; None: there are none
     num_encoder_tokens: Sequence[int] = ()  # of each sequence of an encoder-decoder: how many of its tokens are input
     # Receives what each layer's experts or dense network got, [layers, T, H], and what came out of the last, [T, H].
     on_inputs: Callable[[Array, Array], None] | None = None
+
+    def states_of(self, layer_idx: int) -> tuple[LayerStates, StateSequences]:
+        """Return the states of a recurrent layer, and what the pass does with them."""
+        storage, sequences = self.kv.states, self.states
+        assert storage is not None, "the model has no recurrent layers"
+        assert sequences is not None, "nothing is said of the pass's states"
+        return storage.layer(layer_idx), sequences

@@ -38,8 +38,17 @@ class CausalLM:
 
     embedding_names: Final = ("model.embed_tokens.weight", "lm_head.weight")  # of tensors, as far as there are such
 
-    def __init__(self, config: ModelConfig, allocator: WeightAllocator, make_layer: MakeLayer) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        allocator: WeightAllocator,
+        make_layer: MakeLayer,
+        *,
+        last_norm: str = "model.norm",
+    ) -> None:
+        """`last_norm` is what checkpoints call the final norm."""
         self.config = config
+        self._last_norm = last_norm
         self.dtype = allocator.dtype  # of hidden states
         self.device = allocator.device
         own = allocator.own_layers or range(config.num_layers)
@@ -179,7 +188,7 @@ class CausalLM:
             yield from layer.named_weights(f"model.layers.{layer_idx}")
         if not self._has_ends:
             return
-        yield from self.norm.named_weights("model.norm")
+        yield from self.norm.named_weights(self._last_norm)
         if not self.config.tie_word_embeddings:
             own = range(self.config.vocab_size) if self._vocab is None else self._vocab.own
             (rows,) = rows_of(self.lm_head, [own])

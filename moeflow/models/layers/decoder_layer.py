@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.decoder import PackedLayer
 from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
@@ -19,32 +21,53 @@ from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.shared_experts import Routed
+from moeflow.models.layers.token_mixer import TokenMixer
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """How a family's checkpoints name what a layer has beside its network."""
+
+    mixer: str = "self_attn"
+    input_norm: str = "input_layernorm"
+    post_norm: str = "post_attention_layernorm"
+
+
 class DecoderLayer:
-    """Attention, then feed-forward network, each normalised before and added to what came in."""
+    """Attention or another mixer of tokens, then feed-forward network, each normalised before and added to what came
+    in.
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         allocator: WeightAllocator,
-        self_attn: Attention | LatentAttention,
+        mixer: TokenMixer,
         mlp: MLP | FusedMLP | MoE,
+        names: LayerNames = LayerNames(),  # frozen
     ) -> None:
-        self.self_attn = self_attn
+        self.mixer = mixer
         self.mlp = mlp
+        self._names = names
         self.input_layernorm = Norm.of(config, allocator)
-        self.post_attention_layernorm = Norm.of(config, allocator)
+        self.post_attention_layernorm = Norm.of(config, allocator)  # before the feed-forward network
+        self._post_norms = (Norm.of(config, allocator), Norm.of(config, allocator)) if config.has_post_norms else None
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Shapes: hidden [T, H] -> [T, H]."""
         attended = self.attention(self.pre_attention(hidden), rotary, context)
         return self.post_attention(hidden, attended)
+
+    @property
+    def self_attn(self) -> Attention | LatentAttention:
+        """The attention of a layer that has it."""
+        assert isinstance(self.mixer, Attention | LatentAttention), "a recurrent layer"
+        return self.mixer
 
     @property
     def movable_experts(self) -> MovableExperts | None:
@@ -61,10 +84,13 @@ class DecoderLayer:
 
     def packed(self) -> PackedLayer | None:
         """Return the layer for `PackedDecoder`; None if it has to be run stage by stage."""
-        attention, qkv = self.self_attn, self.self_attn.qkv_proj.weight
-        if self._stage is None or not isinstance(qkv, PackedWeight | PackedStack):
+        attention = self.mixer
+        if self._stage is None or not isinstance(attention, Attention | LatentAttention):
             return None
-        latents = attention.latents if isinstance(attention, LatentAttention) else None
+        qkv = attention.qkv_proj.weight
+        if not isinstance(qkv, PackedWeight | PackedStack):
+            return None
+        latents = None if isinstance(attention, Attention) else attention.latents
         if latents is None and not isinstance(attention, Attention):
             return None
         return PackedLayer(
@@ -79,20 +105,37 @@ class DecoderLayer:
         )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:
-        """Return queries, keys and values side by side, or what they are made of. Shapes: hidden [T, H] -> [T, ..]."""
-        return self.self_attn.qkv_proj.after_norm(hidden, self.input_layernorm)
+        """Return queries, keys and values side by side, or what they are made of, or what another mixer takes.
+
+        Shapes: hidden [T, H] -> [T, ..].
+        """
+        return self.mixer.in_proj.after_norm(hidden, self.input_layernorm)
 
     def attention(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Store keys and values in the cache and attend; qkv is used up. Shapes: as above -> [T, Q * D]."""
-        return self.self_attn.attend(qkv, rotary, context)
+        return self.mixer.mix(qkv, rotary, context)
 
     def post_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Shapes: hidden [T, H] as it came into the layer, attended [T, Q * D] -> [T, H]."""
         stage = self._stage
         if stage is not None and stage.slots is None and self.mlp.on_route is None:
             return stage(hidden, attended)
-        hidden = self.self_attn.o_proj(attended, residual=hidden)
-        return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
+        hidden = self.after_attention(hidden, attended)
+        normed = self.post_attention_layernorm(hidden)
+        if self._post_norms is None:
+            return self.mlp(normed, residual=hidden)
+        return self.add_network(hidden, self.mlp(normed))
+
+    def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return hidden states plus what attention gives. Shapes: as `post_attention`."""
+        out_proj = self.mixer.out_proj
+        if self._post_norms is None:
+            return out_proj(attended, residual=hidden)
+        return hidden + self._post_norms[0](out_proj(attended))
+
+    def add_network(self, hidden: Tensor, result: Tensor) -> Tensor:
+        """Return hidden states plus what the feed-forward network has returned. Shapes: [T, H] all."""
+        return hidden + (result if self._post_norms is None else self._post_norms[1](result))
 
     @property
     def has_router(self) -> bool:
@@ -102,7 +145,7 @@ class DecoderLayer:
     def route(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Routed]:
         """Return what experts are to be added to, [T, H], and what they compute with. Shapes: as `post_attention`."""
         assert isinstance(self.mlp, MoE)
-        hidden = self.self_attn.o_proj(attended, residual=hidden)
+        hidden = self.after_attention(hidden, attended)
         normed = self.post_attention_layernorm(hidden)
         hidden = self.mlp.with_shared(normed, hidden)
         return hidden, Routed(normed, *self.mlp.route(normed))
@@ -111,14 +154,25 @@ class DecoderLayer:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
         ups, downs = self.mlp.matrix_names(prefix)
         shared = self.mlp.shared_matrix_names(prefix) if isinstance(self.mlp, MoE) else {}
-        return self.self_attn.matrix_names(f"{prefix}.self_attn") | {"up": ups, "down": downs} | shared
+        mixer = self.self_attn.matrix_names(f"{prefix}.{self._names.mixer}")
+        return mixer | {"up": ups, "down": downs} | shared
 
     def _make_stage(self) -> MoEStage | None:
-        return self.mlp.stage(self.self_attn.o_proj, self.post_attention_layernorm)
+        out_proj, norm = self.mixer.out_proj, self.post_attention_layernorm
+        if self._post_norms is None:
+            return self.mlp.stage(out_proj, norm)
+        assert not isinstance(self.mlp, MoE), "families with such norms are dense"
+        return self.mlp.stage(out_proj, norm, PostNorms(*(it.weights for it in self._post_norms)))
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
-        yield from self.self_attn.named_weights(f"{prefix}.self_attn")
+        names = self._names
+        yield from self.mixer.named_weights(f"{prefix}.{names.mixer}")
         yield from self.mlp.named_weights(prefix)
-        yield from self.input_layernorm.named_weights(f"{prefix}.input_layernorm")
-        yield from self.post_attention_layernorm.named_weights(f"{prefix}.post_attention_layernorm")
+        yield from self.input_layernorm.named_weights(f"{prefix}.{names.input_norm}")
+        if self._post_norms is None:
+            yield from self.post_attention_layernorm.named_weights(f"{prefix}.{names.post_norm}")
+            return
+        yield from self.post_attention_layernorm.named_weights(f"{prefix}.pre_feedforward_layernorm")
+        for part, norm in zip(("attention", "feedforward"), self._post_norms, strict=True):
+            yield from norm.named_weights(f"{prefix}.post_{part}_layernorm")

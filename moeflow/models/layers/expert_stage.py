@@ -8,6 +8,7 @@ from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage, SharedExpert
 from moeflow.kernels.expert_biases import ExpertBiases
+from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import Norm
@@ -24,6 +25,7 @@ def expert_stage(
     experts: tuple[PackedExperts, Array | None, ExpertBiases | None],
     router_bias: Array | None = None,
     shared: SharedExpert | None = None,
+    post_norms: PostNorms | None = None,
 ) -> MoEStage | None:
     """Return the call for experts as `ExpertWeights.for_kernels` has them; without a router the network is dense.
 
@@ -43,4 +45,5 @@ def expert_stage(
         biases=biases,
         router_bias=router_bias,
         shared=shared,
+        post_norms=post_norms,
     )

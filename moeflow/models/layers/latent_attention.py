@@ -77,7 +77,17 @@ class LatentAttention:
             return None
         return PackedLatents(self.latent_heads, q_b, self._up)
 
-    def attend(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
+    @property
+    def in_proj(self) -> Linear:
+        """The projections of queries, latents and rotary keys."""
+        return self.qkv_proj
+
+    @property
+    def out_proj(self) -> Linear:
+        """The output projection."""
+        return self.o_proj
+
+    def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Store what is kept of each token in the cache, and attend.
 
         Shapes: projected [T, rows of `qkv_proj`] -> [T, H * V].

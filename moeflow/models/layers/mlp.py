@@ -10,6 +10,7 @@ from moeflow.kernels.activation import activate
 from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.expert_biases import ExpertBiases
+from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
@@ -81,7 +82,7 @@ class MLP:
     def movable_experts(self) -> None:
         """Return nothing: these are matrices."""
 
-    def stage(self, o_proj: Linear, norm: Norm) -> None:
+    def stage(self, o_proj: Linear, norm: Norm, post_norms: PostNorms | None = None) -> None:
         """Return nothing: there is no one call for this."""
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
@@ -122,12 +123,12 @@ class FusedMLP:
         """Return the network with weights that lie elsewhere."""
         return FusedMLP(weights, self._names, self.biases)
 
-    def stage(self, o_proj: Linear, norm: Norm) -> MoEStage | None:
+    def stage(self, o_proj: Linear, norm: Norm, post_norms: PostNorms | None = None) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this network; None if there is none."""
         experts = self.weights.for_kernels()
         if experts is None:
             return None
-        return expert_stage(o_proj, norm, None, Routing(1), experts)
+        return expert_stage(o_proj, norm, None, Routing(1), experts, post_norms=post_norms)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

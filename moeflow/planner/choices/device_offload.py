@@ -79,11 +79,12 @@ def with_pipeline(
     config: EngineConfig, overrides: OffloadOverrides, shape: ModelConfig
 ) -> tuple[EngineConfig, Reasons]:
     """Return a configuration whose passes go through a pipeline, and why. Raises: ConfigError, CapacityError."""
-    if shape.latent is not None:
-        raise ConfigError(
-            "pipelines of a device that is smaller than the model (--device) do not run latent attention, which this "
-            f"one has ({shape.model_type}): leave the option away"
-        )
+    for what, has_it in (("latent attention", shape.latent), ("recurrent layers", shape.recurrent)):
+        if has_it is not None:
+            raise ConfigError(
+                f"pipelines of a device that is smaller than the model (--device) do not run {what}, which this "
+                f"one has ({shape.model_type}): leave the option away"
+            )
     costs = costs_of(shape, config)
     offload = plan_offload(overrides, costs, config.scheduler)
     if not config.cpu_isa and not offload.computes_in_torch:

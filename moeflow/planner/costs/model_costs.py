@@ -3,7 +3,8 @@
 A stage becomes `Work`: bytes of weights or of keys and values, each read once, and operations; activations within a
 stage are left out. What lies between the stages is `row_operations`. Knows no machine.
 Stages are those of MoE-Lightning 4.1: pre-attention (QKV), attention, post-attention (output projection, router,
-experts); and the head.
+experts); and the head. Where some layers are recurrent, what mixes tokens there counts with these: a stage is the
+average over layers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.recurrent_config import MixerConfig
 from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats
 from moeflow.planner.costs.rank_shares import WHOLE, RankShares
 
@@ -113,12 +115,28 @@ class ModelCosts:
     @property
     def qkv_values(self) -> int:
         """Weights of one layer's query, key and value projections."""
-        return self.shape.attention_input_values
+        mixer = self._mixer
+        of_mixer = 0 if mixer is None else self.shape.hidden_size * mixer.in_features
+        return self._of_layers(self.shape.attention_input_values, of_mixer)
 
     @property
     def output_values(self) -> int:
         """Weights of one layer's output projection."""
-        return self.shape.hidden_size * self.shape.attended_size
+        mixer = self._mixer
+        return self.shape.hidden_size * self._of_layers(
+            self.shape.attended_size, 0 if mixer is None else mixer.out_features
+        )
+
+    @property
+    def _mixer(self) -> MixerConfig | None:
+        return None if self.shape.recurrent is None else self.shape.recurrent.mixer
+
+    def _of_layers(self, of_attention: int, of_mixer: int) -> int:
+        """Return the average over layers, of which some attend and some are recurrent."""
+        num_layers, num_attending = self.shape.num_layers, len(self.shape.attention_layers)
+        if num_attending == num_layers:
+            return of_attention
+        return round((num_attending * of_attention + (num_layers - num_attending) * of_mixer) / num_layers)
 
     @property
     def expert_values(self) -> int:
@@ -169,6 +187,8 @@ class ModelCosts:
     def _qkv_bytes(self, layers: Sequence[int], queries: float = 1.0, keys: float = 1.0) -> float:
         """Return the bytes of the query, key and value projection, or shares of it, on the average of some layers."""
         shape, formats = self.shape, self.formats
+        if shape.recurrent is not None:  # whose matrices are all in one format, in one process
+            return self.qkv_values * formats.weight_bytes
         if shape.latent is not None:
             kept, up = shape.hidden_size * shape.head_dim, shape.latent_values
             q_bytes = (self.qkv_values - kept - up) * formats.bytes_of("q_proj", layers=layers)
@@ -203,7 +223,7 @@ class ModelCosts:
     @property
     def norm_bytes(self) -> int:
         """The norms of all layers and the last."""
-        return (2 * self.shape.num_layers + 1) * self.shape.hidden_size * FLOAT32_BYTES
+        return (self.shape.num_norms * self.shape.num_layers + 1) * self.shape.hidden_size * FLOAT32_BYTES
 
     @property
     def encoder_bytes(self) -> float:
@@ -224,7 +244,7 @@ class ModelCosts:
         whole, as they are, and so is an encoder.
         """
         tables = self._tables_bytes(shares.head) if shares.has_ends else 0.0
-        num_norms = 2 * len(self._layers_of(shares)) + 1
+        num_norms = self.shape.num_norms * len(self._layers_of(shares)) + 1
         norm_bytes = num_norms * self.shape.hidden_size * FLOAT32_BYTES
         return self._layers_bytes(shares) + tables + norm_bytes + self.encoder_bytes
 
@@ -237,6 +257,8 @@ class ModelCosts:
         dense = sorted(set(layers).difference(moe))
         outputs = self.output_values * shares.outputs * self.formats.bytes_of("o_proj", layers=layers)
         attention = len(layers) * (self._qkv_bytes(layers, shares.queries, shares.keys) + outputs)
+        if shape.recurrent is not None:
+            attention += len(shape.recurrent.layers) * shape.recurrent.mixer.small_values * FLOAT32_BYTES
         networks = len(dense) * self._network_bytes(self.dense_values, dense) * shares.dense
         routers = len(moe) * self.router_values * bits_per_value(self.formats.of_routers) / 8
         experts = len(moe) * shape.num_experts * self._network_bytes(self.expert_values, moe) * shares.experts
@@ -259,19 +281,25 @@ class ModelCosts:
         num_bytes = self._qkv_bytes(range(self.shape.num_layers))
         return self._matrix(self.qkv_values, num_tokens, num_bytes)
 
-    def attention(self, num_tokens: float, num_seen: float, num_read: float) -> Work:
+    def attention(self, num_tokens: float, num_seen: float, num_read: float, num_states: float = 0.0) -> Work:
         """Return one layer's attention, softmax part (thesis 4.25 without projections).
 
         num_seen: positions that queries look at, summed over all tokens; num_read: positions whose K and V are read,
-        once for all queries of a sequence.
+        once for all queries of a sequence; num_states: sequences whose states are read and written.
         """
-        shape = self.shape
+        shape, num_layers = self.shape, max(self.shape.num_layers, 1)
+        num_bytes = num_read * self.kv_layer_bytes
+        num_flops = 2.0 * shape.num_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)) * num_seen
+        if shape.recurrent is not None:
+            share = len(shape.recurrent.layers) / num_layers
+            num_bytes += num_states * 2 * shape.state_bytes / num_layers
+            num_flops += share * (shape.recurrent.mixer.flops_per_token * num_tokens - num_flops)
         queries = shape.num_heads / shape.num_kv_heads * max(num_seen / num_read if num_read else 1.0, 1.0)
         return Work(
             "attention",
             self.formats.kv,
-            num_read * self.kv_layer_bytes,
-            2.0 * shape.num_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)) * num_seen,
+            num_bytes,
+            num_flops,
             queries,
             shape.num_kv_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)),
         )
@@ -279,7 +307,7 @@ class ModelCosts:
     def decode_attention(self, num_sequences: float, context: float) -> Work:
         """Return one layer's attention of one new token each, on average over layers."""
         seen = num_sequences * self._average(lambda window: window, context)
-        return self.attention(num_sequences, seen, seen)
+        return self.attention(num_sequences, seen, seen, num_sequences)
 
     def prefill_attention(self, num_prompts: float, length: float, chunk: float | None = None) -> Work:
         """Return one layer's attention of whole prompts, each in chunks of so many tokens; None: in one.
@@ -290,7 +318,7 @@ class ModelCosts:
         # Fewer until a window is full.
         seen = num_prompts * self._average(lambda it: it * (it + 1) / 2 + (length - it) * it, length)
         read = num_prompts * (length / chunk + 1) / 2 * length
-        return self.attention(num_prompts * length, seen, min(read, seen))
+        return self.attention(num_prompts * length, seen, min(read, seen), num_prompts * length / chunk)
 
     def output_projection(self, num_tokens: float) -> Work:
         """Return one layer's output projection."""
@@ -352,7 +380,7 @@ class ModelCosts:
     def row_operations(self, num_tokens: float) -> Work:
         """Return what passes through a layer's operations on rows: norms, rotation, residuals, storing K and V."""
         shape = self.shape
-        qkv = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+        qkv = self.qkv_values // shape.hidden_size
         num_bytes = num_tokens * (8 * shape.hidden_size + 2 * qkv) * self.formats.activation_bytes
         return Work("rows", "float32", num_bytes, 0.0, num_tokens, shape.hidden_size)
 
@@ -364,7 +392,9 @@ class ModelCosts:
     def activation_bytes(self, num_tokens: float) -> float:
         """Return what so many tokens need between operations, at the widest place of a layer."""
         shape = self.shape
-        attention = 2 * shape.hidden_size + shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+        widest = 0 if self._mixer is None else self._mixer.in_features
+        attention = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+        attention = 2 * shape.hidden_size + max(attention, widest)
         pairs = max(shape.top_k, 1)
         experts = 2 * shape.hidden_size + pairs * (3 * shape.intermediate_size + shape.hidden_size)
         return num_tokens * max(attention, experts) * self.formats.activation_bytes

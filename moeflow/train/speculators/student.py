@@ -134,6 +134,11 @@ def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
             "a small model is not made of layers whose positions rotate a part of each head, or neighbours "
             f"({target.model_type}): use a speculator that needs no training"
         )
+    if target.rope is None or target.has_layer_norms or not target.is_gated:
+        raise ConfigError(
+            "a small model is not made of layers with layer norms, without gates or without rotary positions "
+            f"({target.model_type}): use a speculator that needs no training"
+        )
     usable = [layer for layer in range(target.num_layers) if layer not in target.dense_layers]
     if not 1 <= num_layers <= len(usable):
         raise ConfigError(

@@ -8,7 +8,7 @@ import torch
 from moeflow.kernels.cpu import extension, stages
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.expert_biases import ExpertBiases
-from moeflow.kernels.norm import NormWeights, normalise
+from moeflow.kernels.norm import NormWeights, PostNorms, normalise
 from moeflow.kernels.routing import Routing
 from moeflow.kernels.weight_format import MADE_FORMATS
 
@@ -48,6 +48,7 @@ class Layer:
         routing=None,
         has_layer_norm=False,
         shared=None,
+        has_post_norms=False,
     ):
         num_experts = 5
         self.o_proj = PackedWeight.pack(torch.randn(hidden, attended), weight_format)
@@ -69,13 +70,19 @@ class Layer:
             gate = PackedWeight.pack(torch.randn(1, hidden), "float32") if shared > 40 else None
             self.shared = stages.SharedExpert(PackedExperts.pack(*rows, weight_format, function=function), gate)
 
+        norms = (NormWeights(torch.randn(hidden), EPS) for _ in range(2))
+        self.post_norms = PostNorms(*norms) if has_post_norms else None
+
     def in_one_call(self, hidden, attended):
         weights = (self.o_proj, self.o_bias, self.norm, self.router, self.choose, self.experts)
-        weights += (None, None, self.router_bias, self.shared)
+        weights += (None, None, self.router_bias, self.shared, self.post_norms)
         return stages.MoEStage(*weights)(hidden, attended)
 
     def one_after_another(self, hidden, attended):
-        hidden = extension.linear(attended, self.o_proj, self.o_bias, hidden)
+        if self.post_norms is None:
+            hidden = extension.linear(attended, self.o_proj, self.o_bias, hidden)
+        else:
+            hidden = hidden + normalise(extension.linear(attended, self.o_proj, self.o_bias), self.post_norms.attention)
         normed = normalise(hidden, self.norm)
         logits = extension.linear(normed, self.router, self.router_bias)
         ids, weights = self.choose(logits)
@@ -85,6 +92,8 @@ class Layer:
             if gate is not None:
                 _, scores = Routing(1, score="sigmoid")(extension.linear(normed, gate))
             hidden = experts.compute(normed, torch.zeros(len(normed), 1, dtype=torch.int64), scores, hidden)
+        if self.post_norms is not None:
+            return hidden + normalise(self.experts.compute(normed, ids, weights), self.post_norms.feed_forward)
         return self.experts.compute(normed, ids, weights, hidden)
 
 
@@ -96,6 +105,7 @@ class Layer:
         {"renormalize": False, "bias": True, "has_layer_norm": True},
         {"top_k": 5, "function": "gelu", "expert_biases": True},
         {"top_k": 1, "hidden": 64, "attended": 33},
+        {"has_post_norms": True, "bias": True},
         {"shared": 24},
         {"shared": 64, "top_k": 3},
         {"router_bias": True, "routing": Routing(3, score="sigmoid", choice_bias=torch.randn(5), scale=2.5)},

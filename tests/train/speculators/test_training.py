@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MiniMaxM2Config
+from transformers import AutoModelForCausalLM, MiniMaxM2Config, PhimoeConfig
 
 from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
@@ -137,4 +137,7 @@ def test_no_student_is_made_of_layers_that_a_llama_has_not(tmp_path):
     config = MiniMaxM2Config(**SHAPE, head_dim=16, rotary_dim=8, num_local_experts=4, num_experts_per_tok=2)
     random_model(config).save_pretrained(tmp_path)
     with closing(open_checkpoint(tmp_path)) as target, pytest.raises(ConfigError, match="rotate a part of each head"):
+        student_from(target, 1)
+    random_model(PhimoeConfig(**SHAPE, num_local_experts=4)).save_pretrained(tmp_path)
+    with closing(open_checkpoint(tmp_path)) as target, pytest.raises(ConfigError, match="layers with layer norms"):
         student_from(target, 1)

@@ -1,0 +1,166 @@
+"""Operations of the CPU extension on layers that keep states: a token's bits depend on its sequence alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moeflow.kernels.arrays import address, has_whole_rows, is_float32, is_in_main_memory, row_stride
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.arguments import check_floats, describe
+from moeflow.kernels.on_demand import torch
+from moeflow.kernels.recurrent.recurrence_layer import RecurrenceInput, RecurrenceLayer
+from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequences
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_AVAILABLE = extension.is_available()
+if _AVAILABLE:
+    import moeflow.kernels._cpu as _cpu
+
+
+def accepts(x: Any) -> bool:
+    """Return whether these operations can be used for rows, which may be parts of longer ones."""
+    return _AVAILABLE and is_in_main_memory(x) and is_float32(x) and has_whole_rows(x)
+
+
+def short_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: LayerStates,
+    sequences: StateSequences,
+    *,
+    gates: tuple[Tensor, Tensor] | None,
+    has_silu: bool,
+) -> Tensor:
+    """Compute `kernels.recurrent.short_conv`."""
+    num_tokens, num_channels = x.shape
+    check_floats(weight, (num_channels, weight.shape[1]))
+    if not 1 <= weight.shape[1] <= _cpu.max_taps:
+        raise ValueError(f"a convolution has up to {_cpu.max_taps} taps, not {weight.shape[1]}")
+    if bias is not None:
+        check_floats(bias, (num_channels,))
+    for gate in gates or ():
+        if gate.shape != x.shape or row_stride(gate) != row_stride(x) or not accepts(gate):
+            raise ValueError(f"{describe(gate)} cannot gate {describe(x)}")
+    out = x.new_empty(num_tokens, num_channels)
+    _cpu.short_conv(
+        x=address(x),
+        in_gate=address(gates[0]) if gates else 0,
+        out_gate=address(gates[1]) if gates else 0,
+        x_stride=row_stride(x),
+        weight=address(weight),
+        bias=address(bias),
+        num_channels=num_channels,
+        num_taps=weight.shape[1],
+        has_silu=has_silu,
+        **_states(states, sequences),
+        out=address(out),
+    )
+    return out
+
+
+def recurrence(
+    layer: RecurrenceLayer, given: RecurrenceInput, states: LayerStates, sequences: StateSequences
+) -> Tensor:
+    """Compute `kernels.recurrent.recurrence`."""
+    num_tokens = given.values.shape[0]
+    if layer.key_dim > _cpu.max_key_dim:
+        raise ValueError(f"keys have up to {_cpu.max_key_dim} dimensions, not {layer.key_dim}")
+    for weight in (layer.step_bias, layer.log_decay, *([] if layer.skip is None else [layer.skip])):
+        check_floats(weight, (layer.num_heads,))
+    of_keys = (num_tokens, layer.num_key_heads * layer.key_dim)
+    _check_parts(
+        (given.queries, of_keys), (given.keys, of_keys), (given.values, (num_tokens, layer.num_heads * layer.value_dim))
+    )
+    gates = [given.steps] if given.rates is None else [given.steps, given.rates]
+    _check_parts(*((gate, (num_tokens, layer.num_heads)) for gate in gates))
+    out = given.values.new_empty(num_tokens, layer.num_heads * layer.value_dim)
+    _cpu.recurrence(
+        queries=address(given.queries),
+        keys=address(given.keys),
+        values=address(given.values),
+        row_stride=row_stride(given.values),
+        steps=address(given.steps),
+        rates=address(given.rates),
+        gate_stride=row_stride(given.steps),
+        step_bias=address(layer.step_bias),
+        log_decay=address(layer.log_decay),
+        skip=address(layer.skip),
+        least_step=layer.least_step,
+        most_step=layer.most_step,
+        num_heads=layer.num_heads,
+        num_key_heads=layer.num_key_heads,
+        key_dim=layer.key_dim,
+        value_dim=layer.value_dim,
+        num_tokens=num_tokens,
+        is_delta=layer.is_delta,
+        norm_eps=-1.0 if layer.norm_eps is None else layer.norm_eps,
+        query_scale=layer.query_scale,
+        **_states(states, sequences),
+        out=address(out),
+    )
+    return out
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_gated_first: bool) -> Tensor:
+    """Compute `kernels.recurrent.gates.gated_norm`."""
+    num_weights, size = weight.shape
+    _check_parts((gate, tuple(x.shape)))
+    check_floats(x, tuple(x.shape))
+    check_floats(weight, (num_weights, size))
+    num_groups = x.shape[1] // size
+    if num_groups * size != x.shape[1] or num_weights not in (1, num_groups):
+        raise ValueError(f"{describe(x)} cannot be normalised with {describe(weight)}")
+    out = torch.empty_like(x)
+    _cpu.gated_norm(
+        x=address(x),
+        gate=address(gate),
+        rows_per_gate=num_groups,
+        gate_stride=row_stride(gate),
+        weight=address(weight),
+        num_weights=num_weights,
+        eps=eps,
+        num_rows=x.shape[0] * num_groups,
+        size=size,
+        is_gated_first=is_gated_first,
+        out=address(out),
+    )
+    return out
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """Compute `kernels.recurrent.gates.sigmoid_gate`."""
+    check_floats(x, tuple(x.shape))
+    _check_parts((gate, tuple(x.shape)))
+    out = torch.empty_like(x)
+    _cpu.sigmoid_gate(
+        x=address(x),
+        gate=address(gate),
+        gate_stride=row_stride(gate),
+        num_rows=x.shape[0],
+        size=x.shape[1],
+        out=address(out),
+    )
+    return out
+
+
+def _check_parts(*parts: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Raise ValueError unless these are float32 of such shapes, all of rows of one length."""
+    stride = row_stride(parts[0][0])
+    for part, shape in parts:
+        if tuple(part.shape) != shape or not accepts(part) or row_stride(part) != stride:
+            raise ValueError(f"float32 {list(shape)} of rows {stride} apart is needed, not {describe(part)}")
+
+
+def _states(states: LayerStates, sequences: StateSequences) -> dict[str, Any]:
+    """Return the arguments that say where states are."""
+    check_floats(states.slots, tuple(states.slots.shape))
+    return {
+        "slots": address(states.slots),
+        "slot_floats": states.slots.shape[1],
+        "offset": states.offset,
+        "num_sequences": len(sequences),
+        "sequences": address(sequences.table),
+    }

@@ -1,0 +1,131 @@
+"""Which slot of the state memory belongs to whom, in models with recurrent layers.
+
+A running request has a slot of its own, which each of its passes brings forward. A *checkpoint* is a slot with the
+state behind a block of the prefix tree: a request with that prefix starts from it. The least recently used checkpoint
+gives way to requests and to newer checkpoints, whoever holds its block; never one that the pass under way reads or
+writes.
+Knows nothing of tensors, and of tokens only how many lie between two checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from moeflow.core.batch import NO_SLOT, StateUse
+from moeflow.core.request import Request
+from moeflow.kv.prefix_tree import Node
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a running request has."""
+
+    slot: int = NO_SLOT  # its own
+    source: Node | None = None  # whose checkpoint its first pass starts from
+    saves: list[tuple[int, int]] = field(default_factory=list)  # of the pass that is planned: see `StateUse`
+
+
+class StateSlots:
+    """Gives slots to requests and to nodes of the prefix tree, takes them back."""
+
+    def __init__(self, num_slots: int, checkpoint_every: int) -> None:
+        """`checkpoint_every` is in tokens, a multiple of the block size."""
+        assert num_slots > 1, "a request that starts from a checkpoint needs one beside it"
+        self.num_slots = num_slots
+        self.checkpoint_every = checkpoint_every
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._held: dict[Request, _Held] = {}
+        self._checkpoints: OrderedDict[Node, int] = OrderedDict()  # longest unused first
+        self._fresh: list[Node] = []  # whose checkpoints the pass under way writes
+
+    @property
+    def num_checkpoints(self) -> int:
+        """Slots that hold the state of a prefix."""
+        return len(self._checkpoints)
+
+    def shorten(self, path: list[Node]) -> list[Node]:
+        """Return the path up to its last node with a checkpoint."""
+        for length in range(len(path), 0, -1):
+            if path[length - 1] in self._checkpoints:
+                return path[:length]
+        return []
+
+    def open(self, request: Request, path: list[Node]) -> None:
+        """Have a request start behind a path that ends with a checkpoint; behind none, from nothing."""
+        source = path[-1] if path else None
+        if source is not None:
+            self._checkpoints.move_to_end(source)
+        self._held[request] = _Held(source=source)
+
+    def hold(self, request: Request) -> bool:
+        """Give a request its slot if it has none yet. Returns False, with nothing changed, if there is none."""
+        held = self._held[request]
+        if held.slot == NO_SLOT:
+            held.slot = self._take()
+        return held.slot != NO_SLOT
+
+    def borders(self, start: int, stop: int) -> range:
+        """Return the positions in (start, stop] behind which states are kept."""
+        every = self.checkpoint_every
+        return range((start // every + 1) * every, stop + 1, every)
+
+    def save(self, request: Request, node: Node, position: int) -> None:
+        """Have the pass that is planned keep the state behind a node, which ends at a position, if there is a slot."""
+        if node in self._checkpoints:
+            self._checkpoints.move_to_end(node)
+            return
+        slot = self._take()
+        if slot != NO_SLOT:
+            self._checkpoints[node] = slot
+            self._fresh.append(node)
+            self._held[request].saves.append((position, slot))
+
+    def use(self, request: Request) -> StateUse:
+        """Return what the pass that is planned does with a request's state."""
+        held = self._held[request]
+        source = held.slot if request.num_computed_tokens else NO_SLOT
+        if held.source is not None:
+            source = self._checkpoints[held.source]
+        saves, held.saves = tuple(held.saves), []
+        return StateUse(source, held.slot, saves)
+
+    def close(self, request: Request) -> None:
+        """Take back a request's slot."""
+        held = self._held.pop(request)
+        if held.slot != NO_SLOT:
+            self._free.append(held.slot)
+
+    def forget(self, node: Node) -> None:
+        """Take back the checkpoint of a node that leaves the tree, if it has one."""
+        if node in self._checkpoints:
+            self._free.append(self._checkpoints.pop(node))
+
+    def confirm_pass(self) -> None:
+        """The pass went well: what it kept is valid, and its requests go on from their own slots."""
+        self._fresh.clear()
+        for held in self._held.values():
+            held.source = None
+
+    def discard_pass(self) -> None:
+        """The pass failed: what it was to keep is void. Its requests must be closed already."""
+        for node in self._fresh:
+            self.forget(node)
+        self._fresh.clear()
+
+    def check_integrity(self) -> None:
+        """Prove that every slot is in exactly one place. AssertionError if not."""
+        own = [held.slot for held in self._held.values() if held.slot != NO_SLOT]
+        everywhere = sorted([*self._free, *own, *self._checkpoints.values()])
+        assert everywhere == list(range(self.num_slots)), "a state slot is lost or held twice"
+        assert all(node.parent is not None for node in self._checkpoints), "a checkpoint outlived its block"
+
+    def _take(self) -> int:
+        """Return a free slot, or that of the checkpoint which can be missed most; NO_SLOT: all are needed."""
+        if self._free:
+            return self._free.pop()
+        needed = {*self._fresh, *(held.source for held in self._held.values())}
+        for node in self._checkpoints:
+            if node not in needed:
+                return self._checkpoints.pop(node)
+        return NO_SLOT

@@ -1,0 +1,1 @@
+"""Layers that keep a state of each sequence in the place of keys and values."""

@@ -1,0 +1,35 @@
+"""What lets a layer's tokens see those before them: attention, or what keeps a state of the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from moeflow.kernels.rotary import RotaryTable
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.expert_weights import Destination
+from moeflow.models.layers.linear import Linear
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TokenMixer(Protocol):
+    """Three stages: an input projection of the normalised hidden states, mixing, an output projection."""
+
+    @property
+    def in_proj(self) -> Linear:
+        """From hidden states to what is mixed: [T, H] -> [T, P]."""
+
+    @property
+    def out_proj(self) -> Linear:
+        """From what is mixed to what the residual stream gets: [T, M] -> [T, H]."""
+
+    def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
+        """Have tokens see those before them, and keep what later ones need; `projected` is used up.
+
+        Shapes: projected [T, P] -> [T, M].
+        """
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
+        """Yield (checkpoint name, destination)."""

@@ -1,0 +1,77 @@
+"""The memory of recurrent states, and which settings go with models that have such layers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moeflow.core.engine_config import StateSlotsConfig
+from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.units import format_bytes
+from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.settings import BLOCK_SIZE, Settings
+
+STATES_SHARE: Final = 1 / 8  # of an engine's memory, at most
+_SLOTS_PER_REQUEST: Final = 4  # the request's own, and those of prefixes
+_MIN_SLOTS: Final = 2  # a request's, and the checkpoint that it starts from
+_MIN_EVERY: Final = 8  # blocks between two checkpoints of a prefix
+_MAX_EVERY: Final = 64
+
+
+def check_recurrent(settings: Settings, shape: ModelConfig, *, is_offloaded: bool) -> None:
+    """Raise ConfigError for the first setting that a model with recurrent layers is not run with."""
+    if shape.recurrent is None:
+        return
+    asked = {
+        "ranks (--ranks)": (settings.num_ranks or 1) > 1,
+        "stages (--stages)": settings.stages is not None,
+        "replicas that share experts (--expert-parallel)": settings.expert_parallel,
+        "speculators (--speculator)": bool(settings.speculators),
+        "devices and pipelines (--device, --pipeline)": is_offloaded or settings.pipeline is not None,
+        "lenders of memory (--remote-experts)": settings.remote_experts is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise ConfigError(
+                f"{name} are for models whose layers all attend, and this one has recurrent layers "
+                f"({shape.model_type}): leave the option away"
+            )
+
+
+def num_state_slots(shape: ModelConfig, max_num_seqs: int, free_bytes: int) -> int:
+    """Return how many states are kept, of requests and prefixes, in an engine that may take so much memory.
+
+    Raises: CapacityError if that is not enough for one request.
+    """
+    if shape.recurrent is None:
+        return 0
+    most = int(free_bytes * STATES_SHARE) // shape.state_bytes
+    if most < _MIN_SLOTS:
+        raise CapacityError(
+            f"a request's recurrent state takes {format_bytes(shape.state_bytes)}, of which {_MIN_SLOTS} have to fit "
+            f"into {STATES_SHARE:.0%} of the memory, {format_bytes(free_bytes)}: free or allow more (--memory)"
+        )
+    return min(max(_SLOTS_PER_REQUEST * max_num_seqs, _MIN_SLOTS), most)
+
+
+def choose_states(shape: ModelConfig, num_slots: int, reasons: Reasons) -> StateSlotsConfig | None:
+    """Return how states are kept; None: the model has none."""
+    if shape.recurrent is None:
+        return None
+    every = _checkpoint_every(shape)
+    held = format_bytes(num_slots * shape.state_bytes)
+    reasons.append(
+        ("states", f"{num_slots} of requests and prefixes in {held}; a prefix's every {every} tokens, from where it is")
+    )
+    return StateSlotsConfig(num_slots=num_slots, checkpoint_every=every)
+
+
+def _checkpoint_every(shape: ModelConfig) -> int:
+    """Return after how many tokens a state is kept, where a prefix can be taken up: about as many as have keys and
+    values of the state's size, so that neither takes much more than the other.
+    """
+    block_bytes = max(shape.kv_bytes_per_token("float32") * BLOCK_SIZE, 1)
+    num_blocks = _MIN_EVERY
+    while num_blocks < _MAX_EVERY and num_blocks * block_bytes < shape.state_bytes:
+        num_blocks *= 2
+    return num_blocks * BLOCK_SIZE
