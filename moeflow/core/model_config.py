@@ -145,6 +145,7 @@ class ModelConfig:
     logit_soft_cap: float | None = None  # c: logits become c tanh(logit / c)
     attention_bias: bool = False  # of queries, keys and values
     attention_out_bias: bool = False
+    has_attention_gate: bool = False  # with queries come as many numbers that say how much of a result is let through
     attention_scale: float | None = None  # of scores; None: head_dim^-0.5
     attention_soft_cap: float | None = None  # c: scores become c tanh(score / c)
     has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
@@ -213,7 +214,8 @@ class ModelConfig:
         """Weights of one attention's projections of queries, keys and values."""
         latent = self.latent
         if latent is None:
-            return self.hidden_size * self.head_dim * (self.num_heads + 2 * self.num_kv_heads)
+            num_queries = self.num_heads * (2 if self.has_attention_gate else 1)
+            return self.hidden_size * self.head_dim * (num_queries + 2 * self.num_kv_heads)
         queries = self.num_heads * latent.query_dim
         rank = latent.q_lora_rank
         q_values = self.hidden_size * queries if rank is None else rank * (self.hidden_size + queries)

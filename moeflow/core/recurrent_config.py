@@ -71,6 +71,62 @@ class ShortConvConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedDeltaConfig:
+    """Linear attention by the gated delta rule (2412.06464) behind a short convolution."""
+
+    num_heads: int  # of values
+    num_key_heads: int  # of queries and keys, each for as many neighbouring heads
+    key_dim: int
+    value_dim: int
+    kernel_size: int  # tokens that a channel of the convolution sees, the newest included
+
+    @property
+    def values_size(self) -> int:
+        """Numbers of all heads' values."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Numbers of a token's queries, keys and values."""
+        return self.num_key_heads * self.key_dim, self.num_key_heads * self.key_dim, self.values_size
+
+    @property
+    def conv_size(self) -> int:
+        """Channels of the convolution."""
+        return sum(self.qkv_sizes)
+
+    @property
+    def conv_state_values(self) -> int:
+        """Numbers of a state that the convolution has; the heads' matrices follow."""
+        return (self.kernel_size - 1) * self.conv_size
+
+    @property
+    def in_features(self) -> int:
+        """See `MixerConfig`: what is convolved, gates of the results, a rate and a step of each head."""
+        return self.conv_size + self.values_size + 2 * self.num_heads
+
+    @property
+    def out_features(self) -> int:
+        """See `MixerConfig`."""
+        return self.values_size
+
+    @property
+    def state_values(self) -> int:
+        """See `MixerConfig`."""
+        return self.conv_state_values + self.values_size * self.key_dim
+
+    @property
+    def small_values(self) -> int:
+        """See `MixerConfig`."""
+        return self.kernel_size * self.conv_size
+
+    @property
+    def flops_per_token(self) -> int:
+        """See `MixerConfig`: fading, remembering, adding and finding in each matrix."""
+        return 2 * self.kernel_size * self.conv_size + 7 * self.values_size * self.key_dim
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrentConfig:
     """The recurrent layers of a model, which are alike."""
 

@@ -66,6 +66,8 @@ FAMILIES: Mapping[str, Row] = {
     "gpt_oss": Row("GptOssForCausalLM", "moeflow.models.gpt_oss"),
     "granitemoe": Row("GraniteMoeForCausalLM", "moeflow.models.granitemoe"),
     "granitemoeshared": Row("GraniteMoeSharedForCausalLM", "moeflow.models.granitemoeshared"),
+    "qwen3_next": Row("Qwen3NextForCausalLM", "moeflow.models.qwen3_next"),
+    "qwen3_5_moe_text": Row("Qwen3_5MoeForCausalLM", "moeflow.models.qwen3_5_moe_text"),
     "lfm2": Row("Lfm2ForCausalLM", "moeflow.models.lfm2"),
     "lfm2_moe": Row("Lfm2MoeForCausalLM", "moeflow.models.lfm2_moe"),
     "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),

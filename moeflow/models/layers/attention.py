@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.attention.attention import attend
@@ -47,6 +47,8 @@ class AttentionNames:
 class Attention:
     """The attention of one layer."""
 
+    rows_per_query: ClassVar[int] = 1  # of `q_proj`, for each number of the queries
+
     def __init__(
         self,
         config: ModelConfig,
@@ -61,7 +63,7 @@ class Attention:
         kind = config.attention_of(layer_idx)
         self.rotary = None if kind.rope is None else config.ropes.index(kind.rope)  # which of a pass's tables
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        parts = {"q_proj": self.rows_per_query * q_size, "k_proj": kv_size, "v_proj": kv_size}
         self._ranks = ranks = _rank_heads(config, allocator)
         self.qkv_proj = Linear(
             allocator,

@@ -91,7 +91,7 @@ class DecoderLayer:
         if not isinstance(qkv, PackedWeight | PackedStack):
             return None
         latents = None if isinstance(attention, Attention) else attention.latents
-        if latents is None and not isinstance(attention, Attention):
+        if latents is None and not (isinstance(attention, Attention) and attention.rows_per_query == 1):
             return None
         return PackedLayer(
             qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),

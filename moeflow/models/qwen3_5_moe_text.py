@@ -1,0 +1,21 @@
+"""Qwen3.5-MoE's language model: Qwen3-Next's layers, with a tensor for each thing that a delta net projects to.
+
+Where there is text alone, its positions of three kinds are one, and rotate as others do.
+"""
+
+from __future__ import annotations
+
+from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.weight_allocator import WeightAllocator
+from moeflow.models.qwen3_next import make_layer, read_linear_config
+
+
+def read_config(reader: ConfigReader) -> ModelConfig:
+    """Read `config.json`. Raises: CheckpointError."""
+    return read_linear_config(reader, model_type="qwen3_5_moe_text", norm_topk_prob=True)
+
+
+def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
+    """Return the model with its weights still to be filled."""
+    return CausalLM(config, allocator, lambda *place: make_layer(*place, is_by_key_heads=False))
