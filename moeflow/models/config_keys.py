@@ -47,9 +47,10 @@ def read_decoder_config(
         raise reader.error(
             f"'num_attention_heads' is {num_heads}, no multiple of 'num_key_value_heads', {num_kv_heads}"
         )
-    head_dim = reader.positive("head_dim", default_head_dim or max(hidden_size // num_heads, 1))
-    if head_dim % 2:
-        raise reader.error(f"a head has {head_dim} dimensions, where rotary positions need an even number")
+    if "head_dim" in family:
+        head_dim = family["head_dim"]
+    else:
+        head_dim = _read_head_dim(reader, default_head_dim or max(hidden_size // num_heads, 1))
     max_position = reader.positive("max_position_embeddings")
     fields: dict[str, Any] = {
         "model_type": model_type,
@@ -62,8 +63,9 @@ def read_decoder_config(
         "max_position": max_position,
         "rms_norm_eps": reader.number(eps_key, least=MIN_EPS, most=1.0),
         "tie_word_embeddings": reader.get(bool, "tie_word_embeddings", False),
-        "hidden_act": _read_activation(reader),
     }
+    if "hidden_act" not in family:
+        fields["hidden_act"] = _read_activation(reader)
     if "intermediate_size" not in family:
         fields["intermediate_size"] = reader.positive("intermediate_size")
     if "rope" not in family:
@@ -79,6 +81,13 @@ def read_decoder_config(
     if config.top_k > config.num_experts:
         raise reader.error(f"'num_experts_per_tok' is {config.top_k}, of {config.num_experts} experts")
     return config
+
+
+def check_neutral(reader: ConfigReader, neutral: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a key is there with another value than the one that is computed."""
+    for key, value in neutral.items():
+        if reader.raw.get(key, value) != value:
+            raise reader.error(f"{key!r} is {brief(reader.raw[key])}, where only {value} is supported")
 
 
 def read_num_layers(reader: ConfigReader) -> int:
@@ -135,6 +144,13 @@ def with_sliding_layers(config: ModelConfig, window: int, is_sliding: Sequence[b
         return config
     kinds = tuple(AttentionKind(config.rope, window if slides else None) for slides in is_sliding)
     return replace(config, attention_kinds=kinds)
+
+
+def _read_head_dim(reader: ConfigReader, default: int) -> int:
+    head_dim = reader.positive("head_dim", default)
+    if head_dim % 2:
+        raise reader.error(f"a head has {head_dim} dimensions, where rotary positions need an even number")
+    return head_dim
 
 
 def _read_activation(reader: ConfigReader) -> HiddenAct:

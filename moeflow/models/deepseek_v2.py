@@ -29,6 +29,7 @@ _SUPPORTED: Final = {
     "moe_layer_freq": (1,),
     "mlp_bias": (False,),
 }
+_DEFAULTS: Final = {"n_shared_experts": 2}
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:
@@ -36,7 +37,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     for key, values in _SUPPORTED.items():
         if reader.raw.get(key, values[0]) not in values:
             raise reader.error(f"{key!r} is {brief(reader.raw[key])}; supported are {', '.join(map(repr, values))}")
-    fields = read_routed_experts(reader) | {"norm_topk_prob": False}
+    fields = read_routed_experts(reader, _DEFAULTS) | {"norm_topk_prob": False}
     if reader.raw.get("topk_method") != _GROUPED:
         fields |= {"num_expert_groups": 1, "num_chosen_groups": 1}
     config = read_decoder_config(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.models.config_keys import read_decoder_config
 from moeflow.models.latent_keys import read_latent_fields
@@ -13,13 +15,21 @@ from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.routed_keys import BIASED_NAMES, check_sigmoid_routing, read_routed_experts, sigmoid_routing
 
+_DEFAULTS: Final = {
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+    "n_shared_experts": 1,
+}
+
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
     config = read_decoder_config(
         reader,
         model_type="deepseek_v3",
-        **read_routed_experts(reader),
+        **read_routed_experts(reader, _DEFAULTS),
         **read_latent_fields(reader, is_interleaved=reader.get(bool, "rope_interleave", True)),
     )
     return check_sigmoid_routing(config, reader)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.models.config_keys import read_decoder_config, read_num_layers, read_sliding_layers, with_sliding_layers
 from moeflow.models.layers.attention import Attention
@@ -12,11 +14,13 @@ from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.routed_keys import BIASED_NAMES, check_sigmoid_routing, read_routed_experts, sigmoid_routing
 
+_WINDOW: Final = 4096  # where a config says nothing; null: there is none
+
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
     has_bias = reader.get(bool, "attention_bias", False)
-    fields = read_routed_experts(reader) | {"norm_topk_prob": reader.get(bool, "norm_topk_prob", False)}
+    fields = read_routed_experts(reader, {}) | {"norm_topk_prob": reader.get(bool, "norm_topk_prob", False)}
     config = read_decoder_config(
         reader, model_type="dots1", attention_bias=has_bias, attention_out_bias=has_bias, **fields
     )
@@ -24,11 +28,11 @@ def read_config(reader: ConfigReader) -> ModelConfig:
 
 
 def _with_windows(config: ModelConfig, reader: ConfigReader) -> ModelConfig:
-    if reader.raw.get("sliding_window") is None:
+    if reader.raw.get("sliding_window", _WINDOW) is None:
         return config
     first = reader.get(int, "max_window_layers", 62)
     is_sliding = read_sliding_layers(reader) or tuple(layer >= first for layer in range(read_num_layers(reader)))
-    return with_sliding_layers(config, reader.positive("sliding_window"), is_sliding)
+    return with_sliding_layers(config, reader.positive("sliding_window", _WINDOW), is_sliding)
 
 
 def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:

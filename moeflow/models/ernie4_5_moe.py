@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.kernels.attention.heads import MAX_INTERLEAVED
 from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import read_decoder_config, read_num_layers
 from moeflow.models.layers.attention import Attention
@@ -38,6 +39,8 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         unused_prefixes=("model.mtp_",),
         tie_word_embeddings=reader.get(bool, "tie_word_embeddings", True),
     )
+    if config.head_dim > MAX_INTERLEAVED:
+        raise reader.error(f"a head has {config.head_dim} dimensions, at most {MAX_INTERLEAVED} are supported")
     return replace(config, rope=replace(config.rotary, is_interleaved=True))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.models.config_keys import read_decoder_config
 from moeflow.models.layers.attention import Attention
@@ -11,6 +13,8 @@ from moeflow.models.layers.mlp import dense_mlp
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.routed_keys import BIASED_NAMES, check_sigmoid_routing, read_routed_experts, sigmoid_routing
+
+_DEFAULTS: Final = {"first_k_dense_replace": 1, "n_shared_experts": 1}
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:
@@ -22,7 +26,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         default_rotary_share=0.5,
         has_qk_norm=reader.get(bool, "use_qk_norm", False),
         attention_bias=reader.get(bool, "attention_bias", False),
-        **read_routed_experts(reader),
+        **read_routed_experts(reader, _DEFAULTS),
     )
     return check_sigmoid_routing(config, reader)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.models.config_keys import read_decoder_config, read_num_layers
@@ -11,10 +13,12 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.routed_keys import check_sigmoid_routing, read_routed_experts
 
+_DEFAULTS: Final = {"routed_scaling_factor": 1.8, "n_shared_experts": 1}
+
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
-    fields = read_routed_experts(reader) | {"dense_layers": _dense_layers(reader)}
+    fields = read_routed_experts(reader, _DEFAULTS) | {"dense_layers": _dense_layers(reader)}
     config = read_decoder_config(
         reader,
         model_type="glm4_moe_lite",

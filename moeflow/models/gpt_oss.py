@@ -31,6 +31,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         reader,
         model_type="gpt_oss",
         default_theta=150000.0,
+        default_head_dim=64,
         num_experts=read_num_experts(reader),
         top_k=reader.positive("num_experts_per_tok"),
         attention_bias=has_bias,

@@ -8,7 +8,7 @@ from typing import Any, Final
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
 from moeflow.kernels.routing import Routing
-from moeflow.models.config_keys import read_decoder_config
+from moeflow.models.config_keys import check_neutral, read_decoder_config
 from moeflow.models.layers.attention import Attention, AttentionNames
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -24,9 +24,7 @@ _NEUTRAL: Final = {"use_cla": False, "moe_layer_num_skipped": 0, "use_mixed_mlp_
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
-    for key, neutral in _NEUTRAL.items():
-        if reader.raw.get(key, neutral) != neutral:
-            raise reader.error(f"{key!r} is {brief(reader.raw[key])}, where only {neutral} is supported")
+    check_neutral(reader, _NEUTRAL)
     width = reader.positive("intermediate_size")
     for key, expected in (("moe_intermediate_size", width), ("num_shared_expert", 1)):
         if _alike(reader, key, expected) != expected:

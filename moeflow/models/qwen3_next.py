@@ -53,6 +53,7 @@ def read_linear_config(reader: ConfigReader, *, model_type: str, **family: Any) 
         reader,
         model_type=model_type,
         may_be_partial=True,
+        default_head_dim=256,
         default_rotary_share=0.25,
         num_experts=read_num_experts(reader),
         top_k=reader.positive("num_experts_per_tok"),

@@ -73,7 +73,7 @@ FAMILIES: Mapping[str, Row] = {
     "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),
     "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),
     "olmoe": Row("OlmoeForCausalLM", "moeflow.models.olmoe"),
-    "phimoe": Row("PhimoeForCausalLM", "moeflow.models.phimoe"),
+    "phimoe": Row("PhimoeForCausalLM", "moeflow.models.phimoe", ("PhiMoEForCausalLM",)),
     "qwen2": Row("Qwen2ForCausalLM", "moeflow.models.qwen2"),
     "qwen2_moe": Row("Qwen2MoeForCausalLM", "moeflow.models.qwen2_moe"),
     "qwen3": Row("Qwen3ForCausalLM", "moeflow.models.qwen3"),

@@ -6,6 +6,7 @@ only those of the best groups are chosen among, and the chosen ones weigh their 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from moeflow.core.brief import brief
@@ -20,11 +21,14 @@ _EPSILON: Final = 1e-20  # beside the sum of the chosen sigmoids
 _NEUTRAL: Final = {"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
 
 
-def read_routed_experts(reader: ConfigReader) -> dict[str, Any]:
+def read_routed_experts(reader: ConfigReader, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `ModelConfig` about experts, shared ones and the first, dense layers.
+
+    `defaults` are the family's for keys that are not there; those that are null ask for nothing.
 
     Raises: CheckpointError.
     """
+    reader = ConfigReader({**defaults, **reader.raw}, reader.file)
     width = reader.positive("moe_intermediate_size")
     num_dense = min(count(reader, "first_k_dense_replace", 0), read_num_layers(reader))
     return {

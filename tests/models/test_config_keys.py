@@ -2,8 +2,14 @@
 
 import pytest
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Dots1Config,
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
+    GptOssConfig,
+    GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
     LlamaConfig,
     MiniMaxM2Config,
@@ -11,7 +17,9 @@ from transformers import (
     OlmoeConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from moeflow.core.errors import CheckpointError
@@ -25,6 +33,14 @@ ARCHITECTURES = {
     Qwen3MoeConfig: "Qwen3MoeForCausalLM",
 }
 OTHERS = {
+    DeepseekV2Config: "DeepseekV2ForCausalLM",
+    DeepseekV3Config: "DeepseekV3ForCausalLM",
+    Dots1Config: "Dots1ForCausalLM",
+    Glm4MoeLiteConfig: "Glm4MoeLiteForCausalLM",
+    GptOssConfig: "GptOssForCausalLM",
+    GraniteMoeSharedConfig: "GraniteMoeSharedForCausalLM",
+    Qwen3NextConfig: "Qwen3NextForCausalLM",
+    Qwen3_5MoeTextConfig: "Qwen3_5MoeForCausalLM",
     Ernie4_5_MoeConfig: "Ernie4_5_MoeForCausalLM",
     Glm4MoeConfig: "Glm4MoeForCausalLM",
     HunYuanMoEV1Config: "HunYuanMoEV1ForCausalLM",
@@ -149,12 +165,17 @@ def test_a_window_counts_only_where_the_family_uses_it():
         (Glm4MoeConfig, {"n_group": 64, "topk_group": 2, "head_dim": 128}, "8 of 4 experts cannot be chosen"),
         (Glm4MoeConfig, {"n_shared_experts": -1, "head_dim": 128}, "'n_shared_experts' is -1"),
         (Glm4MoeConfig, {"scoring_func": "softmax", "head_dim": 128}, "'scoring_func' is 'softmax'"),
+        (Ernie4_5_MoeConfig, {"head_dim": 2050}, "2050 dimensions, at most 2048 are supported"),
         (Ernie4_5_MoeConfig, {"use_bias": True}, "'use_bias' is true"),
         (Ernie4_5_MoeConfig, {"moe_layer_interval": 0}, "'moe_layer_interval' is 0"),
         (HunYuanMoEV1Config, {"moe_topk": [1, 2]}, "all layers have to be alike"),
         (HunYuanMoEV1Config, {"num_shared_expert": [2, 2]}, "'num_shared_expert' is [2, 2], where 1"),
         (HunYuanMoEV1Config, {"use_cla": True}, "'use_cla' is True"),
         (HunYuanMoEV1Config, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        (MiniMaxM2Config, {"scoring_func": "softmax"}, "'scoring_func' is 'softmax'"),
+        (MiniMaxM2Config, {"use_qk_norm": False}, "'use_qk_norm' is False"),
+        (MiniMaxM2Config, {"use_routing_bias": False}, "'use_routing_bias' is False"),
+        (MiniMaxM2Config, {"shared_intermediate_size": 64}, "'shared_intermediate_size' is 64"),
         (MiniMaxM2Config, {"rotary_dim": 63}, "an even part is expected"),
         (Qwen3MoeConfig, {"decoder_sparse_step": 0}, "'decoder_sparse_step' is 0"),
     ],
@@ -164,3 +185,47 @@ def test_what_cannot_be_computed_is_refused(kind, changes, complaint):
         read(kind, **changes)
     assert complaint in str(error.value)
     assert error.value.file == "/models/fake/config.json"
+
+
+EXPERTS = {"n_routed_experts": 64, "num_experts_per_tok": 6}
+ROUTED = {
+    "routed_scaling_factor": "routed_scaling_factor",
+    "n_group": "num_expert_groups",
+    "topk_group": "num_chosen_groups",
+    "n_shared_experts": "shared_intermediate_size",
+    "first_k_dense_replace": "dense_layers",
+}
+
+
+@pytest.mark.parametrize("kind", [DeepseekV2Config, DeepseekV3Config, Dots1Config, Glm4MoeConfig, Glm4MoeLiteConfig])
+@pytest.mark.parametrize("key", ROUTED)
+def test_without_a_key_of_routing_the_familys_own_default_holds(kind, key):
+    own = EXPERTS | ({"head_dim": 128} if kind is Glm4MoeConfig else {})
+    without, stated = read(kind, **own, **{key: ...}), read(kind, **own, **{key: getattr(kind(), key, None)})
+    assert getattr(without, ROUTED[key]) == getattr(stated, ROUTED[key])
+
+
+def test_null_groups_are_none():
+    shape = read(DeepseekV3Config, n_group=None, topk_group=None)
+    assert (shape.num_expert_groups, shape.num_chosen_groups) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", [GptOssConfig, Qwen3NextConfig, Qwen3_5MoeTextConfig])
+def test_without_its_key_a_head_is_as_long_as_the_familys(kind):
+    assert read(kind, head_dim=...).head_dim == kind().head_dim
+
+
+def test_keys_in_place_of_which_a_family_has_others_are_not_read():
+    assert read(DeepseekV3Config, head_dim=7).head_dim == 512 + 64
+
+
+def test_without_its_size_granite_has_no_shared_expert():
+    assert read(GraniteMoeSharedConfig, num_local_experts=8, shared_intermediate_size=...).shared_intermediate_size == 0
+
+
+@pytest.mark.parametrize(("stated", "expected"), [({}, 4096), ({"sliding_window": None}, None)])
+def test_layers_of_dots1_slide_unless_the_window_is_null(stated, expected):
+    kinds = ["full_attention", "sliding_attention"]
+    changes = EXPERTS | {"num_hidden_layers": 2, "layer_types": kinds, "sliding_window": ...} | stated
+    shape = read(Dots1Config, **changes)
+    assert [kind.sliding_window for kind in shape.attention_kinds] == ([None, expected] if expected else [])

@@ -164,6 +164,10 @@ def test_files_that_do_not_belong_together_are_refused(folder):
     (folder / "model-rank-1.pt").rename(folder / "kept")
     with pytest.raises(CheckpointError, match=r"without model-rank-1\.pt"):
         open_checkpoint(folder)
+    (folder / "kept").rename(folder / "model-rank-999999999999.pt")
+    with pytest.raises(CheckpointError, match=r"without model-rank-1\.pt"):
+        open_checkpoint(folder)
+    (folder / "model-rank-999999999999.pt").rename(folder / "kept")
     (folder / "model-rank-1.pt").write_bytes((folder / "kept").read_bytes()[:-500])
     with pytest.raises(CheckpointError, match="cannot be read"):
         open_checkpoint(folder)
@@ -188,4 +192,26 @@ def test_tensors_that_are_unknown_or_missing_are_refused(folder):
         ),
     )
     with pytest.raises(CheckpointError, match=r"mlp\.up_proj\.bias: is missing|is missing"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {7: torch.zeros(3)},
+        {"decoder.layers.0.fc1.bias": torch.zeros(3).to_sparse()},
+        {"decoder.layers.0.fc1.bias": torch.zeros(3, device="meta")},
+        {"decoder.layers.0.fc1.bias": 3.0},
+    ],
+)
+def test_anything_but_plain_tensors_by_name_is_refused(folder, entry):
+    change(folder, lambda stored: stored["model"].update(entry))
+    with pytest.raises(CheckpointError, match="no dictionary of plain tensors by name"):
+        open_checkpoint(folder)
+
+
+def test_experts_of_endless_numbers_are_unknown(folder):
+    name = f"decoder.layers.1.moe_layer.experts.{'9' * 5000}.fc1.bias"
+    change(folder, lambda stored: stored["model"].update({name: torch.zeros(3)}), "model-rank-0.pt")
+    with pytest.raises(CheckpointError, match="not part of the model"):
         load(folder)

@@ -153,6 +153,7 @@ def test_the_settings_are_those_of_config_ini(folder):
         ("tensor_para_size = 4", "tensor_para_size = 3", "does not divide"),
         ("moe_layers = [1, 3]", "moe_layers = 1, 3", "no list of numbers"),
         ("moe_layers = [1, 3]", 'moe_layers = {"1": 3}', "no list of numbers"),
+        ("moe_layers = [1, 3]", "moe_layers = " + "[" * 100_000, "no list of numbers"),
         ("[gpt]", "[llama]", r"no section \[gpt\]"),
         ("expert_num = 4", "expert_num = 400000000", "at most"),
         ("[gpt]", "]", "is no configuration file"),

@@ -63,6 +63,10 @@ def test_another_head_on_a_known_family_is_refused():
         read(architectures=["MixtralForSequenceClassification"])
 
 
+def test_a_family_may_have_classes_of_other_names():
+    assert "PhiMoEForCausalLM" in FAMILIES["phimoe"].architectures  # as Phi-3.5-MoE is published
+
+
 @pytest.mark.parametrize("architectures", [None, []])
 def test_a_config_need_not_name_its_class(architectures):
     assert read(architectures=architectures).model_type == "mixtral"

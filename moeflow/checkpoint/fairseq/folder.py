@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SHARED_SUFFIX: Final = "-shared.pt"
 _FLOATS: Final = ("float32", "float16", "bfloat16")
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-_EXPERT: Final = re.compile(r"moe_layer\.experts\.(\d+)\.(fc1|fc2)\.(weight|bias)")
+_EXPERT: Final = re.compile(r"moe_layer\.experts\.(\d{1,6})\.(fc1|fc2)\.(weight|bias)")
 _COMPUTED: Final = re.compile(r"decoder\.(version|embed_positions\.(_float_tensor|weights))")
 _ENDS: Final = {
     "decoder.embed_tokens.weight": "model.embed_tokens.weight",
@@ -149,10 +149,10 @@ def _find_ranks(shared: Path) -> list[Path]:
     stem = shared.name.removesuffix(SHARED_SUFFIX)
     pattern = re.compile(re.escape(stem) + r"-rank-(\d+)\.pt")
     found = {int(it[1]): file for file in shared.parent.iterdir() if (it := pattern.fullmatch(file.name))}
-    missing = [rank for rank in range(max(found, default=-1) + 1) if rank not in found]
-    if missing or not found:
+    missing = next((rank for rank in range(max(len(found), 1)) if rank not in found), None)
+    if missing is not None:
         raise CheckpointError(
-            f"is there without {stem}-rank-{missing[0] if missing else 0}.pt",
+            f"is there without {stem}-rank-{missing}.pt",
             file=shared,
             remedy="Download the files of all ranks into the same folder",
         )
@@ -161,9 +161,17 @@ def _find_ranks(shared: Path) -> list[Path]:
 
 def _weights(stored: Mapping[str, Any], file: Path) -> Mapping[str, Tensor]:
     weights = stored.get("model")
-    if not isinstance(weights, Mapping) or not all(isinstance(it, torch.Tensor) for it in weights.values()):
-        raise CheckpointError("has no tensors by name under 'model'", file=file, remedy=DOWNLOAD_AGAIN)
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(name, str) and _is_plain(it) for name, it in weights.items()
+    ):
+        raise CheckpointError(
+            "has no dictionary of plain tensors by name under 'model'", file=file, remedy=DOWNLOAD_AGAIN
+        )
     return weights
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def _num_experts(weights: Mapping[str, Tensor]) -> int:

@@ -70,7 +70,7 @@ def _config(reader: ConfigReader, structure: Mapping[str, str]) -> dict[str, Any
     num_experts = reader.get(int, "expert_num", 0) if reader.get(int, "gpt_with_moe", 0) else 0
     try:
         moe_layers = json.loads(structure.get("moe_layers", "[]")) if num_experts else []
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise reader.error(f"'moe_layers' is {brief(structure['moe_layers'])}, no list of numbers") from error
     return {
         "model_type": "gpt_moe",

@@ -39,7 +39,9 @@ def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
         if part == _QKV:
             pieces |= _projections(prefix, name, info)
         elif part in _EXPERTS:
-            pieces |= _experts(f"{prefix}.mlp.experts", _EXPERTS[part], name, info, _num_experts(stored))
+            num_experts = _num_experts(stored)
+            check_num_tensors(len(pieces) + num_experts, stored.path)
+            pieces |= _experts(f"{prefix}.mlp.experts", _EXPERTS[part], name, info, num_experts)
         else:
             renamed = f"{prefix}.{_IN_BLOCK[part]}" if part in _IN_BLOCK else name
             pieces[renamed] = Piece(name, info.shape)

@@ -32,6 +32,8 @@ def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
             pieces[name] = Piece(name, info.shape)
         else:
             prefix, parts, is_bias = found[1], _PARTS[found[2]], bool(found[3])
+            _check_shape(name, info, 2 if is_bias else 3, len(parts))
+            check_num_tensors(len(pieces) + info.shape[0] * len(parts), stored.path)
             pieces |= dict(_experts(prefix, parts, name, info, is_bias=is_bias))
         check_num_tensors(len(pieces), stored.path)
     return pieces
@@ -40,14 +42,7 @@ def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
 def _experts(
     prefix: str, parts: tuple[str, ...], name: str, info: TensorInfo, *, is_bias: bool
 ) -> Iterator[tuple[str, Piece]]:
-    num_dims, step = 2 if is_bias else 3, len(parts)
-    if len(info.shape) != num_dims or info.shape[-1] % step:
-        raise CheckpointError(
-            f"has the shape {list(info.shape)}, where {num_dims} dimensions are expected, the last of {step} parts",
-            file=info.file,
-            tensor=name,
-            remedy="Check that config.json belongs to these weights, or download the model again",
-        )
+    step = len(parts)
     for expert in range(info.shape[0]):
         for first, part in enumerate(parts):
             rows = info.shape[-1] // step
@@ -57,3 +52,13 @@ def _experts(
             else:
                 cols = info.shape[1]
                 yield f"{own}.weight", Piece(name, (rows, cols), expert * cols, True, first, step)
+
+
+def _check_shape(name: str, info: TensorInfo, num_dims: int, step: int) -> None:
+    if len(info.shape) != num_dims or info.shape[-1] % step:
+        raise CheckpointError(
+            f"has the shape {list(info.shape)}, where {num_dims} dimensions are expected, the last of {step} parts",
+            file=info.file,
+            tensor=name,
+            remedy="Check that config.json belongs to these weights, or download the model again",
+        )

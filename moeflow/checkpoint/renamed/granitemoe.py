@@ -29,11 +29,12 @@ def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
         if found is None:
             pieces[name] = Piece(name, info.shape)
         else:
-            is_stack = found[2] == "block_sparse_moe"
-            _check_shape(name, info, 3 if is_stack else 2, len(_PARTS[found[3]]))
+            is_stack, parts = found[2] == "block_sparse_moe", _PARTS[found[3]]
+            _check_shape(name, info, 3 if is_stack else 2, len(parts))
+            check_num_tensors(len(pieces) + len(parts) * (info.shape[0] if is_stack else 1), stored.path)
             block = f"{found[1]}.{found[2]}"
             prefixes = [f"{block}.experts.{it}" for it in range(info.shape[0])] if is_stack else [block]
-            pieces |= dict(_networks(prefixes, _PARTS[found[3]], name, info))
+            pieces |= dict(_networks(prefixes, parts, name, info))
         check_num_tensors(len(pieces), stored.path)
     return pieces
 

@@ -83,7 +83,7 @@ class RenamedCheckpoint:
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
         """Return rows of a matrix; raises as `Checkpoint.read` does."""
         piece = self._piece(name)
-        if piece.shape == self._stored.tensors[piece.source].shape:
+        if not piece.is_turned and piece.shape == self._stored.tensors[piece.source].shape:
             return self._stored.read_rows(piece.source, start, stop)
         rows = self._turn(piece)[start:stop] if piece.is_turned else self._rows(piece, start, stop)
         return StoredRows(rows, np.arange(start, stop))

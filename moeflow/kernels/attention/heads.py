@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+MAX_INTERLEAVED: Final = 2048  # values of a head in which the extension can rotate neighbours
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.latent_attention import PackedLatents
 from moeflow.kernels.cpu.packed_weights import PackedWeight
-from moeflow.kernels.cpu.row_ops import check_rotary
+from moeflow.kernels.cpu.row_ops import check_interleaved, check_rotary
 from moeflow.kernels.cpu.stages import MoEStage, bind_norm
 from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.rotary import RotaryTable
@@ -199,6 +199,7 @@ def _bind(layer: PackedLayer) -> object:
     heads, stage = layer.heads, layer.stage
     if sum(part.rows for part in layer.qkv) != layer.qkv_rows or stage.o_proj.cols != layer.attended_size:
         raise ValueError(f"{layer.qkv}, {heads} and {stage.o_proj} do not fit together")
+    check_interleaved(heads)
     scores = layer.scores
     assert scores.bias is None, "a layer with relative positions is no decoder's"
     if scores.sinks is not None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from moeflow.kernels.arrays import Array, address, floats_like, ids_like, is_contiguous, is_float32, is_in_main_memory
-from moeflow.kernels.attention.heads import Heads
+from moeflow.kernels.attention.heads import MAX_INTERLEAVED, Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.rotary import RotaryTable
@@ -119,6 +119,7 @@ def attention_input(qkv: Array, heads: Heads, rotary: RotaryTable | None, blocks
     num_tokens, row = qkv.shape
     if row != (num_heads + 2 * heads.num_kv_heads) * head_dim or head_dim != blocks.head_dim:
         raise ValueError(f"rows of {row} values and blocks for heads of {blocks.head_dim} do not fit {heads}")
+    check_interleaved(heads)
     if slots.shape[0] != num_tokens:
         raise ValueError(f"{slots.shape[0]} slots are not for {num_tokens} tokens")
     if rotary is not None:
@@ -142,6 +143,12 @@ def attention_input(qkv: Array, heads: Heads, rotary: RotaryTable | None, blocks
     )
     queries = qkv[:, : num_heads * head_dim]
     return queries.reshape(num_tokens, num_heads, head_dim)
+
+
+def check_interleaved(heads: Heads) -> None:
+    """Raise ValueError if heads are longer than those in which the extension can rotate neighbours."""
+    if heads.is_interleaved and heads.head_dim > MAX_INTERLEAVED:
+        raise ValueError(f"neighbours are rotated in heads of at most {MAX_INTERLEAVED} values, not {heads.head_dim}")
 
 
 def check_rotary(rotary: RotaryTable, num_tokens: int, head_dim: int) -> None:

@@ -9,7 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.renamed import dbrx, gpt_oss, granitemoe
+from moeflow.checkpoint.renamed.renamed_checkpoint import Piece, RenamedCheckpoint
 from moeflow.core.errors import CheckpointError
+from tests.models.fake_checkpoint import FakeCheckpoint
 
 EXPERTS, HIDDEN, WIDTH = 6, 8, 40
 PREFIX = "model.layers.3.mlp.experts"
@@ -81,3 +84,26 @@ def test_other_shapes_are_refused(tmp_path, name, shape, complaint):
     with pytest.raises(CheckpointError, match=complaint) as error:
         write(tmp_path, "gpt_oss", {f"{PREFIX}.{name}": torch.zeros(shape)})
     assert error.value.tensor == f"{PREFIX}.{name}"
+
+
+def test_a_square_matrix_is_turned_in_parts_too():
+    """A stack of one expert whose turned piece has the very shape of what is stored."""
+    stored = FakeCheckpoint({}, {"stack": torch.arange(9.0).view(3, 3)})
+    turned = RenamedCheckpoint(stored, {"piece": Piece("stack", (3, 3), is_turned=True)})
+    assert torch.equal(turned.read_rows("piece", 1, 3).values, turned.read("piece")[1:3])
+    assert torch.equal(turned.read("piece"), stored.weights["stack"].t())
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "shape"),
+    [
+        (dbrx, "transformer.blocks.0.ffn.experts.mlp.w1", (0, 2)),
+        (granitemoe, "model.layers.0.block_sparse_moe.input_linear.weight", (1 << 40, 0, 2)),
+        (gpt_oss, "model.layers.0.mlp.experts.gate_up_proj", (1 << 40, 0, 2)),
+    ],
+)
+def test_endless_stacks_are_refused_before_they_are_cut(module, name, shape, monkeypatch):
+    monkeypatch.setattr(module, "Piece", None)  # which none may be made of
+    config = {"ffn_config": {"moe_num_experts": 1 << 40}}
+    with pytest.raises(CheckpointError, match="tensors, where at most"):
+        module.find_pieces(FakeCheckpoint(config, {name: torch.zeros(shape)}))

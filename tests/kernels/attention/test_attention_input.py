@@ -7,7 +7,7 @@ import torch
 
 from moeflow.kernels.attention.attention_input import attention_input
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
-from moeflow.kernels.attention.heads import Heads
+from moeflow.kernels.attention.heads import MAX_INTERLEAVED, Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.lazy_memory import allocate_lazily
@@ -153,3 +153,13 @@ def test_rows_and_tables_of_other_sizes_are_refused(needs_kernels):
     for other in others:
         with pytest.raises(ValueError, match="not for 3 tokens"):
             attention_input(rows, heads, RotaryTable(*other), blocks, metadata)
+
+
+def test_neighbours_in_heads_too_long_for_the_extension_are_refused(needs_kernels):
+    assert pytest.importorskip("moeflow.kernels._cpu").MAX_INTERLEAVED == MAX_INTERLEAVED
+    heads = dataclasses.replace(make_heads(1, 1, MAX_INTERLEAVED, None, None), is_interleaved=True)
+    row_ops.check_interleaved(heads)
+    heads = dataclasses.replace(heads, head_dim=MAX_INTERLEAVED + 2)
+    rows, *others = make_pass(1, heads)
+    with pytest.raises(ValueError, match="at most 2048 values, not 2050"):
+        attention_input(rows, heads, *others)
