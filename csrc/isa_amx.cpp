@@ -9,14 +9,12 @@ namespace moeflow {
 namespace amx {
 namespace {
 
-// Fewer rows of integers are faster by the unit below, which gives them the same bits.
-constexpr int kFewRows = 6;
-
 void tile_below(const Matrix& weight, const Tile& whole) { avx512_bf16_isa().tile(weight, whole); }
 
+// Registers that are not full are no faster than the unit below, which gives rows of integers the same bits.
 template <typename F>
 void tile_integers(const Matrix& weight, const Tile& whole) {
-  const int rest = whole.num_rows % kTileRows <= kFewRows ? whole.num_rows % kTileRows : 0;
+  const int rest = whole.num_rows % kTileRows;
   Tile part = whole;
   part.num_rows -= rest;
   if (part.num_rows > 0) {

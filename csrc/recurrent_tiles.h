@@ -90,9 +90,10 @@ void recurrence_band(const RecurrenceCall& call, const RecurrenceGates& gates, i
       call.sequences, call.states,
       [&](const float* from) {
         for (int64_t k = 0; k < call.key_dim; ++k) state[k] = load_some(from + place + k * call.value_dim, left);
+        for (int64_t k = call.key_dim; k < num_keys; ++k) state[k] = Vec{};  // or what overflowed before stays
       },
       [&] {
-        for (int64_t k = 0; k < call.key_dim; ++k) state[k] = Vec{};
+        for (int64_t k = 0; k < num_keys; ++k) state[k] = Vec{};
       },
       [&](int64_t row) {
         const int64_t of_keys = row * call.row_stride + key_head * call.key_dim;

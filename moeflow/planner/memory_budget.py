@@ -67,7 +67,10 @@ class MemoryBudget:
 
         Raises: CapacityError if there is no room for recurrent states.
         """
-        self.num_state_slots = num_state_slots(self._shape, batching.max_num_seqs, self.free_bytes)
+        shares_prefixes = self._settings.prefix_caching
+        self.num_state_slots = num_state_slots(
+            self._shape, batching.max_num_seqs, self.free_bytes, shares_prefixes=shares_prefixes
+        )
         if not cpu_isa or self._settings.memory_bytes is None:
             self.process_bytes, self.work_bytes = PROCESS_BYTES + self._beside_process, 0
             return

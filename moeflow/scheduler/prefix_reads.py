@@ -3,7 +3,8 @@
 A request that could join the pass, with all the blocks that it needs, gives up its turn if more of it is found
 elsewhere than in the prefix tree. It keeps its place in the queue and holds the blocks that are to be filled; others
 overtake it meanwhile. Then these blocks are in the tree, and it begins like any other. Each stay in the queue has one
-try: what cannot be read, or is evicted again before there is a place, is computed.
+try: what cannot be read, or is evicted again before there is a place, is computed. While a read hangs no other begins,
+so that it keeps its own blocks and no more.
 """
 
 from __future__ import annotations
@@ -22,11 +23,6 @@ class PrefixReads:
         self._reads: dict[Filling, PrefixRead] = {}
         self._waiting: dict[Request, Filling] = {}
         self._tried: set[Request] = set()
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait."""
-        return len(self._waiting)
 
     def expect(self, request: Request) -> None:
         """A request is queued, anew or again."""
@@ -47,7 +43,7 @@ class PrefixReads:
 
     def begin(self, request: Request) -> bool:
         """Have a request wait whose table is open, if more of it can be read; its table is then closed again."""
-        if self._source is None or request in self._tried or request.needs_whole_prompt:
+        if self._source is None or request in self._tried or request.needs_whole_prompt or self._is_hanging:
             return False
         num_found = self._source.num_found(request)
         start = self._blocks.num_shared(request)
@@ -63,6 +59,8 @@ class PrefixReads:
     def settle(self) -> None:
         """Between passes: hand over what has been read."""
         for filling, read in [*self._reads.items()]:
+            if self._is_hanging:
+                read.cancel()
             if read.is_over:
                 del self._reads[filling]
                 self._blocks.end_filling(filling, read.num_filled)
@@ -77,6 +75,10 @@ class PrefixReads:
     def is_reading(self) -> bool:
         """Whether blocks are being filled."""
         return bool(self._reads)
+
+    @property
+    def _is_hanging(self) -> bool:
+        return any(read.is_late for read in self._reads.values())
 
     def _wait(self, request: Request, source: PrefixSource, start: int, num_found: int) -> None:
         filling = self._blocks.begin_filling(request, num_found)

@@ -19,6 +19,9 @@ class PrefixRead(Protocol):
     def is_late(self) -> bool:
         """Whether it takes so long that no request should wait for it."""
 
+    def cancel(self) -> None:
+        """Do not read what is not begun; it is over then."""
+
     @property
     def num_filled(self) -> int:
         """How many of the blocks, the first ones, have their contents, once it is over."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
-from moeflow.checkpoint.identity import checkpoint_identity, content_fingerprint
+from moeflow.checkpoint.identity import checkpoint_identity, content_fingerprint, sampled_bytes
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -51,6 +51,17 @@ def test_another_name_size_or_time_is_another(file):
     grown = checkpoint_identity(Headers(file))
     renamed = checkpoint_identity(Headers(file.rename(file.with_name("other.safetensors"))))
     assert len({before, touched, grown, renamed}) == 4
+
+
+@pytest.mark.parametrize("num_bytes", [1, 5000, 3_000_000])
+def test_other_weights_of_the_same_time_and_size_are_told_apart(file, num_bytes):
+    found = set()
+    for number in range(3):
+        file.write_bytes(bytes([number]) * num_bytes)
+        os.utime(file, ns=(0, 1))
+        found.add((checkpoint_identity(Headers(file)), sampled_bytes(Headers(file))))
+    assert len(found) == 3
+    assert sampled_bytes(Headers(file)) == sampled_bytes(Headers(file))
 
 
 def test_a_file_that_is_gone_is_named(tmp_path):

@@ -27,7 +27,11 @@ class FakeRead:
     block_ids: list[int]
     is_over: bool = False
     is_late: bool = False
+    is_begun: bool = True
     num_filled: int = 0
+
+    def cancel(self):
+        self.is_over = self.is_over or not self.is_begun
 
 
 class FakePrefixes:
@@ -210,6 +214,24 @@ def test_a_request_is_computed_if_reading_takes_too_long_or_brings_nothing(endin
     assert (entry.start, entry.num_tokens) == (0, 18)
     if ending == "late":
         assert set(entry.block_ids).isdisjoint(read.block_ids)
+
+
+def test_while_a_read_hangs_no_other_begins_and_it_keeps_its_own_blocks_alone():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, num_blocks=40, max_num_batched_tokens=80)
+    for name in "ab":
+        scheduler.add(make_request(name, [ord(name)] * 18))
+    assert not scheduler.schedule()
+    hanging, behind = prefixes.reads
+    behind.is_begun = False
+    hanging.is_late = True
+    scheduler.add(make_request("c", [3] * 18))
+    batch = scheduler.schedule()
+    assert [(entry.start, entry.num_tokens) for entry in batch.entries] == [(0, 18)] * 3
+    assert len(prefixes.all_reads) == 2
+    assert set(hanging.block_ids).isdisjoint(it for entry in batch.entries for it in entry.block_ids)
+    assert scheduler.blocks.num_used == len(hanging.block_ids) + 3 * scheduler.blocks.blocks_for(18)
+    scheduler.check_integrity()
 
 
 def test_a_cancelled_request_leaves_its_blocks_to_the_read():

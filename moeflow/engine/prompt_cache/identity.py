@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeflow import kernels, models
+from moeflow import checkpoint as checkpoints
+from moeflow import core, kernels, models
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.identity import checkpoint_identity
+from moeflow.checkpoint.identity import checkpoint_identity, sampled_bytes
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.core.engine_config import EngineConfig
@@ -27,7 +28,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import used_packed_weights_file
 
 IDENTITY_BYTES: Final = 32
-_PACKAGES: Final = ("numpy", "torch")  # that compute a part, be it only rotary tables
+_PACKAGES: Final = ("moeflow", "numpy", "torch")  # that compute a part, be it only rotary tables
 
 
 def kv_identity(config: EngineConfig) -> bytes:
@@ -37,7 +38,7 @@ def kv_identity(config: EngineConfig) -> bytes:
     """
     with closing(open_checkpoint(config.model_path)) as checkpoint:
         facts = {
-            "checkpoint": checkpoint_identity(checkpoint),
+            "checkpoint": [checkpoint_identity(checkpoint), sampled_bytes(checkpoint)],
             "config": dict(checkpoint.config),
             "weights": _weights(config, checkpoint),
             "arithmetic": [config.dtype, config.is_wide, config.device, extension.isa_name()],
@@ -69,8 +70,9 @@ def _weights(config: EngineConfig, checkpoint: Checkpoint) -> list[Any]:
 
 
 def _code() -> str:
-    """Return a hash over the kernels and all modules that compute keys and values."""
-    files = (file for module in (kernels, models) for file in Path(module.__path__[0]).rglob("*"))
+    """Return a hash over the kernels and all modules that read weights and compute keys and values."""
+    packages = (core, kernels, checkpoints, models)
+    files = (file for package in packages for file in Path(package.__path__[0]).rglob("*"))
     return _digest(sorted(file for file in files if file.suffix == ".py" or file.name.startswith("_cpu.")))
 
 

@@ -34,6 +34,11 @@ class BlocksRead:
         """Whether the disk seems to hang."""
         return not self.is_over and self._clock() - self._progress_s > LATE_S
 
+    def cancel(self) -> None:
+        """See `PrefixRead`."""
+        if self.job is not None:
+            self.job.cancel()
+
     @property
     def num_filled(self) -> int:
         """How many blocks, the first ones, have their contents."""

@@ -150,6 +150,8 @@ class PromptCache:
                 job.result(max(until_s - self._clock(), 0.0))
             except TimeoutError:
                 break
+            except Exception as error:  # a fault of ours, which must not keep the engine from closing all else
+                logger.error("the prompt cache failed", exc_info=error)
         for lane in (self._finder, self._reader, self._writer):
             lane.close()
 

@@ -23,7 +23,8 @@ from isal import isal_zlib
 
 from moeflow.kv.disk.block_keys import KEY_BYTES
 
-SUFFIX: Final = ".kv"
+SUFFIX: Final = ".moekv"  # that nobody else gives to files, since these are deleted
+UNFINISHED: Final = SUFFIX + ".tmp"
 FORMAT_VERSION: Final = 1
 
 _MAGIC: Final = b"MOEKV\n\0\0"
@@ -112,7 +113,9 @@ def read_blocks(stream: BinaryIO, extent: Extent, first: int, into: memoryview) 
     """
     size = extent.block_bytes
     stream.seek(first * size)
-    num_read = stream.readinto(into)  # type: ignore[attr-defined]  # which raw and buffered files have
+    num_read = 0
+    while more := stream.readinto(into[num_read:]):  # type: ignore[attr-defined]  # which raw and buffered files have
+        num_read += more  # network file systems give less at once than was asked for
     for index in range(len(into) // size):
         block = into[index * size : (index + 1) * size]
         yield num_read >= (index + 1) * size and extent.is_whole(first + index, block)

@@ -10,26 +10,21 @@ Nothing here is waited for by a pass: every method may block on the disk, and is
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from moeflow.kv.disk.extent import SUFFIX, Extent, ExtentWriter, described_bytes, read_blocks, read_extent
+from moeflow.kv.disk.extent import SUFFIX, UNFINISHED, Extent, ExtentWriter, described_bytes, read_blocks, read_extent
+from moeflow.kv.disk.folder_lock import folder_lock
 
 logger = logging.getLogger(__name__)
 
 REFRESH_S: Final = 0.1  # what others have written is noticed so late
-LOCK_S: Final = 5.0  # longest wait for another writer: what cannot be written then is left out
-LOCK_NAME: Final = "lock"
-
-_UNFINISHED: Final = ".tmp"
-_POLL_S: Final = 0.01
 
 Gather = Callable[[int, memoryview], bool]  # copies the block of this number; False: it is gone
 Take = Callable[[int, memoryview], None]
@@ -108,10 +103,10 @@ class ExtentFolder:
         Those of `keep` are not deleted for it. 0: the budget or the lock could not be had. Raises: OSError.
         """
         num_bytes = len(keys) * self.block_bytes + described_bytes(len(keys))
-        with self._exclusive() as is_mine:
+        with folder_lock(self.path) as is_mine:
             if not is_mine or not self._make_room(num_bytes, self._names_of(keep)):
                 return 0
-            unfinished = self.path / f".{keys[0].hex()}{_UNFINISHED}"
+            unfinished = self.path / f".{keys[0].hex()}{UNFINISHED}"
             try:
                 with _create(unfinished) as stream:
                     num_written = self._write_blocks(stream, keys, gather, buffer)
@@ -197,18 +192,9 @@ class ExtentFolder:
         writer.finish(keys[:num_written])
         return num_written
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[bool]:
-        """Have the folder's lock, or yield False if others keep it for long. Raises: OSError."""
-        descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            yield _lock(descriptor)
-        finally:
-            os.close(descriptor)  # which gives it back
-
     def _make_room(self, num_bytes: int, keep: Collection[str]) -> bool:
         """Delete what was used longest ago, until so many bytes more are within the budget; False if it cannot be."""
-        for leftover in self.path.glob(f".*{_UNFINISHED}"):  # of a writer that was killed: who has the lock is alone
+        for leftover in self.path.glob(f".*{UNFINISHED}"):  # of a writer that was killed: who has the lock is alone
             leftover.unlink(missing_ok=True)
         files = sorted(_files(self.path))
         self.num_bytes = sum(size for _, size, _ in files)
@@ -253,16 +239,3 @@ def _run_length(extent: Extent, position: int, keys: Sequence[bytes]) -> int:
     """Return how many of the keys lie in a row from a position on."""
     there = extent.keys[position : position + len(keys)]
     return next((i for i, (a, b) in enumerate(zip(there, keys, strict=False)) if a != b), len(there))
-
-
-def _lock(descriptor: int) -> bool:
-    until_s = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until_s:
-                return False
-            time.sleep(_POLL_S)
-        else:
-            return True

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeflow.kv.disk.extent import SUFFIX, read_extent
+from moeflow.kv.disk.extent import SUFFIX, UNFINISHED, read_extent
+from moeflow.kv.disk.folder_lock import folder_lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,24 @@ def folder_bytes(folder: Path) -> int:
 
 
 def clear_folder(folder: Path) -> int:
-    """Delete all extents; return how many bytes they took. Engines that use them compute again. Raises: OSError."""
-    num_bytes = 0
-    for file in _extents(folder):
-        with suppress(FileNotFoundError):
-            size = file.stat().st_size
-            file.unlink()
-            num_bytes += size
-    return num_bytes
+    """Delete all extents, also what a writer that was killed has begun; return how many bytes they took.
+
+    Engines that use them compute again. Raises: OSError.
+    """
+    if not folder.is_dir():
+        return 0
+    with folder_lock(folder) as is_mine:
+        leftovers = folder.glob(f".*{UNFINISHED}") if is_mine else ()
+        return sum(map(_delete, (*_extents(folder), *leftovers)))
+
+
+def _delete(file: Path) -> int:
+    """Return how many bytes a file took, which may be gone by now."""
+    with suppress(FileNotFoundError):
+        size = file.stat().st_size
+        file.unlink()
+        return size
+    return 0
 
 
 def _extents(folder: Path) -> Iterator[Path]:

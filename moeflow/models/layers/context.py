@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequences
 from moeflow.kv.storage import KVStorage
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

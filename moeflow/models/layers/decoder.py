@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.arrays import Array, floats, is_numpy
@@ -23,9 +23,6 @@ from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.packed_layers import PackedLayers
 from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.models.layers.weight_allocator import Weight, WeightAllocator, rows_of, whole
-
-if TYPE_CHECKING:
-    pass
 
 MakeLayer = Callable[[ModelConfig, WeightAllocator, int], DecoderLayer]  # the last is the layer's number
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage, SharedExpert
@@ -12,9 +10,6 @@ from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import Norm
-
-if TYPE_CHECKING:
-    pass
 
 
 def expert_stage(

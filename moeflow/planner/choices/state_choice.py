@@ -12,7 +12,7 @@ from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.settings import BLOCK_SIZE, Settings
 
 STATES_SHARE: Final = 1 / 8  # of an engine's memory, at most
-_SLOTS_PER_REQUEST: Final = 4  # the request's own, and those of prefixes
+_SLOTS_PER_REQUEST: Final = 4  # the request's own, and those of prefixes, where these are shared
 _MIN_SLOTS: Final = 2  # a request's, and the checkpoint that it starts from
 _MIN_EVERY: Final = 8  # blocks between two checkpoints of a prefix
 _MAX_EVERY: Final = 64
@@ -38,7 +38,7 @@ def check_recurrent(settings: Settings, shape: ModelConfig, *, is_offloaded: boo
             )
 
 
-def num_state_slots(shape: ModelConfig, max_num_seqs: int, free_bytes: int) -> int:
+def num_state_slots(shape: ModelConfig, max_num_seqs: int, free_bytes: int, *, shares_prefixes: bool = True) -> int:
     """Return how many states are kept, of requests and prefixes, in an engine that may take so much memory.
 
     Raises: CapacityError if that is not enough for one request.
@@ -51,7 +51,7 @@ def num_state_slots(shape: ModelConfig, max_num_seqs: int, free_bytes: int) -> i
             f"a request's recurrent state takes {format_bytes(shape.state_bytes)}, of which {_MIN_SLOTS} have to fit "
             f"into {STATES_SHARE:.0%} of the memory, {format_bytes(free_bytes)}: free or allow more (--memory)"
         )
-    return min(max(_SLOTS_PER_REQUEST * max_num_seqs, _MIN_SLOTS), most)
+    return min(max((_SLOTS_PER_REQUEST if shares_prefixes else 1) * max_num_seqs, _MIN_SLOTS), most)
 
 
 def choose_states(shape: ModelConfig, num_slots: int, reasons: Reasons) -> StateSlotsConfig | None:

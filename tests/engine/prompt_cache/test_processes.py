@@ -63,7 +63,7 @@ def test_a_killed_engines_successor_reads_what_it_has_written(model, tmp_path):
         found = []
         async for output in supervisor.stream(long):
             found += output.token_ids
-            if len(found) >= 30 and not supervisor.stats().engine_restarts_total and any(tmp_path.glob("*.kv")):
+            if len(found) >= 30 and not supervisor.stats().engine_restarts_total and any(tmp_path.glob("*.moekv")):
                 os.kill(supervisor._replicas[0].engine._process.pid, signal.SIGKILL)
                 async with asyncio.timeout(30):
                     while not supervisor.stats().engine_restarts_total:
@@ -125,7 +125,7 @@ def test_writers_that_are_killed_at_any_moment_leave_only_whole_blocks(model, tm
             assert child.stdout.readline() == b"ready\n"
             time.sleep(rng.uniform(0.05, 0.6))
             child.kill()
-    files = list(tmp_path.glob("*.kv"))
+    files = list(tmp_path.glob("*.moekv"))
     assert files
     for file in files:
         extent, content = read_extent(file), file.read_bytes()

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflow.kv.disk import extent_folder
+from moeflow.kv.disk import extent_folder, folder_lock
 from moeflow.kv.disk.block_keys import KEY_BYTES, block_keys, next_key
 from moeflow.kv.disk.extent import described_bytes, read_extent
-from moeflow.kv.disk.extent_folder import LOCK_NAME, ExtentFolder
+from moeflow.kv.disk.extent_folder import ExtentFolder
+from moeflow.kv.disk.folder_lock import LOCK_NAME
 from moeflow.kv.disk.folder_usage import clear_folder, folder_bytes, folder_usage
 
 SIZE = 4096  # bytes of a block
@@ -114,7 +115,7 @@ def test_no_damage_gives_wrong_bytes(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("extents")
     keys = prefix(*range(4))
     write(folder(path), keys)
-    (file,) = path.glob("*.kv")
+    (file,) = path.glob("*.moekv")
     whole = bytearray(file.read_bytes())
     if data.draw(st.booleans()):
         damaged = whole[: data.draw(st.integers(0, len(whole) - 1))]
@@ -138,7 +139,7 @@ def test_a_damaged_file_is_deleted_and_written_anew(tmp_path, caplog):
     keys = prefix(1, 2, 3)
     one = folder(tmp_path)
     write(one, keys)
-    (file,) = tmp_path.glob("*.kv")
+    (file,) = tmp_path.glob("*.moekv")
     torn = bytearray(file.read_bytes())
     torn[SIZE] ^= 1
     file.write_bytes(torn)
@@ -159,7 +160,7 @@ def test_what_was_used_longest_ago_makes_room(tmp_path):
     first, second, of_other = prefix(1, 1), prefix(2, 2), prefix(3, 3, identity=OTHER)
     for number, (writer, keys) in enumerate(((one, first), (other, of_other), (one, second))):
         write(writer, keys)
-        for file in tmp_path.glob("*.kv"):
+        for file in tmp_path.glob("*.moekv"):
             if file.stat().st_mtime > 10**6:
                 os.utime(file, (number, number))
     one.touch(first)
@@ -191,9 +192,9 @@ def test_a_file_larger_than_the_budget_is_not_written(tmp_path):
 
 
 def test_writers_take_turns_and_clean_up_after_those_that_were_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(extent_folder, "LOCK_S", 0.05)
+    monkeypatch.setattr(folder_lock, "LOCK_S", 0.05)
     one = folder(tmp_path)
-    (tmp_path / ".half.kv.tmp").write_bytes(b"x")
+    (tmp_path / ".half.moekv.tmp").write_bytes(b"x")
     with (tmp_path / LOCK_NAME).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert write(one, prefix(1)) == 0
@@ -223,7 +224,7 @@ def test_writers_and_readers_at_the_same_time_never_see_wrong_bytes_nor_exceed_t
 
     with ThreadPoolExecutor(4) as threads:
         assert all(list(threads.map(work, range(4))))
-    assert {file.suffix for file in tmp_path.iterdir()} == {".kv", ""}
+    assert {file.suffix for file in tmp_path.iterdir()} == {".moekv", ""}
 
 
 @pytest.mark.parametrize("failing", ["write", "rename"])
@@ -252,18 +253,23 @@ def test_a_folder_can_be_looked_into_and_cleared(tmp_path):
     write(folder(tmp_path), prefix(*range(5)))
     write(folder(tmp_path), prefix(7))
     write(folder(tmp_path, identity=OTHER, model="n"), prefix(1, identity=OTHER))
-    (tmp_path / "x.kv").write_bytes(b"no extent")
+    (tmp_path / "x.moekv").write_bytes(b"no extent")
+    (tmp_path / ".half.moekv.tmp").write_bytes(b"part of a conversation")
+    of_others = {"kivy.kv", ".note.tmp"}
+    for name in of_others:
+        (tmp_path / name).write_bytes(b"not ours")
     found = {one.model: one for one in folder_usage(tmp_path)}
     assert {name: one.num_blocks for name, one in found.items()} == {"m": 6, "n": 1, "damaged": 0}
     assert found["m"].last_used_s >= before - 1
     assert sum(one.num_bytes for one in found.values()) == folder_bytes(tmp_path)
     assert clear_folder(tmp_path) > 7 * SIZE
     assert folder_usage(tmp_path) == []
+    assert {file.name for file in tmp_path.iterdir()} == {LOCK_NAME, *of_others}
 
 
 def test_a_file_that_cannot_be_read_is_left_out(tmp_path):
     write(folder(tmp_path), prefix(1))
-    (file,) = tmp_path.glob("*.kv")
+    (file,) = tmp_path.glob("*.moekv")
     file.with_name(file.name.replace("-", "-0", 1)).mkdir()  # which no one reads as a file
     assert folder(tmp_path).count(prefix(1)) == 1
 
@@ -271,7 +277,7 @@ def test_a_file_that_cannot_be_read_is_left_out(tmp_path):
 def test_a_file_of_another_version_is_not_used(tmp_path, monkeypatch):
     one = folder(tmp_path)
     write(one, prefix(1))
-    (file,) = tmp_path.glob("*.kv")
+    (file,) = tmp_path.glob("*.moekv")
     assert read_extent(file) is not None
     monkeypatch.setattr("moeflow.kv.disk.extent.FORMAT_VERSION", 2)
     assert read_extent(file) is None

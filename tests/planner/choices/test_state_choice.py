@@ -27,6 +27,7 @@ def test_slots_are_for_requests_and_prefixes_within_a_share_of_the_memory():
     shape = shape_of(1000)
     assert shape.state_bytes == 8000
     assert num_state_slots(shape, 8, LARGE) == 32
+    assert num_state_slots(shape, 8, LARGE, shares_prefixes=False) == 8
     assert num_state_slots(shape, 8, 8 * 10 * 8000) == 10
     assert num_state_slots(shape, 8, 8 * 2 * 8000) == 2
     with pytest.raises(CapacityError, match="recurrent state takes"):
