@@ -35,7 +35,7 @@ def recurrence(
     values = given.values.float().reshape(-1, layer.num_heads, layer.value_dim)
     out = torch.empty_like(values)
     for sequence in sequences:
-        saves = {**dict(sequence.saves)}
+        saves = dict(sequence.saves)
         state = states.read(sequence.source, layer.num_heads, layer.key_dim, layer.value_dim)
         for number in range(sequence.num_tokens):
             row = sequence.first_row + number
