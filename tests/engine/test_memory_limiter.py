@@ -136,10 +136,10 @@ def test_blocks_that_others_fill_while_passes_run_are_held_from_the_beginning():
     """So the slots of experts, for which a pass measures anew, do not take what is still to be filled."""
     plan = MemoryPlan(limit_bytes=2**40, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
     kv = KVStorage(
-        layers=range(2), num_blocks=8, block_size=16, num_kv_heads=4, head_dim=65, dtype="float32", device=None,
+        layers=range(2), num_blocks=64, block_size=16, num_kv_heads=4, head_dim=65, dtype="float32", device=None,
         gives_back=True,
     )  # fmt: skip
-    keeper = MemoryLimiter(plan, TINY, SchedulerConfig(num_blocks=8, max_model_len=64), EXPERTS, NoSlots(), kv)
+    keeper = MemoryLimiter(plan, TINY, SchedulerConfig(num_blocks=64, max_model_len=64), EXPERTS, NoSlots(), kv)
     kv.touch([5])
     kv.copy_in(5, memoryview(b"5" * kv.content_bytes))
     before = resident_pages(kv)

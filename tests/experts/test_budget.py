@@ -118,7 +118,9 @@ def test_slots_take_what_is_left_and_come_back_when_it_stays_free():
 def test_what_cannot_be_had_says_what_is_held():
     slots = FakeSlots()
     budget = MemoryBudget(LIMIT, slots, lambda: 250, min_slots=LEAST)
-    with pytest.raises(CapacityError, match=r"limit of 300 B is reached: 250 B .* 31 B more .*, and 2 experts .*--memory"):
+    with pytest.raises(
+        CapacityError, match=r"limit of 300 B is reached: 250 B .* 31 B more .*, and 2 experts .*--memory"
+    ):
         budget.make_room(31)
     assert slots.num_slots == LEAST
 
