@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.models.granitemoe import build, read_granite_config
+from moeflow.models.granitemoe import build, read_experts, read_granite_config
 from moeflow.models.routed_keys import count
 
 __all__ = ["build", "read_config"]
@@ -12,4 +12,6 @@ __all__ = ["build", "read_config"]
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
     shared = count(reader, "shared_intermediate_size", 0)
-    return read_granite_config(reader, "granitemoeshared", shared_intermediate_size=shared)
+    return read_granite_config(
+        reader, "granitemoeshared", shared_intermediate_size=shared, **read_experts(reader)
+    )
