@@ -66,6 +66,31 @@ def test_keys_as_older_versions_wrote_them():
 
 
 @pytest.mark.parametrize(
+    "key",
+    [
+        "shared_intermediate_size",
+        "num_local_experts",
+        "mamba_n_heads",
+        "mamba_n_groups",
+        "mamba_d_state",
+        "mamba_d_head",
+        "mamba_d_conv",
+        "mamba_expand",
+        "mamba_conv_bias",
+        "mamba_proj_bias",
+        "residual_multiplier",
+        "tie_word_embeddings",
+    ],
+)
+def test_a_key_that_is_missing_has_transformers_default(key):
+    small = {"num_local_experts": 8, "hidden_size": 128, "mamba_n_heads": 128, "mamba_d_head": "auto"}
+    stated = GraniteMoeHybridConfig(**small, layer_types=["linear_attention"] * 2, num_hidden_layers=2).to_dict()
+    stated["architectures"] = ["GraniteMoeHybridForCausalLM"]
+    missing = {name: value for name, value in stated.items() if name != key}
+    assert shape_of(missing) == shape_of(stated)
+
+
+@pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"mamba_d_head": 9}, "'mamba_n_heads' are 8, of 9 dimensions each"),
