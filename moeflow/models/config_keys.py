@@ -83,6 +83,15 @@ def read_decoder_config(
     return config
 
 
+def text_part(reader: ConfigReader) -> ConfigReader:
+    """Return the config of the text model within that of one that sees or hears, too. Raises: CheckpointError."""
+    text: Any = reader.raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise reader.error("has no 'text_config', an object")
+    tied = {key: reader.raw[key] for key in ("tie_word_embeddings",) if reader.raw.get(key) is not None}
+    return ConfigReader({**text, **tied}, reader.file)
+
+
 def check_neutral(reader: ConfigReader, neutral: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a key is there with another value than the one that is computed."""
     for key, value in neutral.items():

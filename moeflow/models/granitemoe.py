@@ -26,15 +26,10 @@ _LEAST, _MOST = 1e-4, 1e4  # of multipliers
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
-    return read_granite_config(reader, "granitemoe", **read_experts(reader))
+    return read_granite_config(reader, "granitemoe", num_experts=read_num_experts(reader))
 
 
-def read_experts(reader: ConfigReader) -> dict[str, int]:
-    """Return how many experts a layer has, and a token. Raises: CheckpointError."""
-    return {"num_experts": read_num_experts(reader), "top_k": reader.positive("num_experts_per_tok")}
-
-
-def read_granite_config(reader: ConfigReader, model_type: str, **family: Any) -> ModelConfig:
+def read_granite_config(reader: ConfigReader, model_type: str, *, num_experts: int, **family: Any) -> ModelConfig:
     """Return the model's shape; `family` is as `read_decoder_config` has it. Raises: CheckpointError."""
     embedding, residual, attention, logits = (
         reader.number(key, 1.0, least=_LEAST, most=_MOST)
@@ -44,6 +39,8 @@ def read_granite_config(reader: ConfigReader, model_type: str, **family: Any) ->
     return read_decoder_config(
         reader,
         model_type=model_type,
+        num_experts=num_experts,
+        top_k=reader.positive("num_experts_per_tok") if num_experts else 0,
         attention_bias=has_bias,
         attention_out_bias=has_bias,
         attention_scale=attention,

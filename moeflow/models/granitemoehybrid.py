@@ -12,7 +12,7 @@ from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.core.recurrent_config import MAX_KEY_DIM, MAX_TAPS, Mamba2Config, RecurrentConfig
 from moeflow.models.config_keys import MIN_EPS, read_layer_types, read_num_layers
-from moeflow.models.granitemoe import SHARED, make_experts, read_experts, read_granite_config
+from moeflow.models.granitemoe import SHARED, make_experts, read_granite_config
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer, LayerNames
@@ -28,13 +28,15 @@ _MAMBA: Final = LayerNames(mixer="mamba")
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
     width = reader.positive("shared_intermediate_size", 1024)
-    networks = (
-        read_experts(reader) | {"shared_intermediate_size": width}
-        if count(reader, "num_local_experts", 8)
-        else {"intermediate_size": width}
+    num_experts = count(reader, "num_local_experts", 8)
+    return read_granite_config(
+        reader,
+        "granitemoehybrid",
+        num_experts=num_experts,
+        recurrent=_read_recurrent(reader),
+        **{"shared_intermediate_size" if num_experts else "intermediate_size": width},
+        **({} if _has_positions(reader) else {"rope": None}),
     )
-    positions = {} if _has_positions(reader) else {"rope": None}
-    return read_granite_config(reader, "granitemoehybrid", recurrent=_read_recurrent(reader), **networks, **positions)
 
 
 def _has_positions(reader: ConfigReader) -> bool:

@@ -21,7 +21,10 @@ _FAMILIES: Final[Mapping[str, Any]] = {
     "granitemoehybrid": on_demand("moeflow.checkpoint.renamed.granitemoe"),
     "granitemoeshared": on_demand("moeflow.checkpoint.renamed.granitemoe"),
     "qwen3_next": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
+    "qwen3_5": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
+    "qwen3_5_moe": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
     "qwen3_5_moe_text": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
+    "qwen3_5_text": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
 }
 
 
