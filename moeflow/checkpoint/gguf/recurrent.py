@@ -67,7 +67,7 @@ def mamba_keys(reader: ConfigReader) -> dict[str, Any]:
     hidden_size = reader.positive("embedding_length")
     if num_values % hidden_size or num_values % num_heads:
         raise reader.error(
-            f"'ssm.inner_size' is {num_values}, no multiple of the hidden size, {hidden_size}, and the heads, {num_heads}"
+            f"'ssm.inner_size' is {num_values}, no multiple of the hidden size, {hidden_size}, and of {num_heads} heads"
         )
     return {
         "mamba_expand": num_values // hidden_size,
