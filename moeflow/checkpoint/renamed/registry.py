@@ -18,6 +18,7 @@ _FAMILIES: Final[Mapping[str, Any]] = {
     "gemma3_text": on_demand("moeflow.checkpoint.renamed.gemma3"),
     "gpt_oss": on_demand("moeflow.checkpoint.renamed.gpt_oss"),
     "granitemoe": on_demand("moeflow.checkpoint.renamed.granitemoe"),
+    "granitemoehybrid": on_demand("moeflow.checkpoint.renamed.granitemoe"),
     "granitemoeshared": on_demand("moeflow.checkpoint.renamed.granitemoe"),
     "qwen3_next": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
     "qwen3_5": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
