@@ -15,9 +15,8 @@ from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
-from moeflow.kernels.cpu.packed_layer import PackedLayer
+from moeflow.kernels.cpu.packed_layer import PackedAttention, PackedLayer
 from moeflow.kernels.cpu.row_ops import check_rotary
-from moeflow.kernels.recurrent.recurrent_mixer import RecurrentMixer
 from moeflow.kernels.recurrent.state_sequences import PassStates
 from moeflow.kernels.rotary import RotaryTable
 
@@ -114,7 +113,7 @@ class PackedDecoder:
 
     def _check_memory(self, blocks: Sequence[KVBlocks], states: PassStates | None) -> None:
         """Raise ValueError unless each layer has its keys and values or states there."""
-        mixers = [layer.mixer for layer in self.layers if isinstance(layer.mixer, RecurrentMixer)]
+        mixers = [layer.mixer for layer in self.layers if not isinstance(layer.mixer, PackedAttention)]
         memory = () if states is None else states.layers
         if (len(blocks), len(memory)) != (len(self._attentions), len(mixers)):
             raise ValueError(

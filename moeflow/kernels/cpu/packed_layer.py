@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.attention.heads import Heads
@@ -13,11 +13,16 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.latent_attention import PackedLatents
 from moeflow.kernels.cpu.packed_weights import PackedWeight
-from moeflow.kernels.cpu.recurrent import bind_mixer
 from moeflow.kernels.cpu.row_ops import check_interleaved
 from moeflow.kernels.cpu.stages import MoEStage, bind_norm
 from moeflow.kernels.norm import NormWeights
-from moeflow.kernels.recurrent.recurrent_mixer import RecurrentMixer
+from moeflow.kernels.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from moeflow.kernels.cpu import recurrent
+    from moeflow.kernels.recurrent.recurrent_mixer import RecurrentMixer
+else:
+    recurrent = on_demand("moeflow.kernels.cpu.recurrent")
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -90,7 +95,7 @@ class PackedLayer:
 
     @property
     def attention(self) -> PackedAttention | None:
-        """How it attends, if it does."""
+        """How it attends; None: it keeps a state."""
         return self.mixer if isinstance(self.mixer, PackedAttention) else None
 
     def bind(self) -> Any:
@@ -103,13 +108,12 @@ class PackedLayer:
             check_floats(self.in_bias, (num_rows,))
         if self.order and sorted(place for part in self.order for place in part) != list(range(num_rows)):
             raise ValueError(f"{self.order} is no order of {num_rows} values")
-        attention = self.attention
         return _cpu.DecoderLayer(
             in_proj=[part.handle for part in self.in_proj],
             in_bias=address(self.in_bias),
             input_norm=bind_norm(self.input_norm, self.hidden),
             order=[(part.start, len(part)) for part in self.order],
-            attention=None if attention is None else attention.bind(),
-            recurrent=bind_mixer(mixer) if isinstance(mixer, RecurrentMixer) else None,
+            attention=mixer.bind() if isinstance(mixer, PackedAttention) else None,
+            recurrent=None if isinstance(mixer, PackedAttention) else recurrent.bind_mixer(mixer),
             stage=stage.handle,
         )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from moeflow.kernels.cpu.packed_layer import PackedAttention
 from moeflow.kernels.on_demand import torch
-from moeflow.kernels.recurrent.recurrent_mixer import RecurrentMixer
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
@@ -15,6 +14,8 @@ from moeflow.models.layers.linear import Linear
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from moeflow.kernels.recurrent.recurrent_mixer import RecurrentMixer
 
 
 class TokenMixer(Protocol):

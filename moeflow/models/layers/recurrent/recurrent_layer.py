@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moeflow.kernels.recurrent.mixing import mix
+from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.recurrent.recurrent_mixer import RecurrentMixer
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
@@ -14,6 +14,10 @@ from moeflow.models.layers.token_mixer import in_order
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from moeflow.kernels.recurrent import mixing
+else:
+    mixing = on_demand("moeflow.kernels.recurrent.mixing")
 
 
 class RecurrentLayer:
@@ -31,7 +35,7 @@ class RecurrentLayer:
 
     def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """See `TokenMixer`. Shapes: projected [T, P] -> [T, M]."""
-        return mix(self._mixer, in_order(projected, self.order), *context.states_of(self.layer_idx))
+        return mixing.mix(self._mixer, in_order(projected, self.order), *context.states_of(self.layer_idx))
 
     def for_kernels(self) -> RecurrentMixer:
         """See `TokenMixer`."""
