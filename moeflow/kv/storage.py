@@ -127,6 +127,12 @@ class KVStorage:
         for block in blocks:
             self._touched[block] = 1
 
+    def take_memory(self, blocks: Iterable[int]) -> None:
+        """Have the system give blocks in main memory their pages, of which nothing is written yet."""
+        for block in blocks:
+            self._cells[:, block, :: mmap.PAGESIZE] = 0
+            self._cells[:, block, -1] = 0  # they begin and end within pages
+
     @property
     def content_bytes(self) -> int:
         """What a block's keys and values are, over all layers."""

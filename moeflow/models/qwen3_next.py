@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.core.recurrent_config import GatedDeltaConfig, RecurrentConfig
+from moeflow.core.recurrent_config import MAX_KEY_DIM, MAX_TAPS, GatedDeltaConfig, RecurrentConfig
 from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import (
     read_decoder_config,
@@ -28,8 +28,6 @@ from moeflow.models.qwen2_moe import NAMES
 
 _KINDS: Final = {"full_attention": False, "linear_attention": True}
 _LINEAR: Final = LayerNames(mixer="linear_attn")
-_MAX_TAPS: Final = 16
-_MAX_KEY_DIM: Final = 256  # of the kernels
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:
@@ -83,9 +81,9 @@ def _read_recurrent(reader: ConfigReader) -> RecurrentConfig | None:
     mixer = GatedDeltaConfig(
         num_heads=reader.positive("linear_num_value_heads", 32),
         num_key_heads=reader.positive("linear_num_key_heads", 16),
-        key_dim=reader.positive("linear_key_head_dim", 128, most=_MAX_KEY_DIM),
+        key_dim=reader.positive("linear_key_head_dim", 128, most=MAX_KEY_DIM),
         value_dim=reader.positive("linear_value_head_dim", 128),
-        kernel_size=reader.positive("linear_conv_kernel_dim", 4, most=_MAX_TAPS),
+        kernel_size=reader.positive("linear_conv_kernel_dim", 4, most=MAX_TAPS),
     )
     if mixer.num_heads % mixer.num_key_heads:
         raise reader.error(

@@ -67,6 +67,7 @@ FAMILIES: Mapping[str, Row] = {
     "deepseek_v3": Row("DeepseekV3ForCausalLM", "moeflow.models.deepseek_v3"),
     "gpt_oss": Row("GptOssForCausalLM", "moeflow.models.gpt_oss"),
     "granitemoe": Row("GraniteMoeForCausalLM", "moeflow.models.granitemoe"),
+    "granitemoehybrid": Row("GraniteMoeHybridForCausalLM", "moeflow.models.granitemoehybrid"),
     "granitemoeshared": Row("GraniteMoeSharedForCausalLM", "moeflow.models.granitemoeshared"),
     "qwen3_next": Row("Qwen3NextForCausalLM", "moeflow.models.qwen3_next"),
     "qwen3_5": Row("Qwen3_5ForConditionalGeneration", "moeflow.models.qwen3_5"),

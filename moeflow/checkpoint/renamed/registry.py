@@ -20,6 +20,7 @@ _FAMILIES: Final[Mapping[str, Any]] = {
     "gemma4_text": on_demand("moeflow.checkpoint.renamed.gemma4"),
     "gpt_oss": on_demand("moeflow.checkpoint.renamed.gpt_oss"),
     "granitemoe": on_demand("moeflow.checkpoint.renamed.granitemoe"),
+    "granitemoehybrid": on_demand("moeflow.checkpoint.renamed.granitemoe"),
     "granitemoeshared": on_demand("moeflow.checkpoint.renamed.granitemoe"),
     "qwen3_next": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
     "qwen3_5": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
