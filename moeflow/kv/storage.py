@@ -130,8 +130,9 @@ class KVStorage:
     def take_memory(self, blocks: Iterable[int]) -> None:
         """Have the system give blocks in main memory their pages, of which nothing is written yet."""
         for block in blocks:
-            self._cells[:, block, :: mmap.PAGESIZE] = 0
-            self._cells[:, block, -1] = 0  # they begin and end within pages
+            for _, stored in self._cells_of(block):
+                stored[:: mmap.PAGESIZE] = 0
+                stored[-1] = 0  # it begins and ends within pages
 
     @property
     def content_bytes(self) -> int:
