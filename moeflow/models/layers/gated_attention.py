@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moeflow.kernels.cpu.packed_layer import PackedAttention
@@ -39,4 +38,4 @@ class GatedAttention(Attention):
 
     def for_kernels(self) -> PackedAttention:
         """See `TokenMixer`."""
-        return replace(super().for_kernels(), is_gated=True)
+        return PackedAttention(self.heads, self.scores, self.rotary, is_gated=True)
