@@ -61,6 +61,8 @@ FAMILIES: Mapping[str, Row] = {
     "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
     "gemma3": Row("Gemma3ForConditionalGeneration", "moeflow.models.gemma3"),
     "gemma3_text": Row("Gemma3ForCausalLM", "moeflow.models.gemma3_text"),
+    "gemma4": Row("Gemma4ForConditionalGeneration", "moeflow.models.gemma4"),
+    "gemma4_text": Row("Gemma4ForCausalLM", "moeflow.models.gemma4_text"),
     "deepseek_v2": Row("DeepseekV2ForCausalLM", "moeflow.models.deepseek_v2"),
     "deepseek_v3": Row("DeepseekV3ForCausalLM", "moeflow.models.deepseek_v3"),
     "gpt_oss": Row("GptOssForCausalLM", "moeflow.models.gpt_oss"),

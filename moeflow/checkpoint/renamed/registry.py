@@ -16,6 +16,8 @@ _FAMILIES: Final[Mapping[str, Any]] = {
     "dbrx": on_demand("moeflow.checkpoint.renamed.dbrx"),
     "gemma3": on_demand("moeflow.checkpoint.renamed.gemma3"),
     "gemma3_text": on_demand("moeflow.checkpoint.renamed.gemma3"),
+    "gemma4": on_demand("moeflow.checkpoint.renamed.gemma4"),
+    "gemma4_text": on_demand("moeflow.checkpoint.renamed.gemma4"),
     "gpt_oss": on_demand("moeflow.checkpoint.renamed.gpt_oss"),
     "granitemoe": on_demand("moeflow.checkpoint.renamed.granitemoe"),
     "granitemoehybrid": on_demand("moeflow.checkpoint.renamed.granitemoe"),
