@@ -24,9 +24,8 @@ _ESCAPED: Final = frozenset(map(chr, range(32))) - frozenset("\b\f\n\r\t") | {"\
 _YEAR: Final = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP_OF_100: Final = "(?:0[48]|[2468][048]|[13579][26])"
 _LEAP_YEAR: Final = f"(?:[0-9]{{2}}{_LEAP_OF_100}|{_LEAP_OF_100}00)"
-_DAY: Final = (
-    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-)
+_DAY_TO_28: Final = "(?:0[1-9]|1[0-9]|2[0-8])"
+_DAY: Final = f"(?:(?:0[13578]|1[02])-(?:{_DAY_TO_28}|29|30|31)|(?:0[469]|11)-(?:{_DAY_TO_28}|29|30)|02-{_DAY_TO_28})"
 _DATE: Final = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _HOUR: Final = "(?:[01][0-9]|2[0-3])"
 _TIME: Final = f"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR}:[0-5][0-9])"  # no leap second
@@ -63,8 +62,8 @@ def held_schema(schema: Mapping[str, Any], whitespace_pattern: str) -> dict[str,
         raise RequestError("the schema nests too deeply") from None
     if found.needs_escapes and found.has_free_names:
         raise RequestError(
-            "a schema with control characters in const, enum or names cannot be enforced where properties may have other "
-            "names than those it lists: set additionalProperties to false, or leave the characters out"
+            "a schema with control characters in const, enum or names cannot be enforced where properties may have "
+            "other names than those it lists: set additionalProperties to false, or leave the characters out"
         )
     escapes = _ESCAPES + ("u" if found.needs_escapes else "")
     return {**held, "x-guidance": {"whitespace_pattern": whitespace_pattern, "json_allowed_escapes": escapes}}
