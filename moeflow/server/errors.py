@@ -172,8 +172,12 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def allowed_methods(request: Request) -> list[str]:
-    """Return all methods of a request's path; the router names only those of one route of several."""
-    routes = request.app.router.routes
+    """Return all methods of a request's path; the router names only those of one route of several.
+
+    A path that is one by itself, though it looks like the name of something in another one, has its own alone.
+    """
+    matching = [route for route in request.app.router.routes if route.matches(request.scope)[0] is not Match.NONE]
+    routes = [route for route in matching if getattr(route, "path", "") == getattr(matching[0], "path", "")]
     scopes = [{**request.scope, "method": method} for method in _METHODS]
     return [scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)]
 
