@@ -51,18 +51,15 @@ def _limit_device(config: EngineConfig) -> None:
 def needs_torch(config: EngineConfig) -> bool:
     """Return whether tensors are torch's; else they are NumPy's, as all that computes is the CPU kernels.
 
-    Whatever shares a model with other processes or devices, or guesses beside it, computes in torch, too, and so do
-    recurrent layers.
+    Whatever shares a model with other processes or devices, or guesses beside it, computes in torch, too.
     """
     shares = config.offload or config.parallel or config.expert_parallel or config.experts
-    return not (config.cpu_isa and config.packed_file) or bool(
-        shares or config.draft_models or config.lossy_top_k or config.scheduler.states
-    )
+    return not (config.cpu_isa and config.packed_file) or bool(shares or config.draft_models or config.lossy_top_k)
 
 
 def device_of_arrays(config: EngineConfig, shape: ModelConfig) -> Device:
     """Return where a model's activations, keys and values are; None: in NumPy's arrays."""
-    in_stages = shape.head_dim % 2 or shape.sparsemixer_jitter is not None
+    in_stages = shape.head_dim % 2 or shape.sparsemixer_jitter is not None or shape.has_value_norms
     if needs_torch(config) or shape.encoder is not None or in_stages:
         return torch.device(config.device)
     return None

@@ -12,10 +12,13 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
+    Lfm2MoeConfig,
     MiniMaxM2Config,
     PhimoeConfig,
+    Qwen3NextConfig,
 )
 from transformers import Qwen2MoeConfig as QwenConfig
 
@@ -26,7 +29,7 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.streamed_runs import run
-from tests.models import test_dbrx, test_fairseq_moe, test_gpt_moe
+from tests.models import test_dbrx, test_fairseq_moe, test_gemma4_text, test_gpt_moe
 from tests.models.parity import SHAPE, random_model
 from tests.models.plain_gpt import PlainGPT
 
@@ -48,8 +51,21 @@ FAMILIES = {
     "phimoe": PhimoeConfig(**SHAPE, num_local_experts=8, attention_bias=True, lm_head_bias=True),
     "dots1": Dots1Config(**SHAPE, **ROUTED, n_shared_experts=2, norm_topk_prob=True, sliding_window=None),
     "ernie4_5_moe": Ernie4_5_MoeConfig(**SHAPE, moe_intermediate_size=24, moe_num_experts=8, moe_k=3),
+    "gemma4_text": test_gemma4_text.CONFIGS["as published"],
     "glm4_moe": Glm4MoeConfig(**SHAPE, **ROUTED, head_dim=16, n_group=4, topk_group=2, routed_scaling_factor=2.5),
     "gpt_oss": GptOssConfig(**SHAPE, num_local_experts=8, num_experts_per_tok=3, head_dim=16, sliding_window=11),
+    "granitemoehybrid": GraniteMoeHybridConfig(
+        **SHAPE,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_d_state=12,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        shared_intermediate_size=40,
+        residual_multiplier=0.3,
+        embedding_multiplier=5.0,
+    ),
     "granitemoeshared": GraniteMoeSharedConfig(
         **SHAPE,
         num_local_experts=8,
@@ -59,9 +75,30 @@ FAMILIES = {
         embedding_multiplier=5.0,
     ),
     "hunyuan_v1_moe": HunYuanMoEV1Config(**SHAPE, num_experts=8, moe_topk=3, head_dim=8),
+    "lfm2_moe": Lfm2MoeConfig(
+        **SHAPE,
+        layer_types=["conv", "full_attention", "conv"],
+        num_dense_layers=1,
+        moe_intermediate_size=24,
+        num_experts=8,
+        num_experts_per_tok=3,
+    ),
     "minimax_m2": MiniMaxM2Config(**SHAPE, head_dim=16, rotary_dim=8, num_local_experts=8, num_experts_per_tok=3),
     "qwen2_moe": QwenConfig(
         **SHAPE, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=8, num_experts_per_tok=3
+    ),
+    "qwen3_next": Qwen3NextConfig(
+        **SHAPE,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        head_dim=16,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=12,
+        linear_value_head_dim=20,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        num_experts=8,
+        num_experts_per_tok=3,
     ),
 }
 

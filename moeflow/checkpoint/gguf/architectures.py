@@ -5,12 +5,16 @@ Source: the keys of gguf.constants; llama.cpp's conversions and what it takes wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moeflow.checkpoint.gguf.latent import LAYER_NAMES
+from moeflow.checkpoint.gguf import latent, recurrent
+from moeflow.checkpoint.gguf.architecture import TOP_K, WIDTH, Architecture
+from moeflow.checkpoint.gguf.cuts import cut_attention
+from moeflow.checkpoint.gguf.hybrids import HYBRIDS
 from moeflow.checkpoint.gguf.names import (
     ERNIE_NAMES,
     GPT_OSS_NAMES,
@@ -21,41 +25,12 @@ from moeflow.checkpoint.gguf.names import (
     MLP_NAMES,
     QWEN2_NAMES,
     ROUTED_NAMES,
-    MoeNames,
 )
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
 
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How a GGUF architecture maps to a Hugging Face family."""
-
-    model_type: str
-    huggingface_class: str
-    integers: Mapping[str, str]  # Hugging Face key -> GGUF key, of feed-forward widths, expert counts and the like
-    constants: Mapping[str, Any] = field(default_factory=dict)  # what GGUF leaves to the architecture's name
-    moe_names: MoeNames | None = None  # None: dense
-    layer_names: Mapping[str, str] = field(default_factory=dict)  # GGUF's in a layer that others do not have
-    scaling: Mapping[str, Any] = field(default_factory=dict)  # of rotary positions, what GGUF leaves out
-    # Hugging Face key -> GGUF key, and what is meant where a file has none: numbers from 0, or flags.
-    optional: Mapping[str, tuple[str, float | bool]] = field(default_factory=dict)
-    gating: int = 1  # how experts are scored: 1 by softmax, 2 by sigmoid
-    may_be_partial: bool = False  # whether positions may rotate a part of each head
-    stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
-    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the config whole, at last
-    is_latent: bool = False  # whether attention is latent
-
-    @property
-    def understood(self) -> set[str]:
-        """Keys of GGUF that are translated."""
-        return {*self.integers.values(), *(key for key, _ in self.optional.values())}
-
-
-_WIDTH = {"intermediate_size": "feed_forward_length"}
-_TOP_K = {"num_experts_per_tok": "expert_used_count"}
-_ROUTED = _WIDTH | _TOP_K | {"n_routed_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
+_ROUTED = WIDTH | TOP_K | {"n_routed_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
 _ROUTING: Mapping[str, tuple[str, float | bool]] = {
     "n_shared_experts": ("expert_shared_count", 0),
     "first_k_dense_replace": ("leading_dense_block_count", 0),
@@ -65,15 +40,40 @@ _ROUTING: Mapping[str, tuple[str, float | bool]] = {
     "routed_scaling_factor": ("expert_weights_scale", 1.0),
     "num_nextn_predict_layers": ("nextn_predict_layers", 0),
 }
-_LLAMA = Architecture("llama", "LlamaForCausalLM", _WIDTH, stores_pairs=True)
+_DBRX_EPS = 1e-5
+_LLAMA = Architecture("llama", "LlamaForCausalLM", WIDTH, stores_pairs=True)
 _MIXTRAL = Architecture(
     "mixtral",
     "MixtralForCausalLM",
-    _WIDTH | _TOP_K | {"num_local_experts": "expert_count"},
+    WIDTH | TOP_K | {"num_local_experts": "expert_count"},
     {"sliding_window": None},
     MIXTRAL_NAMES,
     stores_pairs=True,
 )
+
+
+def _in_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say as DBRX does what others say in keys of one level; its norms' epsilon is in no config."""
+    if not math.isclose(config["rms_norm_eps"], _DBRX_EPS, rel_tol=1e-6):
+        raise CheckpointError(
+            f"has norms with an epsilon of {config['rms_norm_eps']}, where {_DBRX_EPS} is supported",
+            remedy="Convert the model again",
+        )
+    attention = {"kv_n_heads": config["num_key_value_heads"], "clip_qkv": config["clip_qkv"] or None}
+    ffn = {
+        "ffn_hidden_size": config["intermediate_size"],
+        "moe_num_experts": config["num_experts"],
+        "moe_top_k": config["num_experts_per_tok"],
+    }
+    return {
+        **config,
+        "d_model": config["hidden_size"],
+        "n_heads": config["num_attention_heads"],
+        "n_layers": config["num_hidden_layers"],
+        "max_seq_len": config["max_position_embeddings"],
+        "attn_config": attention | {"rope_theta": config["rope_theta"]},
+        "ffn_config": ffn,
+    }
 
 
 def _with_scale_of_gemma3(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -86,7 +86,7 @@ def _with_scale_of_gemma3(config: Mapping[str, Any]) -> Mapping[str, Any]:
 _GRANITE = Architecture(
     "granitemoe",
     "GraniteMoeForCausalLM",
-    _WIDTH | _TOP_K | {"num_local_experts": "expert_count"},
+    WIDTH | TOP_K | {"num_local_experts": "expert_count"},
     moe_names=GRANITE_NAMES,
     optional={
         "embedding_multiplier": ("embedding_scale", 1.0),
@@ -102,12 +102,44 @@ _GRANITE_SHARED = replace(
     huggingface_class="GraniteMoeSharedForCausalLM",
     integers={**_GRANITE.integers, "shared_intermediate_size": "expert_shared_feed_forward_length"},
 )
+
+
+def _as_granite4(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say as Granite 4.0 does whether positions rotate, what layers are, and how wide where there are no experts."""
+    return {
+        "layer_types": ["attention"] * config["num_hidden_layers"],
+        **config,
+        "shared_intermediate_size": config[
+            "shared_intermediate_size" if config["num_local_experts"] else "intermediate_size"
+        ],
+        "position_embedding_type": "rope" if config["has_positions"] else "nope",
+    }
+
+
+_GRANITE_HYBRID = replace(
+    _GRANITE,
+    model_type="granitemoehybrid",
+    huggingface_class="GraniteMoeHybridForCausalLM",
+    integers=WIDTH,
+    layer_names=recurrent.LAYER_NAMES
+    | {f"ffn_{part}": f"shared_mlp.{part}_proj" for part in ("gate", "up", "down")},  # without experts
+    optional={
+        **_GRANITE.optional,
+        "num_local_experts": ("expert_count", 0),
+        "num_experts_per_tok": ("expert_used_count", 0),
+        "shared_intermediate_size": ("expert_shared_feed_forward_length", 0),
+        "has_positions": ("rope.scaling.finetuned", True),
+    },
+    derive=_as_granite4,
+    layer_kinds=("attention", "mamba"),
+    mixer_keys=recurrent.mamba_keys,
+)
 _DEEPSEEK_V2 = Architecture(
     "deepseek_v2",
     "DeepseekV2ForCausalLM",
     _ROUTED,
     moe_names=ROUTED_NAMES,
-    layer_names=LAYER_NAMES,
+    layer_names=latent.LAYER_NAMES,
     optional=_ROUTING,
     is_latent=True,
 )
@@ -119,13 +151,13 @@ _DEEPSEEK_V3 = replace(
     gating=2,
 )
 _OTHERS = {
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _WIDTH),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _WIDTH),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", WIDTH),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", WIDTH),
     "qwen2moe": Architecture(
         "qwen2_moe",
         "Qwen2MoeForCausalLM",
-        _WIDTH
-        | _TOP_K
+        WIDTH
+        | TOP_K
         | {
             "num_experts": "expert_count",
             "moe_intermediate_size": "expert_feed_forward_length",
@@ -157,7 +189,7 @@ _OTHERS = {
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",
         "Ernie4_5_MoeForCausalLM",
-        _WIDTH
+        WIDTH
         | {
             "moe_num_experts": "expert_count",
             "moe_k": "expert_used_count",
@@ -173,7 +205,7 @@ _OTHERS = {
     "minimax-m2": Architecture(
         "minimax_m2",
         "MiniMaxM2ForCausalLM",
-        _TOP_K | {"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"},
+        TOP_K | {"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"},
         moe_names=MINIMAX_NAMES,
         gating=2,
         may_be_partial=True,
@@ -194,21 +226,21 @@ _OTHERS = {
     "qwen3moe": Architecture(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
-        _WIDTH | _TOP_K | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
+        WIDTH | TOP_K | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
         {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
         MLP_NAMES,
     ),
     "olmoe": Architecture(
         "olmoe",
         "OlmoeForCausalLM",
-        _WIDTH | _TOP_K | {"num_experts": "expert_count"},
+        WIDTH | TOP_K | {"num_experts": "expert_count"},
         {"norm_topk_prob": False, "clip_qkv": None},
         MLP_NAMES,
     ),
     "gpt-oss": Architecture(
         "gpt_oss",
         "GptOssForCausalLM",
-        _TOP_K
+        TOP_K
         | {
             "num_local_experts": "expert_count",
             "intermediate_size": "expert_feed_forward_length",
@@ -221,7 +253,7 @@ _OTHERS = {
     "gemma3": Architecture(
         "gemma3_text",
         "Gemma3ForCausalLM",
-        _WIDTH | {"sliding_window": "attention.sliding_window"},
+        WIDTH | {"sliding_window": "attention.sliding_window"},
         {"hidden_activation": "gelu_pytorch_tanh"},
         optional={
             "sliding_window_pattern": ("attention.sliding_window_pattern", 6),
@@ -235,7 +267,21 @@ _OTHERS = {
             "post_ffw_norm": "post_feedforward_layernorm",
         },
     ),
+    "dbrx": Architecture(
+        "dbrx",
+        "DbrxForCausalLM",
+        WIDTH | TOP_K | {"num_experts": "expert_count"},
+        moe_names=MLP_NAMES,
+        layer_names={"attn_output_norm": "post_attention_layernorm"},
+        optional={"clip_qkv": ("attention.clamp_kqv", 0.0)},
+        eps_key="attention.layer_norm_epsilon",
+        cuts={"attn_qkv": cut_attention},
+        derive=_in_sections,
+    ),
     "granitemoe": _GRANITE,
+    "granite": replace(_GRANITE_HYBRID, layer_kinds=None),
+    "granitehybrid": _GRANITE_HYBRID,
+    **HYBRIDS,
 }
 
 
@@ -251,6 +297,8 @@ def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
         )
     if name == "llama":
         return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA
+    if name == "granitemoe" and not reader.get(bool, "granitemoe.rope.scaling.finetuned", True):
+        return _OTHERS["granite"]  # which may have experts, and no positions
     if name == "granitemoe" and reader.get(int, "granitemoe.expert_shared_feed_forward_length", 0) > 0:
         return _GRANITE_SHARED
     if name == "deepseek2":

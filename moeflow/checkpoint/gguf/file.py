@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
-from moeflow.checkpoint.gguf.architectures import Architecture, read_architecture
+from moeflow.checkpoint.gguf.architecture import Architecture
+from moeflow.checkpoint.gguf.architectures import read_architecture
 from moeflow.checkpoint.gguf.blocks import widen_blocks
 from moeflow.checkpoint.gguf.config import ROPE_FACTORS, translate_config, translate_token_ids
+from moeflow.checkpoint.gguf.cuts import Rows
 from moeflow.checkpoint.gguf.header import GGUFTensor, read_gguf_header
-from moeflow.checkpoint.gguf.names import heads_in_pairs, huggingface_name, is_single_row
+from moeflow.checkpoint.gguf.names import cut_names, heads_in_pairs, huggingface_name, is_single_row, part_of
+from moeflow.checkpoint.gguf.recurrent import huggingface_shape, is_decay
 from moeflow.checkpoint.gguf.tensor_types import TensorType
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
@@ -46,6 +49,8 @@ class _Part:
     start: int  # byte in the file
     num_bytes: int
     pair_heads: int = 0  # heads whose rows are stored in pairs; 0: none
+    is_decay: bool = False  # of recurrent layers, of which Hugging Face has the logarithm
+    rows: NDArray[np.int64] | None = None  # from `start` on; None: all, one behind the other
 
 
 class GGUFFile:
@@ -91,7 +96,7 @@ class GGUFFile:
         part = self._part(name)
         num_rows, num_cols = part.shape
         row_bytes = part.num_bytes // max(num_rows, 1)
-        data = self._file.read(part.start + start * row_bytes, (stop - start) * row_bytes, name)
+        data = self._read_bytes(name, part, start, stop)
         numbers = _numbers_of_rows(part, start, stop)
         kind = _BLOCKS.get(part.quantization)
         if kind is not None:
@@ -107,9 +112,19 @@ class GGUFFile:
         return factors
 
     def _read_part(self, name: str, part: _Part) -> torch.Tensor:
-        data = self._file.read(part.start, part.num_bytes, name)
+        data = self._read_bytes(name, part, 0, part.shape[0])
         weights = _widen(data, part.quantization, part.shape)
+        if part.is_decay:
+            return torch.log(-weights.float())
         return _pairs_to_halves(weights, part.pair_heads) if part.pair_heads else weights
+
+    def _read_bytes(self, name: str, part: _Part, start: int, stop: int) -> torch.Tensor:
+        """Return some rows as they lie in the file."""
+        row_bytes = part.num_bytes // max(part.shape[0], 1)
+        if part.rows is None:
+            return self._file.read(part.start + start * row_bytes, (stop - start) * row_bytes, name)
+        runs = [(part.start + first * row_bytes, count * row_bytes) for first, count in _runs(part.rows[start:stop])]
+        return torch.cat([self._file.read(place, size, name) for place, size in runs])
 
     def _part(self, name: str) -> _Part:
         if name not in self._parts:
@@ -124,13 +139,18 @@ def _whole(tensor: GGUFTensor) -> _Part:
 def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any], file: Path) -> dict[str, _Part]:
     """Return what a GGUF tensor holds under Hugging Face names: itself, or a stack's experts."""
     names = architecture.moe_names
+    cut = architecture.cuts.get(part_of(tensor.name))
+    if cut is not None:
+        return _cut(tensor, cut(config), file)
     name = huggingface_name(tensor.name, names, architecture.layer_names)
     if name is None:
         raise _misfit(f"is no part of a {architecture.model_type} model as it is known here", tensor, file)
     if is_single_row(tensor.name, names) and len(tensor.shape) == 1:
         return {name: replace(_whole(tensor), shape=(1, *tensor.shape))}
     if names is None or "{}" not in name:
-        return {name: replace(_whole(tensor), pair_heads=_pair_heads(tensor, architecture, config, file))}
+        whole = replace(_whole(tensor), shape=huggingface_shape(tensor.name, tensor.shape))
+        pair_heads = _pair_heads(tensor, architecture, config, file)
+        return {name: replace(whole, pair_heads=pair_heads, is_decay=is_decay(tensor.name))}
     num_experts = config[names.count]
     if len(tensor.shape) < 2 or tensor.shape[0] != num_experts:
         raise _misfit(f"has the shape {list(tensor.shape)}, where {num_experts} experts are expected", tensor, file)
@@ -141,6 +161,23 @@ def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, 
     }
 
 
+def _cut(tensor: GGUFTensor, rows_of: Mapping[str, Rows], file: Path) -> dict[str, _Part]:
+    """Return the tensors of Hugging Face whose rows a GGUF tensor has."""
+    num_rows = tensor.shape[0]
+    if sum(map(len, rows_of.values())) != num_rows:
+        expected = " and ".join(f"{len(rows)} of {name}" for name, rows in rows_of.items())
+        raise _misfit(f"has {num_rows} rows, where {expected} are expected", tensor, file)
+    row_bytes = tensor.num_bytes // max(num_rows, 1)
+    parts = {}
+    for name, rows in zip(cut_names(tensor.name, list(rows_of)), rows_of.values(), strict=True):
+        part = replace(_whole(tensor), shape=(len(rows), *tensor.shape[1:]), num_bytes=len(rows) * row_bytes)
+        if isinstance(rows, range):
+            parts[name] = replace(part, start=tensor.start + rows.start * row_bytes)
+        else:
+            parts[name] = replace(part, rows=rows)
+    return parts
+
+
 def _pair_heads(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any], file: Path) -> int:
     if not architecture.stores_pairs:
         return 0
@@ -148,6 +185,13 @@ def _pair_heads(tensor: GGUFTensor, architecture: Architecture, config: Mapping[
     if heads and tensor.shape[0] % (2 * heads):
         raise _misfit(f"has {tensor.shape[0]} rows, which are no pairs for {heads} heads", tensor, file)
     return heads
+
+
+def _runs(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return rows as runs of neighbours, first and count each, in their order."""
+    ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    starts = [0, *ends[:-1]]
+    return [(int(rows[start]), end - start) for start, end in zip(starts, ends, strict=True)]
 
 
 def _misfit(problem: str, tensor: GGUFTensor, file: Path) -> CheckpointError:

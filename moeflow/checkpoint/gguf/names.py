@@ -11,12 +11,13 @@ Source: llama.cpp's conversion (`permute`, `ffn_*_exps`) and its table of rotary
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _OUTSIDE_LAYERS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "token_embd_norm.weight": "model.embedding_norm.weight",  # LFM2's last one
     "output.weight": "lm_head.weight",
 }
 _IN_LAYER = {
@@ -33,7 +34,9 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _WITHOUT_SUFFIX = {"attn_sinks": "self_attn.sinks"}
-_TENSOR_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.)?[a-z_]+)\.(weight|bias)")
+_TENSOR_IN_LAYER = re.compile(
+    r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.|shortconv\.)?[a-z][a-z0-9_]*)(?:\.(weight|bias))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def huggingface_name(gguf_name: str, moe: MoeNames | None, own: Mapping[str, str
     """Return the Hugging Face name of a GGUF tensor, None if it is unknown.
 
     A stack of experts has `{}` where the expert's number goes; `moe` is None in dense models. `own` are names in layers
-    that this architecture alone has.
+    that this architecture alone has: of parts that have weights and biases, or of single tensors, as they are.
     """
     if gguf_name in _OUTSIDE_LAYERS:
         return _OUTSIDE_LAYERS[gguf_name]
@@ -89,6 +92,9 @@ def huggingface_name(gguf_name: str, moe: MoeNames | None, own: Mapping[str, str
     if match is None:
         return None
     layer, part, suffix = match.groups()
+    whole = part if suffix is None else f"{part}.{suffix}"
+    if suffix in (None, "scale") or whole in own:
+        return f"model.layers.{layer}.{own[whole]}" if whole in own else None
     if part in _WITHOUT_SUFFIX:
         return f"model.layers.{layer}.{_WITHOUT_SUFFIX[part]}" if suffix == "weight" else None
     if part == "exp_probs_b":
@@ -112,6 +118,19 @@ def _moe_parts(moe: MoeNames) -> dict[str, str]:
             "ffn_down_exps": f"{moe.block}.experts.{{}}.{moe.down}",
         }
     )
+
+
+def cut_names(gguf_name: str, names: Sequence[str]) -> list[str]:
+    """Return the whole names of what a tensor in a layer is cut into, from those below the layer."""
+    match = _TENSOR_IN_LAYER.fullmatch(gguf_name)
+    assert match is not None, gguf_name
+    return [f"model.layers.{match[1]}.{name}.{match[3]}" for name in names]
+
+
+def part_of(gguf_name: str) -> str:
+    """Return what a tensor in a layer is called there, without its suffix; empty: it is in no layer."""
+    match = _TENSOR_IN_LAYER.fullmatch(gguf_name)
+    return match[2] if match else ""
 
 
 def is_single_row(gguf_name: str, moe: MoeNames | None) -> bool:

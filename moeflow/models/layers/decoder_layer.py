@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.cpu.decoder import PackedLayer
+from moeflow.kernels.cpu.packed_layer import PackedLayer
 from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.norm import PostNorms
@@ -54,8 +54,11 @@ class DecoderLayer:
         self.mlp = mlp
         self._names = names
         self.input_layernorm = Norm.of(config, allocator)
-        self.post_attention_layernorm = Norm.of(config, allocator)  # before the feed-forward network
+        has_own_norms = config.has_norms_of_experts and isinstance(mlp, MoE)
+        # Before the feed-forward network.
+        self.post_attention_layernorm = Norm.of(config, allocator, has_weight=not has_own_norms)
         self._post_norms = (Norm.of(config, allocator), Norm.of(config, allocator)) if config.has_post_norms else None
+        self._scale = allocator.empty(1) if config.has_layer_scales else None
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -84,24 +87,17 @@ class DecoderLayer:
 
     def packed(self) -> PackedLayer | None:
         """Return the layer for `PackedDecoder`; None if it has to be run stage by stage."""
-        attention = self.mixer
-        if self._stage is None or not isinstance(attention, Attention | LatentAttention):
-            return None
-        qkv = attention.qkv_proj.weight
-        if not isinstance(qkv, PackedWeight | PackedStack):
-            return None
-        latents = None if isinstance(attention, Attention) else attention.latents
-        if latents is None and not (isinstance(attention, Attention) and attention.rows_per_query == 1):
+        projection, mixer = self.mixer.in_proj, self.mixer.for_kernels()
+        weight = projection.weight
+        if self._stage is None or mixer is None or not isinstance(weight, PackedWeight | PackedStack):
             return None
         return PackedLayer(
-            qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
-            qkv_bias=attention.qkv_proj.bias,
+            in_proj=weight.parts if isinstance(weight, PackedStack) else (weight,),
+            in_bias=projection.bias,
             input_norm=self.input_layernorm.weights,
-            heads=attention.heads,
-            scores=attention.scores,
-            rotary=attention.rotary,
+            mixer=mixer,
             stage=self._stage,
-            latents=latents,
+            order=self.mixer.order,
         )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:
@@ -134,8 +130,9 @@ class DecoderLayer:
         return hidden + self._post_norms[0](out_proj(attended))
 
     def add_network(self, hidden: Tensor, result: Tensor) -> Tensor:
-        """Return hidden states plus what the feed-forward network has returned. Shapes: [T, H] all."""
-        return hidden + (result if self._post_norms is None else self._post_norms[1](result))
+        """Return hidden states plus what the feed-forward network has returned, scaled. Shapes: [T, H] all."""
+        hidden = hidden + (result if self._post_norms is None else self._post_norms[1](result))
+        return hidden if self._scale is None else hidden * self._scale
 
     @property
     def has_router(self) -> bool:
@@ -161,7 +158,8 @@ class DecoderLayer:
         out_proj, norm = self.mixer.out_proj, self.post_attention_layernorm
         if self._post_norms is None:
             return self.mlp.stage(out_proj, norm)
-        assert not isinstance(self.mlp, MoE), "families with such norms are dense"
+        if isinstance(self.mlp, MoE) or self._scale is not None:
+            return None
         return self.mlp.stage(out_proj, norm, PostNorms(*(it.weights for it in self._post_norms)))
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
@@ -170,6 +168,8 @@ class DecoderLayer:
         yield from self.mixer.named_weights(f"{prefix}.{names.mixer}")
         yield from self.mlp.named_weights(prefix)
         yield from self.input_layernorm.named_weights(f"{prefix}.{names.input_norm}")
+        if self._scale is not None:
+            yield f"{prefix}.layer_scalar", self._scale
         if self._post_norms is None:
             yield from self.post_attention_layernorm.named_weights(f"{prefix}.{names.post_norm}")
             return
