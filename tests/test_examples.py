@@ -65,13 +65,21 @@ def test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed(run, tmp_path
     assert re.search(
         r"--policy \[[^]]*lru-2[^]]*belady\]", " ".join(run(*MOEFLOW, "simulate", "cache", "--help").split())
     )
-    trace = write_trace(tmp_path / "routing", make_trace(200, stay=0.8))
+    trace = write_trace(tmp_path / "routing", chained(make_trace(600, top_k=1)))
     names = ("--policy", "lru-2", "--policy", "belady", "--predictor", "none", "--predictor", "transitions")
-    shown = run(*MOEFLOW, "simulate", "cache", "--routing", str(trace), "--slots", "50%", *names, "--json")
+    shown = run(*MOEFLOW, "simulate", "cache", "--routing", str(trace), "--slots", "30%", *names, "--json")
     results = {(one["policy"], one["predictor"]): one for one in map(json.loads, shown.splitlines())}
     demanded = {key: one["misses"] for key, one in results.items()}
     assert demanded["belady", "none"] < demanded["lru-2", "none"]
     assert results["lru-2", "transitions"]["used_bytes"] > 0
+
+
+def chained(trace):
+    """Return a trace in which a layer's expert follows from that of the layer before."""
+    for one in trace.passes:
+        for layer in range(1, len(one.ids)):
+            one.ids[layer] = (one.ids[layer - 1] * 5 + 3) % trace.header.num_experts
+    return trace
 
 
 def test_a_model_from_disk_answers_the_same_with_them(run):
