@@ -36,8 +36,8 @@ _COPY: Final = (
     "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
 )
 _CONVERT: Final = (
-    "Make it of tiktoken.model with transformers' TikTokenConverter(vocab_file=..., pattern=...).converted().save(...): "
-    "the pattern is in the model's tokenization_*.py, which is code, and no code of a model is run here"
+    "Make it of tiktoken.model with transformers' TikTokenConverter(vocab_file=.., pattern=..).converted().save(..); "
+    "the pattern is in the model's tokenization_*.py, which is code, and no code of a model is run"
 )
 _DOWNLOAD_AGAIN: Final = "Download the tokenizer's files again"
 _CONFIG: Final = "tokenizer_config.json"
