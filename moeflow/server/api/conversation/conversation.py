@@ -16,8 +16,8 @@ from moeflow.engine.text.answer_form.form import Form
 from moeflow.engine.text.answer_reader import AnswerReader
 from moeflow.engine.text.output_text import TextDelta
 from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
-from moeflow.server.api.conversation_grammar import grammar_of
-from moeflow.server.api.tool_wish import ToolWish
+from moeflow.server.api.conversation.conversation_grammar import grammar_of
+from moeflow.server.api.conversation.tool_wish import ToolWish
 from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.service import Service
 

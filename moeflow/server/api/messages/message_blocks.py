@@ -12,7 +12,7 @@ from moeflow.engine.text.answer_reader import AnswerReader
 from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 from moeflow.engine.text.tool_syntax.json_values import json_pieces
 from moeflow.engine.text.tool_syntax.reader import Reader, Steps
-from moeflow.server.api.response_output import Emit
+from moeflow.server.api.answer import Emit
 
 
 class MessageBlocks:

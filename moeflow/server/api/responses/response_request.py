@@ -10,18 +10,18 @@ from pydantic import Field, Tag
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.text.answer_form.form import Form, JsonForm
 from moeflow.engine.text.tool_syntax.tool import Tool
-from moeflow.server.api.conversation import Conversation
+from moeflow.server.api.conversation.conversation import Conversation
+from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.api.conversation.turns import Turns
+from moeflow.server.api.responses.response_items import Item, Message
 from moeflow.server.api.schema.answer_form import JsonObjectFormat, TextFormat
 from moeflow.server.api.schema.batch import Metadata
 from moeflow.server.api.schema.field_rules import Rule, needs_true
-from moeflow.server.api.schema.response_items import Item, Message
 from moeflow.server.api.schema.sampling_fields import IGNORED, MaxTokens, SamplerFields
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one_of
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
 from moeflow.server.api.schema.template_fields import ReasoningEffort, TemplateFields, ThinkingBudget
 from moeflow.server.api.schema.tools import CHOICE_OF_TOOLS, MAX_TOOLS, FunctionName
-from moeflow.server.api.tool_wish import ToolWish
-from moeflow.server.api.turns import Turns
 
 _HOSTED = "this server runs no tools itself"
 

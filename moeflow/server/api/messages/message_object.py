@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from moeflow.server.api.schema.message_blocks import AnsweredBlock
+from moeflow.server.api.messages.block_types import AnsweredBlock
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 

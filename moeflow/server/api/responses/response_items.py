@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, Tag
 
+from moeflow.server.api.conversation.turns import Turns
 from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
-from moeflow.server.api.turns import Turns
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _READS_TEXT = "the model reads text only"

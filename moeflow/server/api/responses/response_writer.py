@@ -8,8 +8,8 @@ from typing import Any
 
 from moeflow.core.request import FinishReason
 from moeflow.engine.text.output_text import TextDelta
-from moeflow.server.api.conversation import AnswerEvents, AnswerForm
-from moeflow.server.api.response_output import ResponseOutput
+from moeflow.server.api.conversation.conversation import AnswerEvents, AnswerForm
+from moeflow.server.api.responses.response_output import ResponseOutput
 from moeflow.server.errors import ApiError
 from moeflow.server.generation import Generation
 from moeflow.server.sse import named_event

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from moeflow.server.api.logprobs import CompletionLogprobs
 from moeflow.server.api.schema.field_rules import Rule, not_all
-from moeflow.server.api.schema.model_limits import PROMPTS
-from moeflow.server.api.schema.sampling_fields import SamplingFields, TokenIds
+from moeflow.server.api.schema.prompts import Prompt, prompts_of
+from moeflow.server.api.schema.sampling_fields import SamplingFields
 from moeflow.server.api.schema.strict_model import Unsupported, one_of
 from moeflow.server.api.schema.token_trees import TokenTrees
 from moeflow.server.api.usage import Usage
-
-Text = Annotated[str, Field(min_length=1)]
-SomeTokenIds = Annotated[TokenIds, Field(min_length=1)]
-Prompt = Annotated[
-    Text
-    | SomeTokenIds
-    | Annotated[list[Text], Field(min_length=1, fail_fast=True, json_schema_extra=PROMPTS)]
-    | Annotated[list[SomeTokenIds], Field(min_length=1, fail_fast=True, json_schema_extra=PROMPTS)],
-    one_of("a string, a list of strings, a list of token ids or a list of such lists, none of them empty"),
-]
-
-
-def prompts_of(given: Any) -> list[str | list[int]]:
-    """Return a `Prompt`'s texts, each as text or token ids."""
-    if isinstance(given, str) or isinstance(given[0], int):  # the first stands for all
-        return [given]
-    return list(given)
 
 
 class CompletionRequest(SamplingFields):

@@ -11,19 +11,19 @@ from pydantic import TypeAdapter
 
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.server.api.answer import Answer, respond
-from moeflow.server.api.conversation import start_conversation
+from moeflow.server.api.conversation.conversation import start_conversation
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.api.paging import After, page
-from moeflow.server.api.response_writer import ResponseWriter
-from moeflow.server.api.schema.response_items import Item, ListedItem
-from moeflow.server.api.schema.response_object import (
+from moeflow.server.api.responses.response_items import Item, ListedItem
+from moeflow.server.api.responses.response_object import (
     RESPONSE_EVENTS,
     DeletedResponse,
     ResponseItemList,
     ResponseObject,
 )
-from moeflow.server.api.schema.response_request import ResponseRequest
+from moeflow.server.api.responses.response_request import ResponseRequest
+from moeflow.server.api.responses.response_writer import ResponseWriter
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of

@@ -16,10 +16,10 @@ from moeflow.engine.text.answer_form.form import UserGrammar
 from moeflow.engine.text.output_text import TextDelta, TokenText
 from moeflow.server.api.answer import Answer, respond
 from moeflow.server.api.choices import Choice, Envelope, ListWriter, token_trees
+from moeflow.server.api.completions.completion_objects import CompletionChunk, CompletionRequest, CompletionResponse
 from moeflow.server.api.logprobs import CompletionLogprobsWriter
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
-from moeflow.server.api.schema.completion import CompletionChunk, CompletionRequest, CompletionResponse
 from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of

@@ -11,16 +11,16 @@ from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from moeflow.engine.text.answer_form.form import JsonForm
 from moeflow.engine.text.tool_syntax.tool import Tool
-from moeflow.server.api.conversation import Conversation
+from moeflow.server.api.conversation.conversation import Conversation
+from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.api.conversation.turns import Turns
+from moeflow.server.api.messages.block_types import AssistantMessage, CacheControl, Message, TextBlocks, text_of
 from moeflow.server.api.schema.field_rules import Rule
-from moeflow.server.api.schema.message_blocks import AssistantMessage, CacheControl, Message, TextBlocks, text_of
 from moeflow.server.api.schema.sampling_fields import IGNORED, SamplerFields, StopString
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported
 from moeflow.server.api.schema.tagged import by_type, known_types
 from moeflow.server.api.schema.template_fields import TemplateFields
 from moeflow.server.api.schema.tools import MAX_TOOLS, FunctionName
-from moeflow.server.api.tool_wish import ToolWish
-from moeflow.server.api.turns import Turns
 
 _WHOLE = {"display": Unsupported("what the model thinks is returned as it is", ("summarized",))}
 

@@ -9,7 +9,7 @@ from moeflow.core.request import FinishReason
 from moeflow.engine.text.output_text import TextDelta
 from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Reasoning
 from moeflow.server.api.choices import Choice, token_trees
-from moeflow.server.api.conversation import AnswerEvents, AnswerForm
+from moeflow.server.api.conversation.conversation import AnswerEvents, AnswerForm
 from moeflow.server.api.logprobs import chat_logprobs
 
 

@@ -9,7 +9,7 @@ from moeflow.engine.generator import Generator
 from moeflow.engine.text.answer_form.answer_grammar import AnswerWish, answer_grammar
 from moeflow.engine.text.answer_form.form import Form, UserGrammar
 from moeflow.engine.text.tool_syntax.tool import Tool
-from moeflow.server.api.tool_wish import ToolWish
+from moeflow.server.api.conversation.tool_wish import ToolWish
 
 
 async def grammar_of(

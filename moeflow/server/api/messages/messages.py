@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.server.api.answer import Answer, respond
-from moeflow.server.api.conversation import start_conversation
-from moeflow.server.api.message_writer import MessageWriter
+from moeflow.server.api.conversation.conversation import start_conversation
+from moeflow.server.api.messages.message_object import MESSAGE_EVENTS, MessageObject, TokenCount
+from moeflow.server.api.messages.message_request import CountRequest, MessageRequest
+from moeflow.server.api.messages.message_writer import MessageWriter
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
-from moeflow.server.api.schema.message_object import MESSAGE_EVENTS, MessageObject, TokenCount
-from moeflow.server.api.schema.message_request import CountRequest, MessageRequest
 from moeflow.server.errors import AnthropicErrorResponse
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of

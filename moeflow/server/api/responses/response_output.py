@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
+from moeflow.server.api.answer import Emit
 
 _PARTS: Final[
     dict[str, tuple[dict[str, Any], str]]
@@ -15,13 +16,6 @@ _PARTS: Final[
     "reasoning": ({"type": "reasoning_text", "text": ""}, "response.reasoning_text"),
 }
 _ARGUMENTS: Final = "response.function_call_arguments"
-
-
-class Emit(Protocol):
-    """Who gets the events."""
-
-    def __call__(self, kind: str, /, **fields: Any) -> None:
-        """Take an event: its type and its other fields, which change after the call."""
 
 
 class ResponseOutput:

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.server.api.answer import Answer, respond
-from moeflow.server.api.chat_writer import ChatWriter
+from moeflow.server.api.chat.chat_objects import ChatChunk, ChatRequest, ChatResponse
+from moeflow.server.api.chat.chat_writer import ChatWriter
 from moeflow.server.api.choices import Envelope, ListWriter
-from moeflow.server.api.conversation import start_conversation
+from moeflow.server.api.conversation.conversation import start_conversation
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
-from moeflow.server.api.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of
 from moeflow.server.service import Service, get_service

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from moeflow.server.api.responses.response_items import ListedItem, OutputItem, OutputReasoningText, OutputText
 from moeflow.server.api.schema.batch import InputTokensDetails as CachedTokens
 from moeflow.server.api.schema.batch import Metadata, OutputTokensDetails
-from moeflow.server.api.schema.response_items import ListedItem, OutputItem, OutputReasoningText, OutputText
 
 
 class ResponseInputDetails(CachedTokens):

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from moeflow.core.sampling_params import MAX_LOGPROBS
-from moeflow.server.api.conversation import Conversation
+from moeflow.server.api.conversation.conversation import Conversation
+from moeflow.server.api.conversation.turns import named_results
 from moeflow.server.api.logprobs import ChatLogprobs
 from moeflow.server.api.schema.field_rules import Rule, needs_true, not_all
 from moeflow.server.api.schema.sampling_fields import IGNORED, MaxTokens, SamplingFields
@@ -24,7 +25,6 @@ from moeflow.server.api.schema.tools import (
     ToolDefinition,
     tool_wish,
 )
-from moeflow.server.api.turns import named_results
 from moeflow.server.api.usage import Usage
 
 _OLD = "it is the older form of tools"

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from moeflow.server.api.schema.completion import Prompt, prompts_of
-from moeflow.server.api.schema.embedding import EmbeddingUsage
+from moeflow.server.api.pooling.embedding_objects import EmbeddingUsage
+from moeflow.server.api.schema.prompts import Prompt, prompts_of
 from moeflow.server.api.schema.strict_model import StrictModel
 
 
