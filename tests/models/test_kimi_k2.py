@@ -1,4 +1,4 @@
-"""Kimi K2: DeepseekV3ForCausalLM under a name of its own, with the keys of code that came before transformers' class."""
+"""Kimi K2: DeepseekV3ForCausalLM under a name of its own, with the keys of code that was before transformers' class."""
 
 import json
 from contextlib import closing
