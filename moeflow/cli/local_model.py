@@ -6,6 +6,7 @@ Shows progress on stderr, so that stdout stays the verb's own.
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,19 @@ else:
 def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
     """Return the settings for what the user set, with a model that exists, and the verb's own in `always`.
 
+    A model that is named lies where it was pulled to.
+
     Raises: CheckpointError, ConfigError or CapacityError if the built-in model has to be made and cannot; ConfigError
-    if there is a plan that cannot be carried out.
+    if there is a plan that cannot be carried out; CheckpointError if the model is named and not here.
     """
     if overrides["model"] is None and overrides.get("plan_file") is None:
         overrides = {**overrides, "model": str(built_in_model(overrides["cache_dir"]))}
-    return lazy.with_dense_source(dataclasses.replace(settings_of(overrides), **always))
+    settings = settings_of({**overrides, "model": _path_of(overrides["model"])})
+    return lazy.with_dense_source(dataclasses.replace(settings, model=_path_of(settings.model), **always))
+
+
+def _path_of(model: str | None) -> str | None:
+    return model if model is None or os.path.lexists(model) else lazy.local_path(model)
 
 
 def planned(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, **always: Any) -> Plan:

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Final
 
+from moeflow.checkpoint.hub.local_models import local_path
 from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
@@ -159,7 +160,7 @@ def _device(offload: OffloadConfig) -> str:
 
 def _check_model(plan: Plan, settings: Settings) -> None:
     model = plan.config.model_path
-    if settings.model is not None and Path(settings.model).absolute() != Path(model):
+    if settings.model is not None and Path(settings.model).absolute() != Path(local_path(model)).absolute():
         raise ConfigError(
             f"the plan is for {model}, not for {settings.model}: "
             f"make one for this model, `moeflow plan {settings.model} --json`"

@@ -12,6 +12,8 @@ from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
+from moeflow.checkpoint.hub.local_models import local_path
+from moeflow.checkpoint.hub.model_name import parse_model_name
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.vocabulary import read_vocabulary
 from moeflow.core.engine_config import DraftModelConfig
@@ -48,12 +50,13 @@ def choose_draft_model(
     if path == OWN:
         weights = _weights(weight_format, checkpoint, can_pack=bool(cpu_isa))
         return _config(name, checkpoint, shape, weights, settings, cpu_isa)
-    if not Path(path).exists():
+    place = local_path(path) if parse_model_name(path) else path
+    if not Path(place).exists():
         raise ConfigError(
             f"speculator {name!r} is unknown, and there is no such file: name suffix, {EARLY_EXIT}, {OWN}:int8, "
-            "dense-source (of the built-in model), or a small model's folder or .gguf file"
+            "dense-source (of the built-in model), or a small model's folder, .gguf file or name"
         )
-    absolute = Path(path).absolute()
+    absolute = Path(place).absolute()
     with closing(open_checkpoint(absolute)) as draft:
         draft_shape = read_model_config(draft)
         _check_vocabulary(draft, checkpoint)
