@@ -49,6 +49,13 @@ LATENT: Mapping[str, Any] = {
     "qk_rope_head_dim": 32,
     "v_head_dim": 64,
 }
+DELTA_NETS: Mapping[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"] * 3,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
 # What a family's config says beside, or instead of, what all do.
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
@@ -75,16 +82,20 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "minimax_m2": LOCAL_EXPERTS,
     "phimoe": LOCAL_EXPERTS | {"num_experts_per_tok": 2},
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 3},
-    "lfm2_moe": EXPERTS | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention"] * 3},
-    "qwen3_next": EXPERTS
+    "gemma4_text": EXPERTS
     | {
-        "shared_expert_intermediate_size": 512,
-        "layer_types": ["linear_attention", "full_attention"] * 3,
-        "linear_num_key_heads": 8,
-        "linear_num_value_heads": 16,
-        "linear_key_head_dim": 64,
-        "linear_value_head_dim": 64,
+        "enable_moe_block": True,
+        "top_k_experts": 4,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "global_head_dim": 128,
+        "num_global_key_value_heads": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
     },
+    "lfm2_moe": EXPERTS | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention"] * 3},
+    "qwen3_next": EXPERTS | DELTA_NETS | {"shared_expert_intermediate_size": 512},
+    "qwen3_5_moe_text": EXPERTS | DELTA_NETS | {"shared_expert_intermediate_size": 512},
+    "qwen3_5_text": DELTA_NETS,
     "granitemoehybrid": LOCAL_EXPERTS
     | {
         "shared_intermediate_size": 1024,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
@@ -36,7 +36,7 @@ class RopeConfig:
     """Rotary position embedding."""
 
     theta: float = 10000.0
-    kind: str = "default"  # default, linear, llama3, yarn, longrope
+    kind: str = "default"  # default, linear, llama3, yarn, longrope, proportional
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -46,8 +46,18 @@ class RopeConfig:
     attention_factor: float | None = None  # of cos and sin; yarn; None: 0.1 ln(factor) + 1; longrope
     truncate: bool = True  # yarn: whether what is slowed begins and ends at whole dimensions
     pair_factors: tuple[float, ...] = ()  # longrope: by which each pair turns more slowly
-    rotary_dim: int = 0  # dimensions of a head that are rotated, the first ones; 0: all
+    rotary_dim: int = 0  # dimensions of a head that are rotated, the first ones; 0: all of `ModelConfig.head_dim`
+    turning_dim: int = 0  # proportional: of those, dimensions whose angles grow with the position; others stay
     is_interleaved: bool = False  # neighbours are rotated against each other, else halves
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """How many heads keys and values have, and how wide all heads are."""
+
+    num_kv_heads: int
+    head_dim: int
+    values_are_keys: bool = False  # one projection makes both
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,7 @@ class AttentionKind:
 
     rope: RopeConfig | None  # None: queries and keys are not rotated
     sliding_window: int | None  # tokens a query sees, itself included; None: all
+    heads: HeadSizes | None = None  # None: as `ModelConfig` has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +161,11 @@ class ModelConfig:
     attention_soft_cap: float | None = None  # c: scores become c tanh(score / c)
     has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
+    has_value_norms: bool = False  # values are normalised for each head, without weights
     has_post_norms: bool = False  # what attention and networks return is normalised before it is added, too
+    # The shared expert's result and that of the chosen ones are normalised, too, before they are added.
+    has_norms_of_experts: bool = False
+    has_layer_scales: bool = False  # what comes out of a layer is multiplied by a number of its own
     latent: LatentAttention | None = None  # None: queries, keys and values are projected at once
     mlp_bias: bool = False
     lm_head_bias: bool = False
@@ -175,6 +190,26 @@ class ModelConfig:
         if self.attention_kinds:
             return self.attention_kinds[layer_idx]
         return AttentionKind(self.rope, self.sliding_window)
+
+    def heads_of(self, layer_idx: int) -> HeadSizes:
+        """Return the heads of a layer of the decoder that attends."""
+        return self.attention_of(layer_idx).heads or self._heads
+
+    @property
+    def _heads(self) -> HeadSizes:
+        return HeadSizes(self.num_kv_heads, self.head_dim)
+
+    @property
+    def other_heads(self) -> dict[int, HeadSizes]:
+        """The layers whose heads are others than most layers have."""
+        kinds = enumerate(self.attention_kinds)
+        return {layer_idx: kind.heads for layer_idx, kind in kinds if kind.heads not in (None, self._heads)}
+
+    @property
+    def qkv_size(self) -> int:
+        """What queries, keys and values of a token take, in the layer where it is most."""
+        of_heads = Counter(self.heads_of(layer_idx) for layer_idx in self.attention_layers) or [self._heads]
+        return max((self.num_heads + 2 * heads.num_kv_heads) * heads.head_dim for heads in of_heads)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -206,20 +241,36 @@ class ModelConfig:
 
     @property
     def attended_size(self) -> int:
-        """Columns of a layer's output projection."""
-        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_head_dim)
+        """Columns of a layer's output projection, on average."""
+        return self._average_over_heads(self._attended_size)
+
+    def _attended_size(self, heads: HeadSizes) -> int:
+        return self.num_heads * (heads.head_dim if self.latent is None else self.latent.value_head_dim)
 
     @property
     def attention_input_values(self) -> int:
-        """Weights of one attention's projections of queries, keys and values."""
+        """Weights of one attention's projections of queries, keys and values, on average."""
+        return self._average_over_heads(self._attention_input_values)
+
+    def _attention_input_values(self, heads: HeadSizes) -> int:
         latent = self.latent
         if latent is None:
             num_queries = self.num_heads * (2 if self.has_attention_gate else 1)
-            return self.hidden_size * self.head_dim * (num_queries + 2 * self.num_kv_heads)
+            num_keys = (1 if heads.values_are_keys else 2) * heads.num_kv_heads
+            return self.hidden_size * heads.head_dim * (num_queries + num_keys)
         queries = self.num_heads * latent.query_dim
         rank = latent.q_lora_rank
         q_values = self.hidden_size * queries if rank is None else rank * (self.hidden_size + queries)
-        return q_values + self.hidden_size * self.head_dim + self.latent_values
+        return q_values + self.hidden_size * heads.head_dim + self.latent_values
+
+    def _average_over_heads(self, of_heads: Callable[[HeadSizes], int]) -> int:
+        """Return the average over all attentions of what depends on a layer's heads."""
+        return self._sum_over_heads(of_heads) // self.num_attentions if self.other_heads else of_heads(self._heads)
+
+    def _sum_over_heads(self, of_heads: Callable[[HeadSizes], int]) -> int:
+        """Return the sum over all attentions, those of encoders included."""
+        others = self.other_heads.values()
+        return sum(map(of_heads, others)) + (self.num_attentions - len(others)) * of_heads(self._heads)
 
     @property
     def latent_values(self) -> int:
@@ -272,7 +323,7 @@ class ModelConfig:
     @property
     def num_norms(self) -> int:
         """Norms of hidden states in a layer of the decoder."""
-        return 4 if self.has_post_norms else 2
+        return 2 + 2 * self.has_post_norms + 3 * self.has_norms_of_experts
 
     @property
     def num_expert_biases(self) -> int:
@@ -288,7 +339,9 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         """Parameters of all layers and embeddings, norms left out (under 0.1%)."""
-        attention = self.attention_input_values + self.hidden_size * self.attended_size
+        attention = self._sum_over_heads(
+            lambda heads: self._attention_input_values(heads) + self.hidden_size * self._attended_size(heads)
+        )
         matrices = self.num_ffn_matrices * self.hidden_size
         num_moe = self.num_moe_layers
         num_dense = self.num_layers + self.num_encoder_layers - num_moe
@@ -303,7 +356,7 @@ class ModelConfig:
         if self.recurrent is not None:
             mixer_values = self.recurrent.projection_values(self.hidden_size) + self.recurrent.mixer.small_values
             mixers = len(self.recurrent.layers) * mixer_values
-        return self.num_attentions * attention + mixers + experts + shared + dense + embeddings + classifier
+        return attention + mixers + experts + shared + dense + embeddings + classifier
 
     @property
     def num_learned_positions(self) -> int:
@@ -324,8 +377,9 @@ class ModelConfig:
         """Return what one token's keys and values take over all layers, in bytes."""
         value_bytes, scale_bytes = KV_FORMATS[kv_dtype]
         num_rows = 2 if self.latent is None else 1  # keys and values, or both in one
-        return (
-            len(self.attention_layers) * self.num_kv_heads * (num_rows * self.head_dim * value_bytes + 2 * scale_bytes)
+        return sum(
+            heads.num_kv_heads * (num_rows * heads.head_dim * value_bytes + 2 * scale_bytes)
+            for heads in map(self.heads_of, self.attention_layers)
         )
 
 

@@ -6,10 +6,13 @@ Each kind of mixer says what of a model's budget it takes; `models/layers/` comp
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 STATE_BYTES = 4  # of one number: states are float32
+MAX_TAPS: Final = 16  # of a convolution, in the kernels,
+MAX_KEY_DIM: Final = 256  # and of a head's keys
 
 
 class MixerConfig(Protocol):
@@ -124,6 +127,70 @@ class GatedDeltaConfig:
     def flops_per_token(self) -> int:
         """See `MixerConfig`: fading, remembering, adding and finding in each matrix."""
         return 2 * self.kernel_size * self.conv_size + 7 * self.values_size * self.key_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Config:
+    """A state space model of heads with one decay each (2405.21060) behind a short convolution.
+
+    In the words of linear attention: C are queries, B keys, each of a group of neighbouring heads, and x values.
+    """
+
+    num_heads: int
+    num_groups: int  # of heads; results are normalised for each, too
+    state_dim: int  # of queries and keys
+    head_dim: int  # of values
+    kernel_size: int  # tokens that a channel of the convolution sees, the newest included
+    norm_eps: float  # of results
+    has_conv_bias: bool = True
+    has_bias: bool = False  # of the projections
+    least_step: float = 0.0
+    most_step: float = math.inf
+
+    @property
+    def values_size(self) -> int:
+        """Numbers of all heads' values."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def xbc_sizes(self) -> tuple[int, int, int]:
+        """Numbers of a token's values, keys and queries."""
+        return self.values_size, self.num_groups * self.state_dim, self.num_groups * self.state_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Channels of the convolution."""
+        return sum(self.xbc_sizes)
+
+    @property
+    def conv_state_values(self) -> int:
+        """Numbers of a state that the convolution has; the heads' matrices follow."""
+        return (self.kernel_size - 1) * self.conv_size
+
+    @property
+    def in_features(self) -> int:
+        """See `MixerConfig`: gates of the results, what is convolved, a step of each head."""
+        return self.values_size + self.conv_size + self.num_heads
+
+    @property
+    def out_features(self) -> int:
+        """See `MixerConfig`."""
+        return self.values_size
+
+    @property
+    def state_values(self) -> int:
+        """See `MixerConfig`."""
+        return self.conv_state_values + self.values_size * self.state_dim
+
+    @property
+    def small_values(self) -> int:
+        """See `MixerConfig`."""
+        return self.kernel_size * self.conv_size
+
+    @property
+    def flops_per_token(self) -> int:
+        """See `MixerConfig`: fading, adding and finding in each matrix."""
+        return 2 * self.kernel_size * self.conv_size + 5 * self.values_size * self.state_dim
 
 
 @dataclass(frozen=True, slots=True)

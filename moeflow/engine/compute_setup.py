@@ -62,7 +62,7 @@ def needs_torch(config: EngineConfig) -> bool:
 
 def device_of_arrays(config: EngineConfig, shape: ModelConfig) -> Device:
     """Return where a model's activations, keys and values are; None: in NumPy's arrays."""
-    in_stages = shape.head_dim % 2 or shape.sparsemixer_jitter is not None
+    in_stages = shape.head_dim % 2 or shape.sparsemixer_jitter is not None or shape.has_value_norms
     if needs_torch(config) or shape.encoder is not None or in_stages:
         return torch.device(config.device)
     return None

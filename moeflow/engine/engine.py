@@ -248,11 +248,15 @@ class Engine:
         return msgspec.structs.replace(found, **self._prompt_cache.stats())
 
     def close(self) -> None:
-        """Close the model's threads and files; nothing can be computed any more."""
-        if self._prompt_cache is not None:
-            self._prompt_cache.close()
-        self._constraints.close()
-        self._runner.close()
+        """Close the model's threads and files, all of them even if one cannot be; nothing can be computed any more.
+
+        Raises: whatever that one raised.
+        """
+        with ExitStack() as closing:  # from the last to the first
+            closing.callback(self._runner.close)
+            closing.callback(self._constraints.close)
+            if self._prompt_cache is not None:
+                closing.callback(self._prompt_cache.close)
 
     def check_integrity(self) -> None:
         """Prove that queue, blocks and requests agree. AssertionError if not."""

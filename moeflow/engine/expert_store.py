@@ -266,13 +266,14 @@ class ExpertStore:
 
     def close(self) -> None:
         """End the reading threads. Blocks: until the reads that have begun are done."""
-        if self.pool.remote is not None:
-            self.pool.remote.close()
-        for forecast in self._forecasts:
-            forecast.close()
-        self.cache.drain()
-        self._disk.close()
-        self._reader.close()
+        with ExitStack() as closing:  # from the last to the first
+            closing.callback(self._reader.close)
+            closing.callback(self._disk.close)
+            closing.callback(self.cache.drain)
+            for forecast in self._forecasts:
+                closing.callback(forecast.close)
+            if self.pool.remote is not None:
+                closing.callback(self.pool.remote.close)
 
 
 def network_texts(folder: Path, model: LanguageModel, checkpoint: Checkpoint) -> FollowedTexts:

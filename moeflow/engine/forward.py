@@ -41,6 +41,7 @@ def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> 
         num_kv_heads=num_kv_heads(shape, config.parallel, rank),
         head_dim=shape.head_dim,
         latent_dim=shape.latent_dim,
+        other_heads=shape.other_heads,
         dtype=config.kv_dtype,
         device=device_of_arrays(config, shape),
         gives_back=config.experts is not None,

@@ -54,13 +54,20 @@ class MemoryLimiter:
         wants_prompt = any(entry.request.sampling.prompt_logprobs is not None for entry in batch.entries)
         num_sampled = max(sum(entry.num_sampled for entry in batch.entries), PROMPT_CHUNK if wants_prompt else 0)
         work = work_bytes(self._shape, num_tokens=batch.num_tokens, num_sampled=num_sampled)
-        self.make_room_for(written, work - self._kept_bytes(batch.num_tokens))
+        fresh = self._kv.untouched(written)
+        fresh_bytes = len(fresh) * self._kv.block_bytes
+        self._budget.make_room(fresh_bytes + work - self._kept_bytes(batch.num_tokens))
+        self._take(fresh, fresh_bytes)
 
-    def make_room_for(self, blocks: Iterable[int], beside_bytes: int = 0) -> None:
-        """Likewise for KV blocks that are about to be written, and so many bytes beside. Raises: CapacityError."""
+    def make_room_for(self, blocks: Iterable[int]) -> None:
+        """Likewise for KV blocks that others write, while passes run. Raises: CapacityError."""
         fresh = self._kv.untouched(blocks)
         fresh_bytes = len(fresh) * self._kv.block_bytes
-        self._budget.make_room(fresh_bytes + beside_bytes)
+        self._budget.make_room_between_passes(fresh_bytes)
+        self._kv.take_memory(fresh)  # at once: the next pass measures what it has beside them
+        self._take(fresh, fresh_bytes)
+
+    def _take(self, fresh: Iterable[int], fresh_bytes: int) -> None:
         self._kv.touch(fresh)
         self._budget.other_bytes += fresh_bytes  # as good as held: `settle` must not give them out again
 

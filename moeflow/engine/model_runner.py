@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -57,6 +57,11 @@ class PassResult:
     sampled: dict[Request, Verified]  # of every entry that samples
     prompt_logprobs: dict[Request, list[TokenLogprobs]]  # of the prompt tokens after those of this pass
     pooled: dict[Request, Array] = field(default_factory=dict)  # hidden states [n, H] that become a vector
+
+
+class _Closable(Protocol):
+    def close(self) -> None:
+        """End threads, close files."""
 
 
 class Runner(Protocol):
@@ -182,31 +187,31 @@ class ModelRunner:
         return self._no_expert_stats if self._experts is None else self._experts.stats()
 
     def close(self) -> None:
-        """End what reads experts and what records; the model cannot be run any more.
+        """End what reads experts and what records, all of it even if some cannot be ended; the model cannot be run any
+        more.
 
         Raises: OSError from the trace or the graph.
         """
-        self._forward.close()
-        self._masks.close()
-        if self._experts is not None:
-            self._experts.close()
-        if self._lossy is not None:
-            self._lossy.close()
-        if self._ranks is not None:
-            self._ranks.close()
-        if self._replica is not None:
-            self._replica.close()
-        self._model.close()
-        if self._recorder is not None:
-            self._recorder.close()
-        if self._trace is not None:
-            trace, self._trace = self._trace, None
-            if self._graph_file:
-                dot.write_dot(
-                    traced_tasks.tasks_of_last_pass(trace, PASSES, expert_store.COMPUTING), Path(self._graph_file)
-                )
-            if self._trace_file:
-                perfetto.write_perfetto(trace, Path(self._trace_file))
+        with ExitStack() as closing:  # from the last to the first
+            closing.callback(self._write_trace)
+            for part in self._parts():
+                closing.callback(part.close)
+            closing.callback(self._masks.close)
+            closing.callback(self._forward.close)
+
+    def _parts(self) -> Iterator[_Closable]:
+        yield self._model
+        others = (self._recorder, self._replica, self._ranks, self._lossy, self._experts)
+        yield from filter(None, others)
+
+    def _write_trace(self) -> None:
+        trace, self._trace = self._trace, None
+        if trace is not None and self._graph_file:
+            dot.write_dot(
+                traced_tasks.tasks_of_last_pass(trace, PASSES, expert_store.COMPUTING), Path(self._graph_file)
+            )
+        if trace is not None and self._trace_file:
+            perfetto.write_perfetto(trace, Path(self._trace_file))
 
     def expect(self, request: Request) -> None:
         """See `Runner.expect`."""

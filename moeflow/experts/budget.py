@@ -48,21 +48,40 @@ class MemoryBudget:
         self._rooms: deque[int] = deque(maxlen=CALM_PASSES)  # how many slots there was room for in the last passes
 
     def make_room(self, growth_bytes: int) -> None:
-        """Reduce the slots so that there is room for `growth_bytes` that will be touched beside them.
+        """Reduce the slots so that there is room for `growth_bytes` that a pass will touch beside them, or let them
+        come back.
 
         Raises: CapacityError if that cannot be had.
         """
-        self.other_bytes = self._measure() - self._slots.taken_bytes
-        room = self._slots.within(self.limit_bytes - self.other_bytes - growth_bytes)
+        room = self._room_beside(growth_bytes)
         is_first = not self._rooms
         self._rooms.append(room)
         wanted = max(min(self._rooms), self._min_slots)
         have = self._slots.num_slots
         if wanted < have or (wanted > have and (is_first or len(self._rooms) == CALM_PASSES)):
             have = self._slots.resize(wanted)
+        self._check(have, room, growth_bytes)
+
+    def make_room_between_passes(self, growth_bytes: int) -> None:
+        """Likewise for what others touch, but slots never come back for it: it tells nothing of what passes need.
+
+        Raises: CapacityError if that cannot be had.
+        """
+        room = self._room_beside(growth_bytes)
+        have = self._slots.num_slots
+        if room < have:
+            have = self._slots.resize(max(room, self._min_slots))
+        self._check(have, room, growth_bytes)
+
+    def _room_beside(self, growth_bytes: int) -> int:
+        """Measure, and return how many slots there is room for."""
+        self.other_bytes = self._measure() - self._slots.taken_bytes
+        return self._slots.within(self.limit_bytes - self.other_bytes - growth_bytes)
+
+    def _check(self, have: int, room: int, growth_bytes: int) -> None:
         if have > room:
             raise CapacityError(
                 f"the memory limit of {format_bytes(self.limit_bytes)} is reached: {format_bytes(self.other_bytes)} "
-                f"are held beside experts, a pass takes up to {format_bytes(growth_bytes)} more, and {have} experts "
+                f"are held beside experts, {format_bytes(growth_bytes)} more are needed, and {have} experts "
                 "must stay. Raise the limit (--memory), or lower --max-num-seqs, --max-model-len or --kv-cache"
             )

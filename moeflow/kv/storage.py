@@ -6,13 +6,16 @@ Which request holds which block is not known here; a block number is all this sh
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.core.errors import CapacityError
+from moeflow.core.model_config import HeadSizes
 from moeflow.core.units import format_bytes
 from moeflow.kernels.arrays import array_on, ids_on
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
@@ -40,30 +43,39 @@ class KVStorage:
         dtype: DType | str,
         device: Device,
         latent_dim: int = 0,
+        other_heads: Mapping[int, HeadSizes] = MappingProxyType({}),
         gives_back: bool = False,
     ) -> None:
         """Allocate zeroed storage for layers of these numbers; in main memory, what is not written yet takes no room.
 
         `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head. `latent_dim` is how many
-        dimensions of a key are its value, too; 0: values are stored by themselves, as wide as keys. `device` None: only
-        kernels of the CPU extension read it. With `gives_back`, in main memory, blocks are taken and given back a few
-        at a time: pages are small, which costs the kernels some speed.
+        dimensions of a key are its value, too; 0: values are stored by themselves, as wide as keys. `other_heads` are
+        those of layers that have not `num_kv_heads` of `head_dim`. `device` None: only kernels of the CPU extension
+        read it. With `gives_back`, in main memory, blocks are taken and given back a few at a time: pages are small,
+        which costs the kernels some speed.
 
         Raises: CapacityError if the device lacks the memory.
         """
-        shape = {
-            "num_kv_heads": num_kv_heads,
-            "block_size": block_size,
-            "head_dim": head_dim,
-            "latent_dim": latent_dim,
+        usual = HeadSizes(num_kv_heads, head_dim)
+        heads_of = [other_heads.get(layer_idx, usual) for layer_idx in layers]
+        shapes = {
+            heads: {
+                "num_kv_heads": heads.num_kv_heads,
+                "block_size": block_size,
+                "head_dim": heads.head_dim,
+                "latent_dim": latent_dim,
+            }
+            for heads in {usual, *other_heads.values()}
         }
-        self._cell_bytes = kv_block_bytes(dtype, **shape)  # of a block in one layer
+        cells = {heads: kv_block_bytes(dtype, **shape) for heads, shape in shapes.items()}
+        self._cell_bytes = [cells[heads] for heads in heads_of]  # of a block in each layer
+        self._starts = [num_blocks * before for before in accumulate(self._cell_bytes, initial=0)]  # likewise, in bytes
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._device = device
         self.states: StateStorage | None = None  # of recurrent layers, set by whoever has some
         self._places = {layer_idx: place for place, layer_idx in enumerate(layers)}
-        self.num_bytes = len(layers) * num_blocks * self._cell_bytes
+        self.num_bytes = self._starts.pop()
         self._touched = bytearray(num_blocks)  # 1 for blocks that have been written
         self._memory: LazyMemory | None = None
         try:
@@ -78,7 +90,8 @@ class KVStorage:
                 "make the KV cache smaller"
             ) from error
         self.layers = tuple(
-            KVBlocks(layer, dtype, **shape) for layer in storage.reshape(len(layers), num_blocks * self._cell_bytes)
+            KVBlocks(storage[start : start + num_blocks * cells[heads]], dtype, **shapes[heads])
+            for start, heads in zip(self._starts, heads_of, strict=True)
         )
         self.is_for_kernels = all(layer.handle is not None for layer in self.layers)  # of the CPU extension
 
@@ -96,8 +109,9 @@ class KVStorage:
     @property
     def block_bytes(self) -> int:
         """Memory that a block takes at most, in whole pages."""
-        num_pages, rest = divmod(self._cell_bytes, mmap.PAGESIZE)
-        return len(self.layers) * (num_pages + (2 if rest else 0)) * mmap.PAGESIZE  # it begins and ends within pages
+        cells = (divmod(num_bytes, mmap.PAGESIZE) for num_bytes in self._cell_bytes)
+        # One of no whole pages begins and ends within some.
+        return sum(num_pages + (2 if rest else 0) for num_pages, rest in cells) * mmap.PAGESIZE
 
     @property
     def num_touched(self) -> int:
@@ -113,10 +127,17 @@ class KVStorage:
         for block in blocks:
             self._touched[block] = 1
 
+    def take_memory(self, blocks: Iterable[int]) -> None:
+        """Have the system give blocks in main memory their pages, of which nothing is written yet."""
+        for block in blocks:
+            for _, stored in self._cells_of(block):
+                stored[:: mmap.PAGESIZE] = 0
+                stored[-1] = 0  # it begins and ends within pages
+
     @property
     def content_bytes(self) -> int:
         """What a block's keys and values are, over all layers."""
-        return len(self.layers) * self._cell_bytes
+        return sum(self._cell_bytes)
 
     @property
     def is_in_main_memory(self) -> bool:
@@ -125,30 +146,33 @@ class KVStorage:
 
     def copy_out(self, block: int, into: memoryview) -> None:
         """Copy a block's `content_bytes`, layer by layer."""
-        self._bytes_of(into)[...] = self._cells[:, block]
+        content = np.frombuffer(into, np.uint8)
+        for within, stored in self._cells_of(block):
+            content[within] = stored
 
     def copy_in(self, block: int, content: memoryview) -> None:
         """Write what `copy_out` gave."""
-        self._cells[:, block] = self._bytes_of(content)
+        read = np.frombuffer(content, np.uint8)
+        for within, stored in self._cells_of(block):
+            stored[...] = read[within]
 
-    @property
-    def _cells(self) -> NDArray[np.uint8]:
-        """All blocks: [layers, num_blocks, bytes of a block in a layer]."""
+    def _cells_of(self, block: int) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
+        """Yield where each layer's part of a block is in what is copied, and where it lies."""
         assert self._memory is not None, "it is on a device"
-        return self._memory.bytes.reshape(len(self.layers), self.num_blocks, self._cell_bytes)
-
-    def _bytes_of(self, content: memoryview) -> NDArray[np.uint8]:
-        return np.frombuffer(content, np.uint8).reshape(len(self.layers), self._cell_bytes)
+        first = 0
+        for start, num_bytes in zip(self._starts, self._cell_bytes, strict=True):
+            place = start + block * num_bytes
+            yield slice(first, first + num_bytes), self._memory.bytes[place : place + num_bytes]
+            first += num_bytes
 
     def give_back(self, blocks: Iterable[int]) -> None:
         """Return the memory of blocks to the system, as far as whole pages belong to them; what is in them is lost."""
         if self._memory is None:
             return
         runs = _runs(sorted(blocks))
-        for layer_idx in range(len(self.layers)):
-            base = layer_idx * self.num_blocks
+        for start, num_bytes in zip(self._starts, self._cell_bytes, strict=True):
             for first, end in runs:
-                self._memory.give_back((base + first) * self._cell_bytes, (base + end) * self._cell_bytes)
+                self._memory.give_back(start + first * num_bytes, start + end * num_bytes)
         for first, end in runs:
             self._touched[first:end] = bytes(end - first)
 

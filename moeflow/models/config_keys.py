@@ -83,6 +83,15 @@ def read_decoder_config(
     return config
 
 
+def text_part(reader: ConfigReader) -> ConfigReader:
+    """Return the config of the text model within that of one that sees or hears, too. Raises: CheckpointError."""
+    text: Any = reader.raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise reader.error("has no 'text_config', an object")
+    tied = {key: reader.raw[key] for key in ("tie_word_embeddings",) if reader.raw.get(key) is not None}
+    return ConfigReader({**text, **tied}, reader.file)
+
+
 def check_neutral(reader: ConfigReader, neutral: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a key is there with another value than the one that is computed."""
     for key, value in neutral.items():
@@ -120,16 +129,18 @@ def read_sliding_layers(reader: ConfigReader) -> tuple[bool, ...] | None:
     return read_layer_types(reader, _SLIDING)
 
 
-def read_layer_types(reader: ConfigReader, kinds: Mapping[str, _Kind]) -> tuple[_Kind, ...] | None:
-    """Return of each layer what its kind stands for in `kinds`; None: the config does not list them.
+def read_layer_types(
+    reader: ConfigReader, kinds: Mapping[str, _Kind], key: str = "layer_types"
+) -> tuple[_Kind, ...] | None:
+    """Return of each layer what its kind stands for in `kinds`; None: the config does not list them under `key`.
 
     Raises: CheckpointError if a layer is of another kind.
     """
-    listed = reader.raw.get("layer_types")
+    listed = reader.raw.get(key)
     if listed is None:
         return None
     if not isinstance(listed, list) or len(listed) != read_num_layers(reader):
-        raise reader.error(f"'layer_types' is {brief(listed)}, where a list with one for each layer is expected")
+        raise reader.error(f"{key!r} is {brief(listed)}, where a list with one for each layer is expected")
     unknown = [kind for kind in listed if not isinstance(kind, str) or kind not in kinds]
     if unknown:
         raise reader.error(f"a layer is {brief(unknown[0])}; supported are {', '.join(kinds)}")

@@ -46,7 +46,6 @@ def read_text_config(reader: ConfigReader, model_type: str) -> ModelConfig:
     has_bias = reader.get(bool, "attention_bias", False)
     max_position = reader.positive("max_position_embeddings")
     ropes = {kind: _read_rope(reader, kind, max_position) for kind in ("full_attention", "sliding_attention")}
-    has_cap = bool(reader.raw.get("final_logit_softcapping"))
     return read_decoder_config(
         reader,
         model_type=model_type,
@@ -56,9 +55,9 @@ def read_text_config(reader: ConfigReader, model_type: str) -> ModelConfig:
         attention_out_bias=has_bias,
         attention_scale=reader.number("query_pre_attn_scalar", 256.0, least=_LEAST, most=_MOST) ** -0.5,
         embedding_scale=math.sqrt(reader.positive("hidden_size")),
-        logit_soft_cap=reader.number("final_logit_softcapping", least=_LEAST, most=_MOST) if has_cap else None,
+        logit_soft_cap=read_soft_cap(reader),
         has_post_norms=True,
-        hidden_act=_read_activation(reader),
+        hidden_act=read_activation(reader),
     )
 
 
@@ -87,7 +86,15 @@ def _attention_kinds(reader: ConfigReader, ropes: Mapping[str, RopeConfig]) -> t
     return tuple(local if is_local else everything for is_local in are_local)
 
 
-def _read_activation(reader: ConfigReader) -> HiddenAct:
+def read_soft_cap(reader: ConfigReader) -> float | None:
+    """Return c where logits become c tanh(logit / c); None: they stay. Raises: CheckpointError."""
+    if not reader.raw.get("final_logit_softcapping"):
+        return None
+    return reader.number("final_logit_softcapping", least=_LEAST, most=_MOST)
+
+
+def read_activation(reader: ConfigReader) -> HiddenAct:
+    """Return the networks' function. Raises: CheckpointError."""
     named = reader.get(str, "hidden_activation", "gelu_pytorch_tanh")
     if named not in _ACTIVATIONS:
         raise reader.error(f"'hidden_activation' is {brief(named)}; supported are {', '.join(_ACTIVATIONS)}")

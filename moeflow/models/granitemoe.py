@@ -6,7 +6,7 @@ what they compute as it is: norms give the same if their epsilon is divided by m
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.kernels.routing import Routing
@@ -19,19 +19,18 @@ from moeflow.models.layers.moe import ExpertNames, MoE
 from moeflow.models.layers.shared_network import SharedNames
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
-NAMES: Final = ExpertNames(
-    block="block_sparse_moe", router="router.layer", shared=SharedNames(NetworkNames(block="shared_mlp"))
-)
+SHARED: Final = NetworkNames(block="shared_mlp")
+NAMES: Final = ExpertNames(block="block_sparse_moe", router="router.layer", shared=SharedNames(SHARED))
 _LEAST, _MOST = 1e-4, 1e4  # of multipliers
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
-    return read_granite_config(reader, "granitemoe")
+    return read_granite_config(reader, "granitemoe", num_experts=read_num_experts(reader))
 
 
-def read_granite_config(reader: ConfigReader, model_type: str, *, shared_intermediate_size: int = 0) -> ModelConfig:
-    """Return the model's shape. Raises: CheckpointError."""
+def read_granite_config(reader: ConfigReader, model_type: str, *, num_experts: int, **family: Any) -> ModelConfig:
+    """Return the model's shape; `family` is as `read_decoder_config` has it. Raises: CheckpointError."""
     embedding, residual, attention, logits = (
         reader.number(key, 1.0, least=_LEAST, most=_MOST)
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
@@ -40,15 +39,15 @@ def read_granite_config(reader: ConfigReader, model_type: str, *, shared_interme
     return read_decoder_config(
         reader,
         model_type=model_type,
-        num_experts=read_num_experts(reader),
-        top_k=reader.positive("num_experts_per_tok"),
-        shared_intermediate_size=shared_intermediate_size,
+        num_experts=num_experts,
+        top_k=reader.positive("num_experts_per_tok") if num_experts else 0,
         attention_bias=has_bias,
         attention_out_bias=has_bias,
         attention_scale=attention,
         embedding_scale=embedding / residual,
         rms_norm_eps=reader.number("rms_norm_eps", least=MIN_EPS, most=1.0) / residual**2,
         logit_scale=1.0 / logits,
+        **family,
     )
 
 
@@ -57,9 +56,11 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
     return CausalLM(config, allocator, _layer)
 
 
+def make_experts(config: ModelConfig, allocator: WeightAllocator) -> MoE:
+    """Return a layer's experts: a softmax over the chosen ones alone is that over all, renormalised."""
+    return MoE(config, allocator, Routing(config.top_k, renormalize=True), NAMES)
+
+
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    # A softmax over the chosen experts alone is that over all, renormalised.
-    choose = Routing(config.top_k, renormalize=True)
-    return DecoderLayer(
-        config, allocator, Attention(config, allocator, layer_idx), MoE(config, allocator, choose, NAMES)
-    )
+    attention = Attention(config, allocator, layer_idx)
+    return DecoderLayer(config, allocator, attention, make_experts(config, allocator))

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.core.recurrent_config import RecurrentConfig, ShortConvConfig
+from moeflow.core.recurrent_config import MAX_TAPS, RecurrentConfig, ShortConvConfig
 from moeflow.models.config_keys import read_decoder_config, read_layer_types, read_num_layers
 from moeflow.models.layers.attention import Attention, AttentionNames
 from moeflow.models.layers.decoder import CausalLM
@@ -22,7 +22,6 @@ NETWORK: Final = NetworkNames("feed_forward", ups=("w1", "w3"), down="w2")
 LAST_NORM: Final = "model.embedding_norm"
 _ATTENTION_NAMES: Final = AttentionNames(out="out_proj", q_norm="q_layernorm", k_norm="k_layernorm")
 _KINDS: Final = {"full_attention": False, "conv": True}
-_MAX_TAPS: Final = 16
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:
@@ -52,7 +51,7 @@ def _read_recurrent(reader: ConfigReader) -> RecurrentConfig | None:
     layers = tuple(layer_idx for layer_idx, conv in enumerate(is_conv) if conv)
     mixer = ShortConvConfig(
         num_channels=reader.positive("hidden_size"),
-        kernel_size=reader.positive("conv_L_cache", 3, most=_MAX_TAPS),
+        kernel_size=reader.positive("conv_L_cache", 3, most=MAX_TAPS),
         has_bias=reader.get(bool, "conv_bias", False),
     )
     return RecurrentConfig(layers, mixer) if layers else None

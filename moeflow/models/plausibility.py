@@ -7,6 +7,7 @@ by one. Whether each tensor is there and has its shape is for whoever loads them
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.brief import brief
@@ -53,7 +54,8 @@ def read_eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
     generation_file = config_file.with_name("generation_config.json") if is_folder else config_file
     generation = _token_ids(ConfigReader(checkpoint.generation_config, generation_file))
     model = _token_ids(ConfigReader(checkpoint.config, config_file))
-    return generation or model
+    text = checkpoint.config.get("text_config")  # of a model that sees or hears, too
+    return generation or model or (_token_ids(ConfigReader(text, config_file)) if isinstance(text, Mapping) else ())
 
 
 def _token_ids(reader: ConfigReader) -> tuple[int, ...]:

@@ -8,12 +8,17 @@ from __future__ import annotations
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.weight_allocator import WeightAllocator
-from moeflow.models.qwen3_next import make_layer, read_linear_config
+from moeflow.models.qwen3_next import make_layer, read_experts, read_linear_config
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
-    return read_linear_config(reader, model_type="qwen3_5_moe_text", norm_topk_prob=True)
+    return read_text_config(reader, "qwen3_5_moe_text")
+
+
+def read_text_config(reader: ConfigReader, model_type: str) -> ModelConfig:
+    """Return the model's shape. Raises: CheckpointError."""
+    return read_linear_config(reader, model_type=model_type, norm_topk_prob=True, **read_experts(reader))
 
 
 def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:

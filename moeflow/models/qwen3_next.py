@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.core.recurrent_config import GatedDeltaConfig, RecurrentConfig
+from moeflow.core.recurrent_config import MAX_KEY_DIM, MAX_TAPS, GatedDeltaConfig, RecurrentConfig
 from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import (
     read_decoder_config,
@@ -20,7 +20,7 @@ from moeflow.models.config_keys import (
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer, LayerNames
 from moeflow.models.layers.gated_attention import GatedAttention
-from moeflow.models.layers.mlp import dense_mlp
+from moeflow.models.layers.mlp import MLP, FusedMLP, dense_mlp
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.recurrent.gated_delta_net import GatedDeltaNet
 from moeflow.models.layers.weight_allocator import WeightAllocator
@@ -28,8 +28,6 @@ from moeflow.models.qwen2_moe import NAMES
 
 _KINDS: Final = {"full_attention": False, "linear_attention": True}
 _LINEAR: Final = LayerNames(mixer="linear_attn")
-_MAX_TAPS: Final = 16
-_MAX_KEY_DIM: Final = 256  # of the kernels
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:
@@ -40,6 +38,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         norm_topk_prob=reader.get(bool, "norm_topk_prob", True),
         dense_layers=read_dense_layers(reader),
         dense_intermediate_size=reader.positive("intermediate_size", 5632),
+        **read_experts(reader),
     )
 
 
@@ -55,17 +54,23 @@ def read_linear_config(reader: ConfigReader, *, model_type: str, **family: Any) 
         may_be_partial=True,
         default_head_dim=256,
         default_rotary_share=0.25,
-        num_experts=read_num_experts(reader),
-        top_k=reader.positive("num_experts_per_tok"),
-        intermediate_size=reader.positive("moe_intermediate_size"),
-        shared_intermediate_size=reader.positive("shared_expert_intermediate_size"),
-        has_shared_gate=True,
         has_attention_gate=True,
         attention_bias=has_bias,
         attention_out_bias=has_bias,
         recurrent=_read_recurrent(reader),
         **family,
     )
+
+
+def read_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Return the fields of `ModelConfig` about experts. Raises: CheckpointError."""
+    return {
+        "num_experts": read_num_experts(reader),
+        "top_k": reader.positive("num_experts_per_tok"),
+        "intermediate_size": reader.positive("moe_intermediate_size"),
+        "shared_intermediate_size": reader.positive("shared_expert_intermediate_size"),
+        "has_shared_gate": True,
+    }
 
 
 def _read_recurrent(reader: ConfigReader) -> RecurrentConfig | None:
@@ -76,9 +81,9 @@ def _read_recurrent(reader: ConfigReader) -> RecurrentConfig | None:
     mixer = GatedDeltaConfig(
         num_heads=reader.positive("linear_num_value_heads", 32),
         num_key_heads=reader.positive("linear_num_key_heads", 16),
-        key_dim=reader.positive("linear_key_head_dim", 128, most=_MAX_KEY_DIM),
+        key_dim=reader.positive("linear_key_head_dim", 128, most=MAX_KEY_DIM),
         value_dim=reader.positive("linear_value_head_dim", 128),
-        kernel_size=reader.positive("linear_conv_kernel_dim", 4, most=_MAX_TAPS),
+        kernel_size=reader.positive("linear_conv_kernel_dim", 4, most=MAX_TAPS),
     )
     if mixer.num_heads % mixer.num_key_heads:
         raise reader.error(
@@ -98,12 +103,12 @@ def make_layer(
     config: ModelConfig, allocator: WeightAllocator, layer_idx: int, *, is_by_key_heads: bool
 ) -> DecoderLayer:
     """Return a layer; `is_by_key_heads` is as `GatedDeltaNet` has it."""
-    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
-    mlp = (
-        dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size)
-        if layer_idx in config.dense_layers
-        else MoE(config, allocator, choose, NAMES)
-    )
+    if layer_idx in config.moe_layers:
+        choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
+        mlp: MLP | FusedMLP | MoE = MoE(config, allocator, choose, NAMES)
+    else:
+        width = config.dense_intermediate_size if config.num_experts else config.intermediate_size
+        mlp = dense_mlp(allocator, config.hidden_size, width)
     if config.recurrent is None or layer_idx not in config.recurrent.layers:
         attention = GatedAttention(config, allocator, layer_idx, qk_norm="per_head")
         return DecoderLayer(config, allocator, attention, mlp)

@@ -121,9 +121,8 @@ class Scheduler:
             self._place_alone(plan, self._alone[0])
             return Batch(tuple(plan.entries))
         self._continue(plan, self._running(is_batch=False))
-        if not plan.has_preempted:
-            self._admit_interactive(plan)
-        self._place_batch_requests(plan)
+        has_room = not plan.has_preempted and self._admit_interactive(plan)
+        self._place_batch_requests(plan, may_admit=has_room)
         return Batch(tuple(plan.entries))
 
     def complete(self, batch: Batch, elapsed_s: float = 0.0, num_kept: Mapping[Request, int] = _NONE_KEPT) -> None:
@@ -254,25 +253,34 @@ class Scheduler:
                     shares.append((request, num_tokens))
         return shares
 
-    def _admit_interactive(self, plan: _Plan) -> None:
-        """Admit interactive requests, oldest first, while places and tokens last and batch blocks can be had."""
+    def _admit_interactive(self, plan: _Plan) -> bool:
+        """Admit interactive requests, oldest first, while places and tokens last and batch blocks can be had.
+
+        Returns whether tokens and blocks did: who still waits then waits for a place, or for a prefix to be read.
+        """
         num_begun = len(self._running(is_batch=False)) + sum(map(self._reads.holds, self.interactive))
         for request in [*self.interactive]:
             if self._reads.holds(request):
                 continue
-            if num_begun >= self.config.max_num_seqs or not _chunk(request, plan.budget):
-                return
+            if num_begun >= self.config.max_num_seqs:
+                break
+            if not _chunk(request, plan.budget):
+                return False
             while not self._open(request):
                 if not any(other.is_batch for other in self.running):
-                    return
+                    return False
                 self._preempt_youngest()
             if not self._reads.begin(request):
                 self.interactive.remove(request)
                 self._begin(plan, request)
             num_begun += 1
+        return True
 
-    def _place_batch_requests(self, plan: _Plan) -> None:
-        """Fill what is left of the pass, as far as interactive requests are not slowed down too much."""
+    def _place_batch_requests(self, plan: _Plan, *, may_admit: bool) -> None:
+        """Fill what is left of the pass, as far as interactive requests are not slowed down too much.
+
+        New ones are let in only if no interactive request lacks tokens or blocks.
+        """
         running = self._running(is_batch=True)
         has_interactive = bool(plan.entries)
         if has_interactive:
@@ -280,9 +288,10 @@ class Scheduler:
         plan.has_preempted = False
         is_place_kept = not has_interactive and self._has_prompts(running)
         self._continue(plan, running, num_kept=int(is_place_kept))
-        if not (plan.has_preempted or self.interactive):
+        if may_admit and not plan.has_preempted:
             self._admit_batch_requests(plan)
         if is_place_kept:  # and perhaps not taken: the next prompt may not have found its blocks
+            # Who is left out is younger than all who are placed, so none of these loses its blocks for it.
             placed = {entry.request for entry in plan.entries}
             self._continue(plan, [request for request in running if request not in placed], num_kept=0)
 

@@ -73,6 +73,7 @@ def sequences_context(
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
         latent_dim=model.config.latent_dim,
+        other_heads=model.config.other_heads,
         dtype=model.dtype,
         device=model.device,
     )

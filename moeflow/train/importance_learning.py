@@ -204,23 +204,26 @@ class _LayerSums:
     def _experts(self, mlp: MoE, normed: Tensor, hidden: Tensor) -> Tensor:
         weights, kind = mlp.weights, expert_kind(mlp.config)
         assert isinstance(weights, ExpertTensors)
+        shared = None
         if mlp.shared is not None:
             assert isinstance(mlp.shared.network, MLP)
-            self._shared_up.add(normed)
-            self._shared_down.add(mlp.shared.network.units(normed))
-        hidden = mlp.with_shared(normed, hidden)
+            x = mlp.network_input(normed)
+            self._shared_up.add(x)
+            self._shared_down.add(mlp.shared.network.units(x))
+            shared = mlp.shared(x, None)
+        chosen, inputs = torch.zeros_like(hidden), mlp.expert_input(normed)
         up_biases, down_biases = weights.biases or (None, None)
         topk_ids, topk_weights = mlp.route(normed)
         for expert in sorted(set(topk_ids.flatten().tolist())):
             rows, choices = (topk_ids == expert).nonzero(as_tuple=True)
-            x = normed[rows]
+            x = inputs[rows]
             ups = linear(x, weights.gate_up[expert], None if up_biases is None else up_biases[expert])
             units = activate(kind.function, ups, is_gated=kind.is_gated)
             self._ups[expert].add(x)
             self._downs[expert].add(units)
             out = linear(units, weights.down[expert], None if down_biases is None else down_biases[expert])
-            hidden.index_add_(0, rows, out * topk_weights[rows, choices].unsqueeze(1))
-        return hidden
+            chosen.index_add_(0, rows, out * topk_weights[rows, choices].unsqueeze(1))
+        return self._layer.add_network(hidden, mlp.joined(shared, chosen))
 
     def importance(self) -> dict[str, Floats]:
         """Return that of each of the layer's matrices."""

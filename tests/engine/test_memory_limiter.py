@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 from contextlib import ExitStack
 from unittest.mock import patch
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +20,7 @@ from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.experts.budget import MemoryBudget
 from moeflow.experts.slot_arena import arena_bytes
 from moeflow.kv.block_tables import BlockTables
+from moeflow.kv.storage import KVStorage
 from moeflow.planner.costs.process_memory import margin_bytes
 from moeflow.planner.costs.work_space import kept_bytes, work_bytes
 from tests.shapes import TINY
@@ -46,6 +49,9 @@ class FakeKV:
         return set(blocks) - self.touched
 
     def touch(self, blocks):
+        self.touched |= set(blocks)
+
+    def take_memory(self, blocks):
         self.touched |= set(blocks)
 
     def give_back(self, blocks):
@@ -124,3 +130,32 @@ def test_a_pass_announces_what_of_its_work_space_is_not_held_yet(num_tokens, kep
     whole = work_bytes(TINY, num_tokens=num_tokens, num_sampled=1)
     (fresh,) = announced.call_args.args
     assert whole - fresh == min(kept, kept_bytes(TINY, num_tokens=num_tokens))
+
+
+def test_blocks_that_others_fill_while_passes_run_are_held_from_the_beginning():
+    """So the slots of experts, for which a pass measures anew, do not take what is still to be filled."""
+    plan = MemoryPlan(limit_bytes=2**40, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
+    kv = KVStorage(
+        layers=range(2), num_blocks=64, block_size=16, num_kv_heads=4, head_dim=65, dtype="float32", device=None,
+        gives_back=True,
+    )  # fmt: skip
+    keeper = MemoryLimiter(plan, TINY, SchedulerConfig(num_blocks=64, max_model_len=64), EXPERTS, NoSlots(), kv)
+    kv.touch([5])
+    kv.copy_in(5, memoryview(b"5" * kv.content_bytes))
+    before = resident_pages(kv)
+    with measures(0, lambda: FIXED_BYTES):
+        keeper.make_room_for([3, 4, 5])
+    assert resident_pages(kv) - before >= 2 * (kv.content_bytes // mmap.PAGESIZE) - 4
+    content = memoryview(bytearray(kv.content_bytes))
+    kv.copy_out(5, content)
+    assert bytes(content) == b"5" * kv.content_bytes
+
+
+def resident_pages(kv) -> int:
+    """Return how many of a storage's pages are in memory, as the kernel sees it."""
+    start = kv._cells.ctypes.data
+    first, last = start // mmap.PAGESIZE, -(-(start + kv.num_bytes) // mmap.PAGESIZE)
+    with open("/proc/self/pagemap", "rb") as pagemap:
+        pagemap.seek(first * 8)
+        entries = np.frombuffer(pagemap.read((last - first) * 8), np.uint64)
+    return int((entries >> np.uint64(63)).sum())

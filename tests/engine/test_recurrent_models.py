@@ -16,13 +16,16 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from tests.tiny_granite_hybrid import write_tiny_granite_hybrid
 from tests.tiny_lfm2 import write_tiny_lfm2
 
+WRITERS = {"short convolutions": write_tiny_lfm2, "mamba2 and experts": write_tiny_granite_hybrid}
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
+
+@pytest.fixture(scope="module", params=WRITERS)
+def tiny(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
-    return folder, write_tiny_lfm2(folder)
+    return folder, WRITERS[request.param](folder)
 
 
 def load(folder, *, num_slots: int = 12, every: int = 16, num_tokens: int = 24, **changes) -> Engine:

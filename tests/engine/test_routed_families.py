@@ -12,6 +12,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
     MiniMaxM2Config,
@@ -26,7 +27,7 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.streamed_runs import run
-from tests.models import test_dbrx, test_fairseq_moe, test_gpt_moe
+from tests.models import test_dbrx, test_fairseq_moe, test_gemma4_text, test_gpt_moe
 from tests.models.parity import SHAPE, random_model
 from tests.models.plain_gpt import PlainGPT
 
@@ -48,8 +49,21 @@ FAMILIES = {
     "phimoe": PhimoeConfig(**SHAPE, num_local_experts=8, attention_bias=True, lm_head_bias=True),
     "dots1": Dots1Config(**SHAPE, **ROUTED, n_shared_experts=2, norm_topk_prob=True, sliding_window=None),
     "ernie4_5_moe": Ernie4_5_MoeConfig(**SHAPE, moe_intermediate_size=24, moe_num_experts=8, moe_k=3),
+    "gemma4_text": test_gemma4_text.CONFIGS["as published"],
     "glm4_moe": Glm4MoeConfig(**SHAPE, **ROUTED, head_dim=16, n_group=4, topk_group=2, routed_scaling_factor=2.5),
     "gpt_oss": GptOssConfig(**SHAPE, num_local_experts=8, num_experts_per_tok=3, head_dim=16, sliding_window=11),
+    "granitemoehybrid": GraniteMoeHybridConfig(
+        **SHAPE,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_d_state=12,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        shared_intermediate_size=40,
+        residual_multiplier=0.3,
+        embedding_multiplier=5.0,
+    ),
     "granitemoeshared": GraniteMoeSharedConfig(
         **SHAPE,
         num_local_experts=8,

@@ -48,11 +48,11 @@ class BudgetMachine(RuleBasedStateMachine):
     def held(self):
         return self.other + self.slots.taken_bytes
 
-    @rule(growth=st.integers(0, 120))
-    def begin_pass(self, growth):
+    @rule(growth=st.integers(0, 120), is_pass=st.booleans())
+    def announce(self, growth, is_pass):
         before = self.slots.num_slots
         try:
-            self.budget.make_room(growth)
+            (self.budget.make_room if is_pass else self.budget.make_room_between_passes)(growth)
         except CapacityError:
             self.announced = 0
             least = max(LEAST, self.slots.num_leased)
@@ -62,6 +62,7 @@ class BudgetMachine(RuleBasedStateMachine):
             self.announced = growth
             assert self.slots.num_slots * SLOT_BYTES + self.other + growth <= LIMIT or self.slots.num_slots == before
             assert self.slots.num_slots >= LEAST
+            assert is_pass or self.slots.num_slots <= before
 
     @rule(share=st.floats(0, 1))
     def grow(self, share):
@@ -117,6 +118,25 @@ def test_slots_take_what_is_left_and_come_back_when_it_stays_free():
 def test_what_cannot_be_had_says_what_is_held():
     slots = FakeSlots()
     budget = MemoryBudget(LIMIT, slots, lambda: 250, min_slots=LEAST)
-    with pytest.raises(CapacityError, match=r"limit of 300 B is reached: 250 B .* 31 B more, and 2 experts .*--memory"):
+    with pytest.raises(
+        CapacityError, match=r"limit of 300 B is reached: 250 B .* 31 B more .*, and 2 experts .*--memory"
+    ):
         budget.make_room(31)
     assert slots.num_slots == LEAST
+
+
+def test_what_is_touched_between_passes_is_no_calm_pass():
+    slots, other = FakeSlots(), [100]
+    budget = MemoryBudget(LIMIT, slots, lambda: other[0] + slots.taken_bytes, min_slots=LEAST)
+    budget.make_room(50)
+    assert slots.num_slots == 15
+    for _ in range(2 * CALM_PASSES):
+        budget.make_room_between_passes(0)
+    assert slots.num_slots == 15
+    budget.make_room_between_passes(90)
+    assert slots.num_slots == 11
+    for _ in range(CALM_PASSES):
+        budget.make_room(50)
+    assert slots.num_slots == 15
+    with pytest.raises(CapacityError):
+        budget.make_room_between_passes(190)

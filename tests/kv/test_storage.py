@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.core.errors import CapacityError
+from moeflow.core.model_config import HeadSizes
 from moeflow.kv.storage import KVStorage, _runs
 
 
@@ -25,6 +26,27 @@ def test_layers_are_apart_and_zeroed(dtype):
         blocks = storage.layer(layer_idx)
         assert blocks.keys.shape == blocks.values.shape == (5, 2, 4, 8)
         assert (blocks.storage == want).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_layers_may_have_heads_of_their_own(dtype):
+    storage = _storage(dtype=dtype, layers=[1, 4, 5], other_heads={4: HeadSizes(1, 24), 9: HeadSizes(7, 2)})
+    shapes = [(5, 2, 4, 8), (5, 1, 4, 24), (5, 2, 4, 8)]
+    scales = 4 if dtype == torch.int8 else 0
+    assert storage.content_bytes * 5 == storage.num_bytes
+    assert storage.num_bytes == 5 * 4 * 2 * sum(heads * (dim * dtype.itemsize + scales) for _, heads, _, dim in shapes)
+    for value, (layer_idx, shape) in enumerate(zip([1, 4, 5], shapes, strict=True), 1):
+        blocks = storage.layer(layer_idx)
+        assert blocks.keys.shape == blocks.values.shape == shape
+        blocks.keys.fill_(value)
+        blocks.values.fill_(-value)
+    content = memoryview(bytearray(storage.content_bytes))
+    storage.copy_out(3, content)
+    kept = [layer.storage.clone() for layer in storage.layers]
+    for layer in storage.layers:
+        layer.keys[3] = layer.values[3] = 9
+    storage.copy_in(3, content)
+    assert all(torch.equal(layer.storage, own) for layer, own in zip(storage.layers, kept, strict=True))
 
 
 @pytest.mark.parametrize(("page_bytes", "num_pages"), [(512, 1), (1024, 2), (256, 2), (65536, 2)])

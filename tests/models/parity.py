@@ -52,7 +52,8 @@ SHAPE = {
 
 def layouts_of(config: ModelConfig, num_ranks: int) -> list[dict[str, str]]:
     """Return the ways in which so many ranks can share a model."""
-    of_heads = ["replicated", "tensor"] if config.latent is None else ["replicated"]
+    is_cut = config.latent is None and not config.has_value_norms
+    of_heads = ["replicated", "tensor"] if is_cut else ["replicated"]
     found = product(["expert", "sliced"] if num_ranks <= config.num_experts else ["sliced"], of_heads)
     return [{"expert_layout": experts, "attention_layout": attention} for experts, attention in found]
 
@@ -129,6 +130,7 @@ class Cache:
             num_kv_heads=config.num_kv_heads if num_kv_heads is None else num_kv_heads,
             head_dim=config.head_dim,
             latent_dim=config.latent_dim,
+            other_heads=config.other_heads,
             dtype=model.dtype,
             device=CPU,
         )

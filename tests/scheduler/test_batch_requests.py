@@ -20,7 +20,7 @@ from tests.scheduler.traffic import (
 
 
 class Mixed(AnyTraffic):
-    """Both kinds come and go at any time; passes take any time, some fail."""
+    """Both kinds come and go at any time; passes take any time, some fail; memory lends more blocks or fewer."""
 
     pass_s = 0.01
 
@@ -30,6 +30,10 @@ class Mixed(AnyTraffic):
     @rule(prompt=prompts, max_tokens=st.integers(1, 15), is_batch=st.booleans())
     def submit(self, prompt, max_tokens, is_batch):
         self.add(batch_request if is_batch else make_request, prompt, max_tokens)
+
+    @rule(limit=st.integers(10, 14))  # one request of the greatest length always has room
+    def lend(self, limit):
+        self.scheduler.blocks.limit = limit
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(elapsed_s=st.sampled_from([0.001, 0.01, 0.02, 1.0]))
@@ -209,6 +213,25 @@ def test_a_place_that_is_kept_for_a_prompt_that_finds_no_blocks_goes_to_a_decode
         assert [request.request_id for request in run_pass(scheduler, model, 0.01)] == ["decodes"]
     scheduler.blocks.limit = 12
     run_to_end(scheduler, model, 0.01)
+
+
+def test_a_decode_that_is_placed_last_takes_its_blocks_from_younger_ones():
+    scheduler, model = make_scheduler(max_num_seqs=1, num_blocks=16, max_model_len=20), FakeModel(4)
+    scheduler.add(make_request("somebody", [1, 2]))  # from now on prompts are computed ahead
+    run_to_end(scheduler, model, 0.01)
+    scheduler.add(batch_request("old", [1, 2, 0], 12))
+    run_pass(scheduler, model, 0.01)
+    scheduler.add(batch_request("young", [2, 2, 2], 12))
+    run_pass(scheduler, model, 0.01)
+    old, young = scheduler.running
+    scheduler.blocks.limit = 2
+    scheduler.add(batch_request("waits", [0] * 12, 3))
+    assert run_pass(scheduler, model, 0.01) == [old]
+    assert run_pass(scheduler, model, 0.01) == [old]  # which needs a second block
+    assert (old.num_preemptions, young.num_preemptions) == (0, 1)
+    scheduler.blocks.limit = 16
+    run_to_end(scheduler, model, 0.01)
+    assert young.output_token_ids == generate_alone([2, 2, 2], 12)
 
 
 def test_batch_requests_that_may_grow_keep_no_blocks_from_an_interactive_one():

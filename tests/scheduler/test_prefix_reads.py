@@ -174,6 +174,43 @@ def test_others_overtake_who_waits_for_a_read_and_running_requests_go_on():
     assert long in [entry.request for entry in scheduler.schedule().entries]
 
 
+@pytest.mark.parametrize("places", ["free", "all waiting"])
+def test_batch_requests_begin_while_interactive_ones_wait_for_a_read(places):
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, num_blocks=20, max_num_seqs=2)
+    chats = [make_request(f"chat {i}", [i] * 18, 2) for i in range(1 if places == "free" else 3)]
+    for request in chats:
+        scheduler.add(request)
+    assert not scheduler.schedule()
+    row = batch_request("row", [9], 3)
+    scheduler.add(row)
+    for _ in range(3):
+        batch = scheduler.schedule()
+        assert [entry.request for entry in batch.entries] == [row]
+        finish_pass(scheduler, prefixes.model, batch)
+    assert row.output_token_ids == generate_alone([9], 3)
+    assert all(scheduler._reads.holds(request) for request in chats[:2])
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_batch_requests_that_began_meanwhile_give_way_to_who_has_waited_for_a_read(is_known):
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, num_blocks=10, max_num_batched_tokens=20)
+    chat, row = make_request("chat", [1] * 18, 2), batch_request("row", [9] * 15, 9)
+    scheduler.add(chat)
+    scheduler.add(row)
+    prefixes.found |= {chat: 4 if is_known else None, row: 0}
+    batch = scheduler.schedule()
+    assert [entry.request for entry in batch.entries] == [row]
+    finish_pass(scheduler, prefixes.model, batch)
+    for read in [*prefixes.reads]:
+        prefixes.end(read)
+    prefixes.know_all()
+    scheduler.blocks.limit = 6  # memory has become short
+    assert [entry.request for entry in scheduler.schedule().entries] == [chat]
+    assert row.num_preemptions == 1
+
+
 def test_equal_prompts_wait_for_one_read():
     prefixes = FakePrefixes()
     scheduler = make_scheduler(prefixes)

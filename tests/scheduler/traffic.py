@@ -73,6 +73,7 @@ def run_pass(
     batch = scheduler.schedule({request: guesses(request, rng) for request in running if rng and rng.random() < 0.8})
     assert batch, "a pass must never be empty while there is work"
     assert batch.num_tokens <= scheduler.config.max_num_batched_tokens
+    assert not any(e.request in scheduler.waiting for e in batch.entries), "preempted and yet computed"
     assert len({id(e.request) for e in batch.entries}) == len(batch.entries)
     assert (
         sum(e.request in scheduler.running for e in batch.entries) <= scheduler.config.max_num_seqs

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import closing
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -15,6 +17,7 @@ from moeflow.models.importance import load_importance
 from moeflow.planner.known_importance import importance_place, known_importance_file
 from moeflow.train import importance_learning
 from moeflow.train.importance_learning import ensure_importance, learn_importance
+from tests.models import test_gemma4_text
 from tests.models.parity import SHAPE, random_model
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -102,6 +105,25 @@ def test_of_shared_experts_whose_results_the_next_layer_gets(tmp_path):
     names = [f"model.layers.{layer}.{part}" for layer in range(3) for part in (*parts, "self_attn.q_proj")]
     for name, inputs in inputs_of(model, names).items():
         assert_close(found[f"{name}.weight"], finished(inputs.square().mean(dim=0)))
+
+
+def test_where_networks_and_experts_have_norms_of_their_own(tmp_path):
+    config = copy.deepcopy(test_gemma4_text.CONFIGS["as published"])
+    config.vocab_size = 258
+    model = random_model(config)
+    model.save_pretrained(tmp_path)
+    found = learnt(tmp_path)
+    names = [f"model.layers.{layer}.mlp.{part}" for layer in range(3) for part in ("gate_proj", "up_proj", "down_proj")]
+    names += ["model.layers.2.self_attn.k_proj", "model.layers.2.self_attn.o_proj", "lm_head"]
+    experts = [f"model.layers.{layer}.experts" for layer in range(3)]
+    inputs = inputs_of(model, [*names, *experts])
+    for name in names:
+        stored = "model.embed_tokens" if name == "lm_head" else name
+        assert_close(found[f"{stored}.weight"], finished(inputs[name].square().mean(dim=0)))
+    for layer, name in enumerate(experts):
+        ups = [found[f"model.layers.{layer}.moe.experts.{expert}.up_proj.weight"] for expert in range(8)]
+        whole = finished(inputs[name].square().mean(dim=0)).numpy()
+        assert all(np.corrcoef(own, whole)[0, 1] > 0.9 for own in ups)
 
 
 def test_of_a_dense_model(tmp_path):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from moeflow.checkpoint.gguf.latent import LAYER_NAMES
+from moeflow.checkpoint.gguf import latent, recurrent
 from moeflow.checkpoint.gguf.names import (
     ERNIE_NAMES,
     GPT_OSS_NAMES,
@@ -46,6 +46,7 @@ class Architecture:
     stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the config whole, at last
     is_latent: bool = False  # whether attention is latent
+    is_hybrid: bool = False  # whether layers that do not attend are Mamba2's
 
     @property
     def understood(self) -> set[str]:
@@ -102,12 +103,43 @@ _GRANITE_SHARED = replace(
     huggingface_class="GraniteMoeSharedForCausalLM",
     integers={**_GRANITE.integers, "shared_intermediate_size": "expert_shared_feed_forward_length"},
 )
+
+
+def _as_granite4(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say as Granite 4.0 does whether positions rotate, what layers are, and how wide where there are no experts."""
+    return {
+        "layer_types": ["attention"] * config["num_hidden_layers"],
+        **config,
+        "shared_intermediate_size": config[
+            "shared_intermediate_size" if config["num_local_experts"] else "intermediate_size"
+        ],
+        "position_embedding_type": "rope" if config["has_positions"] else "nope",
+    }
+
+
+_GRANITE_HYBRID = replace(
+    _GRANITE,
+    model_type="granitemoehybrid",
+    huggingface_class="GraniteMoeHybridForCausalLM",
+    integers=_WIDTH,
+    layer_names=recurrent.LAYER_NAMES
+    | {f"ffn_{part}": f"shared_mlp.{part}_proj" for part in ("gate", "up", "down")},  # without experts
+    optional={
+        **_GRANITE.optional,
+        "num_local_experts": ("expert_count", 0),
+        "num_experts_per_tok": ("expert_used_count", 0),
+        "shared_intermediate_size": ("expert_shared_feed_forward_length", 0),
+        "has_positions": ("rope.scaling.finetuned", True),
+    },
+    derive=_as_granite4,
+    is_hybrid=True,
+)
 _DEEPSEEK_V2 = Architecture(
     "deepseek_v2",
     "DeepseekV2ForCausalLM",
     _ROUTED,
     moe_names=ROUTED_NAMES,
-    layer_names=LAYER_NAMES,
+    layer_names=latent.LAYER_NAMES,
     optional=_ROUTING,
     is_latent=True,
 )
@@ -236,6 +268,8 @@ _OTHERS = {
         },
     ),
     "granitemoe": _GRANITE,
+    "granite": replace(_GRANITE_HYBRID, is_hybrid=False),
+    "granitehybrid": _GRANITE_HYBRID,
 }
 
 
@@ -251,6 +285,8 @@ def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
         )
     if name == "llama":
         return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA
+    if name == "granitemoe" and not reader.get(bool, "granitemoe.rope.scaling.finetuned", True):
+        return _OTHERS["granite"]  # which may have experts, and no positions
     if name == "granitemoe" and reader.get(int, "granitemoe.expert_shared_feed_forward_length", 0) > 0:
         return _GRANITE_SHARED
     if name == "deepseek2":

@@ -15,6 +15,7 @@ from typing import Any
 from moeflow.checkpoint.gguf.architectures import Architecture
 from moeflow.checkpoint.gguf.header import GGUFHeader
 from moeflow.checkpoint.gguf.latent import latent_keys
+from moeflow.checkpoint.gguf.recurrent import key_heads, mamba_keys
 from moeflow.checkpoint.gguf.rope import scaling_from_factors, scaling_from_metadata
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
@@ -57,6 +58,7 @@ def translate_config(
         raise reader.error(f"'expert_gating_func' is {brief(reader.raw['expert_gating_func'])}, which is not supported")
     embeddings = header.tensors.get("token_embd.weight")
     num_heads = reader.positive("attention.head_count")
+    num_kv_heads, layer_types = key_heads(reader, num_heads, may_differ=architecture.is_hybrid)
     config: dict[str, Any] = {
         "architectures": [architecture.huggingface_class],
         "model_type": architecture.model_type,
@@ -64,7 +66,7 @@ def translate_config(
         "hidden_size": reader.positive("embedding_length"),
         "num_hidden_layers": reader.positive("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": reader.positive("attention.head_count_kv", num_heads),
+        "num_key_value_heads": num_kv_heads,
         "head_dim": reader.positive("rope.dimension_count")
         if architecture.is_latent
         else _head_dim(reader, num_heads, may_be_partial=architecture.may_be_partial),
@@ -81,6 +83,8 @@ def translate_config(
     if architecture.is_latent:
         config |= latent_keys(reader, num_heads, config["rope_scaling"])
         config["attention_bias"] = "blk.0.attn_kv_a_mqa.bias" in header.tensors
+    if layer_types is not None:
+        config |= {"layer_types": layer_types} | mamba_keys(reader)
     config |= {key: reader.positive(source) for key, source in architecture.integers.items()}
     config |= {key: _optional(reader, *source) for key, source in architecture.optional.items()}
     if architecture.may_be_partial:

@@ -23,6 +23,7 @@ from moeflow.checkpoint.gguf.blocks import widen_blocks
 from moeflow.checkpoint.gguf.config import ROPE_FACTORS, translate_config, translate_token_ids
 from moeflow.checkpoint.gguf.header import GGUFTensor, read_gguf_header
 from moeflow.checkpoint.gguf.names import heads_in_pairs, huggingface_name, is_single_row
+from moeflow.checkpoint.gguf.recurrent import huggingface_shape, is_decay
 from moeflow.checkpoint.gguf.tensor_types import TensorType
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
@@ -46,6 +47,7 @@ class _Part:
     start: int  # byte in the file
     num_bytes: int
     pair_heads: int = 0  # heads whose rows are stored in pairs; 0: none
+    is_decay: bool = False  # of recurrent layers, of which Hugging Face has the logarithm
 
 
 class GGUFFile:
@@ -109,6 +111,8 @@ class GGUFFile:
     def _read_part(self, name: str, part: _Part) -> torch.Tensor:
         data = self._file.read(part.start, part.num_bytes, name)
         weights = _widen(data, part.quantization, part.shape)
+        if part.is_decay:
+            return torch.log(-weights.float())
         return _pairs_to_halves(weights, part.pair_heads) if part.pair_heads else weights
 
     def _part(self, name: str) -> _Part:
@@ -130,7 +134,9 @@ def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, 
     if is_single_row(tensor.name, names) and len(tensor.shape) == 1:
         return {name: replace(_whole(tensor), shape=(1, *tensor.shape))}
     if names is None or "{}" not in name:
-        return {name: replace(_whole(tensor), pair_heads=_pair_heads(tensor, architecture, config, file))}
+        whole = replace(_whole(tensor), shape=huggingface_shape(tensor.name, tensor.shape))
+        pair_heads = _pair_heads(tensor, architecture, config, file)
+        return {name: replace(whole, pair_heads=pair_heads, is_decay=is_decay(tensor.name))}
     num_experts = config[names.count]
     if len(tensor.shape) < 2 or tensor.shape[0] != num_experts:
         raise _misfit(f"has the shape {list(tensor.shape)}, where {num_experts} experts are expected", tensor, file)

@@ -33,7 +33,7 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _WITHOUT_SUFFIX = {"attn_sinks": "self_attn.sinks"}
-_TENSOR_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.)?[a-z_]+)\.(weight|bias)")
+_TENSOR_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.)?[a-z][a-z0-9_]*)(?:\.(weight|bias))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def huggingface_name(gguf_name: str, moe: MoeNames | None, own: Mapping[str, str
     """Return the Hugging Face name of a GGUF tensor, None if it is unknown.
 
     A stack of experts has `{}` where the expert's number goes; `moe` is None in dense models. `own` are names in layers
-    that this architecture alone has.
+    that this architecture alone has: of parts that have weights and biases, or of single tensors, as they are.
     """
     if gguf_name in _OUTSIDE_LAYERS:
         return _OUTSIDE_LAYERS[gguf_name]
@@ -89,6 +89,9 @@ def huggingface_name(gguf_name: str, moe: MoeNames | None, own: Mapping[str, str
     if match is None:
         return None
     layer, part, suffix = match.groups()
+    whole = part if suffix is None else f"{part}.{suffix}"
+    if suffix is None or whole in own:
+        return f"model.layers.{layer}.{own[whole]}" if whole in own else None
     if part in _WITHOUT_SUFFIX:
         return f"model.layers.{layer}.{_WITHOUT_SUFFIX[part]}" if suffix == "weight" else None
     if part == "exp_probs_b":

@@ -9,13 +9,12 @@ shared_mlp.output_linear.weight        [hidden, width]
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
-from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
+from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import check_num_tensors
 from moeflow.checkpoint.renamed.renamed_checkpoint import Piece
-from moeflow.core.errors import CheckpointError
+from moeflow.checkpoint.renamed.stacks import check_stack, cut_rows
 
 _NETWORK: Final = re.compile(r"(.+)\.(block_sparse_moe|shared_mlp)\.(input_linear|output_linear)\.weight")
 _PARTS: Final = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
@@ -30,28 +29,10 @@ def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
             pieces[name] = Piece(name, info.shape)
         else:
             is_stack, parts = found[2] == "block_sparse_moe", _PARTS[found[3]]
-            _check_shape(name, info, 3 if is_stack else 2, len(parts))
+            check_stack(name, info, 3 if is_stack else 2, len(parts))
             check_num_tensors(len(pieces) + len(parts) * (info.shape[0] if is_stack else 1), stored.path)
             block = f"{found[1]}.{found[2]}"
             prefixes = [f"{block}.experts.{it}" for it in range(info.shape[0])] if is_stack else [block]
-            pieces |= dict(_networks(prefixes, parts, name, info))
+            pieces |= dict(cut_rows(prefixes, parts, name, info))
         check_num_tensors(len(pieces), stored.path)
     return pieces
-
-
-def _networks(prefixes: list[str], parts: tuple[str, ...], name: str, info: TensorInfo) -> Iterator[tuple[str, Piece]]:
-    """Yield the parts of networks that lie one below the other."""
-    rows, cols = info.shape[-2] // len(parts), info.shape[-1]
-    places = [f"{prefix}.{part}.weight" for prefix in prefixes for part in parts]
-    for number, place in enumerate(places):
-        yield place, Piece(name, (rows, cols), number * rows)
-
-
-def _check_shape(name: str, info: TensorInfo, num_dims: int, num_parts: int) -> None:
-    if len(info.shape) != num_dims or info.shape[-2] % num_parts:
-        raise CheckpointError(
-            f"has the shape {list(info.shape)}, where {num_dims} dimensions are expected, with {num_parts} equal parts",
-            file=info.file,
-            tensor=name,
-            remedy="Check that config.json belongs to these weights, or download the model again",
-        )

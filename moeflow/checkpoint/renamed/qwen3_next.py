@@ -1,6 +1,7 @@
 """Qwen3-Next and Qwen3.5: norms multiply by one more than their weights, but for those that are gated.
 
-Layers that guess further tokens, which come with some files, are left away.
+Experts may be stacked. Layers that guess further tokens, which come with some files, and what sees images are left
+away.
 """
 
 from __future__ import annotations
@@ -8,16 +9,24 @@ from __future__ import annotations
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.file_errors import check_num_tensors
 from moeflow.checkpoint.renamed.renamed_checkpoint import Piece
+from moeflow.checkpoint.renamed.stacks import find_experts
+from moeflow.checkpoint.renamed.text_part import text_name
 
 _GATED: Final = ".linear_attn.norm.weight"
 _GUESSING: Final = "mtp."
 
 
 def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
-    """Return what each tensor is in the files."""
-    return {
-        name: Piece(name, info.shape, offset=1.0 if name.endswith("norm.weight") and not name.endswith(_GATED) else 0.0)
-        for name, info in stored.tensors.items()
-        if not name.startswith(_GUESSING)
-    }
+    """Return what each tensor is in the files. Raises: CheckpointError if stacks have other shapes."""
+    pieces: dict[str, Piece] = {}
+    for name, info in stored.tensors.items():
+        known = text_name(name)
+        if known is None or name.startswith(_GUESSING):
+            continue
+        is_shifted = known.endswith("norm.weight") and not known.endswith(_GATED)
+        experts = find_experts(name, info, known)
+        pieces |= experts or {known: Piece(name, info.shape, offset=1.0 if is_shifted else 0.0)}
+        check_num_tensors(len(pieces), stored.path)
+    return pieces

@@ -16,11 +16,17 @@ _FAMILIES: Final[Mapping[str, Any]] = {
     "dbrx": on_demand("moeflow.checkpoint.renamed.dbrx"),
     "gemma3": on_demand("moeflow.checkpoint.renamed.gemma3"),
     "gemma3_text": on_demand("moeflow.checkpoint.renamed.gemma3"),
+    "gemma4": on_demand("moeflow.checkpoint.renamed.gemma4"),
+    "gemma4_text": on_demand("moeflow.checkpoint.renamed.gemma4"),
     "gpt_oss": on_demand("moeflow.checkpoint.renamed.gpt_oss"),
     "granitemoe": on_demand("moeflow.checkpoint.renamed.granitemoe"),
+    "granitemoehybrid": on_demand("moeflow.checkpoint.renamed.granitemoe"),
     "granitemoeshared": on_demand("moeflow.checkpoint.renamed.granitemoe"),
     "qwen3_next": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
+    "qwen3_5": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
+    "qwen3_5_moe": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
     "qwen3_5_moe_text": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
+    "qwen3_5_text": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
 }
 
 

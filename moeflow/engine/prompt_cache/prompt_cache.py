@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 from moeflow.core.batch import Batch
@@ -144,16 +145,20 @@ class PromptCache:
 
     def close(self) -> None:
         """End the threads; what is to be written still is, within a few seconds."""
+        with ExitStack() as closing:
+            for lane in (self._finder, self._reader, self._writer):
+                closing.callback(lane.close)
+            self._flush()
+
+    def _flush(self) -> None:
         until_s = self._clock() + FLUSH_S
         for job in self._to_write:
             try:
                 job.result(max(until_s - self._clock(), 0.0))
             except TimeoutError:
                 break
-            except Exception as error:  # a fault of ours, which must not keep the engine from closing all else
+            except Exception as error:  # a fault of ours
                 logger.error("the prompt cache failed", exc_info=error)
-        for lane in (self._finder, self._reader, self._writer):
-            lane.close()
 
     def _offer(self, request: Request, blocks: BlockTables) -> None:
         """Have a request's blocks written, unless too much waits for that: then they are offered again, with more.

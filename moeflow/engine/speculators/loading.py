@@ -65,6 +65,7 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
         latent_dim=model.config.latent_dim,
+        other_heads=model.config.other_heads,
         dtype=draft.kv_dtype,
         device="cpu",
         gives_back=config.experts is not None,

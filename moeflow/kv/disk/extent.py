@@ -22,6 +22,7 @@ import msgspec
 from isal import isal_zlib
 
 from moeflow.kv.disk.block_keys import KEY_BYTES
+from moeflow.kv.disk.own_files import open_own
 
 SUFFIX: Final = ".moekv"  # that nobody else gives to files, since these are deleted
 UNFINISHED: Final = SUFFIX + ".tmp"
@@ -94,8 +95,11 @@ def described_bytes(num_blocks: int) -> int:
 
 
 def read_extent(path: Path) -> Extent | None:
-    """Return what a file holds; None if it is not whole, or not of this version. Raises: OSError."""
-    with path.open("rb", buffering=0) as stream:
+    """Return what a file holds; None if it is not whole, not of this version, or not this user's. Raises: OSError."""
+    stream = open_own(path)
+    if stream is None:
+        return None
+    with stream:
         num_bytes = os.fstat(stream.fileno()).st_size
         found = _read_description(stream, num_bytes)
     if found is None or found.version != FORMAT_VERSION:

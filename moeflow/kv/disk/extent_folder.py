@@ -21,6 +21,7 @@ from typing import BinaryIO, Final
 
 from moeflow.kv.disk.extent import SUFFIX, UNFINISHED, Extent, ExtentWriter, described_bytes, read_blocks, read_extent
 from moeflow.kv.disk.folder_lock import folder_lock
+from moeflow.kv.disk.own_files import check_folder, create_own, open_own
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,10 @@ class ExtentFolder:
     """One model's blocks in a folder that may have those of others, too."""
 
     def __init__(self, path: Path, *, model: str, identity: bytes, block_bytes: int, max_bytes: int) -> None:
-        """Make the folder if it is not there, for this user alone, and look what it has. Raises: OSError."""
+        """Make the folder if it is not there, for this user alone, and look what it has.
+
+        Raises: OSError, also if it is not this user's.
+        """
         self.path = path
         self.block_bytes = block_bytes
         self.max_bytes = max_bytes
@@ -45,6 +49,7 @@ class ExtentFolder:
         self._places: dict[bytes, tuple[Extent, int]] = {}  # by key: file and position in it
         self._refreshed_s = -REFRESH_S
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_folder(path)
         self.refresh()
         self.num_bytes = sum(size for _, size, _ in _files(path))
 
@@ -108,7 +113,7 @@ class ExtentFolder:
                 return 0
             unfinished = self.path / f".{keys[0].hex()}{UNFINISHED}"
             try:
-                with _create(unfinished) as stream:
+                with create_own(unfinished) as stream:
                     num_written = self._write_blocks(stream, keys, gather, buffer)
                     size = stream.tell()
                 if not num_written:
@@ -129,7 +134,7 @@ class ExtentFolder:
         now_ns = time.time_ns()
         for number, name in enumerate(names):
             with suppress(FileNotFoundError):
-                os.utime(self.path / name, ns=(now_ns, now_ns - 1000 * number))
+                os.utime(self.path / name, ns=(now_ns, now_ns - 1000 * number), follow_symlinks=False)
 
     def _names_of(self, keys: Collection[bytes]) -> dict[str, None]:
         """Return the files that have these blocks, in order."""
@@ -157,7 +162,10 @@ class ExtentFolder:
         size = self.block_bytes
         at_once = len(buffer) // size
         try:
-            with extent.path.open("rb", buffering=0) as stream:
+            stream = open_own(extent.path)
+            if stream is None:  # no longer the file that was found
+                raise FileNotFoundError
+            with stream:
                 for first in positions[::at_once]:
                     into = buffer[: min(at_once, positions.stop - first) * size]
                     for index, is_whole in enumerate(read_blocks(stream, extent, first, into)):
@@ -226,13 +234,8 @@ def _files(folder: Path) -> Iterator[tuple[int, int, str]]:
     for entry in os.scandir(folder):
         if entry.name.endswith(SUFFIX):
             with suppress(FileNotFoundError):
-                status = entry.stat()
+                status = entry.stat(follow_symlinks=False)
                 yield status.st_mtime_ns, status.st_size, entry.name
-
-
-def _create(path: Path) -> BinaryIO:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    return os.fdopen(descriptor, "wb")
 
 
 def _run_length(extent: Extent, position: int, keys: Sequence[bytes]) -> int:

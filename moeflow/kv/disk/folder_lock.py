@@ -19,7 +19,7 @@ _POLL_S: Final = 0.01
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[bool]:
     """Have the folder's lock, or yield False if others keep it for long. Raises: OSError."""
-    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         yield _lock(descriptor)
     finally:

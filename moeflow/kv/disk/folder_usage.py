@@ -28,7 +28,7 @@ def folder_usage(folder: Path) -> list[ModelUsage]:
     found: dict[tuple[str, str], ModelUsage] = {}
     for file in _extents(folder):
         with suppress(FileNotFoundError):  # deleted by an engine meanwhile
-            extent, status = read_extent(file), file.stat()
+            extent, status = read_extent(file), file.lstat()
             name = ("damaged", "") if extent is None else (extent.model, extent.identity[:8].hex())
             one = found.get(name, ModelUsage(*name, 0, 0, 0.0))
             num_blocks = 0 if extent is None else len(extent.keys)
@@ -46,7 +46,7 @@ def folder_bytes(folder: Path) -> int:
     num_bytes = 0
     for file in _extents(folder):
         with suppress(FileNotFoundError):
-            num_bytes += file.stat().st_size
+            num_bytes += file.lstat().st_size
     return num_bytes
 
 
@@ -65,7 +65,7 @@ def clear_folder(folder: Path) -> int:
 def _delete(file: Path) -> int:
     """Return how many bytes a file took, which may be gone by now."""
     with suppress(FileNotFoundError):
-        size = file.stat().st_size
+        size = file.lstat().st_size
         file.unlink()
         return size
     return 0

@@ -62,22 +62,25 @@ class Attention:
         self._names = names
         kind = config.attention_of(layer_idx)
         self.rotary = None if kind.rope is None else config.ropes.index(kind.rope)  # which of a pass's tables
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        parts = {"q_proj": self.rows_per_query * q_size, "k_proj": kv_size, "v_proj": kv_size}
+        sizes = config.heads_of(layer_idx)
+        q_size, kv_size = config.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        parts = {"q_proj": self.rows_per_query * q_size, "k_proj": kv_size}
+        if not sizes.values_are_keys:
+            parts["v_proj"] = kv_size
         self._ranks = ranks = _rank_heads(config, allocator)
         self.qkv_proj = Linear(
             allocator,
             config.hidden_size,
             parts,
             bias=config.attention_bias,
-            own=None if ranks is None else _own_rows(ranks, config.head_dim),
+            own=None if ranks is None else _own_rows(ranks, sizes.head_dim),
         )
         self.o_proj = output_linear(allocator, q_size, names.out, config.hidden_size, bias=config.attention_out_bias)
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
             per_head = qk_norm != "all_heads"
-            self.q_norm = allocator.empty(config.head_dim if per_head else q_size)
-            self.k_norm = allocator.empty(config.head_dim if per_head else kv_size)
+            self.q_norm = allocator.empty(sizes.head_dim if per_head else q_size)
+            self.k_norm = allocator.empty(sizes.head_dim if per_head else kv_size)
         self._sinks = allocator.empty(config.num_heads) if config.has_attention_sinks else None  # ranks have all
         self.scores = Scores(
             sliding_window=kind.sliding_window,
@@ -90,8 +93,8 @@ class Attention:
         self._is_normed_here = ranks is None or qk_norm != "all_heads"  # else before, with the other ranks
         self.heads = Heads(
             num_heads=config.num_heads if ranks is None else len(ranks.queries),
-            num_kv_heads=config.num_kv_heads if ranks is None else len(ranks.keys),
-            head_dim=config.head_dim,
+            num_kv_heads=sizes.num_kv_heads if ranks is None else len(ranks.keys),
+            head_dim=sizes.head_dim,
             q_norm=self.q_norm if self._is_normed_here else None,
             k_norm=self.k_norm if self._is_normed_here else None,
             eps=config.rms_norm_eps,
@@ -149,7 +152,8 @@ class Attention:
 
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
-        return {part: [f"{prefix}.{part}.weight"] for part in (*self.qkv_proj.parts, *self.o_proj.parts)}
+        names = {part: [f"{prefix}.{part}.weight"] for part in (*self.qkv_proj.parts, *self.o_proj.parts)}
+        return {"v_proj": names["k_proj"]} | names  # where there is none, what makes keys makes values, too
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

@@ -54,8 +54,11 @@ class DecoderLayer:
         self.mlp = mlp
         self._names = names
         self.input_layernorm = Norm.of(config, allocator)
-        self.post_attention_layernorm = Norm.of(config, allocator)  # before the feed-forward network
+        has_own_norms = config.has_norms_of_experts and isinstance(mlp, MoE)
+        # Before the feed-forward network.
+        self.post_attention_layernorm = Norm.of(config, allocator, has_weight=not has_own_norms)
         self._post_norms = (Norm.of(config, allocator), Norm.of(config, allocator)) if config.has_post_norms else None
+        self._scale = allocator.empty(1) if config.has_layer_scales else None
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -134,8 +137,9 @@ class DecoderLayer:
         return hidden + self._post_norms[0](out_proj(attended))
 
     def add_network(self, hidden: Tensor, result: Tensor) -> Tensor:
-        """Return hidden states plus what the feed-forward network has returned. Shapes: [T, H] all."""
-        return hidden + (result if self._post_norms is None else self._post_norms[1](result))
+        """Return hidden states plus what the feed-forward network has returned, scaled. Shapes: [T, H] all."""
+        hidden = hidden + (result if self._post_norms is None else self._post_norms[1](result))
+        return hidden if self._scale is None else hidden * self._scale
 
     @property
     def has_router(self) -> bool:
@@ -161,7 +165,8 @@ class DecoderLayer:
         out_proj, norm = self.mixer.out_proj, self.post_attention_layernorm
         if self._post_norms is None:
             return self.mlp.stage(out_proj, norm)
-        assert not isinstance(self.mlp, MoE), "families with such norms are dense"
+        if isinstance(self.mlp, MoE) or self._scale is not None:
+            return None
         return self.mlp.stage(out_proj, norm, PostNorms(*(it.weights for it in self._post_norms)))
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
@@ -170,6 +175,8 @@ class DecoderLayer:
         yield from self.mixer.named_weights(f"{prefix}.{names.mixer}")
         yield from self.mlp.named_weights(prefix)
         yield from self.input_layernorm.named_weights(f"{prefix}.{names.input_norm}")
+        if self._scale is not None:
+            yield f"{prefix}.layer_scalar", self._scale
         if self._post_norms is None:
             yield from self.post_attention_layernorm.named_weights(f"{prefix}.{names.post_norm}")
             return

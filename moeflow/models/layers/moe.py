@@ -115,6 +115,18 @@ class MoE:
         """Return what the chosen experts are to be added to. Shapes: hidden and residual [T, H] -> [T, H]."""
         return residual if self.shared is None else self.shared(hidden, residual)
 
+    def network_input(self, hidden: Tensor) -> Tensor:
+        """Return what the shared expert gets. Shapes: hidden [T, H] -> [T, H]."""
+        return hidden
+
+    def expert_input(self, hidden: Tensor) -> Tensor:
+        """Return what the chosen experts get. Shapes: hidden [T, H] -> [T, H]."""
+        return hidden
+
+    def joined(self, shared: Tensor | None, chosen: Tensor) -> Tensor:
+        """Return the block's result from what the shared expert and the chosen ones have returned, [T, H] each."""
+        return chosen if shared is None else shared + chosen
+
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
         return self.choose(self.router_logits(hidden)) if self.given is None else self.given()

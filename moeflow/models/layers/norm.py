@@ -21,13 +21,16 @@ class Norm:
         *,
         subtracts_mean: bool = False,
         has_bias: bool = False,
+        has_weight: bool = True,
     ) -> None:
-        self.weight = allocator.empty(size)
+        """Without weights what is normalised stays so, and checkpoints have nothing of it."""
+        self.weight = allocator.empty(size) if has_weight else allocator.ones(size)
+        self._has_weight = has_weight
         self.bias = allocator.empty(size) if has_bias else None
         self.weights = NormWeights(self.weight, eps, subtracts_mean, self.bias)  # the same, for kernels
 
     @classmethod
-    def of(cls, config: ModelConfig, allocator: WeightAllocator) -> Norm:
+    def of(cls, config: ModelConfig, allocator: WeightAllocator, *, has_weight: bool = True) -> Norm:
         """Return a norm of a model's hidden states."""
         return cls(
             allocator,
@@ -35,6 +38,7 @@ class Norm:
             config.rms_norm_eps,
             subtracts_mean=config.has_layer_norms,
             has_bias=config.norm_bias,
+            has_weight=has_weight,
         )
 
     def __call__(self, x: Array) -> Array:
@@ -43,6 +47,7 @@ class Norm:
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Array]]:
         """Yield (checkpoint name, destination)."""
-        yield f"{prefix}.weight", self.weight
+        if self._has_weight:
+            yield f"{prefix}.weight", self.weight
         if self.bias is not None:
             yield f"{prefix}.bias", self.bias

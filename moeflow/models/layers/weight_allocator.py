@@ -13,9 +13,11 @@ from functools import partial
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+import numpy as np
+
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.core.parallel_config import AttentionLayout, ExpertLayout
-from moeflow.kernels.arrays import FLOAT32, Array, is_numpy, shape_alone, split
+from moeflow.kernels.arrays import FLOAT32, Array, array_on, is_numpy, shape_alone, split
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
 from moeflow.kernels.cpu.packed_weights import (
     SWIGLU,
@@ -129,6 +131,14 @@ class WeightAllocator:
         else:
             weight = self.memory.block(math.prod(shape) * self.dtype.itemsize).view(self.dtype).reshape(shape)
         return weight if is_numpy(weight) else torch.nn.Parameter(weight, requires_grad=False)
+
+    def ones(self, size: int) -> Array:
+        """Return a vector of ones, which no checkpoint has."""
+        if self.has_shapes_alone:
+            return shape_alone((size,))
+        if self.packed is not None:
+            return array_on(np.ones(size, FLOAT32), self.device)
+        return torch.ones(size, dtype=self.dtype, device=self.device)
 
     def elsewhere(self) -> WeightAllocator:
         """Return an allocator for layers that other stages have: of memory that has them all, too, it skips theirs."""

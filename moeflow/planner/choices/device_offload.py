@@ -79,8 +79,12 @@ def with_pipeline(
     config: EngineConfig, overrides: OffloadOverrides, shape: ModelConfig
 ) -> tuple[EngineConfig, Reasons]:
     """Return a configuration whose passes go through a pipeline, and why. Raises: ConfigError, CapacityError."""
-    for what, has_it in (("latent attention", shape.latent), ("recurrent layers", shape.recurrent)):
-        if has_it is not None:
+    for what, has_it in (
+        ("latent attention", shape.latent is not None),
+        ("recurrent layers", shape.recurrent is not None),
+        ("layers whose heads differ or whose values are normalised", shape.has_value_norms),
+    ):
+        if has_it:
             raise ConfigError(
                 f"pipelines of a device that is smaller than the model (--device) do not run {what}, which this "
                 f"one has ({shape.model_type}): leave the option away"

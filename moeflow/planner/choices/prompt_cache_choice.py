@@ -11,6 +11,7 @@ from moeflow.core.engine_config import PromptCacheConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import GIB, MIB, format_bytes
+from moeflow.kv.disk.own_files import distrust
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.settings import BLOCK_SIZE, Settings
 
@@ -56,8 +57,17 @@ def _is_asked(settings: Settings) -> bool:
 
 
 def _check(folder: Path) -> None:
-    """Raise ConfigError if the folder could not be made or written."""
+    """Raise ConfigError if the folder could not be made or written, or is not this user's alone."""
     existing = existing_folder(folder)
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        why = "cannot be written" if existing.is_dir() else "is no folder"
-        raise ConfigError(f"{existing} {why}, so prompts cannot be kept in it: name another folder (--prompt-cache)")
+    why = None
+    if existing == folder:
+        why = distrust(folder)
+    elif not existing.is_dir():
+        why = "is no folder"
+    if why is None and not os.access(existing, os.W_OK):
+        why = "cannot be written"
+    if why is not None:
+        raise ConfigError(
+            f"{existing} {why}, so prompts cannot be kept in it: make it a folder that only you can write (chmod 700), "
+            "or name another (--prompt-cache)"
+        )

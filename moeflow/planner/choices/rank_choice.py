@@ -88,6 +88,11 @@ def _why_not(parallel: ParallelConfig, settings: Settings, shape: ModelConfig) -
             f"ranks cannot share the heads of latent attention ({shape.model_type}), which have one key for all "
             "(--attention-layout tensor): leave the option away"
         )
+    if parallel.attention_layout == "tensor" and shape.has_value_norms:
+        return (
+            f"ranks cannot share heads whose values are normalised ({shape.model_type}; --attention-layout tensor): "
+            "leave the option away"
+        )
     if parallel.attention_layout == "tensor" and number > shape.num_heads:
         return (
             f"{number} ranks (--ranks) cannot share {shape.num_heads} attention heads (--attention-layout tensor): "

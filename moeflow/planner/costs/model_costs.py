@@ -9,6 +9,7 @@ average over layers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -194,9 +195,14 @@ class ModelCosts:
             q_bytes = (self.qkv_values - kept - up) * formats.bytes_of("q_proj", layers=layers)
             up_bytes = up * bits_per_value(formats.of_up_projections) / 8
             return queries * (q_bytes + up_bytes) + keys * kept * formats.bytes_of("k_proj", layers=layers)
-        queries_bytes = shape.num_heads * queries * formats.bytes_of("q_proj", layers=layers)
-        keys_bytes = 2 * shape.num_kv_heads * keys * formats.bytes_of("k_proj", "v_proj", layers=layers)
-        return shape.hidden_size * shape.head_dim * (queries_bytes + keys_bytes)
+        total = 0.0
+        of_heads = Counter(map(shape.heads_of, layers)) or {shape.heads_of(0): 1}
+        for heads, count in of_heads.items():
+            values = ("k_proj",) if heads.values_are_keys else ("k_proj", "v_proj")
+            queries_bytes = shape.num_heads * queries * formats.bytes_of("q_proj", layers=layers)
+            keys_bytes = len(values) * heads.num_kv_heads * keys * formats.bytes_of(*values, layers=layers)
+            total += count * heads.head_dim * (queries_bytes + keys_bytes)
+        return shape.hidden_size * total / max(len(layers), 1)
 
     @property
     def layers_bytes(self) -> float:
@@ -289,7 +295,8 @@ class ModelCosts:
         """
         shape, num_layers = self.shape, max(self.shape.num_layers, 1)
         num_bytes = num_read * self.kv_layer_bytes
-        num_flops = 2.0 * shape.num_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)) * num_seen
+        widths = shape.num_heads * (shape.head_dim + shape.latent_dim) if shape.latent else 2 * shape.attended_size
+        num_flops = 2.0 * widths * num_seen
         if shape.recurrent is not None:
             share = len(shape.recurrent.layers) / num_layers
             num_bytes += num_states * 2 * shape.state_bytes / num_layers
@@ -393,8 +400,7 @@ class ModelCosts:
         """Return what so many tokens need between operations, at the widest place of a layer."""
         shape = self.shape
         widest = 0 if self._mixer is None else self._mixer.in_features
-        attention = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
-        attention = 2 * shape.hidden_size + max(attention, widest)
+        attention = 2 * shape.hidden_size + max(shape.qkv_size, widest)
         pairs = max(shape.top_k, 1)
         experts = 2 * shape.hidden_size + pairs * (3 * shape.intermediate_size + shape.hidden_size)
         return num_tokens * max(attention, experts) * self.formats.activation_bytes

@@ -23,7 +23,7 @@ def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
     width = max(
         shape.intermediate_size, shape.dense_intermediate_size, shape.shared_intermediate_size, shape.hidden_size
     )
-    attention = 3 * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    attention = 3 * shape.qkv_size
     if shape.recurrent is not None:
         attention = max(attention, 3 * shape.recurrent.mixer.in_features)
     experts = max(shape.top_k, 1) * _NUM_PAIR * width + 4 * shape.num_experts

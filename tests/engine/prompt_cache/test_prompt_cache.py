@@ -260,6 +260,31 @@ def test_a_folder_that_cannot_be_made_is_refused_before_loading(model, tmp_path)
         load(model, tmp_path / "file" / "below")
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_folder_that_everybody_may_write_is_refused_before_loading(model, tmp_path, mode):
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigError, match=r"can be written by every user .*, so prompts .*chmod 700"):
+        load(model, tmp_path)
+
+
+def test_everything_is_closed_even_if_a_part_cannot_be(model, tmp_path, monkeypatch):
+    before = set(threading.enumerate())
+    engine = load(model, tmp_path)
+    ask(engine, TEXT[:50])
+
+    def breaks(*_):
+        raise OSError("broken")
+
+    monkeypatch.setattr(engine._prompt_cache._finder, "close", breaks)
+    monkeypatch.setattr(engine._runner._forward, "close", breaks)
+    finder = engine._prompt_cache._finder
+    with pytest.raises(OSError, match="broken"):
+        engine.close()
+    monkeypatch.undo()
+    finder.close()
+    assert not {thread for thread in threading.enumerate() if thread.is_alive()} - before
+
+
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [

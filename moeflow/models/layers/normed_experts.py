@@ -1,0 +1,77 @@
+"""Experts beside a network that all tokens go to, where each has norms of its own, before and behind it.
+
+Hidden states are normalised once, without weights: the network, the experts and the router then multiply them by
+weights of their own. So whoever asks a router ahead gives it what any other layer's router gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.routing import Routing
+from moeflow.models.layers.expert_weights import Destination
+from moeflow.models.layers.moe import ExpertNames, Limit, MoE
+from moeflow.models.layers.norm import Norm
+from moeflow.models.layers.weight_allocator import WeightAllocator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NormedExperts(MoE):
+    """Returns `norm(network(a x)) + norm(experts(b x))`, where the router chooses by `c x`."""
+
+    def __init__(self, config: ModelConfig, allocator: WeightAllocator, choose: Routing, names: ExpertNames) -> None:
+        super().__init__(config, allocator, choose, names)
+        size = config.hidden_size
+        self._network_weights, self._expert_weights = allocator.empty(size), allocator.empty(size)  # a and b
+        self._router_weights = allocator.empty(size)  # c, times the root of their number
+        self._choice_weights = allocator.empty(config.num_experts)  # that what is chosen is multiplied by
+        self._network_norm, self._experts_norm = Norm.of(config, allocator), Norm.of(config, allocator)
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None, limit: Limit | None = None) -> Tensor:
+        """See `MoE`: nothing is added, nor limited. Shapes: hidden [T, H] -> [T, H]."""
+        assert residual is None, "the sum is normalised before it is added"
+        assert limit is None, "experts take all tokens that choose them"
+        assert self.shared is not None, "there is no network"
+        shared = self.shared(self.network_input(hidden), None)
+        topk_ids, topk_weights = self.route(hidden)
+        if self.on_route is not None:
+            self.on_route(topk_ids, hidden)
+        return self.joined(shared, self.weights.compute(self.expert_input(hidden), topk_ids, topk_weights))
+
+    def network_input(self, hidden: Tensor) -> Tensor:
+        """See `MoE`. Shapes: hidden [T, H] -> [T, H]."""
+        return hidden * self._network_weights
+
+    def expert_input(self, hidden: Tensor) -> Tensor:
+        """See `MoE`. Shapes: hidden [T, H] -> [T, H]."""
+        return hidden * self._expert_weights
+
+    def joined(self, shared: Tensor | None, chosen: Tensor) -> Tensor:
+        """See `MoE`. Shapes: [T, H] all."""
+        assert shared is not None, "there is no network"
+        result: Tensor = self._network_norm(shared) + self._experts_norm(chosen)
+        return result
+
+    def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See `MoE`. Shapes: hidden [T, H]."""
+        topk_ids, topk_weights = super().route(hidden)
+        return topk_ids, topk_weights * self._choice_weights[topk_ids]
+
+    def router_logits(self, hidden: Tensor) -> Tensor:
+        """See `MoE`. Shapes: hidden [T, H] -> [T, E]."""
+        return super().router_logits(hidden * self._router_weights * self.config.hidden_size**-0.5)
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
+        """Yield (checkpoint name, destination)."""
+        yield from super().named_weights(prefix)
+        router = f"{prefix}.{self.names.block}.router"
+        yield f"{router}.scale", self._router_weights
+        yield f"{router}.per_expert_scale", self._choice_weights
+        yield f"{prefix}.pre_feedforward_layernorm.weight", self._network_weights
+        yield f"{prefix}.pre_feedforward_layernorm_2.weight", self._expert_weights
+        yield from self._network_norm.named_weights(f"{prefix}.post_feedforward_layernorm_1")
+        yield from self._experts_norm.named_weights(f"{prefix}.post_feedforward_layernorm_2")
