@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from moeflow.checkpoint.hub.local_models import local_path
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.embedding_bytes import decode_embedding
 from moeflow.core.errors import ConfigError, EngineError, RequestError
@@ -40,7 +39,10 @@ from moeflow.train.builtin import ensure_builtin_model, with_dense_source
 if TYPE_CHECKING:
     from rich import console
     from rich import progress as bars
+
+    from moeflow.checkpoint.hub import local_models
 else:
+    local_models = on_demand("moeflow.checkpoint.hub.local_models")
     bars = on_demand("rich.progress")
     console = on_demand("rich.console")
 
@@ -265,7 +267,7 @@ def _make_settings(
             raise ConfigError(f"there is no setting {name!r}; {hint}")
     values = read_settings(Settings, {**settings, "model": model})
     if model is not None:
-        values["model"] = local_path(str(values["model"]))
+        values["model"] = local_models.local_path(str(values["model"]))
     else:
         values["model"] = str(ensure_builtin_model(cache_folder(values.get("cache_dir")), on_progress))
     return with_dense_source(Settings(**values))

@@ -19,13 +19,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import repeated_command
 from moeflow.cli.help import Command
-from moeflow.cli.local_model import planned
-from moeflow.cli.options import explain_option, served_engine_options
+from moeflow.cli.local_model import fetch_if_named, planned
+from moeflow.cli.options import explain_option, pull_option, served_engine_options
 from moeflow.cli.params import NEW_FILE
 from moeflow.cli.plain_progress import PlainLines, duration_text
 from moeflow.cli.plan.inputs import batch_usage
 from moeflow.cli.progress import drawn
-from moeflow.cli.pulling import fetch_if_named, pull_option
 from moeflow.core.errors import EngineError
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from moeflow.cli.help import Command
-from moeflow.cli.local_model import load
-from moeflow.cli.options import engine_options, explain_option, sampling_options
-from moeflow.cli.pulling import fetch_if_named, pull_option
+from moeflow.cli.local_model import fetch_if_named, load
+from moeflow.cli.options import engine_options, explain_option, pull_option, sampling_options
 from moeflow.cli.token_trees import check_guesses, token_trees_option, write_token_trees
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams

@@ -37,8 +37,9 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.speculation.plots import plot_speculation
     from moeflow.bench.speculation.prompts import read_prompts
     from moeflow.bench.speculation.run import SpeculationRun
+    from moeflow.checkpoint.hub.cache_layout import repositories
     from moeflow.checkpoint.hub.cached_models import cached_models, plan_removal, unfinished_bytes
-    from moeflow.checkpoint.hub.local_models import find_model, hub_cache, local_path, repositories
+    from moeflow.checkpoint.hub.local_models import find_model, hub_cache, local_path
     from moeflow.checkpoint.hub.model_name import parse_model_name
     from moeflow.checkpoint.hub.pull import pull
     from moeflow.checkpoint.hub.remote_headers import HEADERS_PREFIX, remote_headers
@@ -102,7 +103,8 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.speculation.prompts": "read_prompts",
     "moeflow.bench.speculation.run": "SpeculationRun",
     "moeflow.checkpoint.hub.cached_models": "cached_models plan_removal unfinished_bytes",
-    "moeflow.checkpoint.hub.local_models": "find_model hub_cache local_path repositories",
+    "moeflow.checkpoint.hub.cache_layout": "repositories",
+    "moeflow.checkpoint.hub.local_models": "find_model hub_cache local_path",
     "moeflow.checkpoint.hub.model_name": "parse_model_name",
     "moeflow.checkpoint.hub.pull": "pull",
     "moeflow.checkpoint.hub.remote_headers": "HEADERS_PREFIX remote_headers",

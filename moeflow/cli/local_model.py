@@ -18,6 +18,7 @@ from moeflow.cli.watched import watched_bar, watched_steps
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
+    from moeflow.cli import pulling
     from moeflow.cli.bench import output as tables
     from moeflow.cli.plan import output
     from moeflow.core.plan import Plan
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from moeflow.planner.settings import Settings
     from moeflow.planner.usage import Usage
 else:
+    pulling = on_demand("moeflow.cli.pulling")
     output = on_demand("moeflow.cli.plan.output")
     tables = on_demand("moeflow.cli.bench.output")
 
@@ -45,6 +47,12 @@ def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
 
 def _path_of(model: str | None) -> str | None:
     return model if model is None or os.path.lexists(model) else lazy.local_path(model)
+
+
+def fetch_if_named(model: str | None) -> None:
+    """With --pull: have the model here, if it is a name and not here."""
+    if model is not None:
+        pulling.fetch_if_named(model)
 
 
 def planned(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, **always: Any) -> Plan:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from moeflow.cli import transfer_bar
 else:
     transfer_bar = on_demand("moeflow.cli.transfer_bar")
-
-Verb = TypeVar("Verb", bound=Callable[..., object])
-
-
-def pull_option(verb: Verb) -> Verb:
-    """Add --pull."""
-    decorate = click.option("--pull", "pulls", is_flag=True, help="Fetch MODEL first if it is a name and not here.")
-    return decorate(verb)
 
 
 def model_name(text: str) -> ModelName:
@@ -59,9 +51,9 @@ def fetch(name: ModelName) -> Path:
         raise
 
 
-def fetch_if_named(model: str | None) -> None:
+def fetch_if_named(model: str) -> None:
     """Have a model here that is named rather than found at a path; otherwise do nothing."""
-    name = None if model is None or os.path.lexists(model) else lazy.parse_model_name(model)
+    name = None if os.path.lexists(model) else lazy.parse_model_name(model)
     if name is not None and lazy.find_model(name, lazy.hub_cache()) is None:
         fetch(name)
 

@@ -12,9 +12,8 @@ import click
 
 from moeflow.cli import lazy
 from moeflow.cli.help import Command, GroupedOption
-from moeflow.cli.local_model import planned
-from moeflow.cli.options import byte_count, explain_option, served_engine_options
-from moeflow.cli.pulling import fetch_if_named, pull_option
+from moeflow.cli.local_model import fetch_if_named, planned
+from moeflow.cli.options import byte_count, explain_option, pull_option, served_engine_options
 from moeflow.planner.usage import SERVING
 
 EPILOG = """\b

@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moeflow.checkpoint.hub.blob_download import PARTIAL
+from moeflow.checkpoint.hub.cache_layout import commit_of, repositories, repository_folder
 from moeflow.checkpoint.hub.file_choice import is_gguf_model, tag_of
-from moeflow.checkpoint.hub.local_models import (
-    commit_of,
-    find_in_snapshot,
-    find_model,
-    repositories,
-    repository_folder,
-    snapshot_files,
-)
+from moeflow.checkpoint.hub.local_models import find_in_snapshot, find_model, snapshot_files
 from moeflow.checkpoint.hub.model_name import MAIN, ModelName
 from moeflow.core.errors import CheckpointError
 

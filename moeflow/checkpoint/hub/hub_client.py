@@ -28,7 +28,7 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils._http import hf_raise_for_status
 
-from moeflow.checkpoint.hub.local_models import COMMIT
+from moeflow.checkpoint.hub.cache_layout import COMMIT
 from moeflow.checkpoint.hub.model_name import ModelName
 from moeflow.core.brief import brief
 from moeflow.core.errors import HubConnectionError, HubError

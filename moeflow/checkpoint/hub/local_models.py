@@ -1,29 +1,23 @@
 """Models that were pulled: which paths their names lead to.
 
 They lie where all tools of the hub keep theirs, the hub library's cache, in its layout: what one has fetched, others
-find. In it a repository has a folder with `blobs`, the files' bytes under their checksums; `snapshots`, for each commit
-a folder of links to them; and `refs`, which say what commit a branch is. `HF_HUB_CACHE` and `HF_HOME` place it.
+find. `HF_HUB_CACHE` and `HF_HOME` place it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
-from moeflow.checkpoint.hub.file_choice import choose_files, has_choice, shards_of, tag_of
+from moeflow.checkpoint.hub.cache_layout import commit_of, repository_folder
+from moeflow.checkpoint.hub.file_choice import choose_files, has_choice, shards_of
 from moeflow.checkpoint.hub.model_name import MAIN, ModelName, parse_model_name
 from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.on_demand import on_demand
 
 constants = on_demand("huggingface_hub.constants")  # reads the environment, as every tool that uses the library does
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
-_FOLDER: Final = "models--"  # begins the folder of a repository with a model
-_MAX_REF_BYTES: Final = 200
 
 
 def hub_cache() -> Path:
@@ -74,43 +68,6 @@ def snapshot_files(snapshot: Path) -> set[str]:
     """Return the files of a snapshot that are there, by their paths in the repository."""
     found = (Path(folder, file) for folder, _, files in os.walk(snapshot) for file in files)
     return {file.relative_to(snapshot).as_posix() for file in found if file.exists()}
-
-
-def repository_folder(repo: str, cache: Path) -> Path:
-    """Return the folder of a repository in the hub's cache, whether it is there or not."""
-    return cache / (_FOLDER + repo.replace("/", "--"))
-
-
-def repositories(cache: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the repositories with models in the hub's cache, and their folders."""
-    for folder in sorted(cache.glob(f"{_FOLDER}*--*")):
-        yield folder.name.removeprefix(_FOLDER).replace("--", "/"), folder
-
-
-def commit_of(revision: str, folder: Path) -> str | None:
-    """Return the commit that a revision of a repository was when it was last pulled; None: it never was."""
-    if COMMIT.fullmatch(revision):
-        return revision
-    try:
-        commit = (folder / "refs" / revision).read_text(encoding="ascii")[:_MAX_REF_BYTES].strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return commit if COMMIT.fullmatch(commit) else None
-
-
-def pulled_name(path: Path) -> str | None:
-    """Return the repository of a path in the hub's cache, with a GGUF file's tag; None: it lies elsewhere."""
-    parts = path.absolute().parts
-    at = next((number for number, part in enumerate(parts) if part == "snapshots"), 0)
-    if at == 0 or not parts[at - 1].startswith(_FOLDER):
-        return None
-    repo = parts[at - 1].removeprefix(_FOLDER).replace("--", "/")
-    return f"{repo}:{tag_of(path.name)}" if path.suffix == ".gguf" else repo
-
-
-def called(model: Path) -> str:
-    """Return what the model at a path is called: by its repository if it was pulled, else by its folder or file."""
-    return pulled_name(model) or model.stem
 
 
 def _snapshots(name: ModelName, cache: Path) -> Iterator[Path]:

@@ -18,8 +18,9 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Final
 
 from moeflow.checkpoint.hub.blob_download import PARTIAL, fetch_blob, has_blob
+from moeflow.checkpoint.hub.cache_layout import COMMIT, repository_folder
 from moeflow.checkpoint.hub.file_choice import MAX_SMALL_BYTES, choose_files, shards_of
-from moeflow.checkpoint.hub.local_models import COMMIT, find_in_snapshot, repository_folder
+from moeflow.checkpoint.hub.local_models import find_in_snapshot
 from moeflow.checkpoint.hub.model_name import ModelName
 from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
 from moeflow.core.cache_dir import existing_folder

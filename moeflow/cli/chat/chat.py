@@ -19,9 +19,8 @@ import click
 from moeflow.cli.chat.chat_backend import ChatBackend, LocalChat, RemoteChat
 from moeflow.cli.chat.conversation import HELP, Conversation, Leave
 from moeflow.cli.help import Command
-from moeflow.cli.local_model import load
-from moeflow.cli.options import engine_options, explain_option, sampling_options
-from moeflow.cli.pulling import fetch_if_named, pull_option
+from moeflow.cli.local_model import fetch_if_named, load
+from moeflow.cli.options import engine_options, explain_option, pull_option, sampling_options
 from moeflow.core.errors import ChatTemplateError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.planner.usage import CONVERSATION

@@ -14,7 +14,7 @@ from typing import cast
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.hub.local_models import pulled_name
+from moeflow.checkpoint.identity import pulled_name
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, is_packed_weights_file, read_slab_index
 from moeflow.checkpoint.packed.mapped import map_weights

@@ -5,9 +5,10 @@ from huggingface_hub import scan_cache_dir
 
 from moeflow import LLM, SamplingParams
 from moeflow.checkpoint.hub.cached_models import cached_models, plan_removal, unfinished_bytes
-from moeflow.checkpoint.hub.local_models import called, find_model, local_path, pulled_name
+from moeflow.checkpoint.hub.local_models import find_model, local_path
 from moeflow.checkpoint.hub.model_name import ModelName, parse_model_name
 from moeflow.checkpoint.hub.pull import pull
+from moeflow.checkpoint.identity import called, pulled_name
 from moeflow.core.errors import CheckpointError
 from tests.tiny_mixtral import write_tiny_mixtral
 

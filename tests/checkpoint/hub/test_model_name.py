@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moeflow.checkpoint.hub.local_models import repository_folder
+from moeflow.checkpoint.hub.cache_layout import repository_folder
 from moeflow.checkpoint.hub.model_name import ModelName, parse_model_name
 
 
