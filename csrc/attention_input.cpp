@@ -44,7 +44,8 @@ void prepare_head(const Isa& isa, const AttentionInputCall& call, const Heads& h
 
 void prepare_token(const Isa& isa, const AttentionInputCall& call, int64_t token) {
   const int64_t dim = call.cache.head_dim, kv_heads = call.cache.num_heads;
-  float* const q = call.qkv + token * (call.num_heads + 2 * kv_heads) * dim;
+  const int64_t stride = call.qkv_stride == 0 ? (call.num_heads + 2 * kv_heads) * dim : call.qkv_stride;
+  float* const q = call.qkv + token * stride;
   float* const k = q + call.num_heads * dim;
   float* const v = k + kv_heads * dim;
   Heads queries{call.q_norm, 0}, keys{call.k_norm, 0};

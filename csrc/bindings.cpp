@@ -107,6 +107,26 @@ struct FromPython<std::vector<Matrix>> {
   }
 };
 
+// Memory of layers by its addresses, and ranges by first and count.
+template <>
+struct FromPython<std::vector<float*>> {
+  using Argument = const std::vector<uintptr_t>&;
+  static std::vector<float*> convert(const std::vector<uintptr_t>& addresses) {
+    std::vector<float*> found;
+    for (const uintptr_t address : addresses) found.push_back(at<float>(address));
+    return found;
+  }
+};
+template <>
+struct FromPython<std::vector<ValueRange>> {
+  using Argument = const std::vector<std::tuple<int64_t, int64_t>>&;
+  static std::vector<ValueRange> convert(const std::vector<std::tuple<int64_t, int64_t>>& values) {
+    std::vector<ValueRange> ranges;
+    for (const auto& [first, count] : values) ranges.push_back({first, count});
+    return ranges;
+  }
+};
+
 // A field of a struct, or of a struct in it: pointers to members lead there. Without any it is the struct itself.
 template <typename Struct, auto... kPath>
 struct Field {
@@ -131,7 +151,7 @@ struct OptionalField {
 // Projections that a layer points to, or None.
 struct LatentField {
   using Argument = const LatentProjections*;
-  static void set(DecoderLayer& to, Argument value) { to.latent = value; }
+  static void set(AttentionLayer& to, Argument value) { to.latent = value; }
   auto argument() const { return nb::arg(name).none(); }
   const char* name;
 };
@@ -152,16 +172,16 @@ struct SequencesField {
 
 // Likewise, of what keeps states, from the address of int32 [5 count + 2 saves]: first rows, counts, sources, targets,
 // ends of saves; then of the saves counts and slots.
-template <typename Struct>
+template <typename Struct, auto... kPath>
 struct StateSequencesField {
   using Argument = uintptr_t;
   static void set(Struct& to, uintptr_t address) {
-    const int64_t n = to.sequences.count;
+    const int64_t n = (to.*....*kPath).count;
     const int32_t* const arrays = at<const int32_t>(address);
     const int32_t* const saves = arrays + 5 * n;
     const int64_t num_saves = n == 0 ? 0 : arrays[5 * n - 1];
-    to.sequences = {n,     arrays, arrays + n, arrays + 2 * n, arrays + 3 * n, arrays + 4 * n,
-                    saves, saves + num_saves};
+    (to.*....*kPath) = {n,     arrays, arrays + n, arrays + 2 * n, arrays + 3 * n, arrays + 4 * n,
+                        saves, saves + num_saves};
   }
   auto argument() const { return nb::arg(name); }
   const char* name;
@@ -433,35 +453,46 @@ std::vector<int64_t> run_sample(uintptr_t x, int64_t num_rows, int64_t size,
   return tokens;
 }
 
+// What each call on states has: their memory, and the sequences of a pass.
+#define STATE_FIELDS(Call)                                                                                  \
+  Field<Call, &Call::states, &StateMemory::slots>{"slots"},                                                 \
+      Field<Call, &Call::states, &StateMemory::slot_floats>{"slot_floats"},                                 \
+      Field<Call, &Call::states, &StateMemory::offset>{"offset"},                                           \
+      Field<Call, &Call::sequences, &StateSequences::count>{"num_sequences"}, StateSequencesField<Call, &Call::sequences> { \
+    "sequences"                                                                                             \
+  }
+
 void bind_recurrent(nb::module_& m) {
-  using ConvCount = Field<ShortConvCall, &ShortConvCall::sequences, &StateSequences::count>;
-  def_call(m, "short_conv", &short_conv, FIELD(ShortConvCall, x), FIELD(ShortConvCall, in_gate),
-           FIELD(ShortConvCall, out_gate), FIELD(ShortConvCall, x_stride), FIELD(ShortConvCall, weight),
-           FIELD(ShortConvCall, bias), FIELD(ShortConvCall, num_channels), FIELD(ShortConvCall, num_taps),
-           FIELD(ShortConvCall, has_silu), Field<ShortConvCall, &ShortConvCall::states, &StateMemory::slots>{"slots"},
-           Field<ShortConvCall, &ShortConvCall::states, &StateMemory::slot_floats>{"slot_floats"},
-           Field<ShortConvCall, &ShortConvCall::states, &StateMemory::offset>{"offset"}, ConvCount{"num_sequences"},
-           StateSequencesField<ShortConvCall>{"sequences"}, FIELD(ShortConvCall, out));
-  using RecurrenceCount = Field<RecurrenceCall, &RecurrenceCall::sequences, &StateSequences::count>;
-  def_call(m, "recurrence", &recurrence, FIELD(RecurrenceCall, queries), FIELD(RecurrenceCall, keys),
-           FIELD(RecurrenceCall, values), FIELD(RecurrenceCall, row_stride), FIELD(RecurrenceCall, steps),
-           FIELD(RecurrenceCall, rates), FIELD(RecurrenceCall, gate_stride), FIELD(RecurrenceCall, step_bias),
-           FIELD(RecurrenceCall, log_decay), FIELD(RecurrenceCall, skip), FIELD(RecurrenceCall, least_step),
-           FIELD(RecurrenceCall, most_step), FIELD(RecurrenceCall, num_heads), FIELD(RecurrenceCall, num_key_heads),
-           FIELD(RecurrenceCall, key_dim), FIELD(RecurrenceCall, value_dim), FIELD(RecurrenceCall, num_tokens),
-           FIELD(RecurrenceCall, is_delta), FIELD(RecurrenceCall, norm_eps), FIELD(RecurrenceCall, query_scale),
-           Field<RecurrenceCall, &RecurrenceCall::states, &StateMemory::slots>{"slots"},
-           Field<RecurrenceCall, &RecurrenceCall::states, &StateMemory::slot_floats>{"slot_floats"},
-           Field<RecurrenceCall, &RecurrenceCall::states, &StateMemory::offset>{"offset"},
-           RecurrenceCount{"num_sequences"}, StateSequencesField<RecurrenceCall>{"sequences"},
-           FIELD(RecurrenceCall, out));
-  def_call(m, "gated_norm", &gated_norm, FIELD(GatedNormCall, x), FIELD(GatedNormCall, gate),
-           FIELD(GatedNormCall, rows_per_gate), FIELD(GatedNormCall, gate_stride), FIELD(GatedNormCall, weight),
-           FIELD(GatedNormCall, num_weights), FIELD(GatedNormCall, eps), FIELD(GatedNormCall, num_rows),
-           FIELD(GatedNormCall, size), FIELD(GatedNormCall, is_gated_first), FIELD(GatedNormCall, out));
+  nb::class_<ShortConvCall> conv(m, "ShortConv");
+  def_init(conv, FIELD(ShortConvCall, weight), FIELD(ShortConvCall, bias), FIELD(ShortConvCall, num_channels),
+           FIELD(ShortConvCall, num_taps), FIELD(ShortConvCall, has_silu));
+  def_call(m, "short_conv", &short_conv, Field<ShortConvCall>{"layer"}, FIELD(ShortConvCall, x),
+           FIELD(ShortConvCall, in_gate), FIELD(ShortConvCall, out_gate), FIELD(ShortConvCall, x_stride),
+           STATE_FIELDS(ShortConvCall), FIELD(ShortConvCall, out));
+  nb::class_<RecurrenceCall> heads(m, "Recurrence");
+  def_init(heads, FIELD(RecurrenceCall, step_bias), FIELD(RecurrenceCall, log_decay), FIELD(RecurrenceCall, skip),
+           FIELD(RecurrenceCall, least_step), FIELD(RecurrenceCall, most_step), FIELD(RecurrenceCall, num_heads),
+           FIELD(RecurrenceCall, num_key_heads), FIELD(RecurrenceCall, key_dim), FIELD(RecurrenceCall, value_dim),
+           FIELD(RecurrenceCall, is_delta), FIELD(RecurrenceCall, norm_eps), FIELD(RecurrenceCall, query_scale));
+  def_call(m, "recurrence", &recurrence, Field<RecurrenceCall>{"layer"}, FIELD(RecurrenceCall, queries),
+           FIELD(RecurrenceCall, keys), FIELD(RecurrenceCall, values), FIELD(RecurrenceCall, row_stride),
+           FIELD(RecurrenceCall, steps), FIELD(RecurrenceCall, rates), FIELD(RecurrenceCall, gate_stride),
+           FIELD(RecurrenceCall, num_tokens), STATE_FIELDS(RecurrenceCall), FIELD(RecurrenceCall, out));
+  nb::class_<GatedNormCall> norm(m, "GatedNorm");
+  def_init(norm, FIELD(GatedNormCall, weight), FIELD(GatedNormCall, num_weights), FIELD(GatedNormCall, eps),
+           FIELD(GatedNormCall, size), FIELD(GatedNormCall, is_gated_first));
+  def_call(m, "gated_norm", &gated_norm, Field<GatedNormCall>{"layer"}, FIELD(GatedNormCall, x),
+           FIELD(GatedNormCall, gate), FIELD(GatedNormCall, rows_per_gate), FIELD(GatedNormCall, gate_stride),
+           FIELD(GatedNormCall, num_rows), FIELD(GatedNormCall, out));
   def_call(m, "sigmoid_gate", &sigmoid_gate, FIELD(SigmoidGateCall, x), FIELD(SigmoidGateCall, gate),
            FIELD(SigmoidGateCall, gate_stride), FIELD(SigmoidGateCall, num_rows), FIELD(SigmoidGateCall, size),
            FIELD(SigmoidGateCall, out));
+  nb::class_<RecurrentMixer> mixer(m, "RecurrentMixer");
+  def_init(mixer, FIELD(RecurrentMixer, conv), FIELD(RecurrentMixer, conv_at), FIELD(RecurrentMixer, in_gate_at),
+           FIELD(RecurrentMixer, out_gate_at), OptionalField<RecurrentMixer, &RecurrentMixer::recurrence>{"recurrence"},
+           FIELD(RecurrentMixer, queries_at), FIELD(RecurrentMixer, keys_at), FIELD(RecurrentMixer, values_at),
+           FIELD(RecurrentMixer, steps_at), FIELD(RecurrentMixer, rates_at),
+           OptionalField<RecurrentMixer, &RecurrentMixer::norm>{"norm"}, FIELD(RecurrentMixer, norm_gates_at));
   m.attr("max_taps") = kMaxTaps;
   m.attr("max_key_dim") = kMaxKeyDim;
 }
@@ -489,16 +520,20 @@ void bind_row_ops(nb::module_& m) {
 struct DecoderPass {
   std::vector<const DecoderLayer*> layers;
   std::vector<const KVCache*> caches;
+  std::vector<float*> states;
   std::vector<RotaryTable> rotary;
   DecoderCall call;
 };
 
 int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden, int64_t routers_ahead,
                  uintptr_t guesses, ExpertFetcher* fetcher) {
-  if (pass.layers.size() != pass.caches.size()) throw std::invalid_argument("every layer has its own KV cache");
+  if (pass.layers.size() != pass.caches.size() || pass.layers.size() != pass.states.size()) {
+    throw std::invalid_argument("every layer has its own KV cache or states");
+  }
   DecoderCall call = pass.call;
   call.layers = pass.layers.data();
   call.caches = pass.caches.data();
+  call.states = pass.states.data();
   call.rotary = pass.rotary.data();
   call.num_layers = static_cast<int64_t>(pass.layers.size());
   call.first_layer = first_layer;
@@ -551,21 +586,26 @@ void bind_layers(nb::module_& m) {
            OptionalField<MoEStageCall, &MoEStageCall::experts_norm>{"experts_norm"});
   def_call(m, "moe_stage", &moe_stage, Field<MoEStageCall>{"stage"}, FIELD(MoEStageCall, attended),
            FIELD(MoEStageCall, hidden), FIELD(MoEStageCall, num_tokens), FIELD(MoEStageCall, out));
+  nb::class_<AttentionLayer> attention(m, "AttentionLayer");
+  def_init(attention, FIELD(AttentionLayer, num_heads), FIELD(AttentionLayer, q_norm), FIELD(AttentionLayer, k_norm),
+           FIELD(AttentionLayer, norm_all_heads), FIELD(AttentionLayer, clip), FIELD(AttentionLayer, sliding_window),
+           FIELD(AttentionLayer, scale), FIELD(AttentionLayer, soft_cap), FIELD(AttentionLayer, sinks),
+           FIELD(AttentionLayer, rotary), FIELD(AttentionLayer, norms_last), FIELD(AttentionLayer, is_interleaved),
+           FIELD(AttentionLayer, is_gated), LatentField{"latent"});
   nb::class_<DecoderLayer> layer(m, "DecoderLayer");
-  def_init(layer, FIELD(DecoderLayer, qkv), FIELD(DecoderLayer, qkv_bias), FIELD(DecoderLayer, input_norm),
-           FIELD(DecoderLayer, num_heads), FIELD(DecoderLayer, q_norm),
-           FIELD(DecoderLayer, k_norm), FIELD(DecoderLayer, norm_all_heads), FIELD(DecoderLayer, clip),
-           FIELD(DecoderLayer, sliding_window), FIELD(DecoderLayer, scale), FIELD(DecoderLayer, soft_cap),
-           FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, norms_last),
-           FIELD(DecoderLayer, is_interleaved), LatentField{"latent"}, FIELD(DecoderLayer, stage));
+  def_init(layer, FIELD(DecoderLayer, in_proj), FIELD(DecoderLayer, in_bias), FIELD(DecoderLayer, input_norm),
+           FIELD(DecoderLayer, order), OptionalField<DecoderLayer, &DecoderLayer::attention>{"attention"},
+           OptionalField<DecoderLayer, &DecoderLayer::recurrent>{"recurrent"}, FIELD(DecoderLayer, stage));
   nb::class_<RotaryTable> rotary(m, "RotaryTable");
   def_init(rotary, FIELD(RotaryTable, cos), FIELD(RotaryTable, sin), FIELD(RotaryTable, dim));
   using SequenceCount = Field<DecoderPass, &DecoderPass::call, &DecoderCall::sequences, &Sequences::count>;
   using SequenceArrays = SequencesField<DecoderPass, &DecoderPass::call, &DecoderCall::sequences>;
+  using StateCount = Field<DecoderPass, &DecoderPass::call, &DecoderCall::state_sequences, &StateSequences::count>;
+  using StateArrays = StateSequencesField<DecoderPass, &DecoderPass::call, &DecoderCall::state_sequences>;
   nb::class_<DecoderPass> pass(m, "DecoderPass");
-  def_init(pass, FIELD(DecoderPass, layers), FIELD(DecoderPass, caches), FIELD(DecoderPass, rotary), PASS_FIELD(num_tokens),
-           PASS_FIELD(slots), SequenceCount{"num_sequences"}, SequenceArrays{"sequences"},
-           PASS_FIELD(tree_masks), PASS_FIELD(topk_ids), PASS_FIELD(normed), PASS_FIELD(topk_weights),
+  def_init(pass, FIELD(DecoderPass, layers), FIELD(DecoderPass, caches), FIELD(DecoderPass, states), FIELD(DecoderPass, rotary),
+           PASS_FIELD(num_tokens), PASS_FIELD(slots), SequenceCount{"num_sequences"}, SequenceArrays{"sequences"},
+           PASS_FIELD(slot_floats), StateCount{"num_states"}, StateArrays{"state_sequences"}, PASS_FIELD(tree_masks), PASS_FIELD(topk_ids), PASS_FIELD(normed), PASS_FIELD(topk_weights),
            PASS_FIELD(keeps_inputs));
   pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "routers_ahead"_a, "guesses"_a,
            "fetcher"_a.none());

@@ -7,6 +7,7 @@
 
 #include "expert_fetcher.h"
 #include "ops.h"
+#include "rows.h"
 #include "scratch.h"
 
 namespace moeflow {
@@ -14,7 +15,7 @@ namespace {
 
 // What one stage hands to the next, and what is expected of layers to come.
 struct Between {
-  Buffer<float> qkv, attended, logits, topk_weights, pairs;
+  Buffer<float> projected, ordered, mixed, logits, topk_weights, pairs;
   Buffer<int64_t> topk_ids;
   Buffer<int32_t> slots;
   std::vector<const MoEStageCall*> routed;  // the stages with routers
@@ -140,33 +141,68 @@ bool compute_in_slots(const Isa& isa, const DecoderCall& call, const RoutedLayer
   return true;
 }
 
-void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, const KVCache& cache, float* qkv,
-            float* attended) {
-  const int64_t row = layer.qkv_rows(), hidden = layer.hidden(), tokens = call.num_tokens;
+// What goes into a layer's mixer, [num_tokens, layer.projected()].
+float* project(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, Between& between) {
+  const int64_t row = layer.projected(), hidden = layer.hidden(), tokens = call.num_tokens;
+  float* const projected = between.projected.at_least(tokens * row);
   int64_t first = 0;
-  for (const Matrix& part : layer.qkv) {
-    const float* const bias = layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + first;
-    linear(isa, LinearCall{part, call.hidden, tokens, hidden, bias, nullptr, qkv + first, layer.input_norm, row});
+  for (const Matrix& part : layer.in_proj) {
+    const float* const bias = layer.in_bias == nullptr ? nullptr : layer.in_bias + first;
+    linear(isa, LinearCall{part, call.hidden, tokens, hidden, bias, nullptr, projected + first, layer.input_norm, row});
     first += part.rows;
   }
+  if (layer.order.empty()) return projected;
+  float* const ordered = between.ordered.at_least(tokens * row);
+  for_each_row(tokens, row, [&](int64_t token) {
+    float* to = ordered + token * row;
+    for (const ValueRange& range : layer.order) {
+      to = std::copy_n(projected + token * row + range.first, range.count, to);
+    }
+  });
+  return ordered;
+}
+
+void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& of_layer, const KVCache& cache, float* projected,
+            float* attended) {
+  const AttentionLayer& layer = of_layer.attention;
+  const int64_t row = of_layer.projected(), tokens = call.num_tokens;
   if (layer.latent != nullptr) {
-    latent_attention(isa, LatentAttentionCall{*layer.latent, cache, qkv, tokens, layer.num_heads,
+    latent_attention(isa, LatentAttentionCall{*layer.latent, cache, projected, tokens, layer.num_heads,
                                               call.rotary[layer.rotary], call.slots, call.sequences,
                                               layer.sliding_window, call.tree_masks, layer.scale, attended});
     return;
   }
-  AttentionInputCall input{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm, layer.norm_all_heads,
-                           layer.input_norm.eps, layer.clip,
+  AttentionInputCall input{cache, projected, tokens, layer.num_heads, layer.q_norm, layer.k_norm, layer.norm_all_heads,
+                           of_layer.input_norm.eps, layer.clip,
                            layer.rotary < 0 ? RotaryTable{} : call.rotary[layer.rotary], call.slots};
   input.norms_last = layer.norms_last;
   input.is_interleaved = layer.is_interleaved;
+  input.qkv_stride = row;
   attention_input(isa, input);
-  AttentionCall attending{cache, qkv, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
+  AttentionCall attending{cache, projected, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
                           attended};
   attending.scale = layer.scale;
   attending.soft_cap = layer.soft_cap;
   attending.sinks = layer.sinks;
   attention(isa, attending);
+  if (!layer.is_gated) return;
+  const int64_t size = layer.num_heads * cache.head_dim;
+  sigmoid_gate(isa, SigmoidGateCall{attended, projected + row - size, row, tokens, size, attended});
+}
+
+// Has the tokens of layer `number` see those before them. Returns what its output projection takes.
+const float* mix(const Isa& isa, const DecoderCall& call, int64_t number, Between& between) {
+  const DecoderLayer& layer = *call.layers[number];
+  float* const projected = project(isa, call, layer, between);
+  float* const mixed = between.mixed.at_least(call.num_tokens * layer.stage.o_proj.cols);
+  if (layer.attends()) {
+    attend(isa, call, layer, *call.caches[number], projected, mixed);
+  } else {
+    const StateMemory states{call.states[number], call.slot_floats, 0};
+    recurrent_mixer(isa, RecurrentMixerCall{layer.recurrent, projected, layer.projected(), call.num_tokens, states,
+                                            call.state_sequences, mixed});
+  }
+  return mixed;
 }
 
 }  // namespace
@@ -182,12 +218,8 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
                                      [](const DecoderLayer* layer) { return layer->stage.router.data != nullptr; });
   for (int64_t i = call.first_layer; i < call.num_layers; ++i) {
     const DecoderLayer& layer = *call.layers[i];
-    const KVCache& cache = *call.caches[i];
-    float* const qkv = between.qkv.at_least(tokens * layer.qkv_rows());
-    float* const attended = between.attended.at_least(tokens * layer.stage.o_proj.cols);
-    attend(isa, call, layer, cache, qkv, attended);
     MoEStageCall stage = layer.stage;
-    stage.attended = attended;
+    stage.attended = mix(isa, call, i, between);
     stage.hidden = stage.out = call.hidden;
     stage.num_tokens = tokens;
     if (call.keeps_inputs) stage.normed = call.normed + i * tokens * layer.hidden();

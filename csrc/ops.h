@@ -171,6 +171,7 @@ void short_conv(const Isa& isa, const ShortConvCall& call);
 void recurrence(const Isa& isa, const RecurrenceCall& call);
 void gated_norm(const Isa& isa, const GatedNormCall& call);
 void sigmoid_gate(const Isa& isa, const SigmoidGateCall& call);
+void recurrent_mixer(const Isa& isa, const RecurrentMixerCall& call);
 
 // out[r] = norm(x[r])
 struct NormCall {
@@ -201,6 +202,7 @@ struct AttentionInputCall {
   const int64_t* slots;  // [num_tokens]: block * block_size + offset
   bool norms_last = false;      // norms of single heads come after the rotation
   bool is_interleaved = false;  // neighbours are rotated against each other, else halves
+  int64_t qkv_stride = 0;       // floats from a token's row to the next; 0: they lie side by side
 };
 constexpr int64_t kMaxInterleaved = 2048;  // dimensions that are rotated so
 void attention_input(const Isa& isa, const AttentionInputCall& call);
@@ -266,12 +268,9 @@ void route_stage(const Isa& isa, const MoEStageCall& call);
 // Adds the shared expert of `normed` to `out`, if there is one.
 void shared_stage(const Isa& isa, const MoEStageCall& call);
 
-// A layer: norm, QKV projection, attention, and what MoEStageCall says. All norms of a model share `eps`.
-struct DecoderLayer {
-  // One or more, one below the other: [(num_heads + 2 KV heads) * head_dim, hidden], or with `latent` as it says.
-  std::vector<Matrix> qkv;
-  const float* qkv_bias;    // or null
-  Norm input_norm;
+// How a layer attends, to what is projected: queries, keys and values of a token side by side, or with `latent` as it
+// says.
+struct AttentionLayer {
   int64_t num_heads;
   const float *q_norm, *k_norm;  // as in AttentionInputCall
   bool norm_all_heads;
@@ -280,16 +279,34 @@ struct DecoderLayer {
   float scale;             // as in AttentionCall, and the next two
   float soft_cap;
   const float* sinks;
-  int64_t rotary;      // which of the pass's tables it rotates by; -1: it does not
-  bool norms_last = false;  // as in AttentionInputCall, and the next one
-  bool is_interleaved = false;
-  const LatentProjections* latent = nullptr;  // or null
-  MoEStageCall stage;  // its weights; the rest is filled in
+  int64_t rotary;       // which of the pass's tables it rotates by; -1: it does not
+  bool norms_last;      // as in AttentionInputCall, and the next one
+  bool is_interleaved;
+  // The result is multiplied by the sigmoids of gates, as many, which follow queries, keys and values. Without `latent`.
+  bool is_gated;
+  const LatentProjections* latent;  // or null
+};
 
-  int64_t hidden() const { return qkv.front().cols; }
-  int64_t qkv_rows() const {
+// Neighbours among a token's values.
+struct ValueRange {
+  int64_t first, count;
+};
+
+// A layer: norm, projection, what mixes its tokens, and what MoEStageCall says. All norms of a model share `eps`.
+struct DecoderLayer {
+  std::vector<Matrix> in_proj;  // one or more, one below the other: to what is mixed
+  const float* in_bias;         // or null
+  Norm input_norm;
+  std::vector<ValueRange> order;  // of what is projected, as the mixer takes it; empty: as it is
+  AttentionLayer attention;
+  RecurrentMixer recurrent;  // in the place of attention, if it has channels
+  MoEStageCall stage;        // its weights; the rest is filled in
+
+  bool attends() const { return recurrent.conv.num_channels == 0; }
+  int64_t hidden() const { return in_proj.front().cols; }
+  int64_t projected() const {
     int64_t rows = 0;
-    for (const Matrix& part : qkv) rows += part.rows;
+    for (const Matrix& part : in_proj) rows += part.rows;
     return rows;
   }
 };
@@ -305,7 +322,7 @@ class ExpertFetcher;  // expert_fetcher.h
 // called reads it, computes the layer's experts, and calls again for the rest.
 struct DecoderCall {
   const DecoderLayer* const* layers;
-  const KVCache* const* caches;  // one a layer
+  const KVCache* const* caches;  // one a layer that attends; of others null
   int64_t num_layers, first_layer;
   float* hidden;  // [num_tokens, hidden]; goes in and comes out
   int64_t num_tokens;
@@ -313,6 +330,10 @@ struct DecoderCall {
   const int64_t* slots;
   Sequences sequences;
   const uint64_t* tree_masks;  // [num_tokens], or null
+  // Of layers that keep states: one a layer, of others null, and where the pass's are.
+  float* const* states;
+  int64_t slot_floats;
+  StateSequences state_sequences;
   // Of each layer with a router, what it chose: [layers with routers, num_tokens, top_k]; or null.
   int64_t* topk_ids = nullptr;
   // What experts get, [num_tokens, hidden]: of the layer that the pass stops at, or where `keeps_inputs` of each layer,

@@ -90,4 +90,53 @@ void sigmoid_gate(const Isa& isa, const SigmoidGateCall& call) {
   });
 }
 
+namespace {
+
+// What lies at a place of each row; null: it is in none.
+const float* place(const float* rows, int64_t at) { return at < 0 ? nullptr : rows + at; }
+
+// What heads find in their states, normalised and gated.
+void mix_heads(const Isa& isa, const RecurrentMixerCall& call, const float* convolved) {
+  const RecurrentMixer& mixer = call.mixer;
+  RecurrenceCall heads = mixer.recurrence;
+  heads.queries = convolved + mixer.queries_at;
+  heads.keys = convolved + mixer.keys_at;
+  heads.values = convolved + mixer.values_at;
+  heads.row_stride = mixer.conv.num_channels;
+  heads.steps = call.projected + mixer.steps_at;
+  heads.rates = place(call.projected, mixer.rates_at);
+  heads.gate_stride = call.row_floats;
+  heads.num_tokens = call.num_tokens;
+  heads.states = call.states;
+  heads.states.offset += (mixer.conv.num_taps - 1) * mixer.conv.num_channels;
+  heads.sequences = call.sequences;
+  heads.out = call.out;
+  recurrence(isa, heads);
+  GatedNormCall norm = mixer.norm;
+  norm.x = norm.out = call.out;
+  norm.gate = call.projected + mixer.norm_gates_at;
+  norm.rows_per_gate = heads.num_heads * heads.value_dim / norm.size;
+  norm.gate_stride = call.row_floats;
+  norm.num_rows = call.num_tokens * norm.rows_per_gate;
+  gated_norm(isa, norm);
+}
+
+}  // namespace
+
+void recurrent_mixer(const Isa& isa, const RecurrentMixerCall& call) {
+  static thread_local Buffer<float> convolved;
+  const RecurrentMixer& mixer = call.mixer;
+  const bool has_heads = mixer.recurrence.num_heads > 0;
+  ShortConvCall conv = mixer.conv;
+  conv.x = call.projected + mixer.conv_at;
+  conv.in_gate = place(call.projected, mixer.in_gate_at);
+  conv.out_gate = place(call.projected, mixer.out_gate_at);
+  conv.x_stride = call.row_floats;
+  conv.states = call.states;
+  conv.sequences = call.sequences;
+  conv.out = has_heads ? convolved.at_least(call.num_tokens * conv.num_channels) : call.out;
+  short_conv(isa, conv);
+  if (has_heads) mix_heads(isa, call, conv.out);
+}
+
 }  // namespace moeflow

@@ -95,4 +95,27 @@ struct SigmoidGateCall {
   float* out;  // may be x
 };
 
+// What mixes the tokens of a layer that keeps a state: a short convolution of a part of what a token is projected to;
+// where there are heads, then a recurrence over what comes of that, normalised and gated. Places are in a token's
+// row; negative: it has none such. Of the calls weights, sizes and functions count; the rest is filled in.
+struct RecurrentMixer {
+  ShortConvCall conv;  // without channels there is no mixer
+  int64_t conv_at, in_gate_at, out_gate_at;  // of what is projected
+  RecurrenceCall recurrence;
+  int64_t queries_at, keys_at, values_at;  // of what is convolved
+  int64_t steps_at, rates_at;              // of what is projected
+  GatedNormCall norm;                      // a row for each group of values
+  int64_t norm_gates_at;                   // of what is projected
+};
+
+// The state of the convolution comes first, then that of the heads.
+struct RecurrentMixerCall {
+  const RecurrentMixer& mixer;
+  const float* projected;  // [num_tokens, row_floats]
+  int64_t row_floats, num_tokens;
+  StateMemory states;
+  StateSequences sequences;
+  float* out;  // [num_tokens, channels], or with heads [num_tokens, heads * value_dim]
+};
+
 }  // namespace moeflow

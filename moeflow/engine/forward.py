@@ -34,6 +34,7 @@ else:
 def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> KVStorage:
     """Return the storage of keys, values and states that an engine's configuration asks for, of what a rank has."""
     own, slots = layers_of(config.parallel, shape, rank), config.scheduler.states
+    device = device_of_arrays(config, shape)
     storage = KVStorage(
         layers=[layer_idx for layer_idx in shape.attention_layers if layer_idx in own],
         num_blocks=config.scheduler.num_blocks,
@@ -43,11 +44,11 @@ def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> 
         latent_dim=shape.latent_dim,
         other_heads=shape.other_heads,
         dtype=config.kv_dtype,
-        device=device_of_arrays(config, shape),
+        device=device,
         gives_back=config.experts is not None,
     )
     if shape.recurrent is not None and slots is not None:
-        storage.states = state_storage.StateStorage(shape.recurrent, slots.num_slots)
+        storage.states = state_storage.StateStorage(shape.recurrent, slots.num_slots, device)
     return storage
 
 

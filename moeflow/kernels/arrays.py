@@ -91,6 +91,13 @@ def ids_like(x: A, *shape: int) -> A:
     return cast(A, np.empty(shape, np.int64) if isinstance(x, np.ndarray) else torch.empty(shape, dtype=torch.int64))
 
 
+def floats_on(device: Device, *shape: int) -> Array:
+    """Return float32 numbers on a device, not set to anything."""
+    if device is None:
+        return cast("Array", np.empty(shape, FLOAT32))
+    return torch.empty(shape, dtype=torch.float32, device=device)
+
+
 def ids_on(values: Sequence[int], device: Device) -> Array:
     """Return int64 numbers on a device."""
     if device is None:

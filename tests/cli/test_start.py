@@ -16,6 +16,7 @@ import pytest
 from moeflow.cli import lazy
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
+from tests.tiny_granite_hybrid import write_tiny_granite_hybrid
 from tests.tiny_mixtral import write_byte_tokenizer, write_tiny_mixtral
 
 UNWANTED = {
@@ -25,7 +26,7 @@ UNWANTED = {
 }
 needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 OF_THE_SERVER = {"fastapi", "pydantic", "starlette", "uvicorn", "prometheus_client"}  # and torch's own needs
-MAX_MODULES = 480  # beside those of torch and numpy: moeflow's, and two hundred of others
+MAX_MODULES = 485  # beside those of torch and numpy: moeflow's, and two hundred of others
 
 GENERATE = """
 import sys
@@ -60,13 +61,17 @@ def test_a_first_token_needs_few_modules(tmp_path):
     assert len(found) <= MAX_MODULES
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("packed")
-    write_tiny_mixtral(folder / "model")
+def write_packed(write_tiny, folder):
+    write_tiny(folder / "model")
     pack(str(folder / "model"), None, cache_dir=folder)
     first = [sys.executable, "-m", "moeflow", "generate", folder / "model", "--cache-dir", folder, *ASKS]
     subprocess.run(first, capture_output=True, check=True)  # measures this machine, once
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed")
+    write_packed(write_tiny_mixtral, folder)
     return folder
 
 
@@ -76,6 +81,16 @@ def test_a_packed_model_needs_no_torch_for_its_answers(packed):
     asks = (*ASKS, "--temperature", "1", "--json", "--speculator", "suffix")
     found = modules_after(GENERATE, "without", "generate", packed / "model", "--cache-dir", packed, *asks)
     assert "moeflow.engine.engine" in found
+    assert found & (UNWANTED | {"torch", "rich", "safetensors"}) == set()
+    assert len(found) <= MAX_MODULES
+
+
+@needs_extension
+@pytest.mark.slow
+def test_nor_does_one_with_recurrent_layers(tmp_path):
+    write_packed(write_tiny_granite_hybrid, tmp_path)
+    found = modules_after(GENERATE, "without", "generate", tmp_path / "model", "--cache-dir", tmp_path, *ASKS)
+    assert "moeflow.kv.state_storage" in found
     assert found & (UNWANTED | {"torch", "rich", "safetensors"}) == set()
     assert len(found) <= MAX_MODULES
 

@@ -957,8 +957,9 @@ void check_short_conv(const Isa& isa, int64_t channels, int64_t taps) {
   const Floats x = random_floats(8 * 3 * channels), weight = random_floats(channels * taps), bias = random_floats(channels);
   Floats states(3 * (taps - 1) * channels + 3), out(8 * channels);
   const int64_t stride = 3 * channels;
-  short_conv(isa, {x.data(), x.data() + channels, x.data() + 2 * channels, stride, weight.data(), bias.data(), channels,
-                   taps, false, {states.data(), (taps - 1) * channels + 1, 1}, two.call(), out.data()});
+  const ShortConvCall call{x.data(), x.data() + channels, x.data() + 2 * channels, stride, weight.data(), bias.data(),
+                           channels, taps, false, {states.data(), (taps - 1) * channels + 1, 1}, two.call(), out.data()};
+  short_conv(isa, call);
   std::vector<double> want;
   for (int64_t row = 0; row < 8; ++row) {
     const std::vector<int64_t> seen = TwoSequences::history(row);
@@ -974,6 +975,10 @@ void check_short_conv(const Isa& isa, int64_t channels, int64_t taps) {
     }
   }
   expect_close(out.data(), want, 1e-5, "short_conv");
+  Floats again(out.size());
+  const RecurrentMixer mixer{call, 0, channels, 2 * channels};
+  recurrent_mixer(isa, {mixer, x.data(), stride, 8, call.states, call.sequences, again.data()});
+  expect(again == out, "a mixer of a convolution");
 }
 
 void check_recurrence(const Isa& isa, bool is_delta, int64_t key_dim, int64_t value_dim) {
@@ -1040,6 +1045,44 @@ void check_recurrence(const Isa& isa, bool is_delta, int64_t key_dim, int64_t va
   expect_close(out.data(), want, 1e-5, "recurrence");
 }
 
+// A mixer is its operations one after another: of a row of gates, then what is convolved to values, keys and queries,
+// then steps.
+void check_mixer(const Isa& isa) {
+  constexpr int64_t kHeads = 4, kKeyDim = 7, kValueDim = 18, kTaps = 3, kValues = kHeads * kValueDim;
+  constexpr int64_t kChannels = kValues + 2 * kKeyDim, kRow = kValues + kChannels + kHeads;
+  const TwoSequences two;
+  const Floats x = random_floats(8 * kRow), taps = random_floats(kChannels * kTaps), bias = random_floats(kChannels);
+  const Floats of_heads = random_floats(3 * kHeads), norm = random_floats(kValues);
+  const int64_t of_conv = (kTaps - 1) * kChannels, of_state = of_conv + kHeads * kKeyDim * kValueDim;
+  Floats states(3 * of_state), convolved(8 * kChannels), want(8 * kValues), got(8 * kValues);
+  RecurrentMixer mixer{};
+  ShortConvCall& conv = mixer.conv;
+  conv.weight = taps.data(), conv.bias = bias.data(), conv.num_channels = kChannels, conv.num_taps = kTaps;
+  conv.has_silu = true;
+  RecurrenceCall& heads = mixer.recurrence;
+  heads.step_bias = of_heads.data(), heads.log_decay = heads.step_bias + kHeads, heads.skip = heads.log_decay + kHeads;
+  heads.most_step = 10, heads.num_heads = kHeads, heads.num_key_heads = 1, heads.key_dim = kKeyDim;
+  heads.value_dim = kValueDim, heads.norm_eps = -1, heads.query_scale = 1;
+  mixer.norm.weight = norm.data(), mixer.norm.num_weights = 2, mixer.norm.size = kValues / 2, mixer.norm.eps = 1e-6f;
+  mixer.norm.is_gated_first = true;
+  mixer.conv_at = kValues, mixer.in_gate_at = mixer.out_gate_at = mixer.rates_at = -1;
+  mixer.keys_at = kValues, mixer.queries_at = kValues + kKeyDim, mixer.steps_at = kValues + kChannels;
+  const StateMemory memory{states.data(), of_state, 0};
+  recurrent_mixer(isa, {mixer, x.data(), kRow, 8, memory, two.call(), got.data()});
+
+  ShortConvCall first = conv;
+  first.x = x.data() + kValues, first.x_stride = kRow, first.states = memory, first.sequences = two.call();
+  first.out = convolved.data();
+  short_conv(isa, first);
+  RecurrenceCall then = heads;
+  then.values = convolved.data(), then.keys = then.values + kValues, then.queries = then.keys + kKeyDim;
+  then.row_stride = kChannels, then.steps = x.data() + kValues + kChannels, then.gate_stride = kRow, then.num_tokens = 8;
+  then.states = {states.data(), of_state, of_conv}, then.sequences = two.call(), then.out = want.data();
+  recurrence(isa, then);
+  gated_norm(isa, {want.data(), x.data(), 2, kRow, norm.data(), 2, 1e-6f, 16, kValues / 2, true, want.data()});
+  expect(got == want, "a mixer of several operations");
+}
+
 void check_gates(const Isa& isa, int64_t size, bool is_gated_first) {
   constexpr int64_t kRows = 6;
   const Floats x = random_floats(kRows * size), gate = random_floats(3 * (2 * size + 1)), weight = random_floats(2 * size);
@@ -1067,6 +1110,7 @@ void check_recurrent(const Isa& isa) {
     check_short_conv(isa, channels, 3);
     check_short_conv(isa, channels, 1 + channels % 8);
   }
+  check_mixer(isa);
   for (const bool is_delta : {false, true}) {
     check_recurrence(isa, is_delta, 16, 32);
     check_recurrence(isa, is_delta, 7, 18);
@@ -1139,16 +1183,17 @@ void check_moe_stage(const Isa& isa) {
   }
 }
 
-// Layers whose experts have slots, run in one go and with a stop at each, whose experts are then computed here.
+// Layers whose experts have slots, run in one go and with a stop at each, whose experts are then computed here. The second
+// one is a short convolution, and the third attends to values in another order, gated.
 void check_decoder(const Isa& isa, Format format, int64_t tokens) {
   constexpr int64_t kLayers = 3, kExperts = 5, kTopK = 2, kHidden = 70, kWidth = 33, kDim = 16, kBlock = 16;
   std::vector<std::unique_ptr<Experts>> all;
-  std::vector<Weight> qkvs, o_projs, routers;
-  const Floats norm = random_floats(kHidden);
+  std::vector<Weight> in_projs, o_projs, routers;
+  const Floats norm = random_floats(kHidden), taps = random_floats(2 * kDim * 3);
   std::vector<std::vector<int32_t>> slots(kLayers);
   for (int64_t i = 0; i < kLayers; ++i) {
     all.push_back(std::make_unique<Experts>(format, kExperts, kHidden, kWidth, Nonlinearity::kSilu, true, false));
-    qkvs.push_back(random_weight(format, 4 * kDim, kHidden));
+    in_projs.push_back(random_weight(format, (i == 2 ? 6 : 4) * kDim, kHidden));
     o_projs.push_back(random_weight(format, kHidden, 2 * kDim));
     routers.push_back(random_weight(Format::kF32, kExperts, kHidden));
     for (int32_t e = 0; e < kExperts; ++e) slots[i].push_back(e);
@@ -1157,28 +1202,34 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
   std::vector<DecoderLayer> layers(kLayers);
   for (int64_t i = 0; i < kLayers; ++i) {
     DecoderLayer& layer = layers[i];
-    layer.qkv = {qkvs[i].matrix}, layer.input_norm = {norm.data(), 1e-6f}, layer.num_heads = 2;
-    layer.rotary = i - 1;  // the first is not rotated, and the others differ
+    layer.in_proj = {in_projs[i].matrix}, layer.input_norm = {norm.data(), 1e-6f}, layer.attention.num_heads = 2;
+    layer.attention.rotary = i - 1;  // the first is not rotated
     layer.stage.o_proj = o_projs[i].matrix, layer.stage.router = routers[i].matrix, layer.stage.layer = all[i]->layer;
     layer.stage.shared = i == 1 ? ExpertLayer{} : shared.layer;
     layer.stage.routing.top_k = kTopK, layer.stage.routing.renormalize = true, layer.stage.norm = layer.input_norm;
   }
+  ShortConvCall& conv = layers[1].recurrent.conv;
+  conv.weight = taps.data(), conv.num_channels = 2 * kDim, conv.num_taps = 3;
+  layers[1].recurrent.conv_at = 2 * kDim, layers[1].recurrent.out_gate_at = -1;
+  layers[2].order = {{2 * kDim, 4 * kDim}, {0, 2 * kDim}}, layers[2].attention.is_gated = true;
   const int64_t num_blocks = tokens / kBlock + 1;
   const Cache cache(Format::kF32, num_blocks, 1, kBlock, kDim);
   std::vector<const DecoderLayer*> layer_list;
   for (const DecoderLayer& layer : layers) layer_list.push_back(&layer);
-  const std::vector<const KVCache*> caches(kLayers, &cache.cache);  // one for all: a layer writes before it reads
+  const KVCache* const caches[] = {&cache.cache, nullptr, &cache.cache};  // one for all: a layer writes before it reads
+  Floats state(2 * 2 * kDim);
+  float* const states[] = {nullptr, state.data(), nullptr};
   const Floats cos = random_floats(tokens * kDim), sin = random_floats(tokens * kDim),
                x = random_floats(tokens * kHidden);
   const RotaryTable rotary[] = {{cos.data(), sin.data(), kDim}, {sin.data(), cos.data(), kDim / 2}};
   const std::vector<int64_t> places = in_order(tokens);
   std::vector<int32_t> blocks(num_blocks);
   for (int64_t i = 0; i < num_blocks; ++i) blocks[i] = static_cast<int32_t>(i);
-  const int32_t zero = 0, count = static_cast<int32_t>(tokens);
+  const int32_t zero = 0, none = -1, count = static_cast<int32_t>(tokens);
   Floats hidden = x, normed(tokens * kHidden), weights(tokens * kTopK);
   std::vector<int64_t> ids(kLayers * tokens * kTopK);
   DecoderCall call{layer_list.data(),
-                   caches.data(),
+                   caches,
                    kLayers,
                    0,
                    hidden.data(),
@@ -1186,7 +1237,10 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
                    rotary,
                    places.data(),
                    Sequences{1, &zero, &zero, &count, &zero, blocks.data()},
-                   nullptr};
+                   nullptr,
+                   states,
+                   2 * 2 * kDim,
+                   StateSequences{1, &zero, &count, &none, &zero, &zero, nullptr, nullptr}};
   expect(decoder(isa, call) == kLayers, "a pass through layers");
   const Floats want = hidden;
 

@@ -14,10 +14,12 @@ from transformers import (
     DbrxConfig,
     DeepseekV2Config,
     Ernie4_5_MoeConfig,
+    Lfm2Config,
     LlamaConfig,
     OlmoeConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from moeflow.core.pooling_params import PoolingParams
@@ -167,6 +169,20 @@ FAMILIES = {
         num_experts_per_tok=3,
         moe_intermediate_size=24,
         rope_parameters=YARN,
+    ),
+    "short convolutions": Lfm2Config(
+        **SHAPE | {"vocab_size": 258}, layer_types=["conv", "full_attention", "conv"], conv_bias=True
+    ),
+    "delta nets, gated attention": Qwen3NextConfig(
+        **MOE,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        head_dim=16,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=12,
+        linear_value_head_dim=20,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
     ),
     "norms of all heads": OlmoeConfig(**MOE, clip_qkv=0.5),
     "layer norms": DbrxConfig(

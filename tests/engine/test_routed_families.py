@@ -15,8 +15,10 @@ from transformers import (
     GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
+    Lfm2MoeConfig,
     MiniMaxM2Config,
     PhimoeConfig,
+    Qwen3NextConfig,
 )
 from transformers import Qwen2MoeConfig as QwenConfig
 
@@ -73,9 +75,30 @@ FAMILIES = {
         embedding_multiplier=5.0,
     ),
     "hunyuan_v1_moe": HunYuanMoEV1Config(**SHAPE, num_experts=8, moe_topk=3, head_dim=8),
+    "lfm2_moe": Lfm2MoeConfig(
+        **SHAPE,
+        layer_types=["conv", "full_attention", "conv"],
+        num_dense_layers=1,
+        moe_intermediate_size=24,
+        num_experts=8,
+        num_experts_per_tok=3,
+    ),
     "minimax_m2": MiniMaxM2Config(**SHAPE, head_dim=16, rotary_dim=8, num_local_experts=8, num_experts_per_tok=3),
     "qwen2_moe": QwenConfig(
         **SHAPE, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=8, num_experts_per_tok=3
+    ),
+    "qwen3_next": Qwen3NextConfig(
+        **SHAPE,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        head_dim=16,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=12,
+        linear_value_head_dim=20,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        num_experts=8,
+        num_experts_per_tok=3,
     ),
 }
 

@@ -135,7 +135,7 @@ class Cache:
             device=CPU,
         )
         if config.recurrent is not None:
-            self.kv.states = StateStorage(config.recurrent, num_slots=8)
+            self.kv.states = StateStorage(config.recurrent, num_slots=8, device=torch.device("cpu"))
 
     def run(self, new: dict[str, list[int]]) -> dict[str, torch.Tensor]:
         """Compute some tokens of some sequences in one pass; return each one's logits [n, V]."""
@@ -238,6 +238,18 @@ class Parity:
             cache = Cache(ours, block_size=16)
             alone = torch.cat([cache.run({name: [token]})[name] for token in SEQUENCES[name]])
             assert torch.equal(logits, alone)
+
+    @needs_extension
+    def test_layers_in_one_call_give_the_same_bits_as_one_after_another(self, pair):
+        config = pair.ours.config
+        if config.sparsemixer_jitter is not None or config.has_value_norms:
+            pytest.skip("its layers run stage by stage")
+        ours = load(pair.folder, packed=WeightFormats(*FORMATS[0]))
+        in_one_call = in_mixed_passes(ours, SEQUENCES, block_size=16)
+        assert ours._packed is not None
+        ours._packed = None
+        for name, logits in in_mixed_passes(ours, SEQUENCES, block_size=16).items():
+            assert torch.equal(logits, in_one_call[name])
 
     @needs_extension
     @pytest.mark.parametrize("formats", FORMATS)

@@ -5,14 +5,19 @@ Source: the keys of gguf.constants; llama.cpp's conversions and what it takes wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moeflow.checkpoint.gguf import latent, recurrent
+from moeflow.checkpoint.gguf import latent, local_heads, recurrent
+from moeflow.checkpoint.gguf.architecture import TOP_K, WIDTH, Architecture
+from moeflow.checkpoint.gguf.cuts import cut_attention
+from moeflow.checkpoint.gguf.hybrids import HYBRIDS
 from moeflow.checkpoint.gguf.names import (
     ERNIE_NAMES,
+    GEMMA4_NAMES,
     GPT_OSS_NAMES,
     GRANITE_NAMES,
     HUNYUAN_NAMES,
@@ -21,42 +26,12 @@ from moeflow.checkpoint.gguf.names import (
     MLP_NAMES,
     QWEN2_NAMES,
     ROUTED_NAMES,
-    MoeNames,
 )
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
 
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How a GGUF architecture maps to a Hugging Face family."""
-
-    model_type: str
-    huggingface_class: str
-    integers: Mapping[str, str]  # Hugging Face key -> GGUF key, of feed-forward widths, expert counts and the like
-    constants: Mapping[str, Any] = field(default_factory=dict)  # what GGUF leaves to the architecture's name
-    moe_names: MoeNames | None = None  # None: dense
-    layer_names: Mapping[str, str] = field(default_factory=dict)  # GGUF's in a layer that others do not have
-    scaling: Mapping[str, Any] = field(default_factory=dict)  # of rotary positions, what GGUF leaves out
-    # Hugging Face key -> GGUF key, and what is meant where a file has none: numbers from 0, or flags.
-    optional: Mapping[str, tuple[str, float | bool]] = field(default_factory=dict)
-    gating: int = 1  # how experts are scored: 1 by softmax, 2 by sigmoid
-    may_be_partial: bool = False  # whether positions may rotate a part of each head
-    stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
-    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the config whole, at last
-    is_latent: bool = False  # whether attention is latent
-    is_hybrid: bool = False  # whether layers that do not attend are Mamba2's
-
-    @property
-    def understood(self) -> set[str]:
-        """Keys of GGUF that are translated."""
-        return {*self.integers.values(), *(key for key, _ in self.optional.values())}
-
-
-_WIDTH = {"intermediate_size": "feed_forward_length"}
-_TOP_K = {"num_experts_per_tok": "expert_used_count"}
-_ROUTED = _WIDTH | _TOP_K | {"n_routed_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
+_ROUTED = WIDTH | TOP_K | {"n_routed_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
 _ROUTING: Mapping[str, tuple[str, float | bool]] = {
     "n_shared_experts": ("expert_shared_count", 0),
     "first_k_dense_replace": ("leading_dense_block_count", 0),
@@ -66,15 +41,40 @@ _ROUTING: Mapping[str, tuple[str, float | bool]] = {
     "routed_scaling_factor": ("expert_weights_scale", 1.0),
     "num_nextn_predict_layers": ("nextn_predict_layers", 0),
 }
-_LLAMA = Architecture("llama", "LlamaForCausalLM", _WIDTH, stores_pairs=True)
+_DBRX_EPS = 1e-5
+_LLAMA = Architecture("llama", "LlamaForCausalLM", WIDTH, stores_pairs=True)
 _MIXTRAL = Architecture(
     "mixtral",
     "MixtralForCausalLM",
-    _WIDTH | _TOP_K | {"num_local_experts": "expert_count"},
+    WIDTH | TOP_K | {"num_local_experts": "expert_count"},
     {"sliding_window": None},
     MIXTRAL_NAMES,
     stores_pairs=True,
 )
+
+
+def _in_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say as DBRX does what others say in keys of one level; its norms' epsilon is in no config."""
+    if not math.isclose(config["rms_norm_eps"], _DBRX_EPS, rel_tol=1e-6):
+        raise CheckpointError(
+            f"has norms with an epsilon of {config['rms_norm_eps']}, where {_DBRX_EPS} is supported",
+            remedy="Convert the model again",
+        )
+    attention = {"kv_n_heads": config["num_key_value_heads"], "clip_qkv": config["clip_qkv"] or None}
+    ffn = {
+        "ffn_hidden_size": config["intermediate_size"],
+        "moe_num_experts": config["num_experts"],
+        "moe_top_k": config["num_experts_per_tok"],
+    }
+    return {
+        **config,
+        "d_model": config["hidden_size"],
+        "n_heads": config["num_attention_heads"],
+        "n_layers": config["num_hidden_layers"],
+        "max_seq_len": config["max_position_embeddings"],
+        "attn_config": attention | {"rope_theta": config["rope_theta"]},
+        "ffn_config": ffn,
+    }
 
 
 def _with_scale_of_gemma3(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,7 +87,7 @@ def _with_scale_of_gemma3(config: Mapping[str, Any]) -> Mapping[str, Any]:
 _GRANITE = Architecture(
     "granitemoe",
     "GraniteMoeForCausalLM",
-    _WIDTH | _TOP_K | {"num_local_experts": "expert_count"},
+    WIDTH | TOP_K | {"num_local_experts": "expert_count"},
     moe_names=GRANITE_NAMES,
     optional={
         "embedding_multiplier": ("embedding_scale", 1.0),
@@ -121,7 +121,7 @@ _GRANITE_HYBRID = replace(
     _GRANITE,
     model_type="granitemoehybrid",
     huggingface_class="GraniteMoeHybridForCausalLM",
-    integers=_WIDTH,
+    integers=WIDTH,
     layer_names=recurrent.LAYER_NAMES
     | {f"ffn_{part}": f"shared_mlp.{part}_proj" for part in ("gate", "up", "down")},  # without experts
     optional={
@@ -132,7 +132,8 @@ _GRANITE_HYBRID = replace(
         "has_positions": ("rope.scaling.finetuned", True),
     },
     derive=_as_granite4,
-    is_hybrid=True,
+    layer_kinds=("attention", "mamba"),
+    mixer_keys=recurrent.mamba_keys,
 )
 _DEEPSEEK_V2 = Architecture(
     "deepseek_v2",
@@ -151,13 +152,13 @@ _DEEPSEEK_V3 = replace(
     gating=2,
 )
 _OTHERS = {
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _WIDTH),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _WIDTH),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", WIDTH),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", WIDTH),
     "qwen2moe": Architecture(
         "qwen2_moe",
         "Qwen2MoeForCausalLM",
-        _WIDTH
-        | _TOP_K
+        WIDTH
+        | TOP_K
         | {
             "num_experts": "expert_count",
             "moe_intermediate_size": "expert_feed_forward_length",
@@ -189,7 +190,7 @@ _OTHERS = {
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",
         "Ernie4_5_MoeForCausalLM",
-        _WIDTH
+        WIDTH
         | {
             "moe_num_experts": "expert_count",
             "moe_k": "expert_used_count",
@@ -205,7 +206,7 @@ _OTHERS = {
     "minimax-m2": Architecture(
         "minimax_m2",
         "MiniMaxM2ForCausalLM",
-        _TOP_K | {"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"},
+        TOP_K | {"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"},
         moe_names=MINIMAX_NAMES,
         gating=2,
         may_be_partial=True,
@@ -226,21 +227,21 @@ _OTHERS = {
     "qwen3moe": Architecture(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
-        _WIDTH | _TOP_K | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
+        WIDTH | TOP_K | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
         {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
         MLP_NAMES,
     ),
     "olmoe": Architecture(
         "olmoe",
         "OlmoeForCausalLM",
-        _WIDTH | _TOP_K | {"num_experts": "expert_count"},
+        WIDTH | TOP_K | {"num_experts": "expert_count"},
         {"norm_topk_prob": False, "clip_qkv": None},
         MLP_NAMES,
     ),
     "gpt-oss": Architecture(
         "gpt_oss",
         "GptOssForCausalLM",
-        _TOP_K
+        TOP_K
         | {
             "num_local_experts": "expert_count",
             "intermediate_size": "expert_feed_forward_length",
@@ -253,7 +254,7 @@ _OTHERS = {
     "gemma3": Architecture(
         "gemma3_text",
         "Gemma3ForCausalLM",
-        _WIDTH | {"sliding_window": "attention.sliding_window"},
+        WIDTH | {"sliding_window": "attention.sliding_window"},
         {"hidden_activation": "gelu_pytorch_tanh"},
         optional={
             "sliding_window_pattern": ("attention.sliding_window_pattern", 6),
@@ -267,9 +268,48 @@ _OTHERS = {
             "post_ffw_norm": "post_feedforward_layernorm",
         },
     ),
+    "dbrx": Architecture(
+        "dbrx",
+        "DbrxForCausalLM",
+        WIDTH | TOP_K | {"num_experts": "expert_count"},
+        moe_names=MLP_NAMES,
+        layer_names={"attn_output_norm": "post_attention_layernorm"},
+        optional={"clip_qkv": ("attention.clamp_kqv", 0.0)},
+        eps_key="attention.layer_norm_epsilon",
+        cuts={"attn_qkv": cut_attention},
+        derive=_in_sections,
+    ),
+    "phimoe": Architecture(
+        "phimoe",
+        "PhiMoEForCausalLM",
+        WIDTH | TOP_K | {"num_local_experts": "expert_count"},
+        moe_names=MIXTRAL_NAMES,
+        optional={"sliding_window": ("attention.sliding_window", 0)},
+        derive=lambda config: {**config, "sliding_window": config["sliding_window"] or None},
+        may_be_long=True,
+    ),
+    "gemma4": Architecture(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        WIDTH | {"sliding_window": "attention.sliding_window"},
+        {"hidden_activation": "gelu_pytorch_tanh"},
+        GEMMA4_NAMES,
+        local_heads.LAYER_NAMES,
+        optional={
+            "num_experts": ("expert_count", 0),
+            "top_k_experts": ("expert_used_count", 0),
+            "moe_intermediate_size": ("expert_feed_forward_length", 0),
+            "num_kv_shared_layers": ("attention.shared_kv_layers", 0),
+            "hidden_size_per_layer_input": ("embedding_length_per_layer_input", 0),
+            "final_logit_softcapping": ("final_logit_softcapping", 0.0),
+        },
+        derive=lambda config: {**config, "enable_moe_block": config["num_experts"] > 0},
+        has_local_heads=True,
+    ),
     "granitemoe": _GRANITE,
-    "granite": replace(_GRANITE_HYBRID, is_hybrid=False),
+    "granite": replace(_GRANITE_HYBRID, layer_kinds=None),
     "granitehybrid": _GRANITE_HYBRID,
+    **HYBRIDS,
 }
 
 

@@ -8,7 +8,7 @@ at, but for the ids of special tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
-from moeflow.checkpoint.gguf.architectures import Architecture, read_architecture
+from moeflow.checkpoint.gguf.architecture import Architecture
+from moeflow.checkpoint.gguf.architectures import read_architecture
 from moeflow.checkpoint.gguf.blocks import widen_blocks
-from moeflow.checkpoint.gguf.config import ROPE_FACTORS, translate_config, translate_token_ids
-from moeflow.checkpoint.gguf.header import GGUFTensor, read_gguf_header
-from moeflow.checkpoint.gguf.names import heads_in_pairs, huggingface_name, is_single_row
+from moeflow.checkpoint.gguf.config import translate_config, translate_token_ids
+from moeflow.checkpoint.gguf.cuts import Rows
+from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_gguf_header
+from moeflow.checkpoint.gguf.names import cut_names, heads_in_pairs, huggingface_name, is_single_row, part_of
 from moeflow.checkpoint.gguf.recurrent import huggingface_shape, is_decay
+from moeflow.checkpoint.gguf.rope import LONG_TABLES, ROPE_FACTORS
 from moeflow.checkpoint.gguf.tensor_types import TensorType
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
@@ -48,6 +51,7 @@ class _Part:
     num_bytes: int
     pair_heads: int = 0  # heads whose rows are stored in pairs; 0: none
     is_decay: bool = False  # of recurrent layers, of which Hugging Face has the logarithm
+    rows: NDArray[np.int64] | None = None  # from `start` on; None: all, one behind the other
 
 
 class GGUFFile:
@@ -65,13 +69,14 @@ class GGUFFile:
         architecture = read_architecture(header.metadata, path)
         self._file = RawFile(path)
         self.config: Mapping[str, Any] = translate_config(
-            header, architecture, lambda: self._read_rope_factors(header.tensors[ROPE_FACTORS]), path
+            header, architecture, lambda name: self._read_table(header, name), path
         )
         self.generation_config: Mapping[str, Any] = translate_token_ids(header.metadata, path)
+        tables = {ROPE_FACTORS, *(LONG_TABLES.values() if architecture.may_be_long else ())}
         self._parts: dict[str, _Part] = {}
         for tensor in header.tensors.values():
             check_num_tensors(len(self._parts) + tensor.shape[0] * ("_exps" in tensor.name), path)
-            if tensor.name != ROPE_FACTORS:
+            if tensor.name not in tables:
                 self._parts |= _split(tensor, architecture, self.config, path)
         if not self._parts:
             raise CheckpointError("holds no weights", file=path, remedy=DOWNLOAD_AGAIN)
@@ -93,7 +98,7 @@ class GGUFFile:
         part = self._part(name)
         num_rows, num_cols = part.shape
         row_bytes = part.num_bytes // max(num_rows, 1)
-        data = self._file.read(part.start + start * row_bytes, (stop - start) * row_bytes, name)
+        data = self._read_bytes(name, part, start, stop)
         numbers = _numbers_of_rows(part, start, stop)
         kind = _BLOCKS.get(part.quantization)
         if kind is not None:
@@ -104,16 +109,26 @@ class GGUFFile:
         """Release the file."""
         self._file.close()
 
-    def _read_rope_factors(self, table: GGUFTensor) -> list[float]:
-        factors: list[float] = self._read_part(table.name, _whole(table)).tolist()
+    def _read_table(self, header: GGUFHeader, name: str) -> list[float]:
+        if name not in header.tensors:
+            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
+        factors: list[float] = self._read_part(name, _whole(header.tensors[name])).tolist()
         return factors
 
     def _read_part(self, name: str, part: _Part) -> torch.Tensor:
-        data = self._file.read(part.start, part.num_bytes, name)
+        data = self._read_bytes(name, part, 0, part.shape[0])
         weights = _widen(data, part.quantization, part.shape)
         if part.is_decay:
             return torch.log(-weights.float())
         return _pairs_to_halves(weights, part.pair_heads) if part.pair_heads else weights
+
+    def _read_bytes(self, name: str, part: _Part, start: int, stop: int) -> torch.Tensor:
+        """Return some rows as they lie in the file."""
+        row_bytes = part.num_bytes // max(part.shape[0], 1)
+        if part.rows is None:
+            return self._file.read(part.start + start * row_bytes, (stop - start) * row_bytes, name)
+        runs = [(part.start + first * row_bytes, count * row_bytes) for first, count in _runs(part.rows[start:stop])]
+        return torch.cat([self._file.read(place, size, name) for place, size in runs])
 
     def _part(self, name: str) -> _Part:
         if name not in self._parts:
@@ -128,6 +143,9 @@ def _whole(tensor: GGUFTensor) -> _Part:
 def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any], file: Path) -> dict[str, _Part]:
     """Return what a GGUF tensor holds under Hugging Face names: itself, or a stack's experts."""
     names = architecture.moe_names
+    cut = architecture.cuts.get(part_of(tensor.name))
+    if cut is not None:
+        return _cut(tensor, cut(config), file)
     name = huggingface_name(tensor.name, names, architecture.layer_names)
     if name is None:
         raise _misfit(f"is no part of a {architecture.model_type} model as it is known here", tensor, file)
@@ -140,11 +158,37 @@ def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, 
     num_experts = config[names.count]
     if len(tensor.shape) < 2 or tensor.shape[0] != num_experts:
         raise _misfit(f"has the shape {list(tensor.shape)}, where {num_experts} experts are expected", tensor, file)
-    num_bytes = tensor.num_bytes // num_experts
-    return {
-        name.format(expert): _Part(tensor.shape[1:], tensor.quantization, tensor.start + expert * num_bytes, num_bytes)
-        for expert in range(num_experts)
-    }
+    return dict(_experts(tensor, name, num_experts, file))
+
+
+def _experts(tensor: GGUFTensor, name: str, num_experts: int, file: Path) -> Iterator[tuple[str, _Part]]:
+    """Yield the matrices of a stack; of an expert's, where `name` has several, they lie one below the other."""
+    names, num_bytes = name.split("+"), tensor.num_bytes // num_experts
+    rows, rest = divmod(tensor.shape[1], len(names))
+    if rest:
+        raise _misfit(f"has {tensor.shape[1]} rows for each expert, not those of {len(names)} matrices", tensor, file)
+    for number in range(num_experts * len(names)):
+        expert, part = divmod(number, len(names))
+        size = num_bytes // len(names)
+        shape, start = (rows, *tensor.shape[2:]), tensor.start + number * size
+        yield names[part].format(expert), _Part(shape, tensor.quantization, start, size)
+
+
+def _cut(tensor: GGUFTensor, rows_of: Mapping[str, Rows], file: Path) -> dict[str, _Part]:
+    """Return the tensors of Hugging Face whose rows a GGUF tensor has."""
+    num_rows = tensor.shape[0]
+    if sum(map(len, rows_of.values())) != num_rows:
+        expected = " and ".join(f"{len(rows)} of {name}" for name, rows in rows_of.items())
+        raise _misfit(f"has {num_rows} rows, where {expected} are expected", tensor, file)
+    row_bytes = tensor.num_bytes // max(num_rows, 1)
+    parts = {}
+    for name, rows in zip(cut_names(tensor.name, list(rows_of)), rows_of.values(), strict=True):
+        part = replace(_whole(tensor), shape=(len(rows), *tensor.shape[1:]), num_bytes=len(rows) * row_bytes)
+        if isinstance(rows, range):
+            parts[name] = replace(part, start=tensor.start + rows.start * row_bytes)
+        else:
+            parts[name] = replace(part, rows=rows)
+    return parts
 
 
 def _pair_heads(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any], file: Path) -> int:
@@ -154,6 +198,13 @@ def _pair_heads(tensor: GGUFTensor, architecture: Architecture, config: Mapping[
     if heads and tensor.shape[0] % (2 * heads):
         raise _misfit(f"has {tensor.shape[0]} rows, which are no pairs for {heads} heads", tensor, file)
     return heads
+
+
+def _runs(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return rows as runs of neighbours, first and count each, in their order."""
+    ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    starts = [0, *ends[:-1]]
+    return [(int(rows[start]), end - start) for start, end in zip(starts, ends, strict=True)]
 
 
 def _misfit(problem: str, tensor: GGUFTensor, file: Path) -> CheckpointError:

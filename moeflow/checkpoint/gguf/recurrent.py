@@ -1,4 +1,4 @@
-"""Mamba2's layers in GGUF files: their metadata in Hugging Face's words, their tensors' names, shapes and meaning.
+"""Recurrent layers in GGUF files: shapes and meaning of their tensors; of Mamba2's metadata and names, too.
 
 llama.cpp keeps decays as they are, negative, where Hugging Face has the logarithm of their size, and as columns; a
 convolution has no middle dimension, a norm a row for each group. A layer without key heads is one without attention.
@@ -23,7 +23,7 @@ LAYER_NAMES: Final = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
-_CONV: Final = ".ssm_conv1d.weight"
+_CONVS: Final = (".ssm_conv1d.weight", ".shortconv.conv.weight")
 _DECAY: Final = ".ssm_a"
 _VECTORS: Final = (_DECAY, ".ssm_d", ".ssm_norm.weight")
 
@@ -37,24 +37,26 @@ def huggingface_shape(gguf_name: str, shape: tuple[int, ...]) -> tuple[int, ...]
     """Return the shape that Hugging Face has for what GGUF has in this one."""
     if gguf_name.endswith(_VECTORS):
         return (math.prod(shape),)
-    return (shape[0], 1, shape[1]) if gguf_name.endswith(_CONV) and len(shape) == 2 else shape
+    return (shape[0], 1, shape[1]) if gguf_name.endswith(_CONVS) and len(shape) == 2 else shape
 
 
-def key_heads(reader: ConfigReader, default: int, *, may_differ: bool) -> tuple[int, list[str] | None]:
+def key_heads(reader: ConfigReader, default: int, kinds: tuple[str, str] | None) -> tuple[int, list[str] | None]:
     """Return how many key heads a layer has that attends, and each layer's kind, where the file tells them apart.
+
+    `kinds` are those with and without key heads; None: all layers have some.
 
     Raises: CheckpointError.
     """
     counts = reader.raw.get("attention.head_count_kv")
-    if not (may_differ and isinstance(counts, list)):
+    if kinds is None or not isinstance(counts, list):
         return reader.positive("attention.head_count_kv", default), None
-    kinds = ["attention" if count else "mamba" for count in counts]
+    of_layers = [kinds[0] if count else kinds[1] for count in counts]
     others = {count for count in counts if count} or {default}
-    if len(kinds) != reader.positive("block_count") or len(others) > 1 or not all(map(_is_count, others)):
+    if len(of_layers) != reader.positive("block_count") or len(others) > 1 or not all(map(_is_count, others)):
         raise reader.error(
             f"'attention.head_count_kv' is {brief(counts)}, where each layer's number is expected: 0, or that of others"
         )
-    return others.pop(), kinds
+    return others.pop(), of_layers
 
 
 def _is_count(value: object) -> bool:

@@ -15,10 +15,12 @@ LIMITS: Final = LLParserLimits(
     verbose_errors=False,
 )
 
+_IN_WORDS: Final = {"NoExtensionBias": "nothing that could follow is part of it"}
+
 
 def reason_of(error: str) -> str:
     """Return what llguidance says of a grammar, without the place in a text that users have not written."""
     lines = error.strip().splitlines() or ["it is not accepted"]
     _, separator, reason = lines[0].partition(": ")
-    first = reason if separator and lines[0].startswith("at ") else lines[0]
+    first = reason if separator and lines[0].startswith("at ") else _IN_WORDS.get(lines[0], lines[0])
     return " ".join([first, *(line for line in lines[1:] if line.startswith("error: "))])

@@ -12,53 +12,16 @@ from typing import Any, Final
 
 from moeflow.kernels.arrays import Array, address, floats_like, ids_like
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
-from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
-from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
-from moeflow.kernels.cpu.latent_attention import PackedLatents
-from moeflow.kernels.cpu.packed_weights import PackedWeight
-from moeflow.kernels.cpu.row_ops import check_interleaved, check_rotary
-from moeflow.kernels.cpu.stages import MoEStage, bind_norm
-from moeflow.kernels.norm import NormWeights
+from moeflow.kernels.cpu.packed_layer import PackedAttention, PackedLayer
+from moeflow.kernels.cpu.row_ops import check_rotary
+from moeflow.kernels.recurrent.state_sequences import PassStates
 from moeflow.kernels.rotary import RotaryTable
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLayer:
-    """The weights of one layer."""
-
-    qkv: Sequence[PackedWeight]  # one, or some one below the other
-    qkv_bias: Array | None
-    input_norm: NormWeights
-    heads: Heads
-    scores: Scores  # without a bias
-    rotary: int | None  # which of a pass's tables it rotates by; None: it does not
-    stage: MoEStage  # what follows attention
-    latents: PackedLatents | None = None  # of latent attention: `heads` are then those that meet latents
-
-    @property
-    def hidden(self) -> int:
-        """The size of hidden states."""
-        return self.qkv[0].cols
-
-    @property
-    def qkv_rows(self) -> int:
-        """Values of a token that `qkv` has to make."""
-        heads = self.heads
-        if self.latents is not None:
-            return self.latents.projected_size
-        return (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
-
-    @property
-    def attended_size(self) -> int:
-        """Values of a token that attention returns."""
-        return self.heads.num_heads * (self.heads.head_dim if self.latents is None else self.latents.heads.value_dim)
-
 
 # (input [T, H], topk_ids [T, K], topk_weights [T, K], residual [T, H]) -> residual plus each token's experts [T, H]
 Experts = Callable[[Array, Array, Array, Array], Array]
@@ -87,8 +50,9 @@ class PackedDecoder:
         self.layers = tuple(layers)  # whose memory the handles look at
         self.routed = [number for number, layer in enumerate(layers) if layer.stage.router is not None]
         self.has_slots = any(layer.stage.slots is not None for layer in layers)
-        self._handles = [_bind(layer) for layer in layers]
-        self._num_tables = max((0 if layer.rotary is None else layer.rotary + 1 for layer in layers), default=0)
+        self._handles = [layer.bind() for layer in layers]
+        self._attentions = [layer.attention for layer in layers if layer.attention is not None]
+        self._num_tables = max((0 if it.rotary is None else it.rotary + 1 for it in self._attentions), default=0)
         stages = [layers[number].stage for number in self.routed]
         self._top_k = stages[0].choose.top_k if stages else 0
         routers = {(stage.choose.top_k, stage.slots is None, stage.num_experts) for stage in stages}
@@ -101,25 +65,26 @@ class PackedDecoder:
         rotary: Sequence[RotaryTable],
         blocks: Sequence[KVBlocks],
         metadata: AttentionMetadata,
+        states: PassStates | None = None,
         *,
         keeps_choices: bool = False,
         keeps_inputs: bool = False,
     ) -> PackedPass:
-        """Return a pass that is yet to be run; K and V of every token will go to `blocks`.
+        """Return a pass that is yet to be run; K and V of every token will go to `blocks`, states to `states`.
 
         It keeps what routers choose, and what the experts of all layers, or their dense networks, get, if asked to.
 
-        Shapes: hidden [T, H] float32, which is changed; blocks one a layer.
+        Shapes: hidden [T, H] float32, which is changed; blocks one a layer that attends.
         """
         first = self.layers[0]
         num_tokens = hidden.shape[0]
         check_floats(hidden, (num_tokens, first.hidden))
         for table in rotary:
-            check_rotary(table, num_tokens, min(layer.heads.head_dim for layer in self.layers))
+            check_rotary(table, num_tokens, min((it.heads.head_dim for it in self._attentions), default=table.dim))
         if self._num_tables > len(rotary):
             raise ValueError(f"layers need {self._num_tables} tables of rotary positions, not {len(rotary)}")
-        if len(blocks) != len(self.layers):
-            raise ValueError(f"{len(self.layers)} layers need as many KV caches, not {len(blocks)}")
+        self._check_memory(blocks, states)
+        caches, memory = iter(blocks), iter(() if states is None else states.layers)
         keeps_choices |= self.has_slots
         topk_ids = ids_like(hidden, len(self.routed), num_tokens, self._top_k) if keeps_choices else None
         num_kept = len(self.layers) if keeps_inputs else int(self.has_slots)
@@ -127,19 +92,36 @@ class PackedDecoder:
         topk_weights = floats_like(hidden, num_tokens, self._top_k) if self.has_slots else None
         handle = _cpu.DecoderPass(
             layers=self._handles,
-            caches=[layer.handle for layer in blocks],
+            caches=[None if layer.attention is None else next(caches).handle for layer in self.layers],
+            states=[address(next(memory).slots) if layer.attention is None else 0 for layer in self.layers],
             num_tokens=num_tokens,
             rotary=[_cpu.RotaryTable(cos=address(it.cos), sin=address(it.sin), dim=it.dim) for it in rotary],
             slots=address(metadata.slots),
             num_sequences=len(metadata.spans),
             sequences=metadata.table.buffer_info()[0],
+            slot_floats=0 if states is None else states.layers[0].slots.shape[1],
+            num_states=0 if states is None else len(states.sequences),
+            state_sequences=0 if states is None else address(states.sequences.table),
             tree_masks=address(metadata.tree_masks),
             topk_ids=address(topk_ids),
             normed=address(normed),
             topk_weights=address(topk_weights),
             keeps_inputs=keeps_inputs,
         )
-        return PackedPass(hidden, topk_ids, normed, topk_weights, self.routed, handle, (self, blocks, rotary, metadata))
+        looked_at = (self, blocks, rotary, metadata, states)
+        return PackedPass(hidden, topk_ids, normed, topk_weights, self.routed, handle, looked_at)
+
+    def _check_memory(self, blocks: Sequence[KVBlocks], states: PassStates | None) -> None:
+        """Raise ValueError unless each layer has its keys and values or states there."""
+        mixers = [layer.mixer for layer in self.layers if not isinstance(layer.mixer, PackedAttention)]
+        memory = () if states is None else states.layers
+        if (len(blocks), len(memory)) != (len(self._attentions), len(mixers)):
+            raise ValueError(
+                f"{len(self._attentions)} layers that attend and {len(mixers)} with states need as many KV caches and "
+                f"memories of states, not {len(blocks)} and {len(memory)}"
+            )
+        for mixer, layer in zip(mixers, memory, strict=True):
+            check_floats(layer.slots, (len(layer.slots), mixer.state_values))
 
 
 @dataclass(slots=True)
@@ -193,33 +175,3 @@ class PackedPass:
             fetcher=fetcher,
         )
         return stopped
-
-
-def _bind(layer: PackedLayer) -> object:
-    heads, stage = layer.heads, layer.stage
-    if sum(part.rows for part in layer.qkv) != layer.qkv_rows or stage.o_proj.cols != layer.attended_size:
-        raise ValueError(f"{layer.qkv}, {heads} and {stage.o_proj} do not fit together")
-    check_interleaved(heads)
-    scores = layer.scores
-    assert scores.bias is None, "a layer with relative positions is no decoder's"
-    if scores.sinks is not None:
-        check_floats(scores.sinks, (heads.num_heads,))
-    return _cpu.DecoderLayer(
-        qkv=[part.handle for part in layer.qkv],
-        qkv_bias=address(layer.qkv_bias),
-        input_norm=bind_norm(layer.input_norm, layer.hidden),
-        num_heads=heads.num_heads,
-        q_norm=address(heads.q_norm),
-        k_norm=address(heads.k_norm),
-        norm_all_heads=heads.norms_all_heads,
-        clip=heads.clip or 0.0,
-        sliding_window=scores.sliding_window or 0,
-        scale=scores.scale or 0.0,
-        soft_cap=scores.soft_cap or 0.0,
-        sinks=address(scores.sinks),
-        rotary=-1 if layer.rotary is None else layer.rotary,
-        norms_last=heads.norms_last,
-        is_interleaved=heads.is_interleaved,
-        latent=None if layer.latents is None else layer.latents.handle,
-        stage=stage.handle,
-    )

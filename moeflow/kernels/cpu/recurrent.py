@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from moeflow.kernels.arrays import address, has_whole_rows, is_float32, is_in_main_memory, row_stride
+from moeflow.kernels.arrays import Array, address, has_whole_rows, is_float32, is_in_main_memory, row_stride
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats, describe
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.recurrent.recurrence_layer import RecurrenceInput, RecurrenceLayer
+from moeflow.kernels.recurrent.recurrent_mixer import MixerHeads, RecurrentMixer
 from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequences
 
 if TYPE_CHECKING:
@@ -36,25 +38,18 @@ def short_conv(
 ) -> Tensor:
     """Compute `kernels.recurrent.short_conv`."""
     num_tokens, num_channels = x.shape
-    check_floats(weight, (num_channels, weight.shape[1]))
-    if not 1 <= weight.shape[1] <= _cpu.max_taps:
-        raise ValueError(f"a convolution has up to {_cpu.max_taps} taps, not {weight.shape[1]}")
-    if bias is not None:
-        check_floats(bias, (num_channels,))
+    if len(weight) != num_channels:
+        raise ValueError(f"{describe(weight)} cannot convolve {describe(x)}")
     for gate in gates or ():
         if gate.shape != x.shape or row_stride(gate) != row_stride(x) or not accepts(gate):
             raise ValueError(f"{describe(gate)} cannot gate {describe(x)}")
     out = x.new_empty(num_tokens, num_channels)
     _cpu.short_conv(
+        layer=_bind_conv(weight, bias, has_silu=has_silu),
         x=address(x),
         in_gate=address(gates[0]) if gates else 0,
         out_gate=address(gates[1]) if gates else 0,
         x_stride=row_stride(x),
-        weight=address(weight),
-        bias=address(bias),
-        num_channels=num_channels,
-        num_taps=weight.shape[1],
-        has_silu=has_silu,
         **_states(states, sequences),
         out=address(out),
     )
@@ -66,10 +61,6 @@ def recurrence(
 ) -> Tensor:
     """Compute `kernels.recurrent.recurrence`."""
     num_tokens = given.values.shape[0]
-    if layer.key_dim > _cpu.max_key_dim:
-        raise ValueError(f"keys have up to {_cpu.max_key_dim} dimensions, not {layer.key_dim}")
-    for weight in (layer.step_bias, layer.log_decay, *([] if layer.skip is None else [layer.skip])):
-        check_floats(weight, (layer.num_heads,))
     of_keys = (num_tokens, layer.num_key_heads * layer.key_dim)
     _check_parts(
         (given.queries, of_keys), (given.keys, of_keys), (given.values, (num_tokens, layer.num_heads * layer.value_dim))
@@ -78,6 +69,7 @@ def recurrence(
     _check_parts(*((gate, (num_tokens, layer.num_heads)) for gate in gates))
     out = given.values.new_empty(num_tokens, layer.num_heads * layer.value_dim)
     _cpu.recurrence(
+        layer=_bind_heads(layer),
         queries=address(given.queries),
         keys=address(given.keys),
         values=address(given.values),
@@ -85,19 +77,7 @@ def recurrence(
         steps=address(given.steps),
         rates=address(given.rates),
         gate_stride=row_stride(given.steps),
-        step_bias=address(layer.step_bias),
-        log_decay=address(layer.log_decay),
-        skip=address(layer.skip),
-        least_step=layer.least_step,
-        most_step=layer.most_step,
-        num_heads=layer.num_heads,
-        num_key_heads=layer.num_key_heads,
-        key_dim=layer.key_dim,
-        value_dim=layer.value_dim,
         num_tokens=num_tokens,
-        is_delta=layer.is_delta,
-        norm_eps=-1.0 if layer.norm_eps is None else layer.norm_eps,
-        query_scale=layer.query_scale,
         **_states(states, sequences),
         out=address(out),
     )
@@ -109,22 +89,17 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_gated_
     num_weights, size = weight.shape
     _check_parts((gate, tuple(x.shape)))
     check_floats(x, tuple(x.shape))
-    check_floats(weight, (num_weights, size))
     num_groups = x.shape[1] // size
     if num_groups * size != x.shape[1] or num_weights not in (1, num_groups):
         raise ValueError(f"{describe(x)} cannot be normalised with {describe(weight)}")
     out = torch.empty_like(x)
     _cpu.gated_norm(
+        layer=_bind_norm(weight, eps, is_gated_first=is_gated_first),
         x=address(x),
         gate=address(gate),
         rows_per_gate=num_groups,
         gate_stride=row_stride(gate),
-        weight=address(weight),
-        num_weights=num_weights,
-        eps=eps,
         num_rows=x.shape[0] * num_groups,
-        size=size,
-        is_gated_first=is_gated_first,
         out=address(out),
     )
     return out
@@ -144,6 +119,96 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
         out=address(out),
     )
     return out
+
+
+def bind_mixer(mixer: RecurrentMixer) -> object:
+    """Return a mixer for the extension, which looks at the memory of its weights. Raises: ValueError."""
+    size, gates_at, heads = mixer.num_channels, mixer.conv_gates_at or (), mixer.heads
+    _check_places(mixer.in_size, size, (mixer.conv_at, *gates_at))
+    arguments: dict[str, Any] = dict.fromkeys(("queries_at", "keys_at", "values_at", "steps_at", "norm_gates_at"), 0)
+    arguments |= {"recurrence": None, "norm": None, "rates_at": -1}
+    if heads is not None:
+        arguments = _bind_mixer_heads(mixer, heads)
+    return _cpu.RecurrentMixer(
+        conv=_bind_conv(mixer.conv_weight, mixer.conv_bias, has_silu=mixer.has_silu),
+        conv_at=mixer.conv_at,
+        in_gate_at=gates_at[0] if gates_at else -1,
+        out_gate_at=gates_at[1] if gates_at else -1,
+        **arguments,
+    )
+
+
+def _bind_mixer_heads(mixer: RecurrentMixer, heads: MixerHeads) -> dict[str, Any]:
+    layer, (num_weights, size) = heads.layer, heads.norm.shape
+    _check_places(mixer.num_channels, layer.num_key_heads * layer.key_dim, (heads.queries_at, heads.keys_at))
+    _check_places(mixer.num_channels, heads.out_size, (heads.values_at,))
+    _check_places(mixer.in_size, heads.out_size, (heads.norm_gates_at,))
+    steps_and_rates = (heads.steps_at,) if heads.rates_at is None else (heads.steps_at, heads.rates_at)
+    _check_places(mixer.in_size, layer.num_heads, steps_and_rates)
+    if heads.out_size % size or num_weights not in (1, heads.out_size // size):
+        raise ValueError(f"rows of {heads.out_size} values cannot be normalised with {describe(heads.norm)}")
+    return {
+        "recurrence": _bind_heads(layer),
+        "queries_at": heads.queries_at,
+        "keys_at": heads.keys_at,
+        "values_at": heads.values_at,
+        "steps_at": heads.steps_at,
+        "rates_at": -1 if heads.rates_at is None else heads.rates_at,
+        "norm": _bind_norm(heads.norm, heads.norm_eps, is_gated_first=heads.is_gated_first),
+        "norm_gates_at": heads.norm_gates_at,
+    }
+
+
+def _check_places(size: int, count: int, places: Sequence[int]) -> None:
+    """Raise ValueError unless so many values lie at each place of rows of a size."""
+    for place in places:
+        if not 0 <= place <= size - count:
+            raise ValueError(f"{count} values from {place} on are not in rows of {size}")
+
+
+def _bind_conv(weight: Array, bias: Array | None, *, has_silu: bool) -> object:
+    num_channels, num_taps = weight.shape
+    check_floats(weight, (num_channels, num_taps))
+    if not 1 <= num_taps <= _cpu.max_taps:
+        raise ValueError(f"a convolution has up to {_cpu.max_taps} taps, not {num_taps}")
+    if bias is not None:
+        check_floats(bias, (num_channels,))
+    return _cpu.ShortConv(
+        weight=address(weight),
+        bias=address(bias),
+        num_channels=num_channels,
+        num_taps=num_taps,
+        has_silu=has_silu,
+    )
+
+
+def _bind_heads(layer: RecurrenceLayer) -> object:
+    if layer.key_dim > _cpu.max_key_dim:
+        raise ValueError(f"keys have up to {_cpu.max_key_dim} dimensions, not {layer.key_dim}")
+    for weight in (layer.step_bias, layer.log_decay, *([] if layer.skip is None else [layer.skip])):
+        check_floats(weight, (layer.num_heads,))
+    return _cpu.Recurrence(
+        step_bias=address(layer.step_bias),
+        log_decay=address(layer.log_decay),
+        skip=address(layer.skip),
+        least_step=layer.least_step,
+        most_step=layer.most_step,
+        num_heads=layer.num_heads,
+        num_key_heads=layer.num_key_heads,
+        key_dim=layer.key_dim,
+        value_dim=layer.value_dim,
+        is_delta=layer.is_delta,
+        norm_eps=-1.0 if layer.norm_eps is None else layer.norm_eps,
+        query_scale=layer.query_scale,
+    )
+
+
+def _bind_norm(weight: Array, eps: float, *, is_gated_first: bool) -> object:
+    num_weights, size = weight.shape
+    check_floats(weight, (num_weights, size))
+    return _cpu.GatedNorm(
+        weight=address(weight), num_weights=num_weights, eps=eps, size=size, is_gated_first=is_gated_first
+    )
 
 
 def _check_parts(*parts: tuple[Tensor, tuple[int, ...]]) -> None:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moeflow.kernels.arrays import Array
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -29,9 +31,9 @@ class RecurrenceLayer:
     num_key_heads: int  # each is shared by as many neighbouring heads
     key_dim: int
     value_dim: int
-    step_bias: Tensor  # [heads] float32
-    log_decay: Tensor  # [heads] float32
-    skip: Tensor | None  # [heads] float32: how much of a value is added to the result
+    step_bias: Array  # [heads] float32
+    log_decay: Array  # [heads] float32
+    skip: Array | None  # [heads] float32: how much of a value is added to the result
     is_delta: bool  # a value replaces what the state has for its key, else it is added
     norm_eps: float | None  # of the lengths that queries and keys are divided by; None: they are not
     query_scale: float

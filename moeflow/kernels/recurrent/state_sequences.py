@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from moeflow.kernels.arrays import Array
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -55,7 +57,7 @@ class StateSequences:
 class LayerStates:
     """The states of one layer, or the part of each that an operation has."""
 
-    slots: Tensor  # [slots, values of a state] float32
+    slots: Array  # [slots, values of a state] float32
     offset: int = 0  # where the part begins
 
     def read(self, slot: int, *shape: int) -> Tensor:
@@ -71,3 +73,11 @@ class LayerStates:
     def _part(self, slot: int, *shape: int) -> Tensor:
         size = int(np.prod(shape))
         return self.slots[slot, self.offset : self.offset + size].view(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PassStates:
+    """The states of all recurrent layers, and what a pass does with them."""
+
+    layers: Sequence[LayerStates]  # one or more
+    sequences: StateSequences

@@ -17,6 +17,7 @@ from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
+from moeflow.kernels.cpu.packed_layer import PackedAttention
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
@@ -112,6 +113,15 @@ class Attention:
     def out_proj(self) -> Linear:
         """The output projection."""
         return self.o_proj
+
+    @property
+    def order(self) -> Sequence[range]:
+        """Queries, keys and values, as they are projected."""
+        return ()
+
+    def for_kernels(self) -> PackedAttention | None:
+        """See `TokenMixer`."""
+        return PackedAttention(self.heads, self.scores, self.rotary)
 
     def mix(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Store K and V in the cache and attend.

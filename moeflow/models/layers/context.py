@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
-from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequences
+from moeflow.kernels.recurrent.state_sequences import LayerStates, PassStates, StateSequences
 from moeflow.kv.storage import KVStorage
 
 
@@ -23,8 +23,13 @@ class ForwardContext:
     # Receives what each layer's experts or dense network got, [layers, T, H], and what came out of the last, [T, H].
     on_inputs: Callable[[Array, Array], None] | None = None
 
+    def all_states(self) -> PassStates | None:
+        """Return the states of all recurrent layers, and what the pass does with them; None: there are none."""
+        storage, sequences = self.kv.states, self.states
+        return None if storage is None or sequences is None else PassStates(storage.layers, sequences)
+
     def states_of(self, layer_idx: int) -> tuple[LayerStates, StateSequences]:
-        """Return the states of a recurrent layer, and what the pass does with them."""
+        """Return the same of one recurrent layer."""
         storage, sequences = self.kv.states, self.states
         assert storage is not None, "the model has no recurrent layers"
         assert sequences is not None, "nothing is said of the pass's states"

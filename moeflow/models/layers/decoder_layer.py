@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.cpu.decoder import PackedLayer
+from moeflow.kernels.cpu.packed_layer import PackedLayer
 from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.norm import PostNorms
@@ -87,24 +87,17 @@ class DecoderLayer:
 
     def packed(self) -> PackedLayer | None:
         """Return the layer for `PackedDecoder`; None if it has to be run stage by stage."""
-        attention = self.mixer
-        if self._stage is None or not isinstance(attention, Attention | LatentAttention):
-            return None
-        qkv = attention.qkv_proj.weight
-        if not isinstance(qkv, PackedWeight | PackedStack):
-            return None
-        latents = None if isinstance(attention, Attention) else attention.latents
-        if latents is None and not (isinstance(attention, Attention) and attention.rows_per_query == 1):
+        projection, mixer = self.mixer.in_proj, self.mixer.for_kernels()
+        weight = projection.weight
+        if self._stage is None or mixer is None or not isinstance(weight, PackedWeight | PackedStack):
             return None
         return PackedLayer(
-            qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
-            qkv_bias=attention.qkv_proj.bias,
+            in_proj=weight.parts if isinstance(weight, PackedStack) else (weight,),
+            in_bias=projection.bias,
             input_norm=self.input_layernorm.weights,
-            heads=attention.heads,
-            scores=attention.scores,
-            rotary=attention.rotary,
+            mixer=mixer,
             stage=self._stage,
-            latents=latents,
+            order=self.mixer.order,
         )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:

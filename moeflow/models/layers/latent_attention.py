@@ -18,6 +18,7 @@ from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.cpu.latent_attention import PackedLatents
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
+from moeflow.kernels.cpu.packed_layer import PackedAttention
 from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.rotary import RotaryTable
@@ -86,6 +87,15 @@ class LatentAttention:
     def out_proj(self) -> Linear:
         """The output projection."""
         return self.o_proj
+
+    @property
+    def order(self) -> Sequence[range]:
+        """Queries, latents and rotary keys, as they are projected."""
+        return ()
+
+    def for_kernels(self) -> PackedAttention | None:
+        """See `TokenMixer`."""
+        return None if self.latents is None else PackedAttention(self.heads, self.scores, self.rotary, self.latents)
 
     def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Store what is kept of each token in the cache, and attend.

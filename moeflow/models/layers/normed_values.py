@@ -26,6 +26,9 @@ class NormedValues(Attention):
         self._norm = Norm(allocator, self.heads.head_dim, config.rms_norm_eps, has_weight=False)
         self._values_are_keys = config.heads_of(layer_idx).values_are_keys
 
+    def for_kernels(self) -> None:
+        """See `TokenMixer`: they cannot."""
+
     def mix(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """See `TokenMixer`. Shapes: qkv [T, (Q + 2 KV) * D], or without values [T, (Q + KV) * D] -> [T, Q * D]."""
         num_tokens, size = qkv.shape[0], self.heads.num_kv_heads * self.heads.head_dim

@@ -64,6 +64,7 @@ class PackedLayers:
             rotary,
             blocks,
             context.attention,
+            context.all_states(),
             keeps_choices=keeps,
             keeps_inputs=keeps_inputs,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from moeflow.kernels.cpu.packed_layer import PackedAttention
+from moeflow.kernels.on_demand import torch
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
@@ -12,6 +14,8 @@ from moeflow.models.layers.linear import Linear
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from moeflow.kernels.recurrent.recurrent_mixer import RecurrentMixer
 
 
 class TokenMixer(Protocol):
@@ -25,11 +29,23 @@ class TokenMixer(Protocol):
     def out_proj(self) -> Linear:
         """From what is mixed to what the residual stream gets: [T, M] -> [T, H]."""
 
+    @property
+    def order(self) -> Sequence[range]:
+        """Where in what is projected lies what is mixed; empty: it is that."""
+
     def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Have tokens see those before them, and keep what later ones need; `projected` is used up.
 
         Shapes: projected [T, P] -> [T, M].
         """
 
+    def for_kernels(self) -> PackedAttention | RecurrentMixer | None:
+        """Return what mixes for the CPU kernels, if they can take these weights."""
+
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
+
+
+def in_order(projected: Tensor, order: Sequence[range]) -> Tensor:
+    """Return what is mixed of what is projected. Shapes: [T, P] -> [T, P]."""
+    return torch.cat([projected[:, part.start : part.stop] for part in order], dim=1) if order else projected

@@ -51,7 +51,8 @@ async function readError(response) {
   }
 }
 
-export async function getJson(path, options) {
+/** Ask for JSON; with a `body` in the options, by POST. */
+export async function askJson(path, options) {
   const response = await request(path, options);
   return response.json();
 }

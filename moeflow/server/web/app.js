@@ -1,98 +1,61 @@
-// The page's wiring: which control does what, and where the server's state is shown.
+// The page's wiring: which control does what.
 
-import { Chat } from "./chat.js";
-import { expertFacts } from "./experts.js";
-import { drawExperts, listFacts, liveNumbers, modelFacts, modelLine, rankFacts, replicaFacts, welcomeText } from "./facts.js";
+import { Chat } from "./chat/chat.js";
+import { Composer } from "./composer.js";
+import { HistoryView } from "./conversations/history_view.js";
+import { Library } from "./conversations/library.js";
+import { ConversationStore } from "./conversations/store.js";
+import { ModelChoice } from "./models.js";
+import { ServerView } from "./server_view.js";
 import { Settings } from "./settings.js";
 import { ServerStatus } from "./status.js";
-import { Stored } from "./storage.js";
+import { forgetAll, Stored } from "./storage.js";
 
 const at = (id) => document.getElementById(id);
 const storedKey = new Stored("sessionStorage", "api-key");
 const apiKey = () => storedKey.read();
 const settings = new Settings(at("settings-form"));
 const server = new ServerStatus(apiKey);
-const chat = new Chat({ log: at("conversation"), server, settings, apiKey, buttons: { onCopy: copy, onRetry: retry } });
-let shownModel = null; // when the model was loaded whose facts are shown
-let statsBefore = null; // the reading of /stats before the newest
-let statsShown = null;
-let setAside = []; // turns of the conversation before this one
+const models = new ModelChoice(at("model-choice"), at("model-name"), apiKey);
+const store = new ConversationStore();
+const model = () => models.name ?? server.model?.name;
+const chat = new Chat({ log: at("conversation"), server, settings, store, apiKey, model, onCopy: copy });
+const composer = new Composer(at("prompt-form"), () => Boolean(chat.running));
+const library = new Library(chat, store, showConversations);
+const conversations = new HistoryView(at("history"), at("open-history"), store, {
+  current: () => chat.conversation,
+  onRename: (name) => library.rename(name),
+  onDelete: (id) => library.remove(id),
+  onRestore: (conversation) => library.restore(conversation),
+  onExport: (kind) => library.export(kind),
+  onImport: importFiles,
+});
+const serverView = new ServerView(server, {
+  hasKey: () => Boolean(apiKey()),
+  lastAnswer: () => chat.turns.findLast((turn) => turn.answer?.measured)?.answer,
+});
 
 // ---- showing
 
 function showChat() {
-  at("welcome").hidden = chat.turns.length > 0;
-  at("restore").hidden = setAside.length === 0;
+  at("welcome").hidden = !chat.conversation.isEmpty;
   at("send").hidden = Boolean(chat.running);
   at("stop").hidden = !chat.running;
-  showNumbers();
+  serverView.showNumbers();
 }
 
-function showServer() {
-  const notices = {
-    loading: "The server is loading the model. The page goes on as soon as it is ready.",
-    refusing: server.reason,
-    lost: "No connection to the server. Trying again…",
-    locked: apiKey() ? "The server did not accept this API key." : "This server asks for an API key.",
-  };
-  const notice = notices[server.state] ?? "";
-  // Writing the same text again would make a screen reader say it again.
-  if (at("notice").textContent !== notice) at("notice").textContent = notice;
-  const isLocked = server.state === "locked";
-  const wasLocked = !at("key-form").hidden;
-  at("key-form").hidden = !isLocked;
-  if (isLocked && !wasLocked) at("api-key").focus();
-  if (server.model) showModel(server.model);
-  showNumbers();
-}
-
-function showModel(model) {
-  if (shownModel === model.created) return;
-  shownModel = model.created;
-  document.title = `${model.name} · moeflow`;
-  at("model-name").textContent = model.name;
-  at("model-line").textContent = modelLine(model);
-  at("welcome-text").textContent = welcomeText(model);
-  drawExperts(at("expert-strip"), model);
-  listFacts(at("model-facts"), modelFacts(model));
-  at("guesses-field").hidden = model.speculators.length === 0;
-}
-
-function showNumbers() {
-  const stats = server.state === "ready" ? server.stats : null;
-  if (stats !== statsShown) [statsBefore, statsShown] = [statsShown, stats];
-  const latest = chat.turns.findLast((turn) => turn.measured);
-  for (const [name, text] of Object.entries(liveNumbers(stats, latest?.measured))) {
-    at(`number-${name}`).textContent = text;
-  }
-  showExperts(stats);
-  showReplicas(stats);
-  showRanks(stats);
-}
-
-/** Of experts that come from disk: how many are in memory, how often they were there, what is read. */
-function showExperts(stats) {
-  const facts = expertFacts(stats, statsBefore);
-  at("experts").hidden = facts.length === 0;
-  listFacts(at("expert-facts"), facts);
-}
-
-/** Of several engines side by side: how each is. */
-function showReplicas(stats) {
-  const facts = replicaFacts(stats);
-  at("replicas").hidden = facts.length === 0;
-  listFacts(at("replica-facts"), facts);
-}
-
-/** Of processes that share the model: what each has, and how long it has waited for the others. */
-function showRanks(stats) {
-  const facts = rankFacts(stats);
-  at("ranks").hidden = facts.length === 0;
-  listFacts(at("rank-facts"), facts);
+function showConversations() {
+  showChat();
+  conversations.show();
 }
 
 function announce(text) {
   at("announcer").textContent = text;
+}
+
+/** Tell what the user has to know now, until the next message is sent. */
+function complain(text) {
+  at("complaint").textContent = text;
 }
 
 async function copy(text, button) {
@@ -115,28 +78,10 @@ async function writeClipboard(text) {
 
 // ---- doing
 
-function submit(prompt) {
-  if (chat.running || !prompt.trim()) return;
-  chat.submit(prompt.trim());
-  focusAfterSend();
-}
-
-function submitPrompt() {
-  const box = at("prompt");
-  const prompt = box.value;
-  if (chat.running) return;
-  box.value = "";
-  fitPrompt();
-  submit(prompt);
-}
-
-function retry() {
-  if (chat.running) return;
-  chat.retry();
-  focusAfterSend();
-}
-
-function focusAfterSend() {
+function send({ content, files }) {
+  complain("");
+  chat.submit(content, files);
+  library.address();
   at(hasKeyboard() ? "prompt" : "stop").focus();
 }
 
@@ -145,22 +90,24 @@ function hasKeyboard() {
   return matchMedia("(hover: hover)").matches;
 }
 
-function fitPrompt() {
-  const box = at("prompt");
-  box.style.height = "auto";
-  box.style.height = `${box.scrollHeight}px`;
-}
-
 function stop() {
   chat.stop();
-  at("prompt").focus();
+  composer.focus();
 }
 
-function startOver(turns) {
-  const old = chat.replace(turns);
-  if (old.length) setAside = old;
-  showChat();
-  at("prompt").focus();
+function begin() {
+  library.begin();
+  composer.focus();
+}
+
+async function importFiles(files) {
+  try {
+    const count = await library.import(files);
+    announce(count === 1 ? "One conversation is imported." : `${count} conversations are imported.`);
+    complain("");
+  } catch (error) {
+    complain(error.message);
+  }
 }
 
 async function useKey() {
@@ -168,62 +115,66 @@ async function useKey() {
   at("api-key").value = "";
   await server.poll();
   if (server.state === "locked") return;
-  at("prompt").focus();
-  if (chat.turns.at(-1)?.state === "refused") retry();
+  composer.focus();
+  const last = chat.turns.at(-1);
+  if (last?.answer?.state === "refused") chat.answer(last.prompt);
 }
 
-function clearAll() {
-  if (!confirm("Clear the conversation, the settings and the API key from this browser?")) return;
-  chat.replace([]);
-  setAside = [];
+async function clearAll() {
+  if (!confirm("Clear all conversations, the settings and the API key from this browser?")) return;
+  library.begin();
+  await store.clear();
   settings.reset();
   storedKey.remove();
+  forgetAll();
   at("settings").close();
-  showChat();
+  showConversations();
   announce("Everything is cleared.");
 }
 
 // ---- wiring
 
-function onSubmit(id, action) {
-  at(id).addEventListener("submit", (event) => {
-    event.preventDefault();
-    action();
-  });
-}
-
 function onClick(id, action) {
   at(id).addEventListener("click", action);
 }
 
-onSubmit("prompt-form", submitPrompt);
-onSubmit("key-form", useKey);
+composer.addEventListener("send", (event) => send(event.detail));
+composer.addEventListener("stop", () => chat.stop());
+composer.addEventListener("refuse", (event) => complain(event.detail));
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey();
+});
 onClick("stop", stop);
-onClick("new-conversation", () => startOver([]));
-onClick("restore", () => startOver(setAside));
+onClick("new-conversation", begin);
 onClick("open-settings", () => at("settings").showModal());
 onClick("reset-settings", () => settings.reset());
 onClick("clear-all", clearAll);
 for (const button of at("examples").querySelectorAll("button")) {
-  button.addEventListener("click", () => submit(button.textContent));
+  button.addEventListener("click", () => composer.send({ content: button.textContent, files: [] }));
 }
-
-at("prompt").addEventListener("input", fitPrompt);
-at("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    submitPrompt();
-  } else if (event.key === "Escape") {
-    chat.stop();
-  }
+at("conversation").addEventListener("click", ({ target }) => {
+  const button = target.closest(".copy-code");
+  if (button) copy(button.closest("figure").querySelector("code").textContent, button);
 });
 
 chat.addEventListener("change", showChat);
-chat.addEventListener("announce", (event) => announce(event.detail));
-server.addEventListener("change", showServer);
+chat.addEventListener("saved", () => conversations.show());
+chat.addEventListener("end", ({ detail: answer }) => composer.answerEnded(answer.state === "done"));
+store.addEventListener("change", ({ detail: id }) => {
+  if (store.error) complain(store.error);
+  library.takeOver(id);
+});
+for (const part of [chat, composer]) part.addEventListener("announce", (event) => announce(event.detail));
+server.addEventListener("change", () => serverView.show());
+server.addEventListener("ready", () => models.update().catch(() => {})); // the one that /stats tells of is there anyway
+addEventListener("popstate", () => library.openAddressed());
 // Before the browser breaks the stream off, which would look like a failure. Phones may tell only the second.
 for (const leaving of ["beforeunload", "pagehide"]) addEventListener(leaving, () => chat.leave());
 
 showChat();
-if (hasKeyboard()) at("prompt").focus();
+if (hasKeyboard()) composer.focus();
 server.poll();
+await store.recover();
+await library.openAddressed();
+conversations.show();

@@ -115,24 +115,38 @@ function cell(tag, content) {
   return element;
 }
 
-/** Texts of the live row, by the end of their element's id. */
-export function liveNumbers(stats, measured) {
+/** Texts of the live row, by the end of their element's id. `answer` is the last one, or undefined. */
+export function liveNumbers(stats, answer) {
+  const measured = answer?.measured;
   return {
     speed: measured?.tokensPerS ? measured.tokensPerS.toFixed(1) : NONE,
     first: measured ? `${measured.firstTokenS.toFixed(2)} s` : NONE,
     running: stats ? String(stats.num_running) : NONE,
     queue: stats ? String(stats.num_waiting) : NONE,
     kv: kvText(stats),
+    context: contextText(stats?.model, answer?.usage),
   };
 }
 
+/** How much of the model's context the conversation takes. */
+function contextText(model, usage) {
+  if (!model || !usage) return NONE;
+  return `${Math.ceil((100 * usage.total_tokens) / model.max_model_len)}%`;
+}
+
+/** The same in tokens. */
+export function contextTitle(model, usage) {
+  if (!model || !usage) return "";
+  return `${usage.total_tokens.toLocaleString("en")} of ${model.max_model_len.toLocaleString("en")} tokens`;
+}
+
 /** One finished answer's numbers, for the line under it. */
-export function measuredLine(turn) {
+export function measuredLine(answer) {
   const parts = [];
-  if (turn.state === "stopped") parts.push("Stopped");
-  if (turn.cutOff) parts.push("Cut off at max tokens");
-  if (turn.measured) {
-    const { tokens, isExact, totalS } = turn.measured;
+  if (answer.state === "stopped") parts.push("Stopped");
+  if (answer.cutOff) parts.push("Cut off at max tokens");
+  if (answer.measured) {
+    const { tokens, isExact, totalS } = answer.measured;
     parts.push(`${isExact ? "" : "about "}${tokens} ${tokens === 1 ? "token" : "tokens"} in ${totalS.toFixed(1)} s`);
   }
   return parts.join(" · ");

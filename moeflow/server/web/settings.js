@@ -8,7 +8,7 @@ const DEFAULTS = Object.freeze({
   temperature: 0.7,
   top_p: 0.9,
   top_k: 0, // all tokens
-  max_tokens: 512,
+  max_tokens: 4096,
   seed: null, // random
   token_trees: false, // show what was guessed
 });

@@ -1,10 +1,10 @@
 // Watches the server: is it there, is the model loaded, what does it do. Rests while the tab is hidden.
 
-import { getJson } from "./api.js";
+import { askJson } from "./api.js";
 
 const PERIOD_MS = { connecting: 1000, loading: 1000, ready: 2000, refusing: 3000, lost: 3000 };
 
-/** Emits "change" whenever `state` or `stats` may be new. */
+/** Emits "change" whenever `state` or `stats` may be new, and "ready" when the server has come to be so. */
 export class ServerStatus extends EventTarget {
   /** `apiKey()` gives the key to send, or null. */
   constructor(apiKey) {
@@ -47,8 +47,8 @@ export class ServerStatus extends EventTarget {
 
   async look() {
     try {
-      if (this.state !== "ready") await getJson("ready");
-      this.stats = await getJson("stats", { apiKey: this.apiKey() });
+      if (this.state !== "ready") await askJson("ready");
+      this.stats = await askJson("stats", { apiKey: this.apiKey() });
       this.become("ready");
     } catch (error) {
       this.become(stateAfter(error), error.message);
@@ -56,9 +56,11 @@ export class ServerStatus extends EventTarget {
   }
 
   become(state, reason = "") {
+    const isNew = this.state !== state;
     this.state = state;
     this.reason = reason;
     this.dispatchEvent(new Event("change"));
+    if (isNew && state === "ready") this.dispatchEvent(new Event("ready"));
   }
 }
 

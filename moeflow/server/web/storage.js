@@ -32,3 +32,15 @@ export class Stored {
     }
   }
 }
+
+/** Remove everything that this page has kept so. */
+export function forgetAll() {
+  for (const name of ["localStorage", "sessionStorage"]) {
+    try {
+      const storage = window[name];
+      for (const key of Object.keys(storage)) if (key.startsWith("moeflow.")) storage.removeItem(key);
+    } catch {
+      // Forbidden: see above.
+    }
+  }
+}

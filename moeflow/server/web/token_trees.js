@@ -1,5 +1,6 @@
 // What was guessed for an answer, drawn under it: for each pass the tree of drafted tokens, the accepted path marked.
 
+import { saveText } from "./save_file.js";
 import { percent, toDot, visible } from "./token_tree_dot.js";
 
 /** One line of what guesses brought. */
@@ -23,7 +24,7 @@ export class TokenTreesView {
     element.addEventListener("toggle", () => this.draw());
     const copyButton = element.querySelector(".copy-dot");
     copyButton.addEventListener("click", () => onCopy(this.dot, copyButton));
-    element.querySelector(".save-dot").addEventListener("click", () => saveText("token-trees.dot", this.dot));
+    element.querySelector(".save-dot").addEventListener("click", () => saveText("token-trees.dot", "text/vnd.graphviz", this.dot));
   }
 
   get dot() {
@@ -126,13 +127,6 @@ function ownToken(token) {
   chip.title = "The model’s own choice.";
   chip.append(element("span", "token-text", visible(token.token)));
   return chip;
-}
-
-function saveText(name, text) {
-  const link = document.createElement("a");
-  link.href = `data:text/vnd.graphviz;charset=utf-8,${encodeURIComponent(text)}`;
-  link.download = name;
-  link.click();
 }
 
 function element(tag, className, text = "") {

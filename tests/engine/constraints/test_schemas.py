@@ -67,12 +67,12 @@ def test_answers_are_as_their_schemas_say(llm, checker):
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_cannot_be_held_to_is_refused(checker, name):
-    with pytest.raises(RequestError, match=r"form of the answer is not supported: ."):
+    with pytest.raises(RequestError, match=r"form of the answer is not supported: .|cannot be enforced"):
         checker.check(plain_grammar(JsonForm(UNSUPPORTED[name])))
 
 
 def test_the_unsupported_keyword_is_named(checker):
-    for name in ("not", "uniqueItems", "contains", "unevaluatedProperties", "propertyNames"):
+    for name in ("not", "uniqueItems", "contains", "unevaluatedProperties", "propertyNames", "minProperties"):
         with pytest.raises(RequestError, match=name):
             checker.check(plain_grammar(JsonForm(UNSUPPORTED[name])))
 
@@ -119,6 +119,13 @@ def test_log_probabilities_are_the_models_own(llm, checker):
     (free,) = llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=0), progress=False)
     expected = [token.logprob for token in free.prompt_logprobs[1:]]
     assert [token.logprob for token in outputs[0].logprobs[:6]] == expected
+
+
+def test_a_form_that_leads_nowhere_fails_its_request(llm, checker):
+    grammar = checker.check(plain_grammar(JsonForm({"type": "string", "pattern": "^\\x07$"})))
+    (outputs,) = answers(llm, [grammar], n=1)
+    assert outputs[0].finish_reason is FinishReason.ERROR
+    assert "nothing that could follow" in outputs[0].error
 
 
 def test_a_grammar_that_is_none_fails_its_request_alone(llm):

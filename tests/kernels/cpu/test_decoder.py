@@ -15,8 +15,9 @@ from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.attention.scores import PLAIN
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.decoder import NOTHING, Expected, PackedDecoder, PackedLayer
+from moeflow.kernels.cpu.decoder import NOTHING, Expected, PackedDecoder
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
+from moeflow.kernels.cpu.packed_layer import PackedAttention, PackedLayer
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.expert_biases import ExpertBiases
@@ -48,7 +49,7 @@ class Model:
         for number in range(LAYERS):
             heads = Heads(2, 1, DIM, eps=1e-6)
             norms = [self._norm(has_layer_norms), self._norm(has_layer_norms)]
-            common = ((pack(4 * DIM, HIDDEN, weight_format),), None, norms[0], heads, PLAIN, 0)
+            common = ((pack(4 * DIM, HIDDEN, weight_format),), None, norms[0], PackedAttention(heads, PLAIN, 0))
             is_dense = number == 1
             gate_up = torch.randn(1 if is_dense else EXPERTS, 2 * WIDTH, HIDDEN) / 7
             biases = (
@@ -130,10 +131,10 @@ def test_slots_and_stops_change_no_bit(isa, weight_format):
 def test_projections_in_parts_change_no_bit(isa, tokens, cuts):
     """Queries, keys and values of several matrices are those of one, with their biases."""
     model = Model("float32")
-    layers = [dataclasses.replace(layer, qkv_bias=torch.randn(4 * DIM)) for layer in model.resident.layers]
+    layers = [dataclasses.replace(layer, in_bias=torch.randn(4 * DIM)) for layer in model.resident.layers]
     ends = list(itertools.accumulate(cuts, initial=0))
     blocks = [[range(start, stop)] for start, stop in itertools.pairwise(ends)]
-    in_parts = [dataclasses.replace(it, qkv=[it.qkv[0].take(block) for block in blocks]) for it in layers]
+    in_parts = [dataclasses.replace(it, in_proj=[it.in_proj[0].take(block) for block in blocks]) for it in layers]
     works = [model.begin(PackedDecoder(each), tokens) for each in (layers, in_parts)]
     assert [work.run() for work in works] == [LAYERS, LAYERS]
     assert torch.equal(works[0].hidden, works[1].hidden)

@@ -39,5 +39,17 @@ def send(page: Page, text: str) -> None:
 
 def send_and_wait(page: Page, text: str) -> None:
     """Send and wait for the end of the answer, good or bad."""
+    count = turns(page).count()
     send(page, text)
-    expect(button(page, "Try again")).to_be_visible()
+    expect(turns(page)).to_have_count(count + 1)
+    expect(retry_button(page)).to_be_visible()
+
+
+def retry_button(page: Page) -> Locator:
+    """Of the last answer."""
+    return turns(page).last.get_by_role("button", name="Try again")
+
+
+def history(page: Page) -> Locator:
+    """The list of conversations, which is open where the window is wide."""
+    return page.get_by_role("dialog", name="Conversations")

@@ -73,17 +73,6 @@ def test_a_turn_without_an_answer_is_not_sent_again(page, say, asked, engine):
     assert asked() == ["<|user|>Lost?<|assistant|>", "<|user|>And now?<|assistant|>"]
 
 
-def test_try_again_replaces_the_last_answer(page, say, asked):
-    say("Heads.")
-    send_and_wait(page, "Toss a coin.")
-    say("Tails.")
-    button(page, "Try again").click()
-    expect(answer(page)).to_have_text("Tails.")
-    expect(turns(page)).to_have_count(1)
-    expect(prompt_box(page)).to_be_focused()  # the button is gone while an answer runs
-    assert asked() == ["<|user|>Toss a coin.<|assistant|>"] * 2
-
-
 def test_the_prompt_box_by_keyboard(page, say, asked):
     say("Understood.")
     expect(prompt_box(page)).to_be_focused()
@@ -106,15 +95,6 @@ def test_an_example_is_sent_at_a_click(page, say, asked):
     examples.first.click()
     expect(answer(page)).to_have_text("Paris.")
     assert asked() == ["<|user|>What is the capital of France?<|assistant|>"]
-
-
-def test_a_new_conversation_and_the_way_back(page, say):
-    say("Here.")
-    send_and_wait(page, "Are you there?")
-    button(page, "New conversation").click()
-    expect(turns(page)).to_have_count(0)
-    button(page, "Back to the previous conversation").click()
-    expect(answer(page)).to_have_text("Here.")
 
 
 def test_a_new_conversation_ends_a_running_answer(page, say, engine):

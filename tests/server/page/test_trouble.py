@@ -17,7 +17,7 @@ from moeflow.server.http_server import HttpServer
 from moeflow.server.listener import listen, url
 from tests.server.fake_client import FakeClient
 from tests.server.live_server import eventually
-from tests.server.page.parts import answer, button, measured, send, send_and_wait
+from tests.server.page.parts import answer, button, measured, retry_button, send, send_and_wait
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -38,7 +38,7 @@ class TestBusy:
             expect(page.get_by_role("alert")).to_contain_text("Queue full (1/1)")
         assert eventually(lambda: not engine.live)
         engine.pause_after = None
-        button(page, "Try again").click()
+        retry_button(page).click()
         expect(answer(page)).to_have_text("Welcome.")
         expect(page.get_by_role("alert")).to_have_count(0)
 
@@ -60,7 +60,7 @@ def test_a_failure_before_the_first_word(page):
 def test_a_request_that_the_server_refuses(page, engine):
     send_and_wait(page, "x" * 5000)
     expect(page.get_by_role("alert")).to_contain_text("This model's context holds 4096 tokens")
-    expect(page.get_by_role("alert")).to_contain_text("A new conversation starts with an empty context.")
+    expect(page.get_by_role("alert")).to_contain_text("A shorter message or fewer files may fit.")
     assert engine.submissions == []
 
 
@@ -97,7 +97,7 @@ def test_a_lost_connection(crashing_server, open_page, say):
     expect(page.get_by_role("alert")).to_contain_text("The connection to the server was lost")
     expect(answer(page)).to_have_text("Half an")
     expect(page.get_by_text("No connection to the server. Trying again…")).to_be_visible()
-    button(page, "Try again").click()
+    retry_button(page).click()
     expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from moeflow.engine.text.answer_form.form import ChoiceForm, Form, JsonForm
+from moeflow.engine.text.answer_form.json_schema import held_schema
 
 USER: Final = "user"  # the name of a user's own grammar
 WHITESPACE: Final = r"[ \t\n]{1,64}"  # between the parts of JSON: an answer of whitespace without end has no use
@@ -38,8 +39,11 @@ class LarkWriter:
         return " ".join(filter(None, (*parts, _quoted(text[place:]))))
 
     def json(self, schema: dict[str, Any]) -> str:
-        """Return the expression for JSON that a schema describes."""
-        return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+        """Return the expression for JSON that a schema describes.
+
+        Raises: RequestError for what answers could not be held to.
+        """
+        return "%json " + json.dumps(held_schema(schema, WHITESPACE))
 
     def text_until(self, end: str, max_tokens: int | None = None) -> str:
         """Return the expression for any text up to and including an end, of so many tokens at most.

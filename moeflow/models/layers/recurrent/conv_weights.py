@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from moeflow.kernels.arrays import Array
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.weight_allocator import WeightAllocator
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ConvWeights:
     """A weight for each channel and tap, and perhaps a bias for each channel."""
 
     def __init__(self, allocator: WeightAllocator, num_channels: int, num_taps: int, *, bias: bool) -> None:
-        self._stored: Tensor = allocator.empty(num_channels, 1, num_taps)  # as torch's Conv1d has it
-        self.bias: Tensor | None = allocator.empty(num_channels) if bias else None
+        self._stored: Array = allocator.empty(num_channels, 1, num_taps)  # as torch's Conv1d has it
+        self.bias: Array | None = allocator.empty(num_channels) if bias else None
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Array:
         """[C, taps], that of the newest input last."""
         return self._stored.squeeze(1)
 

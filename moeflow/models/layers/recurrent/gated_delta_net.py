@@ -6,31 +6,24 @@ A token's value replaces what the matrix has for its key, as much as its rate sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.recurrent_config import GatedDeltaConfig
-from moeflow.kernels.on_demand import torch
-from moeflow.kernels.recurrent.gates import gated_norm
-from moeflow.kernels.recurrent.recurrence import recurrence
-from moeflow.kernels.recurrent.recurrence_layer import RecurrenceInput, RecurrenceLayer
-from moeflow.kernels.recurrent.short_conv import short_conv
-from moeflow.kernels.rotary import RotaryTable
-from moeflow.models.layers.context import ForwardContext
+from moeflow.kernels.recurrent.recurrence_layer import RecurrenceLayer
+from moeflow.kernels.recurrent.recurrent_mixer import MixerHeads, RecurrentMixer
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.recurrent.conv_weights import ConvWeights
+from moeflow.models.layers.recurrent.recurrent_layer import RecurrentLayer
 from moeflow.models.layers.weight_allocator import WeightAllocator
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _LENGTH_EPS: Final = 1e-6  # of queries and keys
 
 
-class GatedDeltaNet:
+class GatedDeltaNet(RecurrentLayer):
     """The mixer of one layer; its state is the last inputs of the convolution, then the heads' matrices."""
 
     def __init__(
@@ -43,18 +36,14 @@ class GatedDeltaNet:
         is_by_key_heads: bool,
     ) -> None:
         """`is_by_key_heads`: checkpoints have what belongs to a key head side by side, in two tensors; else in four."""
-        self.layer_idx = layer_idx
-        self._mixer, self._eps = mixer, config.rms_norm_eps
-        heads, values = mixer.num_heads, mixer.values_size
-        self._sizes = (mixer.conv_size, values, heads, heads)  # of what is convolved, gates, rates, steps
-        parts = {"in_proj_qkv": mixer.conv_size, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+        heads, conv_size, values = mixer.num_heads, mixer.conv_size, mixer.values_size
+        parts = {"in_proj_qkv": conv_size, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
         if is_by_key_heads:
-            parts = {"in_proj_qkvz": mixer.conv_size + values, "in_proj_ba": 2 * heads}
-        self._order = _order_of(mixer) if is_by_key_heads else None
-        self.in_proj = Linear(allocator, config.hidden_size, parts)
-        self._conv = ConvWeights(allocator, mixer.conv_size, mixer.kernel_size, bias=False)
+            parts = {"in_proj_qkvz": conv_size + values, "in_proj_ba": 2 * heads}
+        in_proj = Linear(allocator, config.hidden_size, parts)
+        self._conv = ConvWeights(allocator, conv_size, mixer.kernel_size, bias=False)
         self._step_bias, self._log_decay = allocator.empty_float32(heads), allocator.empty_float32(heads)
-        self._layer = RecurrenceLayer(
+        layer = RecurrenceLayer(
             num_heads=heads,
             num_key_heads=mixer.num_key_heads,
             key_dim=mixer.key_dim,
@@ -66,24 +55,27 @@ class GatedDeltaNet:
             norm_eps=_LENGTH_EPS,
             query_scale=mixer.key_dim**-0.5,
         )
-        self._norm: Tensor = allocator.empty_float32(mixer.value_dim)
-        self.out_proj = Linear(allocator, values, {"out_proj": config.hidden_size})
-
-    def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
-        """See `TokenMixer`. Shapes: projected [T, P] -> [T, heads * value_dim]."""
-        states, sequences = context.states_of(self.layer_idx)
-        if self._order is not None:
-            projected = projected[:, self._order]
-        qkv, gates, rates, steps = torch.split(projected, list(self._sizes), dim=1)
-        qkv = short_conv(qkv, self._conv.weight, None, states, sequences, has_silu=True)
-        queries, keys, values = torch.split(qkv, list(self._mixer.qkv_sizes), dim=1)
-        found = recurrence(
-            self._layer,
-            RecurrenceInput(queries, keys, values, steps, rates),
-            replace(states, offset=self._mixer.conv_state_values),
-            sequences,
+        self._norm = allocator.empty_float32(mixer.value_dim)
+        queries_at, keys_at, values_at = accumulate(mixer.qkv_sizes[:2], initial=0)
+        found = MixerHeads(
+            layer,
+            queries_at=queries_at,
+            keys_at=keys_at,
+            values_at=values_at,
+            steps_at=conv_size + values + heads,
+            rates_at=conv_size + values,
+            norm=self._norm.reshape(1, -1),
+            norm_eps=config.rms_norm_eps,
+            norm_gates_at=conv_size,
+            is_gated_first=False,
         )
-        return gated_norm(found, gates, self._norm.unsqueeze(0), self._eps, is_gated_first=False)
+        super().__init__(
+            layer_idx,
+            in_proj,
+            RecurrentMixer(mixer.in_features, self._conv.weight, None, has_silu=True, heads=found),
+            Linear(allocator, values, {"out_proj": config.hidden_size}),
+            _order_of(mixer) if is_by_key_heads else (),
+        )
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
@@ -95,15 +87,23 @@ class GatedDeltaNet:
         yield from self.out_proj.named_weights(prefix)
 
 
-def _order_of(mixer: GatedDeltaConfig) -> Tensor:
+def _order_of(mixer: GatedDeltaConfig) -> list[range]:
     """Return where queries, keys, values, gates, rates and steps of all heads are among those of each key head.
 
     There lie for each key head its query, its key, the values and the gates of its heads; then rates and steps
     likewise.
     """
     per_key = mixer.num_heads // mixer.num_key_heads
-    wide = [mixer.key_dim, mixer.key_dim, per_key * mixer.value_dim, per_key * mixer.value_dim]
-    first = torch.arange(mixer.num_key_heads * sum(wide)).reshape(mixer.num_key_heads, -1)
-    second = first.numel() + torch.arange(2 * mixer.num_heads).reshape(mixer.num_key_heads, -1)
-    parts = [*torch.split(first, wide, dim=1), *torch.split(second, [per_key, per_key], dim=1)]
-    return torch.cat([part.reshape(-1) for part in parts])
+    first = [mixer.key_dim, mixer.key_dim, per_key * mixer.value_dim, per_key * mixer.value_dim]
+    second = [per_key, per_key]
+    order = _of_key_heads(first, 0, mixer.num_key_heads)
+    return order + _of_key_heads(second, mixer.num_key_heads * sum(first), mixer.num_key_heads)
+
+
+def _of_key_heads(sizes: list[int], start: int, num_key_heads: int) -> list[range]:
+    """Return each part of all key heads, then the next part, of what lies side by side for each key head."""
+    return [
+        range(at := start + number * sum(sizes) + before, at + size)
+        for before, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
+        for number in range(num_key_heads)
+    ]

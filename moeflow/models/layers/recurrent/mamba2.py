@@ -6,39 +6,32 @@ What queries find, and a share of the value itself, is gated, and normalised for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from itertools import accumulate
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.recurrent_config import Mamba2Config
-from moeflow.kernels.on_demand import torch
-from moeflow.kernels.recurrent.gates import gated_norm
-from moeflow.kernels.recurrent.recurrence import recurrence
-from moeflow.kernels.recurrent.recurrence_layer import RecurrenceInput, RecurrenceLayer
-from moeflow.kernels.recurrent.short_conv import short_conv
-from moeflow.kernels.rotary import RotaryTable
-from moeflow.models.layers.context import ForwardContext
+from moeflow.kernels.recurrent.recurrence_layer import RecurrenceLayer
+from moeflow.kernels.recurrent.recurrent_mixer import MixerHeads, RecurrentMixer
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.recurrent.conv_weights import ConvWeights
+from moeflow.models.layers.recurrent.recurrent_layer import RecurrentLayer
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
+class Mamba2(RecurrentLayer):
+    """The mixer of one layer; its state is the last inputs of the convolution, then the heads' matrices.
 
-class Mamba2:
-    """The mixer of one layer; its state is the last inputs of the convolution, then the heads' matrices."""
+    A token is projected to gates, values, keys, queries and steps.
+    """
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, layer_idx: int, mixer: Mamba2Config) -> None:
-        self.layer_idx = layer_idx
-        self._mixer = mixer
         heads, values, size = mixer.num_heads, mixer.values_size, config.hidden_size
-        self.in_proj = Linear(allocator, size, {"in_proj": mixer.in_features}, bias=mixer.has_bias)
-        self._conv = ConvWeights(allocator, mixer.conv_size, mixer.kernel_size, bias=mixer.has_conv_bias)
+        in_proj = Linear(allocator, size, {"in_proj": mixer.in_features}, bias=mixer.has_bias)
+        self._conv = conv = ConvWeights(allocator, mixer.conv_size, mixer.kernel_size, bias=mixer.has_conv_bias)
         self._step_bias, self._log_decay, self._skip = (allocator.empty_float32(heads) for _ in range(3))
-        self._layer = RecurrenceLayer(
+        layer = RecurrenceLayer(
             num_heads=heads,
             num_key_heads=mixer.num_groups,
             key_dim=mixer.state_dim,
@@ -52,24 +45,26 @@ class Mamba2:
             least_step=mixer.least_step,
             most_step=mixer.most_step,
         )
-        self._norm: Tensor = allocator.empty_float32(values)
-        self.out_proj = Linear(allocator, values, {"out_proj": size}, bias=mixer.has_bias)
-
-    def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
-        """See `TokenMixer`. Shapes: projected [T, P] -> [T, heads * head_dim]."""
-        mixer = self._mixer
-        states, sequences = context.states_of(self.layer_idx)
-        gates, xbc, steps = torch.split(projected, [mixer.values_size, mixer.conv_size, mixer.num_heads], dim=1)
-        xbc = short_conv(xbc, self._conv.weight, self._conv.bias, states, sequences, has_silu=True)
-        values, keys, queries = torch.split(xbc, list(mixer.xbc_sizes), dim=1)
-        found = recurrence(
-            self._layer,
-            RecurrenceInput(queries, keys, values, steps, rates=None),
-            replace(states, offset=mixer.conv_state_values),
-            sequences,
+        self._norm = allocator.empty_float32(values)
+        values_at, keys_at, queries_at = accumulate(mixer.xbc_sizes[:2], initial=0)
+        found = MixerHeads(
+            layer,
+            queries_at=queries_at,
+            keys_at=keys_at,
+            values_at=values_at,
+            steps_at=values + mixer.conv_size,
+            rates_at=None,
+            norm=self._norm.reshape(mixer.num_groups, -1),
+            norm_eps=mixer.norm_eps,
+            norm_gates_at=0,
+            is_gated_first=True,
         )
-        weight = self._norm.view(mixer.num_groups, -1)
-        return gated_norm(found, gates, weight, mixer.norm_eps, is_gated_first=True)
+        super().__init__(
+            layer_idx,
+            in_proj,
+            RecurrentMixer(mixer.in_features, conv.weight, conv.bias, conv_at=values, has_silu=True, heads=found),
+            Linear(allocator, values, {"out_proj": size}, bias=mixer.has_bias),
+        )
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

@@ -1,0 +1,42 @@
+"""A layer's mixer that keeps a state: projections on either side of a convolution and perhaps a recurrence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from moeflow.kernels.on_demand import on_demand
+from moeflow.kernels.recurrent.recurrent_mixer import RecurrentMixer
+from moeflow.kernels.rotary import RotaryTable
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.linear import Linear
+from moeflow.models.layers.token_mixer import in_order
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeflow.kernels.recurrent import mixing
+else:
+    mixing = on_demand("moeflow.kernels.recurrent.mixing")
+
+
+class RecurrentLayer:
+    """What kinds of such mixers have in common. Each says what it is made of, and how checkpoints name that."""
+
+    def __init__(
+        self, layer_idx: int, in_proj: Linear, mixer: RecurrentMixer, out_proj: Linear, order: Sequence[range] = ()
+    ) -> None:
+        """`order`: where in what `in_proj` gives the mixer's input lies; empty: it is that."""
+        self.layer_idx = layer_idx
+        self.in_proj = in_proj
+        self.order = order
+        self._mixer = mixer
+        self.out_proj = out_proj
+
+    def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
+        """See `TokenMixer`. Shapes: projected [T, P] -> [T, M]."""
+        return mixing.mix(self._mixer, in_order(projected, self.order), *context.states_of(self.layer_idx))
+
+    def for_kernels(self) -> RecurrentMixer:
+        """See `TokenMixer`."""
+        return self._mixer

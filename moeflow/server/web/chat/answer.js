@@ -1,0 +1,66 @@
+// Gets one answer: feeds it from the stream and measures it on the way.
+// Speed is the reader's: first token counts from sending, tokens per second from the first token on.
+
+import { streamChat } from "../api.js";
+
+/** Fill `answer` from the stream, calling `onChange` after every chunk. Throws what the stream throws. */
+export async function fillAnswer(answer, body, { onChange, ...options }) {
+  const stopwatch = new Stopwatch();
+  for await (const chunk of streamChat(body, options)) {
+    const choice = chunk.choices?.[0];
+    if (choice) take(answer, choice, stopwatch);
+    if (chunk.usage) answer.usage = chunk.usage;
+    answer.measured = stopwatch.read(chunk.usage?.completion_tokens);
+    onChange();
+  }
+}
+
+function take(answer, { delta, token_trees: trees, finish_reason: reason }, stopwatch) {
+  if (delta?.content || delta?.reasoning_content || delta?.tool_calls) stopwatch.count();
+  if (delta?.reasoning_content) {
+    answer.reasoning += delta.reasoning_content;
+    answer.reasoningS = stopwatch.elapsedS();
+  }
+  if (delta?.content) answer.content += delta.content;
+  for (const call of delta?.tool_calls ?? []) {
+    const known = (answer.toolCalls[call.index ?? 0] ??= { name: "", arguments: "" });
+    known.name += call.function?.name ?? "";
+    known.arguments += call.function?.arguments ?? "";
+  }
+  if (trees) answer.passes.push(...trees);
+  if (reason === "length") answer.cutOff = true;
+}
+
+class Stopwatch {
+  constructor() {
+    this.start = performance.now();
+    this.first = null;
+    this.latest = null;
+    this.chunks = 0;
+  }
+
+  count() {
+    this.latest = performance.now();
+    this.first ??= this.latest;
+    this.chunks += 1;
+  }
+
+  /** From the first token on. */
+  elapsedS() {
+    return (this.latest - this.first) / 1000;
+  }
+
+  /** What is known so far. Until the server tells the usage, a chunk counts as a token. */
+  read(exactTokens = null) {
+    if (this.first === null) return null;
+    const tokens = exactTokens ?? this.chunks;
+    const streamS = this.elapsedS();
+    return {
+      tokens,
+      isExact: exactTokens !== null,
+      firstTokenS: (this.first - this.start) / 1000,
+      totalS: (this.latest - this.start) / 1000,
+      tokensPerS: tokens > 1 && streamS > 0 ? (tokens - 1) / streamS : null,
+    };
+  }
+}

@@ -1,0 +1,195 @@
+// The conversation at work: asks for answers, one at a time, and shows every turn as it stands.
+// Emits "change" when anything is new, "saved" when it is kept, "end" when an answer has ended (its message in `detail`),
+// and "announce" with what a screen reader should say.
+
+import { ApiError } from "../api.js";
+import { Conversation } from "../conversations/conversation.js";
+import { fillAnswer } from "./answer.js";
+import { fitContext } from "./context.js";
+import { requestMessages } from "./messages.js";
+import { keepingBottom, toBottom } from "./scroll.js";
+import { TurnView } from "./turn_view.js";
+
+const SAVE_MS = 2000; // how often a running answer is saved
+
+export class Chat extends EventTarget {
+  /** `log` is the element that holds the turns; `apiKey()` gives the key to send, `model()` the name to ask for;
+   *  `onCopy(text, button)` copies. */
+  constructor({ log, server, settings, store, apiKey, model, onCopy }) {
+    super();
+    Object.assign(this, { log, server, settings, store, apiKey, model });
+    this.conversation = new Conversation();
+    this.running = null; // AbortController of the answer being written
+    this.views = [];
+    this.actions = {
+      onCopy,
+      onRetry: (turn) => this.answer(turn.prompt),
+      onEdit: (turn, content) => this.edit(turn.prompt, content),
+      onChoose: (message) => this.choose(message),
+    };
+  }
+
+  get turns() {
+    return this.conversation.turns();
+  }
+
+  submit(content, files = []) {
+    const prompt = this.conversation.addPrompt(content, files);
+    return this.answer(prompt);
+  }
+
+  /** Ask for an answer to a prompt; what was answered before stays as another version. */
+  answer(prompt) {
+    if (this.running) return null;
+    const answer = this.conversation.addAnswer(prompt);
+    this.conversation.updatedAt = Date.now();
+    this.showTurns();
+    this.save();
+    return this.ask(prompt, answer);
+  }
+
+  /** Ask something else in the place of a prompt, which stays as another version. */
+  edit(prompt, content) {
+    if (this.running) return null;
+    return this.answer(this.conversation.addPrompt(content, prompt.files, prompt.parent));
+  }
+
+  choose(message) {
+    if (this.running) return;
+    this.conversation.choose(message);
+    this.showTurns();
+    this.save();
+  }
+
+  stop() {
+    this.running?.abort();
+  }
+
+  /** Show another conversation. */
+  open(conversation) {
+    this.stop();
+    this.conversation = conversation;
+    this.views = [];
+    this.log.replaceChildren();
+    this.showTurns();
+    toBottom();
+  }
+
+  /** The page is about to go: end the running answer and keep what came. */
+  leave() {
+    this.stop();
+    this.store.saveLeaving(this.conversation);
+  }
+
+  async ask(prompt, answer) {
+    const controller = new AbortController();
+    const { conversation } = this;
+    const { signal } = controller;
+    this.running = controller;
+    this.show(answer);
+    toBottom();
+    const saving = setInterval(() => this.save(conversation), SAVE_MS);
+    try {
+      await this.server.untilLoaded(signal);
+      this.show(answer);
+      const body = await this.requestBody(prompt, answer, signal);
+      await fillAnswer(answer, body, { apiKey: this.apiKey(), signal, onChange: oncePerFrame(() => this.show(answer)) });
+      answer.state = "done";
+      this.announce("Answer complete.");
+    } catch (error) {
+      this.endEarly(answer, error);
+    } finally {
+      clearInterval(saving);
+      if (this.running === controller) this.running = null;
+      this.save(conversation);
+      this.show(answer);
+      this.server.poll();
+      this.dispatchEvent(new CustomEvent("end", { detail: answer }));
+    }
+  }
+
+  async requestBody(prompt, answer, signal) {
+    const { settings, server } = this;
+    const { model } = server;
+    const sampling = settings.sampling({ hasGuesses: model?.speculators.length > 0 });
+    const whole = requestMessages(this.turns, prompt, settings.systemPrompt);
+    const limits = { tokenLimit: model?.max_model_len ?? Infinity, maxTokens: sampling.max_tokens };
+    const { messages, numLeftOut } = await fitContext(whole, { ...limits, apiKey: this.apiKey(), signal });
+    answer.numLeftOut = numLeftOut;
+    return { model: this.model(), messages, ...sampling };
+  }
+
+  endEarly(answer, error) {
+    if (error.name === "AbortError") {
+      answer.state = "stopped";
+      this.announce("Stopped.");
+    } else {
+      answer.state = error.status === 401 ? "refused" : "failed";
+      answer.error = explain(error);
+    }
+  }
+
+  async save(conversation = this.conversation) {
+    await this.store.save(conversation);
+    this.dispatchEvent(new Event("saved"));
+  }
+
+  /** Show the path of the conversation. Turns that answer the same message keep their view, and so focus and scroll. */
+  showTurns() {
+    const old = new Map(this.views.map((view) => [view.turn.prompt.parent, view]));
+    this.views = this.turns.map((turn) => {
+      const view = old.get(turn.prompt.parent) ?? new TurnView(this.actions);
+      view.show(turn, this.versionsOf(turn));
+      return view;
+    });
+    const elements = this.views.map((view) => view.element);
+    elements.forEach((element, i) => {
+      if (this.log.children[i] !== element) this.log.insertBefore(element, this.log.children[i] ?? null);
+    });
+    while (this.log.children.length > elements.length) this.log.lastChild.remove();
+    this.dispatchEvent(new Event("change"));
+  }
+
+  versionsOf({ prompt, answer }) {
+    return { prompts: this.conversation.versions(prompt), answers: answer ? this.conversation.versions(answer) : [] };
+  }
+
+  show(answer) {
+    // Screen readers wait for the end of an answer instead of reading every piece.
+    this.log.setAttribute("aria-busy", String(Boolean(this.running)));
+    const view = this.views.find((it) => it.answer === answer);
+    const waitingFor = this.server.isLoaded ? "Waiting for the first token…" : "Waiting for the model to load…";
+    if (view) keepingBottom(() => view.update(waitingFor));
+    this.dispatchEvent(new Event("change"));
+  }
+
+  announce(text) {
+    this.dispatchEvent(new CustomEvent("announce", { detail: text }));
+  }
+}
+
+function explain(error) {
+  if (!(error instanceof ApiError)) {
+    console.error(error);
+    return "The page itself failed; the browser’s console says where.";
+  }
+  if (error.status === 401) return "The server asks for an API key; enter it below.";
+  if (error.status === 429) {
+    const when = error.retryAfterS ? `in ${Math.ceil(error.retryAfterS)} s` : "later";
+    return `The server is busy; try again ${when}.\n${error.message}`;
+  }
+  if (error.code === "context_length_exceeded") return `${error.message}\nA shorter message or fewer files may fit.`;
+  return error.message;
+}
+
+function oncePerFrame(action) {
+  let isDue = false;
+  return () => {
+    if (isDue) return;
+    isDue = true;
+    requestAnimationFrame(() => {
+      isDue = false;
+      action();
+    });
+  };
+}

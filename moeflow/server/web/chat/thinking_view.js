@@ -1,0 +1,63 @@
+// What stands before an answer, folded: what the model said to itself, and which tools it called.
+
+import { MarkdownView } from "../markdown/view.js";
+
+export class ThinkingView {
+  /** `thinking` is a <details>, `calls` the list of calls. */
+  constructor(thinking, calls) {
+    this.thinking = thinking;
+    this.line = thinking.querySelector("summary");
+    this.text = new MarkdownView(thinking.querySelector(".thinking-text"));
+    this.calls = calls;
+    this.numCalls = 0;
+    this.answer = null;
+    thinking.addEventListener("toggle", () => this.draw());
+  }
+
+  update(answer) {
+    this.answer = answer;
+    this.thinking.hidden = !answer.reasoning;
+    const line = this.isThinking ? "Thinking…" : thoughtLine(answer.reasoningS);
+    if (this.line.textContent !== line) this.line.textContent = line;
+    this.draw();
+    this.showCalls(answer.toolCalls);
+  }
+
+  get isThinking() {
+    const { state, content, toolCalls } = this.answer;
+    return state === "running" && !content && !toolCalls.length;
+  }
+
+  /** Nothing is drawn that nobody sees. */
+  draw() {
+    if (this.thinking.open && this.answer) this.text.update(this.answer.reasoning, { isGrowing: this.isThinking });
+  }
+
+  showCalls(calls) {
+    this.calls.hidden = calls.length === 0;
+    while (this.calls.children.length > calls.length) this.calls.lastChild.remove();
+    calls.forEach((call, i) => {
+      const shown = this.calls.children[i] ?? this.calls.appendChild(callElement());
+      shown.querySelector(".call-name").textContent = call.name;
+      shown.querySelector("pre").textContent = indented(call.arguments);
+    });
+  }
+}
+
+function thoughtLine(seconds) {
+  return seconds === null ? "Thoughts" : `Thought for ${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+}
+
+function callElement() {
+  const template = document.getElementById("call-template");
+  return template.content.firstElementChild.cloneNode(true);
+}
+
+/** Arguments are JSON, once they are complete. */
+function indented(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}

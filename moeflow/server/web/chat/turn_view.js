@@ -1,0 +1,99 @@
+// One turn on the page: a prompt and its answer as far as it is, the versions of both, and what can be done with them.
+
+import { fileSize } from "../files.js";
+import { measuredLine } from "../facts.js";
+import { MarkdownView } from "../markdown/view.js";
+import { TokenTreesView } from "../token_trees.js";
+import { promptText } from "./messages.js";
+import { PromptEditor } from "./prompt_editor.js";
+import { ThinkingView } from "./thinking_view.js";
+import { VersionsView } from "./versions_view.js";
+
+const PARTS = ["prompt", "prompt-text", "prompt-foot", "files", "answer", "answer-text", "waiting", "left-out", "error", "answer-foot", "copy", "retry", "edit", "measured"];
+
+export class TurnView {
+  /** `actions`: onCopy(text, button), onRetry(turn), onEdit(turn, content), onChoose(message). */
+  constructor(actions) {
+    this.actions = actions;
+    this.turn = null;
+    const template = document.getElementById("turn-template");
+    this.element = template.content.firstElementChild.cloneNode(true);
+    const part = (name) => this.element.querySelector(`.${name}`);
+    this.parts = Object.fromEntries(PARTS.map((name) => [name, part(name)]));
+    this.text = new MarkdownView(this.parts["answer-text"]);
+    this.thinking = new ThinkingView(part("thinking"), part("calls"));
+    this.trees = new TokenTreesView(part("guesses"), actions.onCopy);
+    this.promptVersions = new VersionsView(this.parts["prompt-foot"].querySelector(".versions"), actions.onChoose);
+    this.answerVersions = new VersionsView(this.parts["answer-foot"].querySelector(".versions"), actions.onChoose);
+    this.editor = new PromptEditor(this.element, (content) => actions.onEdit(this.turn, content));
+    this.listen();
+  }
+
+  get answer() {
+    return this.turn.answer;
+  }
+
+  listen() {
+    const { copy, retry, edit } = this.parts;
+    copy.addEventListener("click", () => this.actions.onCopy(this.answer.content, copy));
+    retry.addEventListener("click", () => this.actions.onRetry(this.turn));
+    edit.addEventListener("click", () => this.editor.open(this.turn.prompt.content));
+    const copyPrompt = this.element.querySelector(".copy-prompt");
+    copyPrompt.addEventListener("click", () => this.actions.onCopy(promptText(this.turn.prompt), copyPrompt));
+  }
+
+  /** Show a turn, one of versions. */
+  show(turn, { prompts, answers }) {
+    if (turn.prompt !== this.turn?.prompt) this.showPrompt(turn.prompt);
+    if (turn.answer !== this.turn?.answer) this.text.reset();
+    this.turn = turn;
+    this.promptVersions.show(prompts, turn.prompt);
+    this.answerVersions.show(answers, turn.answer);
+    this.update();
+  }
+
+  showPrompt({ content, files = [] }) {
+    this.editor.close();
+    this.parts["prompt-text"].textContent = content;
+    this.parts["prompt-text"].hidden = !content;
+    this.parts.files.replaceChildren(...files.map(fileElement));
+  }
+
+  /** Show the turn as it is now. `waitingFor` says what a running answer without text waits for. */
+  update(waitingFor = "") {
+    const { parts, answer } = this;
+    parts.answer.hidden = !answer;
+    if (!answer) return;
+    const isRunning = answer.state === "running";
+    this.text.update(answer.content, { isGrowing: isRunning });
+    this.thinking.update(answer);
+    this.element.classList.toggle("is-running", isRunning);
+    parts.waiting.hidden = !isRunning || Boolean(answer.content || answer.reasoning);
+    parts.waiting.textContent = waitingFor;
+    parts["left-out"].hidden = !answer.numLeftOut;
+    parts["left-out"].textContent = leftOutLine(answer.numLeftOut);
+    parts.error.hidden = !answer.error;
+    parts.error.textContent = answer.error ?? "";
+    parts["answer-foot"].hidden = parts["prompt-foot"].hidden = isRunning;
+    parts.copy.hidden = !answer.content;
+    parts.measured.textContent = measuredLine(answer);
+    this.trees.update(answer.passes);
+  }
+}
+
+function leftOutLine(numTurns) {
+  const turns = numTurns === 1 ? "first question and its answer" : `first ${numTurns} questions and their answers`;
+  return `The context is full: the model no longer saw the ${turns}.`;
+}
+
+function fileElement({ name, text }) {
+  const file = document.createElement("details");
+  file.className = "file";
+  const summary = document.createElement("summary");
+  summary.textContent = `${name} · ${fileSize(text)}`;
+  const content = document.createElement("pre");
+  content.tabIndex = 0; // a keyboard must be able to scroll it
+  content.textContent = text;
+  file.append(summary, content);
+  return file;
+}

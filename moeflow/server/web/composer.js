@@ -1,0 +1,184 @@
+// Where messages are written: the box, attached files, and the one message that waits while an answer is written.
+// Emits "send" with { content, files } in `detail` when one is to go out, "stop", and "announce".
+
+import { readTextFile } from "./files.js";
+
+export class Composer extends EventTarget {
+  /** `form` holds the box; `isBusy()` says whether an answer is being written. */
+  constructor(form, isBusy) {
+    super();
+    this.form = form;
+    this.isBusy = isBusy;
+    this.box = form.querySelector("textarea");
+    this.picker = form.querySelector("input[type=file]");
+    this.fileList = form.querySelector(".attached");
+    this.queue = form.querySelector(".queued");
+    this.files = [];
+    this.queued = null; // { content, files }
+    this.listen();
+  }
+
+  listen() {
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.submit();
+    });
+    this.box.addEventListener("input", () => this.fit());
+    this.box.addEventListener("keydown", (event) => this.press(event));
+    this.box.addEventListener("paste", (event) => this.takeFiles(event, event.clipboardData));
+    this.form.querySelector(".attach").addEventListener("click", () => this.picker.click());
+    this.picker.addEventListener("change", () => {
+      this.attach([...this.picker.files]);
+      this.picker.value = "";
+    });
+    this.queue.querySelector("button").addEventListener("click", () => this.takeBack());
+    addEventListener("dragover", (event) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
+      event.preventDefault();
+      this.form.classList.add("is-target");
+    });
+    addEventListener("dragleave", (event) => {
+      if (!event.relatedTarget) this.form.classList.remove("is-target");
+    });
+    addEventListener("drop", (event) => {
+      this.form.classList.remove("is-target");
+      this.takeFiles(event, event.dataTransfer);
+    });
+  }
+
+  press(event) {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      this.submit();
+    } else if (event.key === "Escape") {
+      this.dispatchEvent(new Event("stop"));
+    }
+  }
+
+  focus() {
+    this.box.focus();
+  }
+
+  /** Send what is written, or let it wait for the end of the answer. */
+  submit() {
+    const message = this.take();
+    if (!message) return;
+    if (this.isBusy()) this.wait(message);
+    else this.send(message);
+  }
+
+  send(message) {
+    this.dispatchEvent(new CustomEvent("send", { detail: message }));
+  }
+
+  /** What is written, which then is gone from the box; null if that is nothing. */
+  take() {
+    const message = { content: this.box.value.trim(), files: this.files };
+    if (!message.content && !message.files.length) return null;
+    this.write({ content: "", files: [] });
+    return message;
+  }
+
+  write({ content, files }) {
+    this.box.value = content;
+    this.files = files;
+    this.showFiles();
+    this.fit();
+  }
+
+  // ---- one message waits
+
+  wait(message) {
+    this.queued = this.queued ? joined(this.queued, message) : message;
+    this.showQueued();
+    this.announce("Your message will be sent after this answer.");
+  }
+
+  /** The answer has ended: send what waits, or after a stop or a failure leave that to the user. */
+  answerEnded(isDone) {
+    if (!this.queued) return;
+    if (!isDone) {
+      this.takeBack();
+      return;
+    }
+    const message = this.queued;
+    this.queued = null;
+    this.showQueued();
+    this.send(message);
+  }
+
+  /** Put what waits back into the box, before what is written there by now. */
+  takeBack() {
+    if (!this.queued) return;
+    this.write(joined(this.queued, { content: this.box.value, files: this.files }));
+    this.queued = null;
+    this.showQueued();
+    this.focus();
+  }
+
+  showQueued() {
+    this.queue.hidden = !this.queued;
+    this.queue.querySelector(".queued-text").textContent = this.queued ? describe(this.queued) : "";
+  }
+
+  // ---- files
+
+  takeFiles(event, { files }) {
+    if (!files.length) return;
+    event.preventDefault();
+    this.attach([...files]);
+  }
+
+  async attach(files) {
+    for (const file of files) {
+      try {
+        this.files = [...this.files, await readTextFile(file)];
+        this.announce(`${file.name} is attached.`);
+      } catch (error) {
+        this.dispatchEvent(new CustomEvent("refuse", { detail: error.message }));
+      }
+    }
+    this.showFiles();
+    this.focus();
+  }
+
+  showFiles() {
+    this.fileList.hidden = this.files.length === 0;
+    this.fileList.replaceChildren(...this.files.map((file) => this.fileItem(file)));
+  }
+
+  fileItem(file) {
+    const item = document.createElement("li");
+    const remove = document.createElement("button");
+    remove.type = "button";
+    remove.textContent = "×";
+    remove.setAttribute("aria-label", `Remove ${file.name}`);
+    remove.addEventListener("click", () => {
+      this.files = this.files.filter((it) => it !== file);
+      this.showFiles();
+      this.focus();
+    });
+    item.append(file.name, remove);
+    return item;
+  }
+
+  fit() {
+    this.box.style.height = "auto";
+    this.box.style.height = `${this.box.scrollHeight}px`;
+  }
+
+  announce(text) {
+    this.dispatchEvent(new CustomEvent("announce", { detail: text }));
+  }
+}
+
+function joined(first, second) {
+  return {
+    content: [first.content, second.content].filter(Boolean).join("\n\n"),
+    files: [...first.files, ...second.files],
+  };
+}
+
+function describe({ content, files }) {
+  return [...files.map((file) => file.name), content].filter(Boolean).join(" · ");
+}

@@ -1,0 +1,123 @@
+// A conversation as data: a tree of messages, where prompts answer answers. To ask again, or to ask something else, adds
+// a version beside what is there; of each group of versions one is chosen, and the chosen ones are the path shown.
+// A prompt whose answer never came is shown but not sent: chat templates want user and assistant to alternate.
+
+const MAX_TITLE = 60; // characters
+
+export class Conversation {
+  /** From `record()`, as it was kept or imported; without one a new conversation. */
+  constructor({ id = newId(), title = "", updatedAt = Date.now(), savedAt = 0, messages = [], chosen = {} } = {}) {
+    Object.assign(this, { id, title, updatedAt, savedAt });
+    this.wasRunning = messages.some((message) => message.state === "running"); // in another tab, or before a reload
+    this.messages = messages.map(asLeft);
+    this.chosen = { ...chosen }; // the id of the child to show, by that of its parent, "" for the first prompts'
+  }
+
+  /** What is kept: plain data. */
+  record() {
+    const { id, title, updatedAt, savedAt, chosen } = this;
+    // What was guessed is larger than all else, and would crowd out the conversation.
+    const messages = this.messages.map((it) => (it.passes ? { ...it, passes: [] } : it));
+    return { id, title, updatedAt, savedAt, chosen, messages };
+  }
+
+  get isEmpty() {
+    return this.messages.length === 0;
+  }
+
+  /** The title, given or taken from the first prompt. */
+  get name() {
+    return this.title || titleOf(this.path()[0]);
+  }
+
+  children(parentId) {
+    return this.messages.filter((message) => message.parent === parentId);
+  }
+
+  /** All versions of a message, itself among them. */
+  versions(message) {
+    return this.children(message.parent);
+  }
+
+  /** The messages shown, from the first prompt on. */
+  path() {
+    const path = [];
+    for (let parent = ""; ; ) {
+      const versions = this.children(parent);
+      if (!versions.length) return path;
+      const next = versions.find((message) => message.id === this.chosen[parent]) ?? versions.at(-1);
+      path.push(next);
+      parent = next.id;
+    }
+  }
+
+  /** The path in pairs: each prompt with its answer, which is null before it was asked for. */
+  turns() {
+    const path = this.path();
+    return path
+      .filter((message) => message.role === "user")
+      .map((prompt) => ({ prompt, answer: path.find((message) => message.parent === prompt.id) ?? null }));
+  }
+
+  choose(message) {
+    this.chosen[message.parent] = message.id;
+  }
+
+  addPrompt(content, files, parentId = this.path().at(-1)?.id ?? "") {
+    return this.add({ role: "user", content, files }, parentId);
+  }
+
+  /** An answer to come. One that failed before its first word makes room for it. */
+  addAnswer(prompt) {
+    const isInVain = (message) => message.parent === prompt.id && isBlank(message) && message.state !== "running";
+    this.messages = this.messages.filter((message) => !isInVain(message));
+    return this.add(newAnswer(), prompt.id);
+  }
+
+  add(message, parent) {
+    const added = { id: newId(), parent, ...message };
+    this.messages.push(added);
+    this.choose(added);
+    return added;
+  }
+}
+
+/** Whether nothing of an answer came. */
+export function isBlank({ content, reasoning, toolCalls }) {
+  return !content && !reasoning && !toolCalls?.length;
+}
+
+function newAnswer() {
+  return {
+    role: "assistant",
+    content: "",
+    reasoning: "", // what the model said to itself before
+    reasoningS: null, // for how long
+    toolCalls: [], // { name, arguments }, the latter as the model wrote them
+    state: "running", // running, done, stopped, failed, refused (for want of an API key)
+    error: null, // what to tell the user, when failed
+    cutOff: false, // the answer reached max tokens
+    numLeftOut: 0, // turns from the beginning that the model did not see, as the context was full
+    measured: null, // see answer.js
+    usage: null, // the server's count of tokens
+    passes: [], // what was guessed in each, if asked for: `token_trees` of the API
+  };
+}
+
+/** A reload ends a running answer, as the stop button does. */
+function asLeft(message) {
+  const whole = message.role === "assistant" ? { ...newAnswer(), state: "done", ...message } : message;
+  return whole.state === "running" ? { ...whole, state: "stopped" } : whole;
+}
+
+function titleOf(prompt) {
+  const line = (prompt?.content.trim() || prompt?.files?.[0]?.name || "New conversation").split("\n")[0];
+  const characters = [...line];
+  return characters.length > MAX_TITLE ? `${characters.slice(0, MAX_TITLE).join("").trimEnd()}…` : line;
+}
+
+/** A name that nothing else has. `crypto.randomUUID` exists only on https and on this machine. */
+export function newId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}

@@ -1,0 +1,152 @@
+// The list of conversations at the side: search it, open one, rename, export and delete the one that is open, import.
+// Where the window is wide it stands beside the page and stays as it was left; else it lies above the page, and closes.
+
+import { Stored } from "../storage.js";
+
+const WIDE = "(min-width: 64rem)";
+const SEARCH_PAUSE_MS = 150;
+const UNDO_MS = 10_000;
+
+export class HistoryView {
+  /** `panel` is the <dialog>; `actions`: current() gives the open conversation, onRename(name), onDelete(id),
+   *  onRestore(conversation), onExport(kind), onImport(files). */
+  constructor(panel, opener, store, actions) {
+    Object.assign(this, { panel, opener, store, actions });
+    this.list = panel.querySelector(".conversations");
+    this.search = panel.querySelector("input[type=search]");
+    this.none = panel.querySelector(".none");
+    this.undo = panel.querySelector(".undo");
+    this.picker = panel.querySelector("input[type=file]");
+    this.isOpen = new Stored("localStorage", "history-open");
+    this.wide = matchMedia(WIDE);
+    this.timer = null;
+    this.numShown = 0; // of calls of `show`, so that an earlier one that comes later is not taken
+    this.listen();
+    this.place();
+  }
+
+  listen() {
+    const on = (selector, action) => this.panel.querySelector(selector).addEventListener("click", action);
+    this.opener.addEventListener("click", () => this.toggle());
+    this.wide.addEventListener("change", () => this.place());
+    this.panel.addEventListener("close", () => this.sayIfOpen());
+    on(".close", () => this.panel.close());
+    on(".import", () => this.picker.click());
+    on(".export-all", () => this.actions.onExport("all"));
+    on(".undo button", () => this.restore());
+    this.picker.addEventListener("change", () => {
+      this.actions.onImport([...this.picker.files]);
+      this.picker.value = "";
+    });
+    this.search.addEventListener("input", () => {
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.show(), SEARCH_PAUSE_MS);
+    });
+  }
+
+  // ---- where it stands
+
+  /** Stand as the width of the window wants it. */
+  place() {
+    if (this.panel.open) this.panel.close();
+    if (this.wide.matches && this.isOpen.read() !== false) this.panel.show();
+    this.sayIfOpen();
+  }
+
+  toggle() {
+    if (this.panel.open) this.panel.close();
+    else if (this.wide.matches) this.panel.show();
+    else this.panel.showModal();
+    if (this.wide.matches) this.isOpen.write(this.panel.open);
+    this.sayIfOpen();
+    if (this.panel.open) this.search.focus();
+  }
+
+  sayIfOpen() {
+    this.opener.setAttribute("aria-expanded", String(this.panel.open));
+    document.body.classList.toggle("has-history", this.panel.open && this.wide.matches);
+  }
+
+  /** A conversation was chosen: show it. */
+  closeIfAbove() {
+    if (this.panel.open && !this.wide.matches) this.panel.close();
+  }
+
+  // ---- what it shows
+
+  async show() {
+    this.numShown += 1;
+    const number = this.numShown;
+    const heads = await this.store.search(this.search.value);
+    if (number !== this.numShown || this.list.querySelector("form")) return; // later, or while one is renamed
+    const current = this.actions.current();
+    this.list.replaceChildren(...heads.map((head) => this.item(head, head.id === current.id)));
+    this.none.hidden = heads.length > 0;
+    this.none.textContent = this.search.value.trim() ? "Nothing found." : "Conversations are kept here, in this browser alone.";
+  }
+
+  item({ id, name }, isCurrent) {
+    const template = document.getElementById("conversation-template");
+    const item = template.content.firstElementChild.cloneNode(true);
+    const link = item.querySelector("a");
+    link.href = `#${id}`;
+    link.textContent = name;
+    link.addEventListener("click", () => this.closeIfAbove());
+    if (!isCurrent) {
+      item.querySelector(".conversation-actions").remove();
+      return item;
+    }
+    link.setAttribute("aria-current", "page");
+    const on = (selector, action) => item.querySelector(selector).addEventListener("click", action);
+    on(".rename", () => this.rename(link));
+    on(".export-markdown", () => this.actions.onExport("markdown"));
+    on(".export-json", () => this.actions.onExport("json"));
+    on(".delete", () => this.remove(id, name));
+    return item;
+  }
+
+  rename(link) {
+    const form = document.createElement("form");
+    const box = document.createElement("input");
+    box.value = link.textContent;
+    box.setAttribute("aria-label", "Name of the conversation");
+    form.append(box);
+    link.replaceWith(form);
+    box.select();
+    let isDone = false;
+    const finish = async (isKept) => {
+      if (isDone) return;
+      isDone = true;
+      form.remove();
+      if (isKept && box.value.trim()) await this.actions.onRename(box.value.trim());
+      await this.show();
+      this.list.querySelector(".rename")?.focus();
+    };
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      finish(true);
+    });
+    box.addEventListener("blur", () => finish(true));
+    box.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.preventDefault(); // it would close the panel
+      finish(false);
+    });
+  }
+
+  async remove(id, name) {
+    this.removed = await this.store.load(id);
+    await this.actions.onDelete(id);
+    this.undo.hidden = false;
+    this.undo.querySelector("span").textContent = `Deleted “${name}”.`;
+    this.undo.querySelector("button").focus();
+    clearTimeout(this.undoTimer);
+    this.undoTimer = setTimeout(() => (this.undo.hidden = true), UNDO_MS);
+  }
+
+  async restore() {
+    this.undo.hidden = true;
+    await this.actions.onRestore(this.removed);
+    this.list.querySelector("[aria-current]")?.focus();
+  }
+}

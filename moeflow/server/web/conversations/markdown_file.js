@@ -1,0 +1,49 @@
+// A conversation as a Markdown file: what is shown of it, for people to read. A comment before each message, which
+// readers of Markdown do not show, says whose it is, so that the file can be read back exactly.
+
+import { newId } from "./conversation.js";
+
+const MARK = /^<!-- moeflow: (user|assistant) -->$/;
+const ESCAPED = /^\\*<!-- moeflow: /; // a line of a message that would read as a mark: one more backslash before it
+const NAMES = { user: "You", assistant: "Answer" };
+
+/** The text of the file, of a title and messages { role, content }. */
+export function writeMarkdown(title, messages) {
+  const parts = messages.map(({ role, content }) => `<!-- moeflow: ${role} -->\n**${NAMES[role]}:**\n\n${escaped(content)}\n`);
+  return [`# ${title.replaceAll("\n", " ")}\n`, ...parts].join("\n");
+}
+
+/** The record of the conversation in a file. Throws an Error whose message is for the user. */
+export function readMarkdown(text) {
+  const [head, ...messages] = cut(text.replace(/\r\n?/g, "\n"));
+  if (!messages.length) throw new Error("it was not exported here: no line says where messages begin");
+  const record = { id: newId(), title: /^# (.*)$/m.exec(head.lines[0])?.[1] ?? "", updatedAt: Date.now(), chosen: {}, messages: [] };
+  let parent = "";
+  for (const { role, lines } of messages) {
+    const end = lines.at(-1) === "" ? -1 : undefined;
+    const content = unescaped(lines.slice(2, end).join("\n")); // its name and an empty line before it, one behind it
+    const message = { id: newId(), parent, role, content };
+    if (role === "user") message.files = [];
+    record.messages.push(message);
+    parent = message.id;
+  }
+  return record;
+}
+
+function cut(text) {
+  const parts = [{ role: null, lines: [] }];
+  for (const line of text.split("\n")) {
+    const role = MARK.exec(line)?.[1];
+    if (role) parts.push({ role, lines: [] });
+    else parts.at(-1).lines.push(line);
+  }
+  return parts;
+}
+
+function escaped(content) {
+  return content.split("\n").map((line) => (ESCAPED.test(line) ? `\\${line}` : line)).join("\n");
+}
+
+function unescaped(content) {
+  return content.split("\n").map((line) => (line.startsWith("\\") && ESCAPED.test(line) ? line.slice(1) : line)).join("\n");
+}

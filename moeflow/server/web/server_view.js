@@ -1,0 +1,66 @@
+// Where the server's state is shown: a notice of what is wrong, the model and its facts, the row of live numbers.
+
+import { expertFacts } from "./experts.js";
+import { contextTitle, drawExperts, listFacts, liveNumbers, modelFacts, modelLine, rankFacts, replicaFacts, welcomeText } from "./facts.js";
+
+const at = (id) => document.getElementById(id);
+
+export class ServerView {
+  /** `hasKey()` says whether a key was given, `lastAnswer()` the answer whose numbers are shown. */
+  constructor(server, { hasKey, lastAnswer }) {
+    Object.assign(this, { server, hasKey, lastAnswer });
+    this.shownModel = null; // when the model was loaded whose facts are shown
+    this.statsBefore = null; // the reading of /stats before the newest
+    this.statsShown = null;
+  }
+
+  show() {
+    const { server } = this;
+    const notices = {
+      loading: "The server is loading the model. The page goes on as soon as it is ready.",
+      refusing: server.reason,
+      lost: "No connection to the server. Trying again…",
+      locked: this.hasKey() ? "The server did not accept this API key." : "This server asks for an API key.",
+    };
+    const notice = notices[server.state] ?? "";
+    // Writing the same text again would make a screen reader say it again.
+    if (at("notice").textContent !== notice) at("notice").textContent = notice;
+    const isLocked = server.state === "locked";
+    const wasLocked = !at("key-form").hidden;
+    at("key-form").hidden = !isLocked;
+    if (isLocked && !wasLocked) at("api-key").focus();
+    if (server.model) this.showModel(server.model);
+    this.showNumbers();
+  }
+
+  showModel(model) {
+    if (this.shownModel === model.created) return;
+    this.shownModel = model.created;
+    document.title = `${model.name} · moeflow`;
+    at("model-name").textContent = model.name;
+    at("model-line").textContent = modelLine(model);
+    at("welcome-text").textContent = welcomeText(model);
+    drawExperts(at("expert-strip"), model);
+    listFacts(at("model-facts"), modelFacts(model));
+    at("guesses-field").hidden = model.speculators.length === 0;
+  }
+
+  showNumbers() {
+    const { server } = this;
+    const stats = server.state === "ready" ? server.stats : null;
+    const answer = this.lastAnswer();
+    for (const [name, text] of Object.entries(liveNumbers(stats, answer))) at(`number-${name}`).textContent = text;
+    at("number-context").title = contextTitle(stats?.model, answer?.usage);
+    if (stats === this.statsShown) return;
+    [this.statsBefore, this.statsShown] = [this.statsShown, stats];
+    // Experts that come from disk, several engines side by side, processes that share the model: only where there are.
+    showSection("experts", "expert-facts", expertFacts(stats, this.statsBefore));
+    showSection("replicas", "replica-facts", replicaFacts(stats));
+    showSection("ranks", "rank-facts", rankFacts(stats));
+  }
+}
+
+function showSection(section, list, facts) {
+  at(section).hidden = facts.length === 0;
+  listFacts(at(list), facts);
+}

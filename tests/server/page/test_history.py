@@ -1,0 +1,165 @@
+"""Conversations are kept in the browser: listed, found, renamed, deleted and put back, exported and imported."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.server.page.parts import answer, button, history, send_and_wait, turns
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+def names(page):
+    return history(page).get_by_role("link")
+
+
+def test_conversations_are_listed_found_and_opened(page, say):
+    expect(history(page)).to_contain_text("Conversations are kept here, in this browser alone.")
+    say("Paris it is.")
+    send_and_wait(page, "The capital of France?")
+    button(page, "New conversation").click()
+    expect(turns(page)).to_have_count(0)
+    say("Rome it is.")
+    send_and_wait(page, "The capital of Italy?")
+    expect(names(page)).to_have_text(["The capital of Italy?", "The capital of France?"])  # the latest first
+
+    page.reload()
+    expect(answer(page)).to_have_text("Rome it is.")
+    names(page).last.click()
+    expect(answer(page)).to_have_text("Paris it is.")
+    expect(names(page).last).to_have_attribute("aria-current", "page")
+    page.go_back()
+    expect(answer(page)).to_have_text("Rome it is.")
+
+    search = page.get_by_label("Search conversations")
+    search.fill("paris CAPITAL")  # of an answer and of a question
+    expect(names(page)).to_have_text(["The capital of France?"])
+    search.fill("Berlin")
+    expect(history(page)).to_contain_text("Nothing found.")
+    search.fill("")
+    expect(names(page)).to_have_count(2)
+
+
+def test_rename_delete_and_undo(page, say):
+    say("Here.")
+    send_and_wait(page, "Are you there?")
+    button(page, "Rename").click()
+    page.get_by_label("Name of the conversation").fill("First contact")
+    page.keyboard.press("Enter")
+    expect(names(page)).to_have_text(["First contact"])
+    button(page, "Rename").click()
+    page.keyboard.type("never mind")
+    page.keyboard.press("Escape")
+    expect(names(page)).to_have_text(["First contact"])
+    expect(button(page, "Rename")).to_be_focused()
+
+    button(page, "Delete").click()
+    expect(names(page)).to_have_count(0)
+    expect(turns(page)).to_have_count(0)
+    button(page, "Undo").click()
+    expect(names(page)).to_have_text(["First contact"])
+    expect(answer(page)).to_have_text("Here.")
+    page.reload()
+    expect(names(page)).to_have_text(["First contact"])
+
+
+def exported(page, name, tmp_path):
+    with page.expect_download() as download:
+        button(page, name).click()
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def clear(page):
+    button(page, "Settings").click()
+    page.once("dialog", lambda dialog: dialog.accept())
+    button(page, "Clear everything").click()
+    expect(names(page)).to_have_count(0)
+
+
+def test_export_and_import(page, say, tmp_path):
+    said = "# Not the title\n<!-- moeflow: user -->\n\\<!-- moeflow: assistant -->\n\n```\ncode\n```\n"
+    say(said)
+    send_and_wait(page, "What is it?")
+    say("Another version")
+    button(page, "Try again").click()
+    expect(answer(page)).to_have_text("Another version")
+    button(page, "Earlier version").click()
+    markdown = exported(page, "Export as Markdown", tmp_path)
+    whole = exported(page, "Export as JSON", tmp_path)
+    everything = exported(page, "Export all", tmp_path)
+    assert (markdown.name, whole.name, everything.name) == ("what-is-it.md", "what-is-it.json", "conversations.json")
+    assert json.loads(everything.read_text())["conversations"] == json.loads(whole.read_text())["conversations"]
+    assert markdown.read_text().startswith("# What is it?\n\n<!-- moeflow: user -->\n**You:**\n\nWhat is it?\n")
+
+    clear(page)
+    page.get_by_label("Files to import").set_input_files([whole])
+    expect(answer(page)).to_contain_text("Not the title")
+    button(page, "Later version").click()
+    expect(answer(page)).to_have_text("Another version")
+
+    clear(page)
+    page.get_by_label("Files to import").set_input_files([markdown])
+    expect(answer(page).get_by_role("heading")).to_have_text("Not the title")
+    again = exported(page, "Export as Markdown", tmp_path)
+    assert again.read_text() == markdown.read_text()
+    assert said.rstrip("\n") in json.dumps(
+        json.loads(exported(page, "Export as JSON", tmp_path).read_text())
+    ).encode().decode("unicode_escape")
+
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"format": "moeflow-conv')
+    page.get_by_label("Files to import").set_input_files([broken])
+    expect(page.get_by_text("broken.json could not be imported: it is not JSON; it may be cut off.")).to_be_visible()
+
+
+def test_import_from_elsewhere(page, tmp_path):
+    """ChatGPT's export is a tree with other messages in between; a list of messages is what the API takes."""
+
+    def node(name, parent, role, text, *children):
+        message = role and {"author": {"role": role}, "content": {"content_type": "text", "parts": [text]}}
+        return {"id": name, "parent": parent, "message": message, "children": list(children)}
+
+    nodes = [
+        node("root", None, None, "", "system"),
+        node("system", "root", "system", "", "ask"),
+        node("ask", "system", "user", "Which colour?", "red", "search"),
+        node("red", "ask", "assistant", "Red."),
+        node("search", "ask", "assistant", "", "tool"),
+        node("tool", "search", "tool", "found blue", "blue"),
+        node("blue", "tool", "assistant", "Blue."),
+    ]
+    mapping = {it["id"]: it for it in nodes}
+    theirs = [{"title": "Colours", "update_time": 1.5, "mapping": mapping, "current_node": "red"}]
+    messages = {
+        "messages": [
+            {"role": "system", "content": "x"},
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "text", "text": "Ho"}]},
+        ]
+    }
+    for name, content in {"conversations.json": theirs, "messages.json": messages}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    page.get_by_label("Files to import").set_input_files([tmp_path / "messages.json"])
+    expect(answer(page)).to_have_text("Ho")
+    page.get_by_label("Files to import").set_input_files([tmp_path / "conversations.json"])
+    expect(answer(page)).to_have_text("Red.")
+    expect(names(page)).to_have_text(["Hi", "Colours"])
+    button(page, "Later version").click()
+    expect(answer(page)).to_have_text("Blue.")
+
+
+def test_two_tabs_see_the_same_conversations(page, say):
+    say("First.")
+    send_and_wait(page, "One?")
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(answer(other)).to_have_text("First.")
+    say("Second.")
+    send_and_wait(other, "Two?")
+    expect(turns(page)).to_have_count(2)
+    expect(answer(page)).to_have_text("Second.")
