@@ -8,6 +8,7 @@ import { fillAnswer } from "./answer.js";
 import { fitContext } from "./context.js";
 import { requestMessages } from "./messages.js";
 import { keepingBottom, toBottom } from "./scroll.js";
+import { smoothly } from "./smoothly.js";
 import { TurnView } from "./turn_view.js";
 
 const SAVE_MS = 2000; // how often a running answer is saved
@@ -98,7 +99,7 @@ export class Chat extends EventTarget {
       await this.server.untilLoaded(signal);
       this.show(answer);
       const body = await this.requestBody(prompt, answer, signal);
-      await fillAnswer(answer, body, { apiKey: this.apiKey(), signal, onChange: oncePerFrame(() => this.show(answer)) });
+      await fillAnswer(answer, body, { apiKey: this.apiKey(), signal, onChange: smoothly(() => this.show(answer)) });
       answer.state = "done";
       this.announce("Answer complete.");
     } catch (error) {
@@ -187,16 +188,4 @@ function explain(error) {
   }
   if (error.code === "context_length_exceeded") return `${error.message}\nA shorter message or fewer files may fit.`;
   return error.message;
-}
-
-function oncePerFrame(action) {
-  let isDue = false;
-  return () => {
-    if (isDue) return;
-    isDue = true;
-    requestAnimationFrame(() => {
-      isDue = false;
-      action();
-    });
-  };
 }
