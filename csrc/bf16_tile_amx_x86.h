@@ -6,11 +6,12 @@
 //   rows 0 to 15       C0 += x * w         C1 += x * w          apart, where the cache has no room for many
 //   rows 16 to 31      C2 += x * w         C3 += x * w
 //
-// This instruction adds up in an order of its own, so that all numbers of rows are multiplied by it.
+// This instruction adds up in an order of its own, in which bf16_rows_amx_x86.h multiplies a few rows.
 #pragma once
 
 #include <cstdint>
 
+#include "bf16_rows_amx_x86.h"
 #include "isa_unit.h"
 #include "matrix.h"
 #include "simd.h"
@@ -23,7 +24,7 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-constexpr int kStepLines = kGroup / 2, kStepBytes = kStepLines * 64;  // of a band
+constexpr int kStepBytes = kStepLines * 64;  // of a band
 constexpr int kStepsACopy = 4;
 
 // Some steps of rows side by side, as registers take them.
@@ -125,6 +126,7 @@ TILE void tile_bf16_tall(const Tile& t) {
 
 void tile_bf16_amx(const Tile& t) {
   static_assert(kMaxTileRows <= 2 * kTileRows);
+  if (t.num_rows <= kFewRows) return tile_bf16_few(t);
   if (t.num_rows > kTileRows) return tile_bf16_tall(t);
   (t.num_bands > 2 ? tile_bf16_short<4> : tile_bf16_short<2>)(t);
 }

@@ -1,11 +1,12 @@
 // Tiles of float8 weights (float8_tile.h) where an instruction multiplies matrices of bfloat16 (AMX): of each group, a
 // band's weights become bfloat16 beside the rows, and the group's sums are scaled on their way to the results.
 //
-// As with bfloat16 weights, all numbers of rows are multiplied in this way.
+// As with bfloat16 weights, one or two rows are multiplied in floats, in the same order (bf16_rows_amx_x86.h).
 #pragma once
 
 #include <cstdint>
 
+#include "bf16_rows_amx_x86.h"
 #include "bf16_tile_amx_x86.h"
 #include "float8_tile.h"
 #include "isa_unit.h"
@@ -49,8 +50,56 @@ FORCE_INLINE void sum_group(const uint8_t* x, int64_t x_step, const WidenedGroup
   store_tile_register<kSums>(sums, kBand * sizeof(float));
 }
 
+template <int R, int B, typename F>
+TILE void tile_float8_rows(const Tile& t) {
+  constexpr int64_t kNumberBytes = F::kNumbers * kBand * 2;
+  constexpr int kSteps = F::kGroup / kGroup, kLinesAStep = F::kWords / kSteps;
+  const int64_t groups = num_groups<F>(t.cols), head = scale_bytes<F>(groups);
+  const Ahead<B> ahead(t, head, groups * F::kWords);
+  FloatLanes total[R][B][kParts] = {};
+  for (int64_t g = 0; g < groups; ++g) {
+    ahead.fetch_head(g * kNumberBytes);
+    FloatLanes sum[B][R] = {};
+    for (int s = 0; s < kSteps; ++s) {
+      const StepFloats<R> x(t, g * kSteps + s);
+      FloatLanes even[B][R] = {}, odd[B][R] = {};
+#pragma GCC unroll 2
+      for (int i = 0; i < kLinesAStep; ++i) {
+        const int64_t line = g * F::kWords + s * kLinesAStep + i;
+        ahead.fetch(line);
+#pragma GCC unroll 2
+        for (int b = 0; b < B; ++b) {
+          const BitLanes w = load_bits(line_part(t, b, head + line * 64, 0));
+          add_pair(even[b], odd[b], e4m3_to_bf16(w), x, 2 * i);
+          add_pair(even[b], odd[b], e4m3_to_bf16(w << 8), x, 2 * i + 1);
+        }
+      }
+#pragma GCC unroll 2
+      for (int b = 0; b < B; ++b)
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) sum[b][r] += even[b][r] + odd[b][r];
+    }
+#pragma GCC unroll 2
+    for (int b = 0; b < B; ++b) {
+      const FloatLanes scale = F::scale(NumbersOfLanes{t.bands + b * t.band_stride + g * kNumberBytes});
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) total[r][b][0] += sum[b][r] * scale;
+    }
+  }
+  store_tile<R, B>(t, total);
+}
+
+template <typename F>
+void tile_float8_few(const Tile& whole) {
+  for (int band = 0; band < whole.num_bands; band += 2) {
+    (whole.num_rows == 1 ? tile_float8_rows<1, 2, F> : tile_float8_rows<2, 2, F>)(part_of(whole, 0, band, 2));
+  }
+}
+
 template <typename F>
 TILE void tile_float8_amx(const Tile& t) {
+  const WithoutSubnormals mode;  // where sums are scaled: the same for all numbers of rows
+  if (t.num_rows <= 2) return tile_float8_few<F>(t);
   static_assert(WidenedGroup<F>::kSteps == kStepsACopy && kMaxTileRows <= 2 * kTileRows);
   constexpr int64_t kNumberBytes = F::kNumbers * kBand * 2;
   const int rest = t.num_rows > kTileRows ? t.num_rows - kTileRows : 0;

@@ -144,18 +144,7 @@ void tile_floats(Format format, const Tile& whole) {
     for (int band = 0; band < whole.num_bands;) {
       const int left = whole.num_bands - band;
       const int bands = is_tall ? kTileShapes.tall_bands : left >= kTileShapes.bands ? kTileShapes.bands : 2;
-      Tile part = whole;
-      part.bands = whole.bands + band * whole.band_stride;
-      if (left < bands) part.band_stride = 0;
-      part.rows = whole.rows + row;
-      part.out = whole.out + row * kTileStride + band * kBand;
-      if (row > 0) {
-        part.fetch = Fetch::kNothing;
-      } else if (whole.fetch == Fetch::kFollowing) {
-        if (whole.following != nullptr) part.following = whole.following + band * whole.band_stride;
-      } else if (band + bands < whole.num_bands) {
-        part.following = part.bands + bands * whole.band_stride;
-      }
+      const Tile part = part_of(whole, row, band, bands);
       switch (rows * 8 + bands) {
 #define MOEFLOW_TILE(R, B) \
   case R * 8 + B: tile_of<R, B>(format, part); break;
@@ -194,18 +183,7 @@ void tile_float8s(const Tile& whole) {
   for (int row = 0; row < whole.num_rows;) {
     const int left = whole.num_rows - row, rows = left >= 4 && kLanes == 16 ? 4 : left >= 2 ? 2 : 1;
     for (int band = 0; band < whole.num_bands; band += 2) {
-      Tile part = whole;
-      part.bands = whole.bands + band * whole.band_stride;
-      if (band + 1 == whole.num_bands) part.band_stride = 0;
-      part.rows = whole.rows + row;
-      part.out = whole.out + row * kTileStride + band * kBand;
-      if (row > 0) {
-        part.fetch = Fetch::kNothing;
-      } else if (whole.fetch == Fetch::kFollowing) {
-        if (whole.following != nullptr) part.following = whole.following + band * whole.band_stride;
-      } else if (band + 2 < whole.num_bands) {
-        part.following = part.bands + 2 * whole.band_stride;
-      }
+      const Tile part = part_of(whole, row, band, 2);
       if constexpr (kLanes == 16) {
         if (rows == 4) tile_float8<4, 2, F>(part);
       }

@@ -101,6 +101,23 @@ FORCE_INLINE const uint8_t* line_part(const Tile& t, int band, int64_t offset, i
   return t.bands + band * t.band_stride + offset + part * kLanes * 4;
 }
 
+// Some rows of a tile by some of its bands, from `row` and `band` on. The last of an odd number of bands stands for two.
+FORCE_INLINE Tile part_of(const Tile& whole, int row, int band, int bands) {
+  Tile part = whole;
+  part.bands = whole.bands + band * whole.band_stride;
+  if (whole.num_bands - band < bands) part.band_stride = 0;
+  part.rows = whole.rows + row;
+  part.out = whole.out + row * kTileStride + band * kBand;
+  if (row > 0) {
+    part.fetch = Fetch::kNothing;
+  } else if (whole.fetch == Fetch::kFollowing) {
+    if (whole.following != nullptr) part.following = whole.following + band * whole.band_stride;
+  } else if (band + bands < whole.num_bands) {
+    part.following = part.bands + bands * whole.band_stride;
+  }
+  return part;
+}
+
 // A tile is a function of its own: inlined into the choice among all of them, GCC finds worse registers for it.
 #define TILE __attribute__((noinline))
 

@@ -1,7 +1,7 @@
 """What the OpenAPI document cannot say of requests, made true in those that schemathesis draws: that schemas, regular
 expressions and grammars are some that can be held to, that an answer has one form only, that a tool which is named is
-one of those offered, that their names differ, that only models which reason have a budget for it, and that no answer
-was begun by the client.
+one of those offered, that their names differ, that only models which reason have a budget for it, that no answer
+was begun by the client, that somebody says something, and no more than the context has room for.
 
 Only values of the right type are changed: what was drawn to be refused still is.
 """
@@ -9,12 +9,17 @@ Only values of the right type are changed: what was drawn to be refused still is
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
+import jsonschema_rs
 import schemathesis
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "additionalProperties": False}
+MOST_CHARS = 1500  # of each part of a prompt as JSON, for a context of 3072 tokens, which are bytes
+PROMPT_PARTS = ("messages", "input", "system", "instructions", "tools", "prompt")
 TEXTS = {"regex": "[ab]{1,3}", "grammar": 'start: "a"', "json": '{"type": "boolean"}'}
+_validators: dict[str, jsonschema_rs.Validator] = {}  # by path
 
 
 @schemathesis.hook
@@ -25,8 +30,12 @@ def map_body(context: Any, body: Any) -> Any:
         _mend_tools(body)
         if context.operation.path.startswith("/v1/messages"):
             _mend_end(body)
+        if context.operation.path.startswith("/v1/responses"):
+            _mend_input(body)
         if isinstance(body.get("thinking_token_budget"), int | float):
             del body["thinking_token_budget"]
+        if len(json.dumps(body)) > MOST_CHARS and _validator(context.operation).is_valid(body):
+            _shorten(body)
     return body
 
 
@@ -55,11 +64,51 @@ def _keep_one(body: dict[str, Any], names: tuple[str, ...]) -> None:
         is_right |= isinstance(value, list) and bool(value) and all(isinstance(one, str) and one for one in value)
         if is_right:
             del body[name]
-    if "structured_outputs" in given[1:] and body.get("response_format") in (
-        {"type": "text"},
-        {"type": "json_object"},
-    ):
+    if "structured_outputs" in given[1:] and _is_format(body.get("response_format")):
         del body["response_format"]
+
+
+def _is_format(value: Any) -> bool:
+    """Whether a value is certainly right as `response_format`."""
+    if value in ({"type": "text"}, {"type": "json_object"}):
+        return True
+    if not isinstance(value, dict) or value.keys() != {"type", "json_schema"} or value["type"] != "json_schema":
+        return False
+    types = {"name": str, "description": str | None, "schema": dict | None, "strict": bool | None}
+    described = value["json_schema"]
+    return (
+        isinstance(described, dict)
+        and "name" in described
+        and all(name in types and isinstance(one, types[name]) for name, one in described.items())
+    )
+
+
+def _mend_input(body: dict[str, Any]) -> None:
+    """Let somebody speak where there is nothing but reasoning, which may be empty."""
+    items = body.get("input")
+    if isinstance(items, list) and items and all(_is_reasoning(item) for item in items):
+        body["input"] = [*items, {"role": "user", "content": "Go on."}]
+
+
+def _is_reasoning(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "reasoning"
+
+
+def _validator(operation: Any) -> jsonschema_rs.Validator:
+    """Return what says whether the document allows a body; not so of one that was drawn to be refused."""
+    path, method = operation.path, operation.method.lower()
+    if path not in _validators:
+        place = f"#/paths/{path.replace('/', '~1')}/{method}/requestBody/content/application~1json/schema"
+        _validators[path] = jsonschema_rs.Draft202012Validator({**operation.schema.raw_schema, "$ref": place})
+    return _validators[path]
+
+
+def _shorten(body: dict[str, Any]) -> None:
+    """Leave out what comes last of what would be too long a prompt."""
+    for name in PROMPT_PARTS:
+        part = body.get(name)
+        while isinstance(part, list) and len(part) > 1 and len(json.dumps(part)) > MOST_CHARS:
+            part = body[name] = part[: len(part) // 2]
 
 
 def _mend_end(body: dict[str, Any]) -> None:

@@ -50,6 +50,15 @@ NESTED = (  # folders and files within a room, lower ones first: none imports fr
     ("engine/messages", "engine/text"),
     ("engine/offload",),
 )
+APART = (  # folders of one room of which none imports from another
+    (
+        "server/api/chat",
+        "server/api/completions",
+        "server/api/messages",
+        "server/api/pooling",
+        "server/api/responses",
+    ),
+)
 TORCH_FREE = (
     "core",
     "kv/block_tables.py",
@@ -201,7 +210,9 @@ def check_import(name: str, imported: str) -> str | None:
     if there not in FLOORS:
         return None if here == "cli" else f"imports {imported}: the package face is for users and the cli"
     if here == there:
-        return check_nesting("/".join(name.split("/")[:2]), "/".join(parts[1:3]), imported)
+        return check_nesting("/".join(name.split("/")[:2]), "/".join(parts[1:3]), imported) or check_apart(
+            name.rpartition("/")[0], "/".join(parts[1:]), imported
+        )
     if here == "kernels":
         return f"imports {imported}, but kernels know nothing of moeflow"
     if FLOORS[there] >= FLOORS[here]:
@@ -214,6 +225,14 @@ def check_nesting(folder: str, target: str, imported: str) -> str | None:
     for row in NESTED:
         if folder in row and target not in row[: row.index(folder) + 1]:
             return f"imports {imported}, but {folder} stands below that"
+    return None
+
+
+def check_apart(folder: str, target: str, imported: str) -> str | None:
+    """Return what is wrong when a file in `folder` imports `target`, a module of the same room."""
+    for row in APART:
+        if folder in row and any(target.startswith(f"{other}/") for other in row if other != folder):
+            return f"imports {imported}, from which {folder} stands apart"
     return None
 
 
@@ -356,6 +375,7 @@ def test_what_needs_no_torch_is_imported_without_it(places):
         ("engine/a.py", "import os\nx = os.environ['A']", "environment"),
         ("engine/a.py", "from os import getenv", "environment"),
         ("attic/a.py", "x = 1", "no floor"),
+        ("server/api/chat/a.py", "from moeflow.server.api.messages.b import C", "stands apart"),
     ],
 )
 def test_a_broken_rule_is_found(tmp_path, name, source, complaint):

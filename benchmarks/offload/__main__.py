@@ -19,7 +19,7 @@ from moeflow.bench.records import append, make_record, read
 from moeflow.cli.bench.output import show as show_table
 from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
-from moeflow.experts.cache.eviction import POLICIES
+from moeflow.experts.cache.policies import POLICIES
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware.host import host_resources
 from moeflow.train.builtin import builtin_source

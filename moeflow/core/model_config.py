@@ -281,13 +281,6 @@ class ModelConfig:
         return self.num_heads * (latent.nope_head_dim + latent.value_head_dim) * latent.kv_lora_rank
 
     @property
-    def keeps_only_kv(self) -> bool:
-        """Whether all that is kept of past tokens is a key and a value for each, which depend on no later token: then
-        sequences that begin alike have equal KV blocks there, which can be kept on disk.
-        """
-        return self.encoder is None and self.recurrent is None
-
-    @property
     def is_encoder_only(self) -> bool:
         """Whether there is no decoder: it generates nothing."""
         return self.encoder is not None and not self.num_layers

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from moeflow.core.batch import StateUse
+from moeflow.core.batch import NO_SLOT, StateUse
 from moeflow.core.request import Request
 from moeflow.kv.prefix_tree import Node, PrefixTree, TokenBlock
-from moeflow.kv.state_slots import StateSlots
+from moeflow.kv.state_slots import Checkpoint, StateSlots
 
 
 @dataclass(slots=True)
@@ -41,6 +41,7 @@ class Filling:
     nodes: list[Node]  # the path, in use until the end
     tokens: list[TokenBlock]
     block_ids: list[int]
+    state_slot: int = NO_SLOT  # that is filled with the state behind them; NO_SLOT: there are no states
 
 
 class BlockTables:
@@ -107,7 +108,7 @@ class BlockTables:
         if self.prefix_caching and reuse:
             max_blocks = (request.num_tokens - 1) // self.block_size
             path = self.tree.match(request.token_ids(0, max_blocks * self.block_size), max_blocks)
-            table.nodes = path if self.states is None else self.states.shorten(path)
+            table.nodes = path if self.states is None else path[: self.states.length(path)]
             for node in table.nodes:
                 self.tree.lock(node)
             table.block_ids = [node.block_id for node in table.nodes]
@@ -180,39 +181,62 @@ class BlockTables:
         if self.states is not None:
             self.states.close(request)
 
-    def shared(self, request: Request) -> list[Node]:
-        """Return the nodes that a request's table starts with."""
-        return self._tables[request].nodes
+    def shared(self, request: Request) -> tuple[list[Node], list[tuple[int, Checkpoint]]]:
+        """Return the nodes with which a request's table starts and behind which others could go on.
+
+        With recurrent layers also where on this path states are kept: (how many nodes it is long there, checkpoint).
+        """
+        path = self._tables[request].nodes[: self.num_shared(request)]
+        return path, [] if self.states is None else self.states.of_path(path)
 
     def num_shared(self, request: Request) -> int:
-        """Return how many these are."""
-        return len(self._tables[request].nodes)
+        """Return how many nodes these are."""
+        nodes = self._tables[request].nodes
+        return len(nodes) if self.states is None else self.states.length(nodes)
+
+    @property
+    def can_fill(self) -> bool:
+        """Whether one more filling may begin."""
+        return self.states is None or self.states.can_fill
 
     def begin_filling(self, request: Request, num_blocks: int) -> Filling:
-        """Close a request's table, but keep those of its first `num_blocks` blocks that are private, to be filled.
+        """Close a request's table, but keep those of its first `num_blocks` blocks that the tree lacks, to be filled;
+        with recurrent layers also a slot for the state behind these.
 
         Returns the filling that is under way already, if there is one of the same tokens behind the same path.
         """
         table = self._tables[request]
-        start, size = len(table.nodes), self.block_size
-        assert start < num_blocks <= len(table.block_ids)
+        path = self._known_path(request, table, num_blocks)
+        start, size = len(path), self.block_size
+        assert num_blocks <= len(table.block_ids)
         tokens = [tuple(request.token_ids(i * size, (i + 1) * size)) for i in range(start, num_blocks)]
         for other in self._fillings:
-            if other.tokens[0] == tokens[0] and other.nodes == table.nodes:
+            if other.tokens[:1] == tokens[:1] and other.nodes == path:
                 self.close(request)
                 return other
-        filling = Filling(list(table.nodes), tokens, table.block_ids[start:num_blocks])
+        filling = Filling(path, tokens, table.block_ids[start:num_blocks])
         self._fillings.append(filling)
         for node in filling.nodes:
             self.tree.lock(node)
         del table.block_ids[start:num_blocks]
         self.close(request)
+        if self.states is not None:
+            filling.state_slot = self.states.begin_filling()
+            assert filling.state_slot != NO_SLOT, "the request's own was free a moment ago"
         return filling
 
-    def end_filling(self, filling: Filling, num_filled: int) -> None:
+    def _known_path(self, request: Request, table: _Table, num_blocks: int) -> list[Node]:
+        """Return the nodes that have a request's first blocks, be it without a state."""
+        if self.states is None:
+            return list(table.nodes)
+        path = self.tree.match(request.token_ids(0, num_blocks * self.block_size), num_blocks)
+        fresh = set(self._fresh)
+        return path[: next((length for length, node in enumerate(path) if node in fresh), len(path))]
+
+    def end_filling(self, filling: Filling, num_filled: int, *, has_state: bool = False) -> None:
         """Put the first `num_filled` of its blocks into the tree, unused, and free the others.
 
-        Between passes, unless that is none of them.
+        With `has_state` the state behind all of them has been filled, too. Between passes, unless that is none of them.
         """
         assert not (self._fresh and num_filled)
         self._fillings.remove(filling)
@@ -226,6 +250,9 @@ class BlockTables:
                 self.tree.lock(twin)
                 self._free.append(block_id)
                 path.append(twin)
+        if self.states is not None:
+            is_whole = has_state and num_filled == len(filling.tokens)
+            self.states.end_filling(filling.state_slot, path[-1] if is_whole else None)
         for node in reversed(path):
             self.tree.unlock(node)
         self._free.extend(reversed(filling.block_ids[num_filled:]))
@@ -240,8 +267,12 @@ class BlockTables:
         """Return whether a table of the pass under way is void if that fails: it holds what is shared for the pass, or
         a state that the pass brings forward.
         """
+        return self.states is not None or self.builds_on_pass(request)
+
+    def builds_on_pass(self, request: Request) -> bool:
+        """Return whether a table holds what is shared for the pass under way."""
         nodes = self._tables[request].nodes
-        return self.states is not None or any(node in nodes for node in self._fresh)
+        return any(node in nodes for node in self._fresh)
 
     def discard_pass(self) -> None:
         """The pass failed: what was shared for it is void. Tables that rest on it must be closed already."""

@@ -3,18 +3,27 @@
 A running request has a slot of its own, which each of its passes brings forward. A *checkpoint* is a slot with the
 state behind a block of the prefix tree: a request with that prefix starts from it. The least recently used checkpoint
 gives way to requests and to newer checkpoints, whoever holds its block; never one that the pass under way reads or
-writes.
+writes. A slot may also be *filled* by others than a pass, to be a checkpoint then.
 Knows nothing of tensors, and of tokens only how many lie between two checkpoints.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moeflow.core.batch import NO_SLOT, StateUse
 from moeflow.core.request import Request
 from moeflow.kv.prefix_tree import Node
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """The state behind a block. Once given up it is that no more, whatever its slot has later."""
+
+    slot: int
+    is_kept: bool = True  # whether the slot has the state: cleared before the slot is given to anyone else
 
 
 @dataclass(slots=True)
@@ -36,20 +45,28 @@ class StateSlots:
         self.checkpoint_every = checkpoint_every
         self._free = list(range(num_slots - 1, -1, -1))
         self._held: dict[Request, _Held] = {}
-        self._checkpoints: OrderedDict[Node, int] = OrderedDict()  # longest unused first
+        self._filled: set[int] = set()  # slots that others than a pass fill
+        self._checkpoints: OrderedDict[Node, Checkpoint] = OrderedDict()  # longest unused first
         self._fresh: list[Node] = []  # whose checkpoints the pass under way writes
+
+    @property
+    def can_fill(self) -> bool:
+        """Whether one more slot may be filled, so that one is left for requests that wait for none."""
+        return len(self._filled) + 1 < self.num_slots
 
     @property
     def num_checkpoints(self) -> int:
         """Slots that hold the state of a prefix."""
         return len(self._checkpoints)
 
-    def shorten(self, path: list[Node]) -> list[Node]:
-        """Return the path up to its last node with a checkpoint."""
-        for length in range(len(path), 0, -1):
-            if path[length - 1] in self._checkpoints:
-                return path[:length]
-        return []
+    def length(self, path: Sequence[Node]) -> int:
+        """Return how long a path is up to its last node with a checkpoint."""
+        return next((length for length in range(len(path), 0, -1) if path[length - 1] in self._checkpoints), 0)
+
+    def of_path(self, path: Sequence[Node]) -> list[tuple[int, Checkpoint]]:
+        """Return the checkpoints of a path, and how long it is up to each."""
+        found = ((length, self._checkpoints.get(node)) for length, node in enumerate(path, 1))
+        return [(length, checkpoint) for length, checkpoint in found if checkpoint is not None]
 
     def open(self, request: Request, path: list[Node]) -> None:
         """Have a request start behind a path that ends with a checkpoint; behind none, from nothing."""
@@ -77,7 +94,7 @@ class StateSlots:
             return
         slot = self._take()
         if slot != NO_SLOT:
-            self._checkpoints[node] = slot
+            self._checkpoints[node] = Checkpoint(slot)
             self._fresh.append(node)
             self._held[request].saves.append((position, slot))
 
@@ -86,7 +103,7 @@ class StateSlots:
         held = self._held[request]
         source = held.slot if request.num_computed_tokens else NO_SLOT
         if held.source is not None:
-            source = self._checkpoints[held.source]
+            source = self._checkpoints[held.source].slot
         saves, held.saves = tuple(held.saves), []
         return StateUse(source, held.slot, saves)
 
@@ -99,7 +116,22 @@ class StateSlots:
     def forget(self, node: Node) -> None:
         """Take back the checkpoint of a node that leaves the tree, if it has one."""
         if node in self._checkpoints:
-            self._free.append(self._checkpoints.pop(node))
+            self._free.append(self._give_up(node))
+
+    def begin_filling(self) -> int:
+        """Return a slot that others than a pass fill; NO_SLOT: all are needed."""
+        slot = self._take()
+        if slot != NO_SLOT:
+            self._filled.add(slot)
+        return slot
+
+    def end_filling(self, slot: int, node: Node | None) -> None:
+        """Make such a slot the checkpoint of a node, if it has none yet; None: there is nothing in it."""
+        self._filled.remove(slot)
+        if node is None or node in self._checkpoints:
+            self._free.append(slot)
+        else:
+            self._checkpoints[node] = Checkpoint(slot)
 
     def confirm_pass(self) -> None:
         """The pass went well: what it kept is valid, and its requests go on from their own slots."""
@@ -116,7 +148,8 @@ class StateSlots:
     def check_integrity(self) -> None:
         """Prove that every slot is in exactly one place. AssertionError if not."""
         own = [held.slot for held in self._held.values() if held.slot != NO_SLOT]
-        everywhere = sorted([*self._free, *own, *self._checkpoints.values()])
+        kept = [checkpoint.slot for checkpoint in self._checkpoints.values()]
+        everywhere = sorted([*self._free, *own, *self._filled, *kept])
         assert everywhere == list(range(self.num_slots)), "a state slot is lost or held twice"
         assert all(node.parent is not None for node in self._checkpoints), "a checkpoint outlived its block"
 
@@ -127,5 +160,11 @@ class StateSlots:
         needed = {*self._fresh, *(held.source for held in self._held.values())}
         for node in self._checkpoints:
             if node not in needed:
-                return self._checkpoints.pop(node)
+                return self._give_up(node)
         return NO_SLOT
+
+    def _give_up(self, node: Node) -> int:
+        """Return the slot of a node's checkpoint, which is no more."""
+        checkpoint = self._checkpoints.pop(node)
+        checkpoint.is_kept = False
+        return checkpoint.slot

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moeflow.core.errors import CapacityError
 from moeflow.core.recurrent_config import RecurrentConfig
 from moeflow.core.units import format_bytes
@@ -35,6 +38,27 @@ class StateStorage:
                 "allocated; have fewer requests run together (--max-num-seqs)"
             ) from error
         self.layers = tuple(LayerStates(layer) for layer in slots)
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers have states."""
+        return len(self._places)
+
+    @property
+    def layer_bytes(self) -> int:
+        """What one sequence's state takes in one layer."""
+        return self.num_bytes // (self.num_slots * self.num_layers)
+
+    def copy_out(self, number: int, slot: int, into: memoryview) -> None:
+        """Copy a slot's `layer_bytes` in the layer of this number among those with states."""
+        np.frombuffer(into, np.float32)[...] = self._state(number, slot)
+
+    def copy_in(self, number: int, slot: int, content: memoryview) -> None:
+        """Write what `copy_out` gave."""
+        self._state(number, slot)[...] = np.frombuffer(content, np.float32)
+
+    def _state(self, number: int, slot: int) -> NDArray[np.float32]:
+        return np.asarray(self.layers[number].slots[slot])
 
     def layer(self, layer_idx: int) -> LayerStates:
         """Return the states of the model's layer of this number."""

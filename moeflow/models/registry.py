@@ -1,4 +1,5 @@
-"""Which model families there are. A family is a module with `read_config` and `build`, and one row here.
+"""Which model families there are. A family is a module with `read_config` and `build`, and one row here or an entry
+point of another package.
 
 Modules are imported when a checkpoint asks for them.
 """
@@ -9,12 +10,13 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.json_file import read_json_object
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.core.extensions import ExtensibleTable
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.plausibility import check_sizes, read_eos_token_ids
@@ -49,7 +51,7 @@ class Row:
         return (self.architecture, *self.more_architectures)
 
 
-FAMILIES: Mapping[str, Row] = {
+_OWN: Mapping[str, Row] = {
     "dots1": Row("Dots1ForCausalLM", "moeflow.models.dots1"),
     "ernie4_5_moe": Row("Ernie4_5_MoeForCausalLM", "moeflow.models.ernie4_5_moe"),
     "glm4_moe": Row("Glm4MoeForCausalLM", "moeflow.models.glm4_moe"),
@@ -91,6 +93,7 @@ FAMILIES: Mapping[str, Row] = {
     ),
     "t5": Row("T5ForConditionalGeneration", "moeflow.models.t5", ("T5EncoderModel",)),
 }
+FAMILIES: Final = ExtensibleTable("moeflow.families", _OWN, Row)
 
 
 def find_family(checkpoint: Checkpoint) -> Family:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from moeflow.core.extensions import ExtensibleTable
 from moeflow.pipeline.cgopipe import cgopipe
 from moeflow.pipeline.cgopipe_sharing import cgopipe_sharing
 from moeflow.pipeline.fastdecode import fastdecode
@@ -26,7 +27,10 @@ class MakeTasks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One of those that stream weights from the host. A new one is a file, and a row below."""
+    """One of those that stream weights from the host.
+
+    A new one is a file and a row below, or an entry point of another package.
+    """
 
     name: str
     summary: str
@@ -37,7 +41,7 @@ class Pipeline:
     make_sharing_tasks: MakeTasks | None = None  # where the host computes some of the experts, if it may
 
 
-PIPELINES: Final = {
+_OWN: Final = {
     one.name: one
     for one in (
         Pipeline(
@@ -83,7 +87,10 @@ PIPELINES: Final = {
         ),
     )
 }
+PIPELINES: Final = ExtensibleTable("moeflow.pipelines", _OWN, Pipeline)
 SEQUENTIAL: Final = Pipeline(
     "sequential", "one thing after another", sequential, is_paged=False, attends_on_host=True, has_kv_on_host=True
 )
-OFFLOADING: Final = {SEQUENTIAL.name: SEQUENTIAL, **PIPELINES}  # what an engine can run
+OFFLOADING: Final = ExtensibleTable(
+    "moeflow.pipelines", {SEQUENTIAL.name: SEQUENTIAL, **_OWN}, Pipeline
+)  # what an engine can run

@@ -49,10 +49,10 @@ class PrefixReads:
         start = self._blocks.num_shared(request)
         if num_found is None:
             self._blocks.close(request)
-        elif num_found <= start or self._blocks.rests_on_pass(request):
+        elif num_found <= start or self._blocks.builds_on_pass(request) or not self._blocks.can_fill:
             return False
         else:
-            self._wait(request, self._source, start, num_found)
+            self._wait(request, self._source, num_found)
         request.num_computed_tokens = 0
         return True
 
@@ -63,7 +63,7 @@ class PrefixReads:
                 read.cancel()
             if read.is_over:
                 del self._reads[filling]
-                self._blocks.end_filling(filling, read.num_filled)
+                self._blocks.end_filling(filling, read.num_filled, has_state=read.has_state)
             if read.is_over or read.is_late:
                 self._waiting = {request: other for request, other in self._waiting.items() if other is not filling}
 
@@ -80,7 +80,7 @@ class PrefixReads:
     def _is_hanging(self) -> bool:
         return any(read.is_late for read in self._reads.values())
 
-    def _wait(self, request: Request, source: PrefixSource, start: int, num_found: int) -> None:
+    def _wait(self, request: Request, source: PrefixSource, num_found: int) -> None:
         filling = self._blocks.begin_filling(request, num_found)
         if filling in self._reads:  # for another request that begins likewise: then look again
             if not self._reads[filling].is_late:
@@ -89,7 +89,7 @@ class PrefixReads:
                 self._tried.add(request)
             return
         self._tried.add(request)
-        read = source.read(request, start, filling.block_ids)
+        read = source.read(request, len(filling.nodes), filling.block_ids, filling.state_slot)
         if read is None:
             self._blocks.end_filling(filling, 0)
         else:

@@ -26,6 +26,10 @@ class PrefixRead(Protocol):
     def num_filled(self) -> int:
         """How many of the blocks, the first ones, have their contents, once it is over."""
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the slot has the state behind the last of the blocks, if one was asked for, once it is over."""
+
 
 class PrefixSource(Protocol):
     """Finds and reads beginnings of requests."""
@@ -34,10 +38,16 @@ class PrefixSource(Protocol):
         """Look for the tokens of a request that will be asked for."""
 
     def num_found(self, request: Request) -> int | None:
-        """Return how many whole blocks of its first tokens, fewer than all, could be read; None: not known yet."""
+        """Return how many whole blocks of its first tokens, fewer than all, could be read; None: not known yet.
 
-    def read(self, request: Request, start: int, block_ids: Sequence[int]) -> PrefixRead | None:
-        """Begin to fill blocks with what was found for a request from block `start` on; None: there is no room now."""
+        With recurrent layers the state behind the last of them could be read, too.
+        """
+
+    def read(self, request: Request, start: int, block_ids: Sequence[int], state_slot: int) -> PrefixRead | None:
+        """Begin to fill blocks with what was found for a request from block `start` on; None: there is no room now.
+
+        With recurrent layers the state behind all that was found goes into `state_slot`.
+        """
 
     def forget(self, request: Request) -> None:
         """Nothing more is asked for a request."""

@@ -7,24 +7,17 @@ from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
-from moeflow.server.api import (
-    batches,
-    chat,
-    classification,
-    completions,
-    embeddings,
-    files,
-    messages,
-    models,
-    responses,
-    status,
-    tokenize,
-)
+from moeflow.server.api import batches, files, models, status, tokenize
+from moeflow.server.api.chat import chat
+from moeflow.server.api.chat.chat_objects import ChatChunk
+from moeflow.server.api.completions import completions
+from moeflow.server.api.completions.completion_objects import CompletionChunk
+from moeflow.server.api.messages import messages
+from moeflow.server.api.messages.message_object import MESSAGE_EVENTS
 from moeflow.server.api.openapi import ERRORS, complete_document
-from moeflow.server.api.schema.chat import ChatChunk
-from moeflow.server.api.schema.completion import CompletionChunk
-from moeflow.server.api.schema.message_object import MESSAGE_EVENTS
-from moeflow.server.api.schema.response_object import RESPONSE_EVENTS
+from moeflow.server.api.pooling import classification, embeddings
+from moeflow.server.api.responses import responses
+from moeflow.server.api.responses.response_object import RESPONSE_EVENTS
 from moeflow.server.config import ServerConfig
 from moeflow.server.errors import add_error_handlers
 from moeflow.server.guard.auth import api_key_check

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -131,7 +130,6 @@ def test_a_second_turn_goes_on_from_the_last_checkpoint_with_the_same_bits(tiny)
         ({"num_replicas": 2, "expert_parallel": True}, "--expert-parallel"),
         ({"quantize": "q4_k_m"}, "q4_k_m"),
         ({"device": "emulated:64MiB,1"}, "do not run recurrent layers"),
-        ({"prompt_cache": Path("prompts")}, "--prompt-cache"),
     ],
 )
 def test_what_does_not_go_with_states_is_refused(tiny, settings, name):

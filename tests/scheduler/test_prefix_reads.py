@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
+from moeflow.core.batch import NO_SLOT
+from moeflow.core.engine_config import StateSlotsConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason, Request
 from moeflow.scheduler.policy import make_scheduler as scheduler_of
@@ -25,10 +27,12 @@ class FakeRead:
     request: Request
     start: int
     block_ids: list[int]
+    state_slot: int = NO_SLOT
     is_over: bool = False
     is_late: bool = False
     is_begun: bool = True
     num_filled: int = 0
+    has_state: bool = False
 
     def cancel(self):
         self.is_over = self.is_over or not self.is_begun
@@ -52,23 +56,26 @@ class FakePrefixes:
     def num_found(self, request):
         return self.found[request]
 
-    def read(self, request, start, block_ids):
+    def read(self, request, start, block_ids, state_slot):
         if not self.has_room:
             return None
-        self.reads.append(FakeRead(request, start, list(block_ids)))
+        self.reads.append(FakeRead(request, start, list(block_ids), state_slot))
         self.all_reads.append(self.reads[-1])
         return self.reads[-1]
 
     def forget(self, request):
         del self.found[request]
 
-    def end(self, read: FakeRead, num_filled: int | None = None) -> None:
+    def end(self, read: FakeRead, num_filled: int | None = None, *, has_state: bool = True) -> None:
         self.reads.remove(read)
         read.num_filled = len(read.block_ids) if num_filled is None else num_filled
         tokens = read.request.token_ids(0, (read.start + len(read.block_ids)) * SIZE)
         for index, block_id in enumerate(read.block_ids[: read.num_filled], read.start):
             for position in range(index * SIZE, (index + 1) * SIZE):
                 self.model.slots[block_id * SIZE + position % SIZE] = (position, tokens[position])
+        if read.state_slot != NO_SLOT and has_state:
+            self.model.states[read.state_slot] = tokens
+            read.has_state = True
         read.is_over = True
 
     def know_all(self) -> None:
@@ -98,7 +105,7 @@ class TrafficWithPrefixes(AnyTraffic):
     @rule(data=st.data())
     def end_a_read(self, data):
         read = data.draw(st.sampled_from(self.prefixes.reads))
-        self.prefixes.end(read, data.draw(st.integers(0, len(read.block_ids))))
+        self.prefixes.end(read, data.draw(st.integers(0, len(read.block_ids))), has_state=data.draw(st.booleans()))
 
     @precondition(lambda self: self.prefixes.reads)
     @rule(data=st.data())
@@ -128,6 +135,19 @@ class TrafficWithPrefixes(AnyTraffic):
 
 TestTrafficWithPrefixes = TrafficWithPrefixes.TestCase
 TestTrafficWithPrefixes.settings = settings(max_examples=60, stateful_step_count=60)
+
+
+class TrafficWithStates(TrafficWithPrefixes):
+    """The same in models with recurrent layers, with few slots or many."""
+
+    @initialize(num_slots=st.integers(2, 9), every=st.sampled_from([4, 8]))
+    def choose(self, num_slots, every):
+        states = StateSlotsConfig(num_slots=num_slots, checkpoint_every=every)
+        self.scheduler = make_scheduler(self.prefixes, num_blocks=16, states=states)
+
+
+TestTrafficWithStates = TrafficWithStates.TestCase
+TestTrafficWithStates.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 def run_to_end(scheduler, prefixes) -> None:
@@ -324,3 +344,87 @@ def test_what_is_made_of_all_tokens_is_not_read():
 def test_prefixes_are_for_continuous_batching_alone():
     with pytest.raises(ConfigError, match="static"):
         scheduler_of(scheduler_config(policy="static", prefix_caching=False), FakePrefixes())
+
+
+def with_states(prefixes, num_slots=4):
+    states = StateSlotsConfig(num_slots=num_slots, checkpoint_every=8)
+    return make_scheduler(prefixes, num_blocks=30, max_num_batched_tokens=40, states=states)
+
+
+def test_with_states_a_request_begins_behind_the_state_that_was_read():
+    prefixes = FakePrefixes()
+    scheduler = with_states(prefixes)
+    request = make_request("a", list(range(18)))
+    scheduler.add(request)
+    assert not scheduler.schedule()
+    (read,) = prefixes.reads
+    assert (read.start, len(read.block_ids)) == (0, 4)
+    prefixes.end(read)
+    batch = scheduler.schedule()
+    assert [(entry.start, entry.state.source) for entry in batch.entries] == [(16, read.state_slot)]
+    finish_pass(scheduler, prefixes.model, batch)
+    run_to_end(scheduler, prefixes)
+    assert request.output_token_ids == generate_alone(list(range(18)), 5)
+
+
+@pytest.mark.parametrize(("num_filled", "has_state"), [(4, False), (3, True)])
+def test_without_the_state_or_a_block_all_is_computed(num_filled, has_state):
+    prefixes = FakePrefixes()
+    scheduler = with_states(prefixes)
+    request = make_request("a", list(range(18)))
+    scheduler.add(request)
+    scheduler.schedule()
+    prefixes.end(*prefixes.reads, num_filled, has_state=has_state)
+    batch = scheduler.schedule()
+    assert [entry.start for entry in batch.entries] == [0]
+    finish_pass(scheduler, prefixes.model, batch)
+    run_to_end(scheduler, prefixes)
+    assert request.output_token_ids == generate_alone(list(range(18)), 5)
+
+
+def test_where_the_tree_has_the_blocks_the_state_alone_is_read():
+    prefixes = FakePrefixes()
+    scheduler = with_states(prefixes, num_slots=3)
+    for name, tokens in (("a", [1] * 18), ("b", [2] * 18), ("c", [3] * 18)):  # whose states make those of a give way
+        scheduler.add(make_request(name, tokens))
+        run_to_end(scheduler, prefixes)
+    again = make_request("again", [1] * 18)
+    scheduler.add(again)
+    assert not scheduler.schedule()
+    (read,) = prefixes.reads
+    assert (read.start, read.block_ids) == (4, [])
+    run_to_end(scheduler, prefixes)
+    assert again.num_cached_tokens == 16
+    assert again.output_token_ids == generate_alone([1] * 18, 5)
+
+
+def test_a_read_builds_on_no_block_of_the_pass_under_way():
+    prefixes = FakePrefixes()
+    scheduler = with_states(prefixes)
+    short, long = make_request("short", [1] * 6), make_request("long", [1] * 18)
+    for request in (short, long):
+        scheduler.add(request)
+    prefixes.found[short] = 0
+    batch = scheduler.schedule()
+    assert [entry.request for entry in batch.entries] == [short]
+    (read,) = prefixes.reads
+    assert (read.start, len(read.block_ids)) == (0, 4)
+    scheduler.fail(batch)
+    scheduler.check_integrity()
+    run_to_end(scheduler, prefixes)
+    assert long.output_token_ids == generate_alone([1] * 18, 5)
+
+
+def test_a_slot_is_left_to_requests_that_wait_for_no_read():
+    prefixes = FakePrefixes()
+    scheduler = with_states(prefixes, num_slots=2)
+    requests = [make_request(name, [token] * 18) for name, token in (("a", 1), ("b", 2))]
+    for request in requests:
+        scheduler.add(request)
+    batch = scheduler.schedule()
+    assert [read.request for read in prefixes.reads] == requests[:1]
+    assert [entry.request for entry in batch.entries] == requests[1:]
+    finish_pass(scheduler, prefixes.model, batch)
+    run_to_end(scheduler, prefixes)
+    for request in requests:
+        assert request.output_token_ids == generate_alone(request.prompt_token_ids, 5)

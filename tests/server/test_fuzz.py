@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeflow.engine.generator import Generator
-from moeflow.server.api.schema.chat import ChatRequest
-from moeflow.server.api.schema.completion import CompletionRequest
-from moeflow.server.api.schema.message_request import MessageRequest
-from moeflow.server.api.schema.response_request import ResponseRequest
+from moeflow.server.api.chat.chat_objects import ChatRequest
+from moeflow.server.api.completions.completion_objects import CompletionRequest
+from moeflow.server.api.messages.message_request import MessageRequest
+from moeflow.server.api.responses.response_request import ResponseRequest
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.server.conftest import connect

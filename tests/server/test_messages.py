@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from moeflow.engine.generator import Generator
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.server.api.schema.message_object import MESSAGE_EVENTS, MessageObject
+from moeflow.server.api.messages.message_object import MESSAGE_EVENTS, MessageObject
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.server.conftest import connect

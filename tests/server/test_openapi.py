@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from moeflow.server.api.schema.chat import ChatChunk, ChatRequest, ChatResponse
-from moeflow.server.api.schema.completion import CompletionChunk, CompletionRequest, CompletionResponse
-from moeflow.server.api.schema.message_request import MessageRequest
+from moeflow.server.api.chat.chat_objects import ChatChunk, ChatRequest, ChatResponse
+from moeflow.server.api.completions.completion_objects import CompletionChunk, CompletionRequest, CompletionResponse
+from moeflow.server.api.messages.message_request import MessageRequest
+from moeflow.server.api.responses.response_request import ResponseRequest
 from moeflow.server.api.schema.model_limits import pattern_below
-from moeflow.server.api.schema.response_request import ResponseRequest
 from moeflow.server.api.tokenize import TokenizeRequest
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig

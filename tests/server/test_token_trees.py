@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from moeflow.engine.text.token_bytes import token_label
-from moeflow.server.api.schema.chat import ChatChunk, ChatResponse
-from moeflow.server.api.schema.completion import CompletionChunk, CompletionResponse
+from moeflow.server.api.chat.chat_objects import ChatChunk, ChatResponse
+from moeflow.server.api.completions.completion_objects import CompletionChunk, CompletionResponse
 from tests.server.events import read_events
 from tests.tiny_mixtral import EOS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moeflow.server.api.turns import Turns
+from moeflow.server.api.conversation.turns import Turns
 
 TEXT, MORE, THOUGHT, CALL, OTHER, RESULT, USER, SYSTEM = (
     ("say", "assistant", "A"),

@@ -35,6 +35,8 @@ class Architecture:
     eps_key: str = "attention.layer_norm_rms_epsilon"  # of the norms
     layer_kinds: tuple[str, str] | None = None  # what layers are called that have key heads, and others; None: all have
     mixer_keys: Callable[[ConfigReader], Mapping[str, Any]] | None = None  # of those others, if the file has some
+    may_be_long: bool = False  # whether positions may be stretched by tables for short texts and long ones
+    has_local_heads: bool = False  # whether layers with a window have heads of their own
     # What GGUF has as one tensor in a layer, and Hugging Face as several: which rows, for what comes before the suffix.
     cuts: Mapping[str, Cut] = field(default_factory=dict)
 

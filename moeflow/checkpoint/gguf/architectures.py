@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moeflow.checkpoint.gguf import latent, recurrent
+from moeflow.checkpoint.gguf import latent, local_heads, recurrent
 from moeflow.checkpoint.gguf.architecture import TOP_K, WIDTH, Architecture
 from moeflow.checkpoint.gguf.cuts import cut_attention
 from moeflow.checkpoint.gguf.hybrids import HYBRIDS
 from moeflow.checkpoint.gguf.names import (
     ERNIE_NAMES,
+    GEMMA4_NAMES,
     GPT_OSS_NAMES,
     GRANITE_NAMES,
     HUNYUAN_NAMES,
@@ -277,6 +278,33 @@ _OTHERS = {
         eps_key="attention.layer_norm_epsilon",
         cuts={"attn_qkv": cut_attention},
         derive=_in_sections,
+    ),
+    "phimoe": Architecture(
+        "phimoe",
+        "PhiMoEForCausalLM",
+        WIDTH | TOP_K | {"num_local_experts": "expert_count"},
+        moe_names=MIXTRAL_NAMES,
+        optional={"sliding_window": ("attention.sliding_window", 0)},
+        derive=lambda config: {**config, "sliding_window": config["sliding_window"] or None},
+        may_be_long=True,
+    ),
+    "gemma4": Architecture(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        WIDTH | {"sliding_window": "attention.sliding_window"},
+        {"hidden_activation": "gelu_pytorch_tanh"},
+        GEMMA4_NAMES,
+        local_heads.LAYER_NAMES,
+        optional={
+            "num_experts": ("expert_count", 0),
+            "top_k_experts": ("expert_used_count", 0),
+            "moe_intermediate_size": ("expert_feed_forward_length", 0),
+            "num_kv_shared_layers": ("attention.shared_kv_layers", 0),
+            "hidden_size_per_layer_input": ("embedding_length_per_layer_input", 0),
+            "final_logit_softcapping": ("final_logit_softcapping", 0.0),
+        },
+        derive=lambda config: {**config, "enable_moe_block": config["num_experts"] > 0},
+        has_local_heads=True,
     ),
     "granitemoe": _GRANITE,
     "granite": replace(_GRANITE_HYBRID, layer_kinds=None),

@@ -8,20 +8,26 @@ Source: the keys of gguf.constants; what llama.cpp takes as default where a key 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from moeflow.checkpoint.gguf.architecture import Architecture
 from moeflow.checkpoint.gguf.header import GGUFHeader
 from moeflow.checkpoint.gguf.latent import latent_keys
+from moeflow.checkpoint.gguf.local_heads import local_head_keys
 from moeflow.checkpoint.gguf.recurrent import key_heads
-from moeflow.checkpoint.gguf.rope import scaling_from_factors, scaling_from_metadata
+from moeflow.checkpoint.gguf.rope import (
+    LONG_TABLES,
+    ROPE_FACTORS,
+    ReadTable,
+    scaling_from_factors,
+    scaling_from_metadata,
+    scaling_from_tables,
+)
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
-
-ROPE_FACTORS = "rope_freqs.weight"
 
 # Metadata that changes the arithmetic -> values under which it does not.
 _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
@@ -44,40 +50,60 @@ _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 
 def translate_config(
-    header: GGUFHeader, architecture: Architecture, read_factors: Callable[[], Sequence[float]], file: Path
+    header: GGUFHeader, architecture: Architecture, read_table: ReadTable, file: Path
 ) -> dict[str, Any]:
-    """Return the Hugging Face config; `read_factors` gives the rotary factors [D/2] if the file has them.
+    """Return the Hugging Face config; `read_table` gives a table of rotary factors [D/2] that the file has.
 
     Raises: CheckpointError if a key is missing, of the wrong type, or means something unsupported.
     """
     reader = _SectionReader(header.metadata, file)
+    is_long = architecture.may_be_long and LONG_TABLES["long"] in header.tensors
+    understood = architecture.understood | ({"rope.scaling.attn_factor"} if is_long else set())
     for key, neutral in _NEUTRAL_VALUES.items():
-        if key not in architecture.understood and reader.raw.get(key, neutral[0]) not in neutral:
+        if key not in understood and reader.raw.get(key, neutral[0]) not in neutral:
             raise reader.error(f"{key!r} is {brief(reader.raw[key])}, which is not supported")
     if reader.raw.get("expert_gating_func", 0) not in (0, architecture.gating):
         raise reader.error(f"'expert_gating_func' is {brief(reader.raw['expert_gating_func'])}, which is not supported")
     embeddings = header.tensors.get("token_embd.weight")
-    num_heads = reader.positive("attention.head_count")
-    num_kv_heads, layer_types = key_heads(reader, num_heads, architecture.layer_kinds)
     config: dict[str, Any] = {
         "architectures": [architecture.huggingface_class],
         "model_type": architecture.model_type,
         "vocab_size": reader.positive("vocab_size", embeddings.shape[0] if embeddings else 0),
         "hidden_size": reader.positive("embedding_length"),
         "num_hidden_layers": reader.positive("block_count"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_kv_heads,
-        "head_dim": reader.positive("rope.dimension_count")
-        if architecture.is_latent
-        else _head_dim(reader, num_heads, may_be_partial=architecture.may_be_partial),
+        "num_attention_heads": reader.positive("attention.head_count"),
         "max_position_embeddings": reader.positive("context_length"),
         "rms_norm_eps": reader.get(float, architecture.eps_key),
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors,
+        "lm_head_bias": "output.bias" in header.tensors,
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
-    config |= _rope_config(header, config["head_dim"], read_factors, reader)
+    config |= _attention_keys(header, architecture, reader, read_table)
+    config |= {key: reader.positive(source) for key, source in architecture.integers.items()}
+    config |= {key: _optional(reader, *source) for key, source in architecture.optional.items()}
+    if architecture.may_be_partial:
+        config["rotary_dim"] = reader.positive("rope.dimension_count", config["head_dim"])
+    config["num_hidden_layers"] -= config.get("num_nextn_predict_layers", 0)
+    return dict(architecture.derive(config)) | dict(architecture.constants) | translate_token_ids(header.metadata, file)
+
+
+def _attention_keys(
+    header: GGUFHeader, architecture: Architecture, reader: ConfigReader, read_table: ReadTable
+) -> dict[str, Any]:
+    """Return what is said of heads, positions and what mixes tokens where layers do not attend."""
+    if architecture.has_local_heads:
+        return local_head_keys(reader, header.tensors.keys(), read_table)
+    num_heads = reader.positive("attention.head_count")
+    num_kv_heads, layer_types = key_heads(reader, num_heads, architecture.layer_kinds)
+    head_dim = (
+        reader.positive("rope.dimension_count")
+        if architecture.is_latent
+        else _head_dim(reader, num_heads, may_be_partial=architecture.may_be_partial)
+    )
+    config: dict[str, Any] = {"num_key_value_heads": num_kv_heads, "head_dim": head_dim}
+    config |= _rope_config(header, head_dim, read_table, reader, may_be_long=architecture.may_be_long)
     if config["rope_scaling"] is not None:
         config["rope_scaling"] |= architecture.scaling
     if architecture.is_latent:
@@ -86,12 +112,7 @@ def translate_config(
     if layer_types is not None:
         config["layer_types"] = layer_types
         config |= architecture.mixer_keys(reader) if architecture.mixer_keys else {}
-    config |= {key: reader.positive(source) for key, source in architecture.integers.items()}
-    config |= {key: _optional(reader, *source) for key, source in architecture.optional.items()}
-    if architecture.may_be_partial:
-        config["rotary_dim"] = reader.positive("rope.dimension_count", config["head_dim"])
-    config["num_hidden_layers"] -= config.get("num_nextn_predict_layers", 0)
-    return dict(architecture.derive(config)) | dict(architecture.constants) | translate_token_ids(header.metadata, file)
+    return config
 
 
 def translate_token_ids(metadata: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -145,11 +166,13 @@ def _head_dim(reader: ConfigReader, num_heads: int, *, may_be_partial: bool) -> 
 
 
 def _rope_config(
-    header: GGUFHeader, head_dim: int, read_factors: Callable[[], Sequence[float]], reader: ConfigReader
+    header: GGUFHeader, head_dim: int, read_table: ReadTable, reader: ConfigReader, *, may_be_long: bool
 ) -> dict[str, Any]:
     theta = reader.get(float, "rope.freq_base", 10000.0)
     if theta <= 0.0:
         raise reader.error(f"'rope.freq_base' is {theta}, where a positive number is expected")
+    if may_be_long and LONG_TABLES["long"] in header.tensors:
+        return {"rope_theta": theta, "rope_scaling": scaling_from_tables(read_table, reader)}
     table = header.tensors.get(ROPE_FACTORS)
     if table is None:
         return {"rope_theta": theta, "rope_scaling": scaling_from_metadata(reader)}
@@ -160,4 +183,4 @@ def _rope_config(
             tensor=ROPE_FACTORS,
             remedy="Convert the model again",
         )
-    return {"rope_theta": theta, "rope_scaling": scaling_from_factors(read_factors(), theta, reader)}
+    return {"rope_theta": theta, "rope_scaling": scaling_from_factors(read_table(ROPE_FACTORS), theta, reader)}

@@ -8,7 +8,7 @@ at, but for the ids of special tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
 from moeflow.checkpoint.gguf.architecture import Architecture
 from moeflow.checkpoint.gguf.architectures import read_architecture
 from moeflow.checkpoint.gguf.blocks import widen_blocks
-from moeflow.checkpoint.gguf.config import ROPE_FACTORS, translate_config, translate_token_ids
+from moeflow.checkpoint.gguf.config import translate_config, translate_token_ids
 from moeflow.checkpoint.gguf.cuts import Rows
-from moeflow.checkpoint.gguf.header import GGUFTensor, read_gguf_header
+from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_gguf_header
 from moeflow.checkpoint.gguf.names import cut_names, heads_in_pairs, huggingface_name, is_single_row, part_of
 from moeflow.checkpoint.gguf.recurrent import huggingface_shape, is_decay
+from moeflow.checkpoint.gguf.rope import LONG_TABLES, ROPE_FACTORS
 from moeflow.checkpoint.gguf.tensor_types import TensorType
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
@@ -68,13 +69,14 @@ class GGUFFile:
         architecture = read_architecture(header.metadata, path)
         self._file = RawFile(path)
         self.config: Mapping[str, Any] = translate_config(
-            header, architecture, lambda: self._read_rope_factors(header.tensors[ROPE_FACTORS]), path
+            header, architecture, lambda name: self._read_table(header, name), path
         )
         self.generation_config: Mapping[str, Any] = translate_token_ids(header.metadata, path)
+        tables = {ROPE_FACTORS, *(LONG_TABLES.values() if architecture.may_be_long else ())}
         self._parts: dict[str, _Part] = {}
         for tensor in header.tensors.values():
             check_num_tensors(len(self._parts) + tensor.shape[0] * ("_exps" in tensor.name), path)
-            if tensor.name != ROPE_FACTORS:
+            if tensor.name not in tables:
                 self._parts |= _split(tensor, architecture, self.config, path)
         if not self._parts:
             raise CheckpointError("holds no weights", file=path, remedy=DOWNLOAD_AGAIN)
@@ -107,8 +109,10 @@ class GGUFFile:
         """Release the file."""
         self._file.close()
 
-    def _read_rope_factors(self, table: GGUFTensor) -> list[float]:
-        factors: list[float] = self._read_part(table.name, _whole(table)).tolist()
+    def _read_table(self, header: GGUFHeader, name: str) -> list[float]:
+        if name not in header.tensors:
+            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
+        factors: list[float] = self._read_part(name, _whole(header.tensors[name])).tolist()
         return factors
 
     def _read_part(self, name: str, part: _Part) -> torch.Tensor:
@@ -154,11 +158,20 @@ def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, 
     num_experts = config[names.count]
     if len(tensor.shape) < 2 or tensor.shape[0] != num_experts:
         raise _misfit(f"has the shape {list(tensor.shape)}, where {num_experts} experts are expected", tensor, file)
-    num_bytes = tensor.num_bytes // num_experts
-    return {
-        name.format(expert): _Part(tensor.shape[1:], tensor.quantization, tensor.start + expert * num_bytes, num_bytes)
-        for expert in range(num_experts)
-    }
+    return dict(_experts(tensor, name, num_experts, file))
+
+
+def _experts(tensor: GGUFTensor, name: str, num_experts: int, file: Path) -> Iterator[tuple[str, _Part]]:
+    """Yield the matrices of a stack; of an expert's, where `name` has several, they lie one below the other."""
+    names, num_bytes = name.split("+"), tensor.num_bytes // num_experts
+    rows, rest = divmod(tensor.shape[1], len(names))
+    if rest:
+        raise _misfit(f"has {tensor.shape[1]} rows for each expert, not those of {len(names)} matrices", tensor, file)
+    for number in range(num_experts * len(names)):
+        expert, part = divmod(number, len(names))
+        size = num_bytes // len(names)
+        shape, start = (rows, *tensor.shape[2:]), tensor.start + number * size
+        yield names[part].format(expert), _Part(shape, tensor.quantization, start, size)
 
 
 def _cut(tensor: GGUFTensor, rows_of: Mapping[str, Rows], file: Path) -> dict[str, _Part]:

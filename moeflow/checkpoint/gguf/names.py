@@ -18,7 +18,9 @@ _OUTSIDE_LAYERS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "token_embd_norm.weight": "model.embedding_norm.weight",  # LFM2's last one
+    "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
+    "output.bias": "lm_head.bias",
 }
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
@@ -35,7 +37,7 @@ _IN_LAYER = {
 }
 _WITHOUT_SUFFIX = {"attn_sinks": "self_attn.sinks"}
 _TENSOR_IN_LAYER = re.compile(
-    r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.|shortconv\.)?[a-z][a-z0-9_]*)(?:\.(weight|bias))?"
+    r"blk\.(0|[1-9][0-9]{0,5})\.((?:nextn\.|shortconv\.)?[a-z][a-z0-9_]*)(?:\.(weight|bias|scale))?"
 )
 
 
@@ -53,6 +55,10 @@ class MoeNames:
     shared_gate: str = ""  # likewise
     choice_bias: str = ""  # of the router's choice, likewise
     single_rows: frozenset[str] = frozenset()  # what Hugging Face has as a matrix of one row, by GGUF's names
+
+    def expert(self, matrix: str) -> str:
+        """Return what an expert's matrix is called below the layer, `{}` where the expert's number goes."""
+        return f"{self.block}.experts.{{}}.{matrix}"
 
 
 MIXTRAL_NAMES = MoeNames("num_local_experts", "block_sparse_moe", gate="w1", up="w3", down="w2")
@@ -77,13 +83,15 @@ HUNYUAN_NAMES = replace(MLP_NAMES, router="gate.wg", shared="mlp.shared_mlp")
 GRANITE_NAMES = replace(
     MLP_NAMES, count="num_local_experts", block="block_sparse_moe", router="router.layer", shared="shared_mlp"
 )
+GEMMA4_NAMES = replace(MLP_NAMES, block="moe", router="router.proj")
 GPT_OSS_NAMES = replace(MLP_NAMES, count="num_local_experts", router="router")
 
 
 def huggingface_name(gguf_name: str, moe: MoeNames | None, own: Mapping[str, str]) -> str | None:
     """Return the Hugging Face name of a GGUF tensor, None if it is unknown.
 
-    A stack of experts has `{}` where the expert's number goes; `moe` is None in dense models. `own` are names in layers
+    A stack of experts has `{}` where the expert's number goes, and `+` between the names of several matrices of an
+    expert; `moe` is None in dense models. `own` are names in layers
     that this architecture alone has: of parts that have weights and biases, or of single tensors, as they are.
     """
     if gguf_name in _OUTSIDE_LAYERS:
@@ -101,6 +109,8 @@ def huggingface_name(gguf_name: str, moe: MoeNames | None, own: Mapping[str, str
         return f"model.layers.{layer}.{moe.choice_bias}" if moe and moe.choice_bias and suffix == "bias" else None
     if part.startswith("nextn."):  # of layers that predict further tokens, behind the last one
         return f"model.layers.{layer}.{part}.{suffix}"
+    if moe and part == "ffn_gate_up_exps":
+        return "+".join(f"model.layers.{layer}.{moe.expert(matrix)}.{suffix}" for matrix in (moe.gate, moe.up))
     name = own.get(part) or _IN_LAYER.get(part) or (_moe_parts(moe).get(part) if moe else None)
     return f"model.layers.{layer}.{name}.{suffix}" if name else None
 
@@ -113,9 +123,9 @@ def _moe_parts(moe: MoeNames) -> dict[str, str]:
         | gate
         | {
             "ffn_gate_inp": f"{moe.block}.{moe.router}",
-            "ffn_gate_exps": f"{moe.block}.experts.{{}}.{moe.gate}",
-            "ffn_up_exps": f"{moe.block}.experts.{{}}.{moe.up}",
-            "ffn_down_exps": f"{moe.block}.experts.{{}}.{moe.down}",
+            "ffn_gate_exps": moe.expert(moe.gate),
+            "ffn_up_exps": moe.expert(moe.up),
+            "ffn_down_exps": moe.expert(moe.down),
         }
     )
 

@@ -1,17 +1,22 @@
 """How far a GGUF model's rotary positions are stretched, in Hugging Face's terms.
 
 GGUF writes linear and YaRN scaling as metadata, but Llama 3's as the finished table of factors, from which
-the settings are found again here. LongRoPE and other tables have no counterpart and are refused.
+the settings are found again here. LongRoPE's two tables are taken as they are; others have no counterpart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader
+
+ROPE_FACTORS: Final = "rope_freqs.weight"
+LONG_TABLES: Final = {"long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
+ReadTable = Callable[[str], Sequence[float]]  # by its name
+_STILL: Final = 1e29  # by which what does not turn is divided at least
 
 # The only settings that Llama 3 models were published with; the factor itself differs and is in the table.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -36,6 +41,32 @@ def scaling_from_metadata(reader: ConfigReader) -> dict[str, Any] | None:
         "beta_fast": reader.get(float, "rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": reader.get(float, "rope.scaling.yarn_beta_slow", 1.0),
     }
+
+
+def scaling_from_tables(read_table: ReadTable, reader: ConfigReader) -> dict[str, Any]:
+    """Return LongRoPE's scaling, whose tables for short texts and long ones the file has.
+
+    Raises: CheckpointError.
+    """
+    scale = reader.number("rope.scaling.attn_factor", 1.0, least=1e-3, most=1e3)
+    scaling: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": reader.positive("rope.scaling.original_context_length"),
+    }
+    for length, name in LONG_TABLES.items():
+        scaling |= {f"{length}_factor": list(read_table(name)), f"{length}_mscale": scale}
+    return scaling
+
+
+def turning_share(factors: Sequence[float], reader: ConfigReader) -> float:
+    """Return of which share of pairs, the first ones, angles grow with the position: the others' are divided by 1e30.
+
+    Raises: CheckpointError if a table has other factors.
+    """
+    num_turning = sum(factor == 1.0 for factor in factors)
+    if list(factors) != [1.0] * num_turning + [factor for factor in factors if factor >= _STILL]:
+        raise reader.error("the table of rotary factors is not Gemma 4's, and no other is supported")
+    return num_turning / len(factors)
 
 
 def scaling_from_factors(factors: Sequence[float], theta: float, reader: ConfigReader) -> dict[str, Any] | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,12 +21,26 @@ from moeflow.checkpoint.quantized.parts import SCALES, Parts
 from moeflow.checkpoint.quantized.settings import REMEDY, QuantizationSettings
 from moeflow.checkpoint.safetensors.folder import QUANTIZATION_KEYS, SafetensorsFolder
 from moeflow.core.errors import CheckpointError
+from moeflow.core.extensions import ExtensibleTable
 
 if TYPE_CHECKING:
     import torch
 
 # Of activations and KV caches that were to be rounded, which they are not here.
 _NOT_OF_WEIGHTS = re.compile(r"\.(input|output|k|v|q|kv)_(scale|zero_point)$")
+
+# By what quantization_config calls the method: what finds the matrices that tensors were made of.
+FORMATS: Final = ExtensibleTable[Callable[[Parts, QuantizationSettings, Mapping[str, Any]], Found]](
+    "moeflow.formats",
+    {
+        "mxfp4": lambda parts, _, config: mxfp4.find_matrices(parts, config),
+        "fp8": lambda parts, settings, _: float8.find_fp8(parts, settings),
+        "fbgemm_fp8": lambda parts, settings, _: float8.find_fp8(parts, settings),
+        "compressed-tensors": lambda parts, settings, _: compressed_tensors.find_matrices(parts, settings),
+        "awq": lambda parts, settings, _: awq.find_matrices(parts, settings),
+        "gptq": lambda parts, settings, _: gptq.find_matrices(parts, settings),
+    },
+)
 
 
 class QuantizedFolder:
@@ -66,19 +80,9 @@ class QuantizedFolder:
 
 
 def _find(parts: Parts, settings: QuantizationSettings, config: Mapping[str, Any]) -> Found:
-    method = settings.method
-    if method == "mxfp4":
-        found = mxfp4.find_matrices(parts, config)
-    elif method in ("fp8", "fbgemm_fp8"):
-        found = float8.find_fp8(parts, settings)
-    elif method == "compressed-tensors":
-        found = compressed_tensors.find_matrices(parts, settings)
-    elif method == "awq":
-        found = awq.find_matrices(parts, settings)
-    elif method == "gptq":
-        found = gptq.find_matrices(parts, settings)
-    else:
+    if settings.method not in FORMATS:
         raise settings.refuse("which is not supported")
+    found = FORMATS[settings.method](parts, settings, config)
     if not found.matrices:
         raise settings.refuse("but no tensor is stored so")
     return found

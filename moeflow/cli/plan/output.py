@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from moeflow.bench.plan_validation import CheckRow
 
 _TIERS = {RAM: "memory", DEVICE: "device memory", DISK: "disk", PINNED: "pinned memory"}
-_PIPELINES = {
+_NO_STREAM = {
     RESIDENT: "everything is resident",
     DISK_OFFLOAD: "experts are read from disk as they are needed",
-    **{name: pipeline.summary for name, pipeline in PIPELINES.items()},
 }
 _RESOURCES = {"device": "the device", "disk": "the disk", "host": "the processor"}
 _MAX_HELPS = 8
@@ -64,7 +63,7 @@ def policy_table(plan: Plan) -> Table:
         rows.append(("tokens a pass", f"{limits.max_num_batched_tokens}", _why(plan, "max_num_batched_tokens")))
     if plan.num_replicas > 1:
         rows.append(("replicas", f"{plan.num_replicas}", _why(plan, "replicas")))
-    rows.append(("pipeline", plan.pipeline, _PIPELINES.get(plan.pipeline, "")))
+    rows.append(("pipeline", plan.pipeline, _summary(plan.pipeline)))
     rows.append(("weights", config.weight_format, _why(plan, "weights")))
     if _has_device(plan):
         rows += _device_rows(plan)
@@ -244,3 +243,9 @@ def _times(estimate: Estimate) -> tuple[str, str]:
 
 def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _summary(pipeline: str) -> str:
+    if pipeline in PIPELINES:
+        return PIPELINES[pipeline].summary
+    return _NO_STREAM.get(pipeline, "")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.prompt_cache.identity import kv_identity
 from moeflow.engine.prompt_cache.prompt_cache import PromptCache
+from moeflow.engine.prompt_cache.state_files import StateFiles
+from moeflow.kv.disk.block_keys import state_identity
 from moeflow.kv.disk.extent_folder import ExtentFolder
 
 logger = logging.getLogger(__name__)
@@ -22,15 +25,20 @@ def open_prompt_cache(config: EngineConfig, runner: ModelRunner) -> PromptCache 
     assert config.prompt_cache is not None
     assert runner.kv.is_in_main_memory, "the planner takes it for nothing else"
     identity = kv_identity(config)
+    states = runner.kv.states
+    open_folder = partial(
+        ExtentFolder,
+        Path(config.prompt_cache.folder),
+        model=config.model_name,
+        max_bytes=config.prompt_cache.max_bytes,
+    )
     try:
-        folder = ExtentFolder(
-            Path(config.prompt_cache.folder),
-            model=config.model_name,
-            identity=identity,
-            block_bytes=runner.kv.content_bytes,
-            max_bytes=config.prompt_cache.max_bytes,
-        )
+        folder = open_folder(identity=identity, block_bytes=runner.kv.content_bytes)
+        state_files = None
+        if states is not None:
+            state_folder = open_folder(identity=state_identity(identity), block_bytes=states.layer_bytes)
+            state_files = StateFiles(state_folder, states)
     except OSError as error:
         logger.warning("there is no prompt cache: %s", error)
         return None
-    return PromptCache(folder, runner.kv, identity, runner.make_room)
+    return PromptCache(folder, runner.kv, identity, runner.make_room, states=state_files)

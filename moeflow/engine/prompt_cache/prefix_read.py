@@ -17,11 +17,16 @@ class BlocksRead:
         self._clock = clock
         self._progress_s = clock()
         self._num_copied = 0
+        self.has_state = False  # see `PrefixRead`
         self.job: Future[int] | None = None  # that reads
 
     def copied(self) -> None:
         """One more block is filled; for the thread that reads."""
         self._num_copied += 1
+        self.note_progress()
+
+    def note_progress(self) -> None:
+        """Something was read; for the same thread."""
         self._progress_s = self._clock()
 
     @property

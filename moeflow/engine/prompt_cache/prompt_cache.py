@@ -6,6 +6,9 @@ has set apart for it, one writes. So no pass waits for a disk, and a request tha
 What is to be written is not copied aside, nor are its blocks kept: the thread that writes copies each block out of the
 KV cache when its turn comes, then asks whether the block was still the prefix tree's. It leaves the tree before anyone
 else gets it, so a copy that has gone wrong is never used; what was evicted too early is not written.
+
+Where layers have recurrent states, a prefix is written up to the last block behind which a state is kept, with what is
+kept of these, which is copied and asked about likewise; and is read up to a state.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.request import Request
 from moeflow.core.units import MIB
 from moeflow.engine.prompt_cache.prefix_read import BlocksRead
+from moeflow.engine.prompt_cache.state_files import StateFiles
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.disk.block_keys import block_keys, next_key
 from moeflow.kv.disk.extent_folder import ExtentFolder
 from moeflow.kv.prefix_tree import Node
+from moeflow.kv.state_slots import Checkpoint
 from moeflow.kv.storage import KVStorage
 from moeflow.pipeline.runtime.future import Future
 from moeflow.pipeline.runtime.lane import Lane
@@ -52,9 +57,13 @@ class PromptCache:
         identity: bytes,
         make_room: Callable[[Sequence[int]], None],
         clock: Callable[[], float] = time.monotonic,
+        states: StateFiles | None = None,
     ) -> None:
-        """`make_room` is told which blocks are about to be written, and may raise CapacityError."""
-        self._folder, self._kv, self._identity = folder, kv, identity
+        """`make_room` is told which blocks are about to be written, and may raise CapacityError.
+
+        `states` are those of recurrent layers; None: there are none.
+        """
+        self._folder, self._states, self._kv, self._identity = folder, states, kv, identity
         self._make_room, self._clock = make_room, clock
         self._block_bytes = kv.content_bytes
         self._extent_blocks = min(max(EXTENT_BYTES // self._block_bytes, LEAST_BLOCKS), EXTENT_BLOCKS[-1])
@@ -64,11 +73,11 @@ class PromptCache:
         self._num_offered: dict[Request, int] = {}  # blocks
         self._to_write: list[Future[None]] = []
         self._bell = threading.Event()  # something has been found or read
-        self._read_buffer, self._write_buffer = (
-            memoryview(bytearray(max(PIECE_BYTES // self._block_bytes, 1) * self._block_bytes)) for _ in range(2)
-        )
+        piece_bytes = max(PIECE_BYTES, self._block_bytes, 0 if states is None else states.folder.block_bytes)
+        self._read_buffer, self._write_buffer = (memoryview(bytearray(piece_bytes)) for _ in range(2))
         self._is_writing = True  # until the disk refuses
-        self._num_read_blocks = self._written_bytes = 0
+        self._num_bytes = folder.num_bytes  # of all files, when that was last looked at
+        self._num_read_blocks = self._read_bytes = self._written_bytes = 0
 
     def expect(self, request: Request) -> None:
         """See `PrefixSource`."""
@@ -87,7 +96,7 @@ class PromptCache:
             return 0
         return (0 if look.error else len(look.result())) if look.is_done else None
 
-    def read(self, request: Request, start: int, block_ids: Sequence[int]) -> BlocksRead | None:
+    def read(self, request: Request, start: int, block_ids: Sequence[int], state_slot: int) -> BlocksRead | None:
         """See `PrefixSource`."""
         try:
             self._make_room(block_ids)
@@ -95,9 +104,8 @@ class PromptCache:
             logger.warning("a prompt is computed, not read: %s", error)
             return None
         look, _ = self._looks[request]
-        keys = look.result()[start : start + len(block_ids)]
         read = BlocksRead(self._clock)
-        read.job = self._reader.submit(self._read, read, keys, block_ids)
+        read.job = self._reader.submit(self._read, read, look.result(), start, block_ids, state_slot)
         read.job.on_done(lambda _: self._bell.set())
         return read
 
@@ -124,7 +132,7 @@ class PromptCache:
             request = entry.request
             num_new = blocks.num_shared(request) - self._num_offered.get(request, 0)
             is_prompt_over = entry.start < len(request.prompt_token_ids) <= entry.stop
-            if num_new >= (1 if is_prompt_over else self._extent_blocks):
+            if num_new >= (1 if is_prompt_over or self._states is not None else self._extent_blocks):
                 self._offer(request, blocks)
 
     def note_end(self, request: Request, blocks: BlockTables) -> None:
@@ -136,10 +144,10 @@ class PromptCache:
         """Return the fields of `EngineStats` that are about it."""
         return {
             "prompt_cache_limit_bytes": self._folder.max_bytes,
-            "prompt_cache_bytes": self._folder.num_bytes,
+            "prompt_cache_bytes": self._num_bytes,
             "is_prompt_cache_writing": self._is_writing,
             "prompt_cache_hit_tokens_total": self._num_read_blocks * self._kv.block_size,
-            "prompt_cache_read_bytes_total": self._num_read_blocks * self._block_bytes,
+            "prompt_cache_read_bytes_total": self._read_bytes,
             "prompt_cache_written_bytes_total": self._written_bytes,
         }
 
@@ -168,46 +176,64 @@ class PromptCache:
         self._to_write = [job for job in self._to_write if not job.is_done]
         if self._is_writing and len(self._to_write) < MOST_WAITING and not request.is_batch:
             self._num_offered[request] = blocks.num_shared(request)
-            self._to_write.append(self._writer.submit(self._write, list(blocks.shared(request))))
+            self._to_write.append(self._writer.submit(self._write, *blocks.shared(request)))
 
     def _look(self, token_ids: Sequence[int]) -> list[bytes]:
-        """Return the keys of the first blocks that are there. In the thread that looks."""
+        """Return the keys of the first blocks that are there, up to a state. In the thread that looks."""
         try:
-            self._folder.refresh()
+            self._refresh()
         except OSError as error:
             logger.warning("the prompt cache cannot be looked into: %s", error)
         keys = block_keys(self._identity, token_ids, self._kv.block_size)
-        return keys[: self._folder.count(keys)]
+        keys = keys[: self._folder.count(keys)]
+        return keys if self._states is None else keys[: self._states.length(keys)]
 
-    def _read(self, read: BlocksRead, keys: Sequence[bytes], block_ids: Sequence[int]) -> int:
-        """Fill blocks, in the thread that reads; return how many."""
+    def _refresh(self) -> None:
+        self._folder.refresh()
+        if self._states is not None:
+            self._states.folder.refresh()
+
+    def _read(
+        self, read: BlocksRead, keys: Sequence[bytes], start: int, block_ids: Sequence[int], state_slot: int
+    ) -> int:
+        """Fill blocks with those of `keys` from `start` on, in the thread that reads; return how many.
+
+        Before them the state behind the last one: without it they are of no use.
+        """
 
         def take(number: int, content: memoryview) -> None:
             self._kv.copy_in(block_ids[number], content)
             read.copied()
 
         try:
-            self._folder.read(keys, take, self._read_buffer)
-            self._folder.touch(keys)
+            if self._states is not None:
+                read.has_state = self._states.read(keys[-1], state_slot, self._read_buffer, read.note_progress)
+            if self._states is None or read.has_state:
+                self._folder.read(keys[start : start + len(block_ids)], take, self._read_buffer)
+                self._folder.touch(keys)
         except OSError as error:
             logger.warning("a prompt is computed, as it cannot be read: %s", error)
         self._num_read_blocks += read.num_filled
+        self._read_bytes += read.num_filled * self._block_bytes
+        if self._states is not None and read.has_state:
+            self._read_bytes += self._states.state_bytes
         return read.num_filled
 
-    def _write(self, path: Sequence[Node]) -> None:
+    def _write(self, path: Sequence[Node], checkpoints: Sequence[tuple[int, Checkpoint]]) -> None:
         """Write what of a prefix is not on disk yet, in the thread that writes. An error ends all writing."""
         if not self._is_writing:
             return
         try:
-            self._folder.refresh()
+            self._refresh()
             keys = self._keys_of(path)
             for run in self._runs(keys):
                 gather = _gather(self._kv, path[run.start : run.stop])
-                size = self._folder.write(keys[run.start : run.stop], gather, self._write_buffer, keys)
-                self._written_bytes += size
+                size = self._folder.write(keys[run.start : run.stop], gather, self._write_buffer, self._names_of(keys))
+                self._note_written(self._folder, size)
                 if not size:
                     break
             self._folder.touch(keys)
+            self._write_states(keys, checkpoints)
         except OSError as error:
             self._is_writing = False
             logger.warning(
@@ -215,6 +241,25 @@ class PromptCache:
                 self._folder.path,
                 error.strerror or error,
             )
+
+    def _write_states(self, keys: Sequence[bytes], checkpoints: Sequence[tuple[int, Checkpoint]]) -> None:
+        """Write the states along a prefix up to which all blocks are there; earlier ones may be deleted for them."""
+        num_there = self._folder.count(keys)
+        for length, checkpoint in checkpoints:
+            if self._states is not None and length <= num_there:
+                keep = self._folder.names_of(keys)
+                size = self._states.write(keys[length - 1], checkpoint, self._write_buffer, keep)
+                self._note_written(self._states.folder, size)
+
+    def _note_written(self, folder: ExtentFolder, num_bytes: int) -> None:
+        if num_bytes:
+            self._written_bytes += num_bytes
+            self._num_bytes = folder.num_bytes
+
+    def _names_of(self, keys: Sequence[bytes]) -> set[str]:
+        """Return the files of a prefix."""
+        names = {*self._folder.names_of(keys)}
+        return names if self._states is None else names | self._states.names_of(keys)
 
     def _keys_of(self, path: Iterable[Node]) -> list[bytes]:
         """Return the keys of a path of the tree, which its nodes keep."""
@@ -228,7 +273,7 @@ class PromptCache:
     def _runs(self, keys: Sequence[bytes]) -> list[range]:
         """Return which blocks are to be written, each a file. A few at the end wait until there are more."""
         runs = self._folder.missing(keys)
-        if runs and runs[-1].stop == len(keys) and len(runs[-1]) < LEAST_BLOCKS:
+        if self._states is None and runs and runs[-1].stop == len(keys) and len(runs[-1]) < LEAST_BLOCKS:
             runs.pop()
         size = self._extent_blocks
         return [run[first : first + size] for run in runs for first in range(0, len(run), size)]

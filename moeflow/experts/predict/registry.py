@@ -1,4 +1,4 @@
-"""The predictors by name."""
+"""The predictors by name. A new one is a file and a row, or an entry point of another package."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from moeflow.core.extensions import ExtensibleTable
 from moeflow.experts.predict.combined import CombinedPredictor
 from moeflow.experts.predict.frequency import FrequencyPredictor
 from moeflow.experts.predict.next_router import NextRouter
 from moeflow.experts.predict.predictor import MAX_LOOK_AHEAD, Predictor, RoutedModel
 from moeflow.experts.predict.previous_token import PreviousTokenPredictor
 
-PREDICTORS: Final[dict[str, Callable[[RoutedModel], Predictor]]] = {
+_OWN: Final[dict[str, Callable[[RoutedModel], Predictor]]] = {
     "next-router": NextRouter,
     **{f"next-router:{layers}": partial(NextRouter, layers_ahead=layers) for layers in range(2, MAX_LOOK_AHEAD + 1)},
     "frequency": FrequencyPredictor,
     "previous-token": PreviousTokenPredictor,
     "combined": CombinedPredictor,
 }
-BY_ROUTERS: Final = tuple(name for name in PREDICTORS if name.startswith("next-router"))
+PREDICTORS: Final = ExtensibleTable("moeflow.predictors", _OWN)
+BY_ROUTERS: Final = tuple(name for name in _OWN if name.startswith("next-router"))
 COMBINED: Final = "combined"
 WHOLE_PASS: Final = (
     "sida"  # a network that is trained for a model: predicts all layers before a pass, not layer by layer

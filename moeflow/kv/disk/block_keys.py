@@ -1,5 +1,5 @@
 """Names a block of tokens by all that its keys and values depend on: the model, as it is computed, and every token up
-to the block's end. So equal names mean equal bytes, wherever and whenever they were computed.
+to the block's end; and so the state behind it. Equal names mean equal bytes, wherever and whenever they were computed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,16 @@ def next_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Return the key of the block that has these tokens behind the block `parent`, or behind a model's identity."""
     packed = struct.pack(f"<{len(token_ids)}q", *token_ids)
     return hashlib.blake2b(parent + packed, digest_size=KEY_BYTES).digest()
+
+
+def state_identity(identity: bytes) -> bytes:
+    """Return the identity by which files of states are told apart from those of blocks."""
+    return next_key(identity, ())
+
+
+def state_keys(key: bytes, num_layers: int) -> list[bytes]:
+    """Return what the recurrent layers' states behind the block `key` are called: no token is negative."""
+    return [next_key(key, (-1 - number,)) for number in range(num_layers)]
 
 
 def block_keys(identity: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:

@@ -102,14 +102,14 @@ class ExtentFolder:
                 break
         return number
 
-    def write(self, keys: Sequence[bytes], gather: Gather, buffer: memoryview, keep: Collection[bytes] = ()) -> int:
+    def write(self, keys: Sequence[bytes], gather: Gather, buffer: memoryview, keep: Collection[str] = ()) -> int:
         """Write blocks to a file of their own, as far as they can be had; return how many bytes that took.
 
-        Those of `keep` are not deleted for it. 0: the budget or the lock could not be had. Raises: OSError.
+        The files `keep` are not deleted for it. 0: the budget or the lock could not be had. Raises: OSError.
         """
         num_bytes = len(keys) * self.block_bytes + described_bytes(len(keys))
         with folder_lock(self.path) as is_mine:
-            if not is_mine or not self._make_room(num_bytes, self._names_of(keep)):
+            if not is_mine or not self._make_room(num_bytes, keep):
                 return 0
             unfinished = self.path / f".{keys[0].hex()}{UNFINISHED}"
             try:
@@ -130,13 +130,13 @@ class ExtentFolder:
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Note that a prefix is in use. Raises: OSError."""
-        names = list(self._names_of(keys))
+        names = list(self.names_of(keys))
         now_ns = time.time_ns()
         for number, name in enumerate(names):
             with suppress(FileNotFoundError):
                 os.utime(self.path / name, ns=(now_ns, now_ns - 1000 * number), follow_symlinks=False)
 
-    def _names_of(self, keys: Collection[bytes]) -> dict[str, None]:
+    def names_of(self, keys: Collection[bytes]) -> dict[str, None]:
         """Return the files that have these blocks, in order."""
         with self._lock:
             return {self._places[key][0].path.name: None for key in keys if key in self._places}

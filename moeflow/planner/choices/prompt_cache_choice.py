@@ -10,13 +10,14 @@ from moeflow.core.cache_dir import cache_folder, existing_folder
 from moeflow.core.engine_config import PromptCacheConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.recurrent_config import STATE_BYTES
 from moeflow.core.units import GIB, MIB, format_bytes
 from moeflow.kv.disk.own_files import distrust
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.settings import BLOCK_SIZE, Settings
 
 DEFAULT_BYTES: Final = 8 * GIB
-PIECE_BYTES: Final = 4 * MIB  # that are read or written at once, unless a block is larger
+PIECE_BYTES: Final = 4 * MIB  # that are read or written at once, unless a block, or a layer's state, is larger
 
 
 def choose_prompt_cache(
@@ -27,7 +28,8 @@ def choose_prompt_cache(
         return None
     obstacles = {
         "prefixes are not shared (--no-prefix-caching)": not settings.prefix_caching,
-        f"a {shape.model_type} model keeps more of a text than keys and values": not shape.keeps_only_kv,
+        f"keys and values of a {shape.model_type} model depend on all of a text": shape.encoder is not None,
+        f"no layer of a {shape.model_type} model has keys and values": not shape.attention_layers,
         "the CPU's kernels do not compute, whose results alone are the same every time": not cpu_isa,
         "ranks (--ranks, --stages) have a part of the keys and values each": shares_layers,
     }
@@ -49,7 +51,8 @@ def default_prompt_folder(cache_dir: Path | None) -> Path:
 def buffer_bytes(settings: Settings, shape: ModelConfig) -> int:
     """Return what two buffers between KV blocks and disk take, if there are any."""
     block_bytes = int(shape.kv_bytes_per_token("float32") * BLOCK_SIZE)
-    return 2 * max(PIECE_BYTES, block_bytes) if _is_asked(settings) else 0
+    state_bytes = 0 if shape.recurrent is None else shape.recurrent.mixer.state_values * STATE_BYTES
+    return 2 * max(PIECE_BYTES, block_bytes, state_bytes) if _is_asked(settings) else 0
 
 
 def _is_asked(settings: Settings) -> bool:

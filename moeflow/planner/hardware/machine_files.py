@@ -1,21 +1,21 @@
-"""Machines by name or file: those that moeflow ships, and a user's own descriptions."""
+"""Machines by name or file: those that moeflow or other packages ship, and a user's own descriptions."""
 
 from __future__ import annotations
 
 import difflib
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.extensions import ExtensibleTable
 from moeflow.core.hardware import Machine
 from moeflow.planner.hardware.hardware_json import machine_from_json
 
-_SHIPPED = files("moeflow.planner") / "machines"
-
 
 def machine_names() -> list[str]:
-    """Return the names of the machines that are shipped."""
-    return sorted(file.name.removesuffix(".json") for file in _SHIPPED.iterdir() if file.name.endswith(".json"))
+    """Return the names of the machines that are shipped, moeflow's own first."""
+    return list(_machines())
 
 
 def load_machine(name_or_file: str) -> Machine:
@@ -23,15 +23,21 @@ def load_machine(name_or_file: str) -> Machine:
 
     Raises: ConfigError if there is neither, or the description makes no sense.
     """
-    names = machine_names()
-    if name_or_file in names:
-        return machine_from_json((_SHIPPED / f"{name_or_file}.json").read_bytes(), name_or_file)
+    machines = _machines()
+    if name_or_file in machines:
+        return machine_from_json(machines[name_or_file].read_bytes(), name_or_file)
     try:
         return machine_from_json(Path(name_or_file).read_bytes(), name_or_file)
     except OSError as error:
-        near = difflib.get_close_matches(name_or_file, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"shipped machines are {', '.join(names)}"
+        near = difflib.get_close_matches(name_or_file, machines, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"shipped machines are {', '.join(machines)}"
         raise ConfigError(
             f"machine {name_or_file!r} is no shipped machine and no file that can be read "
             f"({error.strerror or error}): {hint}"
         ) from None
+
+
+def _machines() -> ExtensibleTable[Traversable]:
+    shipped = (file for file in (files("moeflow.planner") / "machines").iterdir() if file.name.endswith(".json"))
+    own = {file.name.removesuffix(".json"): file for file in shipped}
+    return ExtensibleTable("moeflow.machines", {name: own[name] for name in sorted(own)}, Traversable)

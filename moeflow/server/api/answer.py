@@ -45,6 +45,13 @@ class Writer(Protocol):
         """Return the whole object, after the end of all choices."""
 
 
+class Emit(Protocol):
+    """Who gets the events of a stream in which each has a name."""
+
+    def __call__(self, kind: str, /, **fields: Any) -> None:
+        """Take an event: its type and its other fields, which change after the call."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A generation under way and how its endpoint writes what comes of it."""

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 
 from moeflow.core.errors import RequestError
 from moeflow.engine.generator import num_chars
+from moeflow.server.api.chat.chat_objects import ChatMessage
 from moeflow.server.api.models import served_model
-from moeflow.server.api.schema.chat import ChatMessage
 from moeflow.server.api.schema.field_rules import Rule, exactly_one
 from moeflow.server.api.schema.sampling_fields import TokenIds
 from moeflow.server.api.schema.strict_model import StrictModel

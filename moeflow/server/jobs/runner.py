@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from moeflow.core.errors import EngineError, MoeflowError, RequestError
 from moeflow.server.api.answer import Answer, gather
-from moeflow.server.api.chat import start_chat
-from moeflow.server.api.completions import start_completion
-from moeflow.server.api.responses import start_response
-from moeflow.server.api.schema.chat import ChatRequest
-from moeflow.server.api.schema.completion import CompletionRequest
-from moeflow.server.api.schema.response_request import ResponseRequest
+from moeflow.server.api.chat.chat import start_chat
+from moeflow.server.api.chat.chat_objects import ChatRequest
+from moeflow.server.api.completions.completion_objects import CompletionRequest
+from moeflow.server.api.completions.completions import start_completion
+from moeflow.server.api.responses.response_request import ResponseRequest
+from moeflow.server.api.responses.responses import start_response
 from moeflow.server.api.schema.sampling_fields import SamplerFields
 from moeflow.server.errors import ApiError, as_api_error, from_pydantic
 from moeflow.server.jobs.journal import Journal

@@ -32,7 +32,7 @@ const conversations = new HistoryView(at("history"), at("open-history"), store, 
 });
 const serverView = new ServerView(server, {
   hasKey: () => Boolean(apiKey()),
-  lastAnswer: () => chat.turns.findLast((turn) => turn.answer?.measured)?.answer,
+  lastAnswer: () => chat.lastMeasured,
 });
 
 // ---- showing

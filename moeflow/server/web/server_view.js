@@ -2,6 +2,7 @@
 
 import { expertFacts } from "./experts.js";
 import { contextTitle, drawExperts, listFacts, liveNumbers, modelFacts, modelLine, rankFacts, replicaFacts, welcomeText } from "./facts.js";
+import { setText } from "./set_text.js";
 
 const at = (id) => document.getElementById(id);
 
@@ -22,9 +23,7 @@ export class ServerView {
       lost: "No connection to the server. Trying again…",
       locked: this.hasKey() ? "The server did not accept this API key." : "This server asks for an API key.",
     };
-    const notice = notices[server.state] ?? "";
-    // Writing the same text again would make a screen reader say it again.
-    if (at("notice").textContent !== notice) at("notice").textContent = notice;
+    setText(at("notice"), notices[server.state] ?? "");
     const isLocked = server.state === "locked";
     const wasLocked = !at("key-form").hidden;
     at("key-form").hidden = !isLocked;
@@ -49,7 +48,7 @@ export class ServerView {
     const { server } = this;
     const stats = server.state === "ready" ? server.stats : null;
     const answer = this.lastAnswer();
-    for (const [name, text] of Object.entries(liveNumbers(stats, answer))) at(`number-${name}`).textContent = text;
+    for (const [name, text] of Object.entries(liveNumbers(stats, answer))) setText(at(`number-${name}`), text);
     at("number-context").title = contextTitle(stats?.model, answer?.usage);
     if (stats === this.statsShown) return;
     [this.statsBefore, this.statsShown] = [this.statsShown, stats];

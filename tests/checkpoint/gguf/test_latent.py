@@ -5,14 +5,14 @@ import dataclasses
 import gguf
 import pytest
 import torch
-from transformers import DeepseekV2Config, DeepseekV3Config
+from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
 from moeflow.models.loading import outline
 from moeflow.models.registry import read_model_config
 from tests.checkpoint.gguf.test_routed_families import ROUTED, ROUTING, SIGMOID, write
-from tests.models.parity import SHAPE, random_model
+from tests.models.parity import SHAPE, Cache, close, load, random_model, their_logits, tokens
 
 HEADS, NOPE, ROPE, LATENT, VALUE = 4, 12, 8, 24, 10
 DIMS = {
@@ -85,6 +85,18 @@ def test_the_file_is_the_folder(tmp_path, name, is_newer):
     assert torch.equal(rows.values, folder.read("model.layers.1.self_attn.kv_b_proj.weight")[3:30])
     assert rows.numbers.tolist() == list(range(3, 30))
     outline(file)
+
+
+def test_glm_4_7_flash_is_deepseek_v3(tmp_path):
+    """llama.cpp has no architecture of its own for it."""
+    latent = ROUTED | DIMS | {"q_lora_rank": 18}
+    theirs = random_model(Glm4MoeLiteConfig(**SHAPE | latent, mlp_layer_types=["dense", "sparse", "sparse"]))
+    theirs.save_pretrained(tmp_path / "folder")
+    folder = open_checkpoint(tmp_path / "folder")
+    settings = COMMON | OLDER | SIGMOID | {"add_q_lora_rank": 18}
+    write(tmp_path / "model.gguf", "deepseek2", folder, settings)
+    ids = tokens(30)
+    close(Cache(load(tmp_path / "model.gguf")).run({"a": ids})["a"], their_logits(theirs, ids))
 
 
 def test_keys_without_values_are_refused(tmp_path):

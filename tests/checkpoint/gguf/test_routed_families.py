@@ -15,6 +15,7 @@ from transformers import (
     Glm4MoeConfig,
     HunYuanMoEV1Config,
     MiniMaxM2Config,
+    PhimoeConfig,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
@@ -88,6 +89,20 @@ FAMILIES = {  # architecture: transformers' config, and what llama.cpp's convers
 }
 
 
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.25, 1.5, 2.0],
+    "long_factor": [1.0, 1.5, 2.5, 4.0],
+    "short_mscale": 1.25,
+    "long_mscale": 1.25,
+    "original_max_position_embeddings": 32,
+}
+STRETCHED = {"add_rope_scaling_orig_ctx_len": 32, "add_rope_scaling_attn_factors": 1.25}
+PHIMOE = EXPERT_COUNTS | {"add_expert_used_count": 2, "add_sliding_window": 0}
+TABLES = {f"rope_factors_{it}.weight": torch.tensor(LONG[f"{it}_factor"]) for it in ("long", "short")}
+
+
 def write(file, name, folder, more, further=None, without=()):
     """Write a checkpoint as a GGUF file, as llama.cpp's conversion does."""
     config, raw = read_model_config(folder), folder.config
@@ -119,6 +134,39 @@ def write(file, name, folder, more, further=None, without=()):
         add_gguf_tensor(writer, gguf_name, tensor)
     finish(writer)
     return open_checkpoint(file)
+
+
+@pytest.mark.parametrize(
+    ("more", "further", "config"),
+    [
+        (STRETCHED, TABLES, {"rope_parameters": LONG}),
+        (STRETCHED | {"add_context_length": 32}, TABLES, {"rope_parameters": LONG, "max_position_embeddings": 32}),
+        ({"add_sliding_window": 9}, None, {"sliding_window": 9}),
+    ],
+)
+def test_phimoe(tmp_path, more, further, config):
+    """Whose tables of rotary factors are tensors of their own."""
+    shared = {key: SHAPE[key] for key in SHAPE if key not in config}
+    given = PhimoeConfig(**shared, num_local_experts=EXPERTS, attention_bias=True, lm_head_bias=True, **config)
+    random_model(given).save_pretrained(tmp_path / "folder")
+    folder = open_checkpoint(tmp_path / "folder")
+    file = write(tmp_path / "model.gguf", "phimoe", folder, PHIMOE | more, further)
+    expected, found = read_model_config(folder), read_model_config(file)
+    assert dataclasses.replace(found, rms_norm_eps=expected.rms_norm_eps) == expected
+    assert file.tensors.keys() == folder.tensors.keys()
+    for tensor_name in folder.tensors:
+        assert torch.equal(file.read(tensor_name), folder.read(tensor_name)), tensor_name
+    outline(file)
+
+
+def test_scales_of_positions_without_their_tables_are_refused(tmp_path):
+    random_model(PhimoeConfig(**SHAPE, num_local_experts=EXPERTS)).save_pretrained(tmp_path / "folder")
+    folder = open_checkpoint(tmp_path / "folder")
+    with pytest.raises(CheckpointError, match=r"rope\.scaling\.attn_factor"):
+        write(tmp_path / "model.gguf", "phimoe", folder, PHIMOE | STRETCHED)
+    one = {name: table for name, table in TABLES.items() if "long" in name}
+    with pytest.raises(CheckpointError, match="rope_factors_short"):
+        write(tmp_path / "model.gguf", "phimoe", folder, PHIMOE | STRETCHED, one)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

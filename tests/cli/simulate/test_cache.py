@@ -13,21 +13,12 @@ from moeflow.experts.cache.policies import POLICIES
 from moeflow.workload.routing_recorder import RoutingRecorder
 from moeflow.workload.routing_trace import TraceHeader
 from tests.planner.simulator.traces import make_trace, with_routers_ahead
+from tests.workload.routing_files import write_trace
 
 
 @pytest.fixture
 def routing(tmp_path):
-    return str(write(tmp_path / "routing", make_trace(30)))
-
-
-def write(file, trace):
-    recorder = RoutingRecorder(file, trace.header)
-    for one in trace.passes:
-        for number, layer in enumerate(one.ids):
-            recorder.add_layer(layer, None if one.ahead is None else one.ahead[number])
-        recorder.end_pass(num_generated=one.num_generated, compute_s=one.compute_s)
-    recorder.close()
-    return file
+    return str(write_trace(tmp_path / "routing", make_trace(30)))
 
 
 def run(*args):
@@ -70,7 +61,7 @@ def test_predictors_that_look_ahead_are_compared(tmp_path):
     trace = with_routers_ahead(make_trace(60, num_layers=8))
     names = ["none", "next-router", "next-router:2", "next-router:4", "combined"]
     options = [option for name in names for option in ("--predictor", name)]
-    file = str(write(tmp_path / "routing", trace))
+    file = str(write_trace(tmp_path / "routing", trace))
     done = run("--routing", file, "--slots", "25%", "--policy", "lru", "--compute-time", "8", "--json", *options)
     assert done.exit_code == 0, done.output
     results = [json.loads(line) for line in done.stdout.splitlines()]

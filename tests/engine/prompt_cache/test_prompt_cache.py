@@ -346,7 +346,8 @@ class Restarts(RuleBasedStateMachine):
             file = files[which % len(files)]
             content = bytearray(file.read_bytes())
             at = int(place * (len(content) - 1))
-            content[at] ^= 0x40
+            if content:  # and not cut to nothing before
+                content[at] ^= 0x40
             file.write_bytes(content[:at] if cuts else content)
 
     @rule()

@@ -86,8 +86,17 @@ class TestSameBits:
     def test_in_any_part_of_a_batch(self, isa, weight_format):
         x, weight = make(20, 33, 64, weight_format)
         whole = extension.linear(x, weight)
-        for first, last in ((0, 7), (5, 6), (3, 20), (19, 20)):
+        for first, last in ((0, 7), (5, 6), (3, 20), (19, 20), (4, 6), (7, 10), (10, 14)):
             assert torch.equal(extension.linear(x[first:last], weight), whole[first:last])
+
+    @pytest.mark.parametrize(("x_exponent", "weight_exponent"), [(-63, -63), (-126, 0)])
+    def test_where_products_are_subnormal(self, isa, weight_format, x_exponent, weight_exponent):
+        """Instructions differ in whether they take such numbers for zero."""
+        x, weight = make(20, 33, 128, "float32")
+        x, packed = x * 2.0**x_exponent, pack_weight(weight.unpack() * 2.0**weight_exponent, weight_format)
+        whole = extension.linear(x, packed)
+        for first, last in ((0, 1), (3, 5), (7, 10), (10, 14), (3, 12)):
+            assert torch.equal(extension.linear(x[first:last], packed), whole[first:last])
 
     def test_in_any_order(self, isa, weight_format):
         x, weight = make(31, 65, 33, weight_format)

@@ -42,7 +42,7 @@ def write(to: ExtentFolder, keys, *, keep=(), gone=None, at_once=3) -> int:
         into[:] = content(keys[number])
         return number != gone
 
-    return to.write(keys, gather, memoryview(bytearray(at_once * SIZE)), keep)
+    return to.write(keys, gather, memoryview(bytearray(at_once * SIZE)), to.names_of(keep))
 
 
 def read(of: ExtentFolder, keys, at_once=2) -> list[bytes]:

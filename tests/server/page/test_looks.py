@@ -72,6 +72,11 @@ def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, say, g
     go_on()
     expect(answer(page).locator("p")).to_have_count(80)
     assert page.evaluate("scrollY") == top
+    page.reload()
+    expect(answer(page).get_by_text("No. 79")).to_be_in_viewport()
+    page.keyboard.press("Control+Home")
+    page.mouse.wheel(0, -10_000)
+    expect(answer(page).get_by_text("No. 0", exact=True)).to_be_in_viewport()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -149,9 +149,13 @@ def test_a_browser_that_stores_nothing(make_app, serve, open_page, say):
     say("Welcome.")
     page = open_page(serve(make_app(api_key="sesame")))
     deny = "Object.defineProperty(window, NAME, { get() { throw new DOMException('denied', 'SecurityError'); } });"
-    page.add_init_script(deny.replace("NAME", "'localStorage'") + deny.replace("NAME", "'sessionStorage'"))
+    stores = ("localStorage", "sessionStorage", "indexedDB")
+    page.add_init_script("".join(deny.replace("NAME", f"'{store}'") for store in stores))
     page.reload()
     page.get_by_label("API key").fill("sesame")
     button(page, "Use key").click()
     send_and_wait(page, "Let me in.")
     expect(answer(page)).to_have_text("Welcome.")
+    button(page, "New conversation").click()
+    page.get_by_role("link", name="Let me in.").click()
+    expect(answer(page)).to_have_text("Welcome.")  # as long as the page is there

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from moeflow.server.api.schema.response_object import RESPONSE_EVENTS, ResponseObject
+from moeflow.server.api.responses.response_object import RESPONSE_EVENTS, ResponseObject
 from tests.server.conftest import connect
 from tests.server.events import read_typed_events
 from tests.server.fake_client import NAME, REPLY

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from moeflow.engine.text.tool_syntax.tool import Tool
+from moeflow.server.api.conversation.tool_wish import ToolWish
 from moeflow.server.api.schema.field_rules import Rule
 from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
-from moeflow.server.api.tool_wish import ToolWish
 
 MAX_TOOLS = 512
 CHOICE_OF_TOOLS = Rule(

@@ -33,6 +33,11 @@ export class Chat extends EventTarget {
     return this.conversation.turns();
   }
 
+  /** The last answer that has numbers. */
+  get lastMeasured() {
+    return this.views.findLast((view) => view.answer?.measured)?.answer;
+  }
+
   submit(content, files = []) {
     const prompt = this.conversation.addPrompt(content, files);
     return this.answer(prompt);
@@ -159,8 +164,10 @@ export class Chat extends EventTarget {
     this.log.setAttribute("aria-busy", String(Boolean(this.running)));
     const view = this.views.find((it) => it.answer === answer);
     const waitingFor = this.server.isLoaded ? "Waiting for the first token…" : "Waiting for the model to load…";
-    if (view) keepingBottom(() => view.update(waitingFor));
-    this.dispatchEvent(new Event("change"));
+    keepingBottom(() => {
+      view?.update(waitingFor);
+      this.dispatchEvent(new Event("change"));
+    });
   }
 
   announce(text) {

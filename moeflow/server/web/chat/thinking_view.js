@@ -1,6 +1,7 @@
 // What stands before an answer, folded: what the model said to itself, and which tools it called.
 
 import { MarkdownView } from "../markdown/view.js";
+import { setText } from "../set_text.js";
 
 export class ThinkingView {
   /** `thinking` is a <details>, `calls` the list of calls. */
@@ -17,8 +18,7 @@ export class ThinkingView {
   update(answer) {
     this.answer = answer;
     this.thinking.hidden = !answer.reasoning;
-    const line = this.isThinking ? "Thinking…" : thoughtLine(answer.reasoningS);
-    if (this.line.textContent !== line) this.line.textContent = line;
+    setText(this.line, this.isThinking ? "Thinking…" : thoughtLine(answer.reasoningS));
     this.draw();
     this.showCalls(answer.toolCalls);
   }
@@ -38,8 +38,8 @@ export class ThinkingView {
     while (this.calls.children.length > calls.length) this.calls.lastChild.remove();
     calls.forEach((call, i) => {
       const shown = this.calls.children[i] ?? this.calls.appendChild(callElement());
-      shown.querySelector(".call-name").textContent = call.name;
-      shown.querySelector("pre").textContent = indented(call.arguments);
+      setText(shown.querySelector(".call-name"), call.name);
+      setText(shown.querySelector("pre"), indented(call.arguments));
     });
   }
 }

@@ -3,6 +3,7 @@
 import { fileSize } from "../files.js";
 import { measuredLine } from "../facts.js";
 import { MarkdownView } from "../markdown/view.js";
+import { setText } from "../set_text.js";
 import { TokenTreesView } from "../token_trees.js";
 import { promptText } from "./messages.js";
 import { PromptEditor } from "./prompt_editor.js";
@@ -69,14 +70,14 @@ export class TurnView {
     this.thinking.update(answer);
     this.element.classList.toggle("is-running", isRunning);
     parts.waiting.hidden = !isRunning || Boolean(answer.content || answer.reasoning);
-    parts.waiting.textContent = waitingFor;
+    setText(parts.waiting, waitingFor);
     parts["left-out"].hidden = !answer.numLeftOut;
-    parts["left-out"].textContent = leftOutLine(answer.numLeftOut);
+    setText(parts["left-out"], leftOutLine(answer.numLeftOut));
     parts.error.hidden = !answer.error;
-    parts.error.textContent = answer.error ?? "";
+    setText(parts.error, answer.error ?? "");
     parts["answer-foot"].hidden = parts["prompt-foot"].hidden = isRunning;
     parts.copy.hidden = !answer.content;
-    parts.measured.textContent = measuredLine(answer);
+    setText(parts.measured, isRunning ? "" : measuredLine(answer));
     this.trees.update(answer.passes);
   }
 }

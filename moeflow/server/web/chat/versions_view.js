@@ -22,6 +22,6 @@ export class VersionsView {
   step(by) {
     this.onChoose(this.versions[this.index + by]);
     // At the first and the last version one button is off, and would take the focus with it.
-    if (!this.element.contains(document.activeElement)) this.element.querySelector("button:not(:disabled)")?.focus();
+    if (!this.element.querySelector(":focus:not(:disabled)")) this.element.querySelector("button:not(:disabled)")?.focus();
   }
 }

@@ -21,7 +21,9 @@ export class Library {
   async openAddressed() {
     const id = location.hash.slice(1);
     if (id === this.current.id) return;
-    if (id || !this.current.isEmpty) this.chat.open((id && (await this.store.load(id))) || new Conversation());
+    const kept = id ? await this.store.load(id) : null;
+    if (location.hash.slice(1) !== id) return; // it says something else by now
+    if (kept || !this.current.isEmpty) this.chat.open(kept ?? new Conversation());
     this.onShown();
   }
 

@@ -70,14 +70,16 @@ export class ConversationStore extends EventTarget {
 
   /** Keep a conversation while the page goes away: no time is left then for what takes more than this very moment. */
   saveLeaving(conversation) {
-    if (!conversation.isEmpty) this.unsaved.write(conversation.record());
+    if (conversation.isEmpty) this.unsaved.remove();
+    else this.unsaved.write(conversation.record());
     this.save(conversation);
   }
 
-  /** Save what was left unsaved by `saveLeaving`. */
+  /** Save what `saveLeaving` kept, unless it was saved after all, or is newer in another tab. */
   async recover() {
     const record = this.unsaved.read();
-    if (record) await this.save(new Conversation(record));
+    const kept = record && (await this.load(record.id));
+    if (record && !(kept?.savedAt > record.savedAt)) await this.save(new Conversation(record));
     this.unsaved.remove();
   }
 }

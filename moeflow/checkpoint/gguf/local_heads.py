@@ -1,0 +1,79 @@
+"""Gemma 4 in GGUF files: layers with a window have heads and positions of their own.
+
+Positions of the others turn the first pairs of a head alone, which the table of rotary factors says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from moeflow.checkpoint.gguf.rope import ROPE_FACTORS, ReadTable, scaling_from_metadata, turning_share
+from moeflow.core.brief import brief
+from moeflow.core.model_config import ConfigReader
+
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+LAYER_NAMES: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "moe.router.scale",
+    "ffn_down_exps.scale": "moe.router.per_expert_scale",
+}
+
+
+def local_head_keys(reader: ConfigReader, tensors: Collection[str], read_table: ReadTable) -> dict[str, Any]:
+    """Return what a config.json says of heads and positions; `tensors` are the names of all that the file has.
+
+    Raises: CheckpointError.
+    """
+    if scaling_from_metadata(reader) is not None:
+        raise reader.error("positions are stretched, which is not supported for this architecture")
+    are_local = _of_layers(reader, "attention.sliding_window_pattern", bool)
+    counts = (
+        _of_layers(reader, "attention.head_count_kv", int)
+        if isinstance(reader.raw.get("attention.head_count_kv"), list)
+        else [reader.positive("attention.head_count_kv")] * len(are_local)
+    )
+    local_dim, global_dim = _head_dim(reader, "_swa"), _head_dim(reader, "")
+    share = turning_share(read_table(ROPE_FACTORS), reader) if ROPE_FACTORS in tensors else 1.0
+    are_keys = [f"blk.{layer}.attn_v.weight" not in tensors for layer, is_local in enumerate(are_local) if not is_local]
+    return {
+        "num_key_value_heads": counts[0],
+        "head_dim": local_dim,
+        "layer_types": [_LOCAL if is_local else _GLOBAL for is_local in are_local],
+        "per_layer_config": {
+            str(layer): {"head_dim": local_dim if is_local else global_dim, "num_key_value_heads": count}
+            for layer, (is_local, count) in enumerate(zip(are_local, counts, strict=True))
+        },
+        "attention_k_eq_v": any(are_keys),
+        "rope_parameters": {
+            _LOCAL: {"rope_type": "default", "rope_theta": reader.get(float, "rope.freq_base_swa", 10000.0)},
+            _GLOBAL: {
+                "rope_type": "proportional",
+                "rope_theta": reader.get(float, "rope.freq_base"),
+                "partial_rotary_factor": share,
+            },
+        },
+    }
+
+
+def _of_layers(reader: ConfigReader, key: str, kind: type) -> list[Any]:
+    """Return what is said of each layer."""
+    found, num_layers = reader.raw.get(key), reader.positive("block_count")
+    if not isinstance(found, list) or len(found) != num_layers or not all(type(it) is kind for it in found):
+        raise reader.error(f"{key!r} is {brief(found)}, where {num_layers} values of {kind.__name__} are expected")
+    return found
+
+
+def _head_dim(reader: ConfigReader, suffix: str) -> int:
+    """Return the dimensions of a head, all of which are rotated."""
+    head_dim = reader.positive(f"attention.key_length{suffix}")
+    for key in (f"attention.value_length{suffix}", f"rope.dimension_count{suffix}"):
+        if reader.positive(key, head_dim) != head_dim:
+            raise reader.error(f"{key!r} is {reader.raw[key]}, a head has {head_dim} dimensions: not supported")
+    return head_dim

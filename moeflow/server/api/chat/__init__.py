@@ -1,0 +1,1 @@
+"""OpenAI's `/v1/chat/completions`: what it takes and gives, how answers are written."""

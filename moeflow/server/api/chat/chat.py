@@ -1,0 +1,45 @@
+"""`POST /v1/chat/completions`: a conversation in, its next message out."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from moeflow.server.api.answer import Answer, respond
+from moeflow.server.api.chat.chat_objects import ChatChunk, ChatRequest, ChatResponse
+from moeflow.server.api.chat.chat_writer import ChatWriter
+from moeflow.server.api.choices import Envelope, ListWriter
+from moeflow.server.api.conversation.conversation import start_conversation
+from moeflow.server.api.models import served_model
+from moeflow.server.api.openapi import stream_of
+from moeflow.server.guard.body import JsonRoute
+from moeflow.server.request_log import record_of
+from moeflow.server.service import Service, get_service
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/chat/completions", response_model=ChatResponse, responses=stream_of(ChatChunk), tags=["OpenAI"])
+async def create_chat_completion(
+    body: ChatRequest, request: Request, service: Annotated[Service, Depends(get_service)]
+) -> Response | dict[str, Any]:
+    """Answer in a conversation."""
+    record_of(request.scope).prompt = body.conversation().messages if service.config.log_prompts else None
+    return await respond(request, await start_chat(service, body), is_streamed=bool(body.stream))
+
+
+async def start_chat(service: Service, body: ChatRequest, *, is_batch: bool = False) -> Answer:
+    """Check and admit a request; the work begins when its answer is awaited or streamed.
+
+    Raises: ApiError, RequestError.
+    """
+    model = served_model(service, body.model)
+    envelope = Envelope(
+        f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "chat.completion", "chat.completion.chunk"
+    )
+    generation, form = await start_conversation(service, envelope.id, body.conversation(), is_batch=is_batch)
+    choices = ChatWriter(form, with_logprobs=bool(body.logprobs))
+    return Answer(generation, ListWriter(generation, choices, envelope, with_usage=body.wants_usage))

@@ -1,0 +1,250 @@
+"""What `/v1/chat/completions` takes and gives, in OpenAI's words."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from moeflow.core.sampling_params import MAX_LOGPROBS
+from moeflow.server.api.conversation.conversation import Conversation
+from moeflow.server.api.conversation.turns import named_results
+from moeflow.server.api.logprobs import ChatLogprobs
+from moeflow.server.api.schema.field_rules import Rule, needs_true, not_all
+from moeflow.server.api.schema.sampling_fields import IGNORED, MaxTokens, SamplingFields
+from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one_of, refusal
+from moeflow.server.api.schema.template_fields import ReasoningEffort, TemplateFields, ThinkingBudget
+from moeflow.server.api.schema.token_trees import TokenTrees
+from moeflow.server.api.schema.tools import (
+    CHOICE_OF_TOOLS,
+    MAX_TOOLS,
+    AnsweredCall,
+    CallDelta,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+    tool_wish,
+)
+from moeflow.server.api.usage import Usage
+
+_OLD = "it is the older form of tools"
+_CALLS = "tool_calls"
+_NO_CONTENT = Rule(
+    "content",
+    "Field required: only an assistant's message with tool_calls may be without content",
+    lambda fields: fields["content"] is not None or (fields["role"] == "assistant" and bool(fields[_CALLS])),
+    {
+        "anyOf": [
+            {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+            {
+                "required": [_CALLS],
+                "properties": {"role": {"const": "assistant"}, _CALLS: {"type": "array", "minItems": 1}},
+            },
+        ]
+    },
+)
+_CALLS_OF_ASSISTANTS = Rule(
+    _CALLS,
+    "only an assistant's message has tool_calls",
+    lambda fields: fields["role"] == "assistant" or not fields[_CALLS],
+    {
+        "anyOf": [
+            {"properties": {"role": {"const": "assistant"}}},
+            {"properties": {_CALLS: {"type": ["array", "null"], "maxItems": 0}}},
+        ]
+    },
+)
+_RESULTS_OF_CALLS = Rule(
+    "tool_call_id",
+    "a message of role tool needs tool_call_id, and no other has one",
+    lambda fields: (fields["role"] == "tool") == (fields["tool_call_id"] is not None),
+    {
+        "anyOf": [
+            {
+                "required": ["tool_call_id"],
+                "properties": {"role": {"const": "tool"}, "tool_call_id": {"type": "string"}},
+            },
+            {"properties": {"role": {"not": {"const": "tool"}}, "tool_call_id": {"type": "null"}}},
+        ]
+    },
+)
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+class TextPart(StrictModel):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise refusal("type", f"content parts of type {kind[:80]!r} are not supported: the model reads text only")
+        return data
+
+
+class ChatMessage(StrictModel):
+    """One turn of the conversation."""
+
+    unsupported: ClassVar[dict[str, Unsupported]] = {
+        "function_call": Unsupported(_OLD),
+        "audio": Unsupported("the model takes and returns text only"),
+        "refusal": Unsupported("put the text into content", ("",)),
+        "annotations": Unsupported("the model reads text only", ([],)),
+    }
+
+    rules: ClassVar[tuple[Rule, ...]] = (_NO_CONTENT, _CALLS_OF_ASSISTANTS, _RESULTS_OF_CALLS)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="developer is another word for system."
+    )
+    content: Annotated[
+        str | Annotated[list[TextPart], Field(fail_fast=True)] | None, one_of("a string or a list of text parts")
+    ] = None
+    name: str | None = Field(None, description="For chat templates that show it.")
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_call_id: str | None = Field(None, description="Of the call that this is the result of.")
+    reasoning_content: str | None = Field(None, description="What the model said to itself before this answer.")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the message as chat templates take it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        others = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content,
+            "tool_calls": [call.plain() for call in self.tool_calls or ()] or None,
+        }
+        return message | {key: value for key, value in others.items() if value is not None}
+
+
+class ChatRequest(SamplingFields, TemplateFields):
+    """Answer in a conversation."""
+
+    unsupported: ClassVar[dict[str, Unsupported]] = {
+        "functions": Unsupported(_OLD, ([],)),
+        "function_call": Unsupported(_OLD, ("none", "auto")),
+        "modalities": Unsupported("answers are text", (["text"], [])),
+        "audio": Unsupported("answers are text"),
+        "moderation": Unsupported("nothing is moderated here"),
+        "verbosity": Unsupported("state in a message how long the answer should be", ("medium",)),
+        "web_search_options": Unsupported("this server does not search the web"),
+    }
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *SamplingFields.rules,
+        needs_true("top_logprobs", "logprobs"),
+        not_all(
+            "max_tokens",
+            "give max_tokens or max_completion_tokens, not both",
+            {"max_tokens": (None,), "max_completion_tokens": (None,)},
+        ),
+        CHOICE_OF_TOOLS,
+    )
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: MaxTokens = Field(None, description="The newer name of max_tokens.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
+    parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer; true unless set.")
+    reasoning_effort: ReasoningEffort | None = Field(
+        None, description="For chat templates that know it; none also switches off reasoning that can be."
+    )
+    thinking_token_budget: ThinkingBudget | None = Field(
+        None, description="Tokens of reasoning at most, for models that reason; then the answer begins."
+    )
+
+    store: bool | None = Field(None, description=IGNORED)
+    service_tier: str | None = Field(None, description=IGNORED)
+    safety_identifier: str | None = Field(None, description=IGNORED)
+    prompt_cache_key: str | None = Field(None, description=IGNORED)
+    prompt_cache_retention: str | None = Field(None, description=IGNORED)
+    prompt_cache_options: dict[str, Any] | None = Field(None, description=IGNORED)
+    prediction: dict[str, Any] | None = Field(None, description=IGNORED)
+
+    def conversation(self) -> Conversation:
+        """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
+        return Conversation(
+            messages=named_results([message.plain() for message in self.messages]),
+            tools=tool_wish(self.tools or (), self.tool_choice, is_parallel=self.parallel_tool_calls is not False),
+            sampling=self.choice_params(
+                max_tokens=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,
+                logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            ),
+            variables=self.template_variables(self.reasoning_effort),
+            form=self.answer_form(),
+            max_reasoning_tokens=self.thinking_token_budget,
+        )
+
+
+class AnswerMessage(BaseModel):
+    """The answer of the model."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[AnsweredCall] | None = Field(None, exclude_if=_is_none)
+    reasoning_content: str | None = Field(
+        None, exclude_if=_is_none, description="What the model said to itself before, if it does so."
+    )
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    token_trees: TokenTrees = None
+
+
+class ChatResponse(BaseModel):
+    """All answers."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(BaseModel):
+    """What is new in an answer: its role first, then reasoning, text and calls, then nothing more."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+    tool_calls: list[CallDelta] | None = None
+    reasoning_content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    """What a pass added to one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    token_trees: TokenTrees = None
+
+
+class ChatChunk(BaseModel):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None

@@ -1,0 +1,106 @@
+"""What is asked of a model that converses, whichever API asks, and how its answer is to be read.
+
+Chat, responses and messages are ways to write this down; here it becomes a generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.generator import Generator
+from moeflow.engine.text.answer_form.form import Form
+from moeflow.engine.text.answer_reader import AnswerReader
+from moeflow.engine.text.output_text import TextDelta
+from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
+from moeflow.server.api.conversation.conversation_grammar import grammar_of
+from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.generation import Generation, Prepared, start_generation
+from moeflow.server.service import Service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation, and what its next message is to be."""
+
+    messages: Sequence[Mapping[str, Any]]  # as chat templates take them
+    tools: ToolWish
+    variables: Mapping[str, Any] = field(default_factory=dict)  # that the chat template may use beside these
+    sampling: SamplingParams
+    form: Form | None = None  # of what is for the user
+    form_field: str = "response_format"  # the request's field that says so
+    max_reasoning_tokens: int | None = None
+    must_reason: bool = True  # whether such a limit is an error where the model does not reason
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """How answers to one request are read."""
+
+    make_reader: Callable[[], AnswerReader | None]  # for each choice; None: text for the user, as it stands
+    make_id: Callable[[], str]  # of calls
+    is_parallel: bool = True  # whether more than the first call counts
+
+
+class AnswerEvents:
+    """What one choice turns out to be, from its deltas."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._reader = form.make_reader()
+        self._max_calls = None if form.is_parallel else 1
+        self._num_uncertain_tokens = 0  # whose text did not become certain yet
+        self.num_calls = 0
+        self.num_reasoning_tokens = 0  # markers around it left out
+
+    def read(self, delta: TextDelta) -> list[Event]:
+        """Return what became certain, but for calls too many."""
+        events = self._read(delta)
+        self._num_uncertain_tokens += len(delta.token_ids)
+        if events:
+            self.num_reasoning_tokens += self._num_uncertain_tokens if isinstance(events[0], Reasoning) else 0
+            self._num_uncertain_tokens = 0
+        return [event for event in events if self._counts(event)]
+
+    def _read(self, delta: TextDelta) -> list[Event]:
+        if self._reader is None:
+            return [Content(delta.text)] if delta.text else []
+        events = self._reader.push(delta.text)
+        return events + self._reader.finish() if delta.finish_reason is not None else events
+
+    def _counts(self, event: Event) -> bool:
+        self.num_calls += isinstance(event, CallBegun)
+        is_of_call = isinstance(event, CallBegun | Arguments)
+        return not is_of_call or self._max_calls is None or self.num_calls <= self._max_calls
+
+
+async def start_conversation(
+    service: Service, request_id: str, asked: Conversation, *, is_batch: bool = False
+) -> tuple[Generation, AnswerForm]:
+    """Check and admit a request; the work begins when the generation is iterated.
+
+    Raises: ApiError, RequestError, ChatTemplateError.
+    """
+    forms: list[AnswerForm] = []
+
+    async def prepare(generator: Generator) -> Prepared:
+        prompt = await generator.encode_chat(asked.messages, asked.tools.tools, asked.variables)
+        chat_format = generator.tokenizer.chat_format
+        make_reader = partial(chat_format.reader, asked.tools.tools, is_reasoning=prompt.is_reasoning)
+        forms.append(AnswerForm(make_reader, chat_format.syntax.make_id, asked.tools.is_parallel))
+        grammar = await grammar_of(
+            generator,
+            asked.tools,
+            asked.form,
+            form_field=asked.form_field,
+            max_reasoning_tokens=asked.max_reasoning_tokens if asked.must_reason or chat_format.can_reason else None,
+            is_reasoning=prompt.is_reasoning,
+        )
+        shown = generator.tokenizer.special_ids_of(chat_format.markers(asked.tools.tools))
+        return Prepared([prompt.token_ids], replace(asked.sampling, grammar=grammar), shown)
+
+    generation = await start_generation(service, request_id, prepare, asked.sampling.n, is_batch=is_batch)
+    (form,) = forms
+    return generation, form

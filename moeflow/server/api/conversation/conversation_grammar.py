@@ -1,0 +1,65 @@
+"""What a conversation asks of its next message, as a grammar that the engine holds it to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeflow.core.errors import RequestError
+from moeflow.engine.generator import Generator
+from moeflow.engine.text.answer_form.answer_grammar import AnswerWish, answer_grammar
+from moeflow.engine.text.answer_form.form import Form, UserGrammar
+from moeflow.engine.text.tool_syntax.tool import Tool
+from moeflow.server.api.conversation.tool_wish import ToolWish
+
+
+async def grammar_of(
+    generator: Generator,
+    tools: ToolWish,
+    form: Form | None,
+    *,
+    form_field: str,
+    max_reasoning_tokens: int | None,
+    is_reasoning: bool,
+) -> str:
+    """Return the grammar of an answer; "": it may be anything.
+
+    `is_reasoning` says whether the prompt has begun the model's reasoning, `form_field` where the request has the form.
+    Calls follow the schemas of their tools, as far as that can be done, and of strict tools always.
+
+    Raises: RequestError if the form is not supported.
+    """
+    if form is None and max_reasoning_tokens is None and not tools.is_constrained:
+        return ""
+    wish = AnswerWish(
+        form=form,
+        tools=tools.allowed if tools.is_constrained or form is not None else (),
+        must_call=tools.is_required,
+        is_parallel=tools.is_parallel,
+        max_reasoning_tokens=max_reasoning_tokens,
+    )
+    blamed = "tools" if tools.is_constrained and form is None else form_field
+    users = form if isinstance(form, UserGrammar) else None
+    try:
+        return await _checked(generator, wish, users, is_reasoning=is_reasoning)
+    except RequestError as error:
+        loose = replace(wish, tools=tuple(map(_loosened, wish.tools)))
+        if loose == wish:
+            raise _blamed(error, blamed) from None
+    try:
+        return await _checked(generator, loose, users, is_reasoning=is_reasoning)
+    except RequestError as error:
+        raise _blamed(error, blamed) from None
+
+
+async def _checked(generator: Generator, wish: AnswerWish, users: UserGrammar | None, *, is_reasoning: bool) -> str:
+    lark = answer_grammar(generator.tokenizer, wish, is_reasoning=is_reasoning)
+    return await generator.checked(lark, users)
+
+
+def _loosened(tool: Tool) -> Tool:
+    return tool if tool.is_strict else replace(tool, parameters={"type": "object"})
+
+
+def _blamed(error: RequestError, field: str) -> RequestError:
+    """Return the error with the field that it is about."""
+    return error if error.param is not None else RequestError(str(error), param=field)

@@ -1,0 +1,86 @@
+"""The content of a message: blocks that are put together as the model writes, and the events that tell of each step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from pydantic_core import from_json
+
+from moeflow.engine.text.answer_reader import AnswerReader
+from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
+from moeflow.engine.text.tool_syntax.json_values import json_pieces
+from moeflow.engine.text.tool_syntax.reader import Reader, Steps
+from moeflow.server.api.answer import Emit
+
+
+class MessageBlocks:
+    """The blocks so far. The last one is open until another begins, or the content is closed."""
+
+    def __init__(self, make_call_id: Callable[[], str], emit: Emit) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self._make_call_id = make_call_id
+        self._emit = emit
+        self._kind: str | None = None  # of the open block
+        self._text: list[str] = []  # of the open block: what was said, or JSON of a call's input
+        self._input = AnswerReader(_read_object)  # of the open call
+
+    def take(self, event: Event) -> None:
+        """Add what the model wrote."""
+        match event:
+            case Content():
+                self._open_unless_open("text", {"text": ""})
+                self._add("text_delta", "text", event.text)
+            case Reasoning():
+                self._open_unless_open("thinking", {"thinking": "", "signature": ""})
+                self._add("thinking_delta", "thinking", event.text)
+            case CallBegun():
+                self.close()
+                self._open("tool_use", {"id": self._make_call_id(), "name": event.name, "input": {}})
+                self._input = AnswerReader(_read_object)
+            case Arguments():
+                for piece in self._input.push(event.text):
+                    if isinstance(piece, Arguments):
+                        self._add("input_json_delta", "partial_json", piece.text)
+
+    def close(self) -> None:
+        """End the open block, if there is one."""
+        if self._kind is None:
+            return
+        block, text = self.blocks[-1], "".join(self._text)
+        if self._kind == "tool_use":
+            # Clients read a stream's pieces by the same rules: of a value that breaks off, what is certain.
+            block["input"] = from_json(text, allow_partial=True) if text else {}
+        else:
+            block[self._kind] = text
+        if self._kind == "thinking":
+            block["signature"] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+            self._delta("signature_delta", "signature", block["signature"])
+        self._emit("content_block_stop", index=len(self.blocks) - 1)
+        self._kind = None
+
+    def _open_unless_open(self, kind: str, fields: dict[str, Any]) -> None:
+        if self._kind != kind:
+            self.close()
+            self._open(kind, fields)
+
+    def _open(self, kind: str, fields: dict[str, Any]) -> None:
+        self._kind = kind
+        self._text = []
+        self.blocks.append({"type": kind, **fields})
+        self._emit("content_block_start", index=len(self.blocks) - 1, content_block=self.blocks[-1])
+
+    def _add(self, kind: str, field: str, text: str) -> None:
+        self._text.append(text)
+        self._delta(kind, field, text)
+
+    def _delta(self, kind: str, field: str, text: str) -> None:
+        self._emit("content_block_delta", index=len(self.blocks) - 1, delta={"type": kind, field: text})
+
+
+def _read_object(reader: Reader) -> Steps[None]:
+    """Yield the JSON object that a call was written with, as far as it is one: no client takes anything else."""
+    yield from reader.skip_space()
+    if (yield from reader.char()) == "{":
+        yield from json_pieces(reader, Arguments)

@@ -1,0 +1,238 @@
+"""What `/v1/messages` takes, in Anthropic's words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, Tag
+
+from moeflow.core.errors import RequestError
+from moeflow.core.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from moeflow.engine.text.answer_form.form import JsonForm
+from moeflow.engine.text.tool_syntax.tool import Tool
+from moeflow.server.api.conversation.conversation import Conversation
+from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.api.conversation.turns import Turns
+from moeflow.server.api.messages.block_types import AssistantMessage, CacheControl, Message, TextBlocks, text_of
+from moeflow.server.api.schema.field_rules import Rule
+from moeflow.server.api.schema.sampling_fields import IGNORED, SamplerFields, StopString
+from moeflow.server.api.schema.strict_model import StrictModel, Unsupported
+from moeflow.server.api.schema.tagged import by_type, known_types
+from moeflow.server.api.schema.template_fields import TemplateFields
+from moeflow.server.api.schema.tools import MAX_TOOLS, FunctionName
+
+_WHOLE = {"display": Unsupported("what the model thinks is returned as it is", ("summarized",))}
+
+
+class CustomTool(StrictModel):
+    """A function of the client's."""
+
+    unsupported: ClassVar[dict[str, Unsupported]] = {
+        "allowed_callers": Unsupported("the model alone calls", (["direct"],)),
+        "defer_loading": Unsupported("all tools are described to the model", (False,)),
+        "input_examples": Unsupported("put them into the description", ([],)),
+    }
+
+    type: Literal["custom"] = "custom"
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any] = Field(description="JSON Schema of an object.")
+    strict: bool | None = Field(None, description="The input has to be as input_schema describes it.")
+    cache_control: CacheControl | None = Field(None, description=IGNORED)
+    eager_input_streaming: bool | None = Field(None, description="Accepted; inputs are always streamed as they come.")
+
+    def plain(self) -> Tool:
+        """Return it as the engine knows it."""
+        return Tool(self.name, self.description, self.input_schema, bool(self.strict))
+
+
+ToolDefinition = Annotated[
+    CustomTool, known_types("tools", ("custom",), {"function": "name, description and input_schema are plain fields"})
+]
+
+
+class AutoChoice(StrictModel):
+    """The model chooses whether to call."""
+
+    type: Literal["auto"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(StrictModel):
+    """The model has to call."""
+
+    type: Literal["any"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class ToolNameChoice(StrictModel):
+    """The model has to call this one."""
+
+    type: Literal["tool"]
+    name: FunctionName
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoneChoice(StrictModel):
+    """The model does not call."""
+
+    type: Literal["none"]
+
+
+ToolChoice = Annotated[
+    Annotated[AutoChoice, Tag("<auto>")]
+    | Annotated[AnyChoice, Tag("<any>")]
+    | Annotated[ToolNameChoice, Tag("<tool>")]
+    | Annotated[NoneChoice, Tag("<none>")],
+    by_type(),
+    known_types("choices", ("auto", "any", "tool", "none")),
+]
+_CHOICE_OF_TOOLS = Rule(
+    "tool_choice",
+    "tool_choice asks for a call, but there are no tools",
+    lambda fields: not isinstance(fields["tool_choice"], AnyChoice | ToolNameChoice) or bool(fields["tools"]),
+    {
+        "anyOf": [
+            {
+                "properties": {
+                    "tool_choice": {"anyOf": [{"type": "null"}, {"properties": {"type": {"enum": ["auto", "none"]}}}]}
+                }
+            },
+            {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}},
+        ]
+    },
+)
+
+
+class EnabledThinking(StrictModel):
+    """The model may think, so many tokens at most."""
+
+    unsupported: ClassVar[dict[str, Unsupported]] = _WHOLE
+
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=1, le=2**31)]
+
+
+class AdaptiveThinking(StrictModel):
+    """The model may think."""
+
+    unsupported: ClassVar[dict[str, Unsupported]] = _WHOLE
+
+    type: Literal["adaptive"]
+
+
+class DisabledThinking(StrictModel):
+    """The model does not think, if its chat template can switch that off."""
+
+    type: Literal["disabled"]
+
+
+Thinking = Annotated[
+    Annotated[EnabledThinking, Tag("<enabled>")]
+    | Annotated[AdaptiveThinking, Tag("<adaptive>")]
+    | Annotated[DisabledThinking, Tag("<disabled>")],
+    by_type(),
+    known_types("ways to think", ("enabled", "adaptive", "disabled")),
+]
+
+
+class SchemaFormat(StrictModel):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(StrictModel):
+    """What the answer is to be."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="For chat templates that know it."
+    )
+    format: Annotated[SchemaFormat, known_types("formats", ("json_schema",))] | None = None
+
+
+class MessageInput(TemplateFields):
+    """A conversation, and how it is to go on: what there is to count of a request."""
+
+    unsupported: ClassVar[dict[str, Unsupported]] = {
+        "billing_policy": Unsupported("nothing is billed here"),
+        "compaction": Unsupported("conversations are not shortened"),
+        "container": Unsupported("this server runs no code"),
+        "context_management": Unsupported(
+            "conversations are not shortened",
+            ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+        ),
+        "diagnostics": Unsupported("there are none here"),
+        "fallback_credit_token": Unsupported("nothing is billed here"),
+        "fallbacks": Unsupported("there is one model", ([],)),
+        "inference_geo": Unsupported("answers are computed here"),
+        "mcp_servers": Unsupported("this server runs no tools itself", ([],)),
+        "speed": Unsupported("there is one speed", ("standard",)),
+        "thread": Unsupported("send the whole conversation; its beginning is in the cache"),
+        "user_profile_id": Unsupported("there are no profiles here"),
+        "workspace_id": Unsupported("there are no workspaces here"),
+    }
+    rules: ClassVar[tuple[Rule, ...]] = (_CHOICE_OF_TOOLS,)
+
+    model: str | None = Field(None, description="The served model's name; may be left out.")
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    system: TextBlocks | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
+    thinking: Thinking | None = Field(None, description="As the chat template has it, unless set.")
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = Field(None, description=IGNORED)
+
+    def asked(self, sampling: SamplingParams) -> Conversation:
+        """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
+        if isinstance(self.messages[-1], AssistantMessage):
+            message = "the last message must be the user's: answers that were begun are not continued"
+            raise RequestError(message, param="messages")
+        turns = Turns()
+        if self.system:
+            turns.say("system", text_of(self.system))
+        for one in self.messages:
+            one.add_to(turns)
+        config, thinking = self.output_config, self.thinking
+        is_thinking = None if thinking is None else not isinstance(thinking, DisabledThinking)
+        return Conversation(
+            messages=turns.messages,
+            tools=self._tool_wish(),
+            sampling=sampling,
+            variables=self.template_variables(config.effort if config else None, is_thinking=is_thinking),
+            form=JsonForm(config.format.schema_) if config and config.format else None,
+            form_field="output_config.format",
+            max_reasoning_tokens=thinking.budget_tokens if isinstance(thinking, EnabledThinking) else None,
+            must_reason=False,
+        )
+
+    def _tool_wish(self) -> ToolWish:
+        choice = self.tool_choice
+        return ToolWish(
+            [tool.plain() for tool in self.tools or ()],
+            names={choice.name} if isinstance(choice, ToolNameChoice) else None,
+            is_required=isinstance(choice, AnyChoice | ToolNameChoice),
+            is_parallel=not getattr(choice, "disable_parallel_tool_use", False),
+            is_off=isinstance(choice, NoneChoice),
+        )
+
+
+class CountRequest(MessageInput):
+    """Count the tokens of a conversation."""
+
+
+class MessageRequest(MessageInput, SamplerFields):
+    """Answer in a conversation."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31)]
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    metadata: dict[str, Any] | None = Field(None, description=IGNORED)
+    service_tier: Literal["auto", "standard_only"] | None = Field(None, description=IGNORED)
+
+    def conversation(self) -> Conversation:
+        """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
+        asked = self.asked(self.sampling_params(max_tokens=self.max_tokens, stop=self.stop_sequences))
+        is_kept_anyway = (asked.max_reasoning_tokens or 0) >= self.max_tokens
+        return replace(asked, max_reasoning_tokens=None) if is_kept_anyway else asked

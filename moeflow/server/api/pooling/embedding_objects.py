@@ -1,0 +1,66 @@
+"""What `/v1/embeddings` takes and gives, in OpenAI's words."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from moeflow.core.pooling_params import PoolingKind, PoolingParams
+from moeflow.engine.messages import ModelInfo
+from moeflow.server.api.schema.model_limits import NumDimensions
+from moeflow.server.api.schema.prompts import Prompt, prompts_of
+from moeflow.server.api.schema.strict_model import StrictModel
+
+
+class EmbeddingRequest(StrictModel):
+    """Make a vector of each text."""
+
+    model: str | None = None
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: float32, little-endian. float unless set."
+    )
+    dimensions: NumDimensions | None = Field(
+        None, description="Keep that many of a vector's first numbers, brought to length 1 again."
+    )
+    pooling: PoolingKind | None = Field(
+        None, description="Of which tokens' hidden states a vector is made; as the model's files say unless set."
+    )
+    user: str | None = Field(None, description="Ignored.")
+
+    def inputs(self) -> list[str | list[int]]:
+        """Return the texts, each as text or token ids."""
+        return prompts_of(self.input)
+
+    def to_pooling_params(self, model: ModelInfo) -> PoolingParams | None:
+        """Return what the engine should do; None: what the model's files say, which cannot be done."""
+        own = model.pooling
+        kind = self.pooling or (None if own is None else own.kind)
+        if kind is None:
+            return None
+        return PoolingParams(kind=kind, normalize=own is None or own.normalize, dimensions=self.dimensions)
+
+
+class Embedding(BaseModel):
+    """One vector."""
+
+    object: Literal["embedding"]
+    index: int  # of the text
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(BaseModel):
+    """The vectors of all texts, in their order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage

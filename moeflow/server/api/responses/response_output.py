@@ -1,0 +1,94 @@
+"""The output of a response: items that are put together as the model writes, and the events that tell of each step."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
+from moeflow.server.api.answer import Emit
+
+_PARTS: Final[
+    dict[str, tuple[dict[str, Any], str]]
+] = {  # of items that have text: the part that it is in, and how its events are called
+    "message": ({"type": "output_text", "text": "", "annotations": [], "logprobs": []}, "response.output_text"),
+    "reasoning": ({"type": "reasoning_text", "text": ""}, "response.reasoning_text"),
+}
+_ARGUMENTS: Final = "response.function_call_arguments"
+
+
+class ResponseOutput:
+    """The items so far. The last one is open until another begins, or the output is closed."""
+
+    def __init__(self, make_call_id: Callable[[], str], emit: Emit) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._make_call_id = make_call_id
+        self._emit = emit
+        self._kind: str | None = None  # of the open item
+        self._text: list[str] = []  # of the open item: what was said, or a call's arguments
+
+    def take(self, event: Event) -> None:
+        """Add what the model wrote."""
+        match event:
+            case Content():
+                self._write("message", event.text)
+            case Reasoning():
+                self._write("reasoning", event.text)
+            case CallBegun():
+                self.close("completed")
+                call = {"call_id": self._make_call_id(), "name": event.name, "arguments": ""}
+                self._open("function_call", "fc", call)
+            case Arguments():
+                self._text.append(event.text)
+                self._emit(f"{_ARGUMENTS}.delta", **self._place, delta=event.text)
+
+    def close(self, status: str) -> None:
+        """End the open item with a status, if there is one."""
+        if self._kind is None:
+            return
+        item, text = self.items[-1], "".join(self._text)
+        item["status"] = status
+        if self._kind == "function_call":
+            item["arguments"] = text
+            self._emit(f"{_ARGUMENTS}.done", **self._place, arguments=text)
+        else:
+            part, name = _PARTS[self._kind]
+            item["content"] = [{**part, "text": text}]
+            self._emit(f"{name}.done", **self._place, content_index=0, text=text, **_extras(self._kind))
+            self._emit("response.content_part.done", **self._place, content_index=0, part=item["content"][0])
+        self._emit("response.output_item.done", output_index=len(self.items) - 1, item=item)
+        self._kind = None
+
+    def write_nothing(self) -> None:
+        """Add an empty message, where the model said nothing at all."""
+        if not self.items:
+            self._write("message", "")
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"output_index": len(self.items) - 1, "item_id": self.items[-1]["id"]}
+
+    def _write(self, kind: str, text: str) -> None:
+        part, name = _PARTS[kind]
+        if self._kind != kind:
+            self.close("completed")
+            is_message = kind == "message"
+            self._open(kind, "msg" if is_message else "rs", {"role": "assistant"} if is_message else {"summary": []})
+            self._emit("response.content_part.added", **self._place, content_index=0, part=part)
+        if text:
+            self._text.append(text)
+            self._emit(f"{name}.delta", **self._place, content_index=0, delta=text, **_extras(kind))
+
+    def _open(self, kind: str, prefix: str, fields: dict[str, Any]) -> None:
+        item = {"id": f"{prefix}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **fields}
+        if kind in _PARTS:
+            item["content"] = []
+        self.items.append(item)
+        self._kind = kind
+        self._text = []
+        self._emit("response.output_item.added", output_index=len(self.items) - 1, item=item)
+
+
+def _extras(kind: str) -> dict[str, Any]:
+    return {"logprobs": []} if kind == "message" else {}

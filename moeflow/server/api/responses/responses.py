@@ -1,0 +1,148 @@
+"""`/v1/responses`: items in, items out, in OpenAI's newer API; and responses that were stored."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import TypeAdapter
+
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.server.api.answer import Answer, respond
+from moeflow.server.api.conversation.conversation import start_conversation
+from moeflow.server.api.models import served_model
+from moeflow.server.api.openapi import stream_of
+from moeflow.server.api.paging import After, page
+from moeflow.server.api.responses.response_items import Item, ListedItem
+from moeflow.server.api.responses.response_object import (
+    RESPONSE_EVENTS,
+    DeletedResponse,
+    ResponseItemList,
+    ResponseObject,
+)
+from moeflow.server.api.responses.response_request import ResponseRequest
+from moeflow.server.api.responses.response_writer import ResponseWriter
+from moeflow.server.errors import ApiError
+from moeflow.server.guard.body import JsonRoute
+from moeflow.server.request_log import record_of
+from moeflow.server.service import Service, get_service
+
+Stored = TypeVar("Stored")
+router = APIRouter(route_class=JsonRoute)
+_items: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+_listed: TypeAdapter[list[ListedItem]] = TypeAdapter(list[ListedItem])
+
+
+@router.post(
+    "/v1/responses",
+    response_model=ResponseObject,
+    responses=stream_of(*RESPONSE_EVENTS, is_typed=True),
+    tags=["OpenAI"],
+)
+async def create_response(
+    body: ResponseRequest, request: Request, service: Annotated[Service, Depends(get_service)]
+) -> Response | dict[str, Any]:
+    """Answer, by a message, by calls of functions, or by both."""
+    if service.config.log_prompts:
+        record_of(request.scope).prompt = body.conversation(_history(service, body)).messages
+    return await respond(request, await start_response(service, body), is_streamed=bool(body.stream))
+
+
+async def start_response(service: Service, body: ResponseRequest, *, is_batch: bool = False) -> Answer:
+    """Check and admit a request; the work begins when its answer is awaited or streamed. Those of jobs are not stored.
+
+    Raises: ApiError, RequestError.
+    """
+    model = served_model(service, body.model)
+    response_id = f"resp_{uuid.uuid4().hex}"
+    asked = body.conversation(_history(service, body))
+    generation, form = await start_conversation(service, response_id, asked, is_batch=is_batch)
+    is_stored = body.store is not False and not is_batch
+
+    def store(response: dict[str, Any]) -> None:
+        if is_stored:
+            service.responses.put(response, [item.stored() for item in body.items()], body.previous_response_id)
+
+    head = _head(response_id, model.name, body, asked.sampling)
+    return Answer(generation, ResponseWriter(generation, form, head, store))
+
+
+@router.get("/v1/responses/{response_id}", response_model=ResponseObject, tags=["OpenAI"])
+async def get_response(response_id: str, service: Annotated[Service, Depends(get_service)]) -> dict[str, Any]:
+    """Return a stored response."""
+    return _found(service.responses.response(response_id), response_id)
+
+
+@router.delete("/v1/responses/{response_id}", tags=["OpenAI"])
+async def delete_response(response_id: str, service: Annotated[Service, Depends(get_service)]) -> DeletedResponse:
+    """Forget a stored response; none can follow it any more."""
+    _found(service.responses.delete(response_id) or None, response_id)
+    return DeletedResponse(id=response_id, object="response", deleted=True)
+
+
+@router.get("/v1/responses/{response_id}/input_items", response_model=ResponseItemList, tags=["OpenAI"])
+async def list_input_items(
+    response_id: str,
+    service: Annotated[Service, Depends(get_service)],
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> dict[str, Any]:
+    """List what went into a stored response, without what went before it."""
+    items = _listed.validate_python(_found(service.responses.items(response_id), response_id))
+    return page(items if order == "asc" else items[::-1], after, limit, kind="item")
+
+
+def _found(stored: Stored | None, response_id: str) -> Stored:
+    """Raises: ApiError 404."""
+    if stored is None:
+        message = f"There is no response {response_id[:80]!r}: it was not stored, or is no longer kept"
+        raise ApiError(404, "response_not_found", message)
+    return stored
+
+
+def _history(service: Service, body: ResponseRequest) -> list[Item]:
+    """Return the items before a request's own. Raises: ApiError 404 if they are not all there."""
+    if body.previous_response_id is None:
+        return []
+    items = service.responses.history(body.previous_response_id)
+    if items is None:
+        message = (
+            f"The conversation up to {body.previous_response_id[:80]!r} is not, or no longer, kept here in full; "
+            "send it as input"
+        )
+        raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
+    return _items.validate_python(items)
+
+
+def _head(response_id: str, model: str, body: ResponseRequest, sampling: SamplingParams) -> dict[str, Any]:
+    """Return what a response says of its request."""
+    given = body.model_dump(by_alias=True, exclude_unset=True, include={"text", "tool_choice", "tools", "reasoning"})
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": model,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": None, "summary": None, **(given.get("reasoning") or {})},
+        "service_tier": "default",
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}, **_without_none(given.get("text") or {})},
+        "tool_choice": given.get("tool_choice") or "auto",
+        "tools": given.get("tools") or [],
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

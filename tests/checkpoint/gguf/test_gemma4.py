@@ -1,0 +1,132 @@
+"""GGUF files of Gemma 4, as gguf's tables and llama.cpp's conversion write them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import gguf
+import pytest
+import torch
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.errors import CheckpointError
+from moeflow.models.loading import outline
+from moeflow.models.registry import read_model_config
+from tests.checkpoint.tiny_models import add_gguf_tensor, finish
+from tests.models.parity import random_model
+from tests.models.test_gemma4_text import CONFIGS
+
+CASES = {
+    "as published": {"add_head_count_kv": [2, 2, 1]},
+    "values of their own, biased, capped logits, untied": {
+        "add_head_count_kv": 2,
+        "add_final_logit_softcapping": 2.0,
+        "add_rope_freq_base": 3e4,
+        "add_rope_freq_base_swa": 300.0,
+    },
+    "dense": {"add_head_count_kv": [2, 2, 1]},
+}
+EXPERTS = {"add_expert_count": 8, "add_expert_used_count": 3, "add_expert_feed_forward_length": 24}
+COMMON = {
+    "add_context_length": 128,
+    "add_embedding_length": 32,
+    "add_block_count": 3,
+    "add_feed_forward_length": 48,
+    "add_head_count": 4,
+    "add_key_length": 24,
+    "add_value_length": 24,
+    "add_key_length_swa": 12,
+    "add_value_length_swa": 12,
+    "add_rope_dimension_count": 24,
+    "add_rope_dimension_count_swa": 12,
+    "add_layer_norm_rms_eps": 1e-6,
+    "add_rope_freq_base": 1e6,
+    "add_rope_freq_base_swa": 1e4,
+    "add_sliding_window": 9,
+    "add_sliding_window_pattern": [True, True, False],
+    "add_shared_kv_layers": 0,
+    "add_embedding_length_per_layer_input": 0,
+    "add_vocab_size": 97,
+}
+
+
+def tensors_of(model):
+    """Yield tensors' names and contents as the conversion has them."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA4, 3)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        block = ".".join(name.split(".")[:3]).replace("model.layers", "blk")
+        if name.endswith("router.scale"):
+            yield f"{block}.ffn_gate_inp.scale", tensor
+        elif name.endswith("per_expert_scale"):
+            yield f"{block}.ffn_down_exps.scale", tensor
+        else:
+            known = name + ".weight" if re.search(r"layer_scalar|experts\.", name) else name
+            gguf_name = names.get_name(known, try_suffixes=(".weight", ".bias"))
+            assert gguf_name is not None, name
+            yield gguf_name, tensor
+
+
+def write(tmp_path, case, more=None, table=None, without=()):
+    config = CONFIGS[case]
+    model = random_model(config)
+    model.save_pretrained(tmp_path / "folder")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma4")
+    experts = EXPERTS if config.enable_moe_block else {}
+    for setter, value in (COMMON | experts | CASES[case] | (more or {})).items():
+        getattr(writer, setter)(value)
+    share = config.rope_parameters["full_attention"]["partial_rotary_factor"]
+    num_turning = int(24 * share / 2)
+    factors = [1.0] * num_turning + [1e30] * (12 - num_turning) if table is None else table
+    add_gguf_tensor(writer, "rope_freqs.weight", torch.tensor(factors))
+    for name, tensor in tensors_of(model):
+        if name not in without:
+            add_gguf_tensor(writer, name, tensor.detach())
+    finish(writer)
+    return open_checkpoint(tmp_path / "folder"), open_checkpoint(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_file_is_the_folder(tmp_path, case):
+    folder, file = write(tmp_path, case)
+    expected, found = read_model_config(folder), read_model_config(file)
+    assert found.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
+    no_factor = [dataclasses.replace(rope, factor=1.0) for rope in expected.ropes]
+    assert list(found.ropes) == no_factor
+    kinds = tuple(
+        dataclasses.replace(kind, rope=dataclasses.replace(kind.rope, factor=1.0)) for kind in expected.attention_kinds
+    )
+    expected = dataclasses.replace(expected, rms_norm_eps=found.rms_norm_eps, attention_kinds=kinds)
+    assert found == expected
+    assert file.tensors.keys() == folder.tensors.keys()
+    for name in folder.tensors:
+        assert file.tensors[name].shape == folder.tensors[name].shape, name
+        assert torch.equal(file.read(name), folder.read(name)), name
+    outline(file)
+
+
+def test_rows_of_stacked_experts_are_those_of_the_folder(tmp_path):
+    folder, file = write(tmp_path, "as published")
+    for part, rows in (("gate_proj", 24), ("up_proj", 24), ("down_proj", 32)):
+        name = f"model.layers.1.moe.experts.5.{part}.weight"
+        assert torch.equal(file.read_rows(name, 3, rows - 1).values, folder.read(name)[3 : rows - 1])
+
+
+@pytest.mark.parametrize(
+    ("more", "table", "problem"),
+    [
+        ({"add_shared_kv_layers": 1}, None, "'num_kv_shared_layers' is 1"),
+        ({"add_embedding_length_per_layer_input": 8}, None, "'hidden_size_per_layer_input' is 8"),
+        ({"add_sliding_window_pattern": [True, False]}, None, "sliding_window_pattern.*3 values of bool"),
+        ({"add_head_count_kv": [2, 1]}, None, "head_count_kv.*3 values of int"),
+        ({"add_rope_dimension_count": 12}, None, r"rope\.dimension_count' is 12, a head has 24 dimensions"),
+        ({"add_rope_scaling_factor": 2.0}, None, "positions are stretched"),
+        ({}, [1.0, 2.0] * 6, "not Gemma 4's"),
+        ({}, [1e30] * 6 + [1.0] * 6, "not Gemma 4's"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, more, table, problem):
+    with pytest.raises(CheckpointError, match=problem):
+        outline(write(tmp_path, "as published", more, table)[1])

@@ -1,0 +1,170 @@
+"""The packages in `examples/`, as if they were installed: each adds its row, and what it adds computes.
+
+A package is installed as `pip install -e` does it: its folder is on the path, and beside it lie its entry points.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import OlmoeConfig
+
+from tests.models.parity import SHAPE, random_model
+from tests.planner.simulator.traces import make_trace
+from tests.tiny_mixtral import write_byte_tokenizer, write_tiny_mixtral
+from tests.workload.routing_files import write_trace
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(file.parent for file in ROOT.glob("examples/*/pyproject.toml"))
+MOEFLOW = ("-m", "moeflow")
+PROMPT = "--prompt=Hello", "--max-tokens=8", "--temperature=0"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return a function that runs Python where all examples are installed, and returns what it printed."""
+    site = tmp_path_factory.mktemp("site")
+    for example in EXAMPLES:
+        project = tomllib.loads((example / "pyproject.toml").read_text())["project"]
+        info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        )
+        lines = [
+            line
+            for group, points in project["entry-points"].items()
+            for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
+        ]
+        (info / "entry_points.txt").write_text("\n".join([*lines, ""]))
+    path = os.pathsep.join(map(str, [site, ROOT, *EXAMPLES]))
+
+    def run(*arguments):
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed(run, tmp_path):
+    assert re.search(
+        r"--policy \[[^]]*lru-2[^]]*belady\]", " ".join(run(*MOEFLOW, "simulate", "cache", "--help").split())
+    )
+    trace = write_trace(tmp_path / "routing", chained(make_trace(600, top_k=1)))
+    names = ("--policy", "lru-2", "--policy", "belady", "--predictor", "none", "--predictor", "transitions")
+    shown = run(*MOEFLOW, "simulate", "cache", "--routing", str(trace), "--slots", "30%", *names, "--json")
+    results = {(one["policy"], one["predictor"]): one for one in map(json.loads, shown.splitlines())}
+    demanded = {key: one["misses"] for key, one in results.items()}
+    assert demanded["belady", "none"] < demanded["lru-2", "none"]
+    assert results["lru-2", "transitions"]["used_bytes"] > 0
+
+
+def chained(trace):
+    """Return a trace in which a layer's expert follows from that of the layer before."""
+    for one in trace.passes:
+        for layer in range(1, len(one.ids)):
+            one.ids[layer] = (one.ids[layer - 1] * 5 + 3) % trace.header.num_experts
+    return trace
+
+
+def test_a_model_from_disk_answers_the_same_with_them(run):
+    code = """
+import tempfile, pathlib
+from tests.engine.test_streamed_model import resident_config, run, streamed_config
+from tests.tiny_mixtral import write_tiny_mixtral
+folder = pathlib.Path(tempfile.mkdtemp())
+write_tiny_mixtral(folder / "model", num_local_experts=8, num_hidden_layers=3)
+streamed = streamed_config(folder / "model", folder / "slabs", 6, "lru-2", "transitions")
+print(run(streamed) == run(resident_config(folder / "model")))
+"""
+    assert run("-c", code).strip() == "True"
+
+
+def test_a_pipeline_and_a_machine_are_simulated(run):
+    names = ("--pipeline", "one-ahead", "--pipeline", "cgopipe")
+    sizes = ("--batch-size", "96", "--micro-batch", "32", "--json")
+    shown = run(*MOEFLOW, "simulate", "pipeline", "--machine", "workstation", "--model", "mixtral-8x7b", *names, *sizes)
+    speeds = {one["pipeline"]: one["tokens_per_s"] for one in map(json.loads, shown.splitlines())}
+    assert 0 < speeds["one-ahead"] <= speeds["cgopipe"]
+
+
+def test_a_pipeline_computes_the_same_tokens(run):
+    code = """
+import tempfile
+from tests.engine.offload.offloaded_runs import FAMILIES, config, offloaded, run
+from tests.models.parity import random_model
+folder = tempfile.mkdtemp()
+random_model(FAMILIES["olmoe"]).save_pretrained(folder)
+print(run(offloaded(folder, "one-ahead", 3)) == run(config(folder)))
+"""
+    assert run("-c", code).strip() == "True"
+
+
+def test_the_streams_of_the_pipeline_keep_what_all_promise(run):
+    tests = ["tests/pipeline/test_offloading.py", "-k", "one-ahead or every_pipeline", "-q", "-p", "no:cacheprovider"]
+    assert re.search(r"[3-9] passed", run("-m", "pytest", *tests))
+
+
+def test_weights_in_a_format_of_ones_own_are_read(run, tmp_path):
+    write_tiny_mixtral(tmp_path)
+    expected = run(*MOEFLOW, "generate", str(rounded(tmp_path, tmp_path / "rounded")), *PROMPT)
+    assert run(*MOEFLOW, "generate", str(tmp_path), *PROMPT) == expected
+
+
+def rounded(folder, plain):
+    """Store a folder's matrices in the example's format, and in another folder what its rows are then worth."""
+    weights = load_file(folder / "model.safetensors")
+    stored, widened = {}, {}
+    for name, weight in weights.items():
+        if weight.dim() == 2 and "embed" not in name and "lm_head" not in name:
+            scales = weight.abs().amax(dim=1) / 127
+            stored[name] = torch.round(weight / scales[:, None]).to(torch.int8)
+            stored[name.removesuffix("weight") + "weight_scale"] = scales
+            widened[name] = stored[name].float() * scales[:, None]
+        else:
+            stored[name] = widened[name] = weight
+    plain.mkdir()
+    for file in folder.glob("*.json"):
+        (plain / file.name).write_text(file.read_text())
+    save_file(stored, folder / "model.safetensors")
+    save_file(widened, plain / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "absmax"}}))
+    return plain
+
+
+def test_a_family_of_ones_own_answers(run, tmp_path):
+    model = random_model(OlmoeConfig(**SHAPE | {"vocab_size": 258}, num_experts=6, num_experts_per_tok=2))
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {k: v for k, v in weights.items() if "q_norm" not in k and "k_norm" not in k}, tmp_path / "model.safetensors"
+    )
+    write_byte_tokenizer(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    named = {"model_type": "nanomoe", "architectures": ["NanoMoeForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config | named))
+    assert "nanomoe" in run(*MOEFLOW, "doctor", str(tmp_path))
+    assert run(*MOEFLOW, "generate", str(tmp_path), *PROMPT).strip()
+
+
+def test_each_example_is_short_and_in_the_docs():
+    page = (ROOT / "docs" / "extending.md").read_text()
+    assert len(EXAMPLES) >= 6
+    for example in EXAMPLES:
+        assert f"examples/{example.name}" in page
