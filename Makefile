@@ -1,7 +1,8 @@
 # make run     set everything up, build the built-in model if it is not there, serve it on http://127.0.0.1:8000
 #              make run ARGS="--port 9000"          passes options on to `moeflow serve`
 # make test    everything that continuous integration runs: format, lint, types, architecture, all tests
-# make test-all  the same, with the CPU kernels under every instruction set that this processor has, not under two
+# make test-all  the same and what is marked `thorough`: the CPU kernels under every instruction set that this processor
+#              has and as every emulated one, all combinations of configurations and formats, long random runs
 # make clean   remove the virtual environment and every tool's leftovers (the model cache stays)
 #
 # PYTHON=/path/to/python chooses the interpreter; otherwise the first Python 3.11 or newer on the PATH is taken.
@@ -21,7 +22,7 @@ test: .venv/test.stamp
 	@VIRTUAL_ENV="$(CURDIR)/.venv" scripts/test $(ARGS)
 
 test-all: .venv/test.stamp
-	@$(MAKE) --no-print-directory test ARGS="--all-instruction-sets $(ARGS)"
+	@$(MAKE) --no-print-directory test ARGS="--thorough $(ARGS)"
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

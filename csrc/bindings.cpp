@@ -473,7 +473,7 @@ void bind_recurrent(nb::module_& m) {
   def_init(heads, FIELD(RecurrenceCall, step_bias), FIELD(RecurrenceCall, log_decay), FIELD(RecurrenceCall, skip),
            FIELD(RecurrenceCall, least_step), FIELD(RecurrenceCall, most_step), FIELD(RecurrenceCall, num_heads),
            FIELD(RecurrenceCall, num_key_heads), FIELD(RecurrenceCall, key_dim), FIELD(RecurrenceCall, value_dim),
-           FIELD(RecurrenceCall, is_delta), FIELD(RecurrenceCall, norm_eps), FIELD(RecurrenceCall, query_scale));
+           FIELD(RecurrenceCall, is_delta), FIELD(RecurrenceCall, takes_turns), FIELD(RecurrenceCall, norm_eps), FIELD(RecurrenceCall, query_scale));
   def_call(m, "recurrence", &recurrence, Field<RecurrenceCall>{"layer"}, FIELD(RecurrenceCall, queries),
            FIELD(RecurrenceCall, keys), FIELD(RecurrenceCall, values), FIELD(RecurrenceCall, row_stride),
            FIELD(RecurrenceCall, steps), FIELD(RecurrenceCall, rates), FIELD(RecurrenceCall, gate_stride),

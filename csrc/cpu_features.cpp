@@ -99,9 +99,12 @@ bool has_i8mm() { return false; }
 #endif
 
 // NEON itself belongs to every such processor.
-constexpr Choice kChoices[] = {{"neon", always, neon_isa},
-                               {"neon_dotprod", has_dotprod, neon_dotprod_isa},
-                               {"neon_i8mm", has_i8mm, neon_i8mm_isa}};
+constexpr Choice kChoices[] = {
+#if !defined(MOEFLOW_I8MM_ONLY)
+    {"neon", always, neon_isa},
+    {"neon_dotprod", has_dotprod, neon_dotprod_isa},
+#endif
+    {"neon_i8mm", has_i8mm, neon_i8mm_isa}};
 
 #else
 

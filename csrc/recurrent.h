@@ -50,7 +50,8 @@ struct ShortConvCall {
 //   S = decay * S;   v' = rate * (v - S^T k) with the delta rule, else rate * v;   S += k v'^T;   out = S^T q (+ skip * v)
 //
 // with step = softplus(steps + step_bias) between the limits and decay = exp(-exp(log_decay) * step). The rate is
-// sigmoid(rates), or the step itself where these are null. Heads share keys and queries in groups of neighbours.
+// sigmoid(rates), or the step itself where these are null. Heads share keys and queries in groups of neighbours, or by
+// turns: then each group has one of the first heads, one of the next ones, and so on.
 struct RecurrenceCall {
   const float *queries, *keys, *values;  // [T, key heads, key_dim], the same, [T, heads, value_dim]
   int64_t row_stride;                    // floats from a token's to the next's, of all three
@@ -61,6 +62,7 @@ struct RecurrenceCall {
   float least_step, most_step;
   int64_t num_heads, num_key_heads, key_dim, value_dim, num_tokens;
   bool is_delta;
+  bool takes_turns;  // of key heads: head h has the key of h % num_key_heads, else of h / (num_heads / num_key_heads)
   float norm_eps;     // queries and keys are divided by sqrt(sum of squares + norm_eps); negative: they are not
   float query_scale;  // of queries then
   StateMemory states;

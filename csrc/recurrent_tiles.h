@@ -81,7 +81,9 @@ FORCE_INLINE void scale_into(const float* x, float scale, int64_t size, float* o
 
 void recurrence_band(const RecurrenceCall& call, const RecurrenceGates& gates, int64_t head, int64_t first) {
   constexpr int kChains = 4;  // so that additions need not wait for each other
-  const int64_t left = call.value_dim - first, key_head = head / (call.num_heads / call.num_key_heads);
+  const int64_t left = call.value_dim - first;
+  const int64_t key_head =
+      call.takes_turns ? head % call.num_key_heads : head / (call.num_heads / call.num_key_heads);
   const int64_t num_keys = round_up(call.key_dim, kBand);  // zeros beyond key_dim add nothing
   const int64_t place = head * call.key_dim * call.value_dim + first;
   alignas(64) Vec state[kMaxKeyDim] = {};

@@ -39,7 +39,10 @@ from moeflow.train.builtin import ensure_builtin_model, with_dense_source
 if TYPE_CHECKING:
     from rich import console
     from rich import progress as bars
+
+    from moeflow.checkpoint.hub import local_models
 else:
+    local_models = on_demand("moeflow.checkpoint.hub.local_models")
     bars = on_demand("rich.progress")
     console = on_demand("rich.console")
 
@@ -51,7 +54,8 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """A model that is ready to generate.
 
-    `model` is a Hugging Face folder or a GGUF file; None is the built-in model, which is made at first use.
+    `model` is a Hugging Face folder, a GGUF file, or the name of a model that `moeflow pull` has fetched; None is the
+    built-in model, which is made at first use.
     The settings are the fields of `engine.settings.Settings`: dtype, device, max_model_len, ... Each may be what it
     would be on the command line, too: memory_bytes="4GiB", num_threads="2", cache_dir="~/models".
     `on_progress(done, total)` is called while the model is made or loaded.
@@ -262,7 +266,9 @@ def _make_settings(
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"there is no setting {name!r}; {hint}")
     values = read_settings(Settings, {**settings, "model": model})
-    if model is None:
+    if model is not None:
+        values["model"] = local_models.local_path(str(values["model"]))
+    else:
         values["model"] = str(ensure_builtin_model(cache_folder(values.get("cache_dir")), on_progress))
     return with_dense_source(Settings(**values))
 

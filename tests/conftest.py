@@ -9,14 +9,19 @@ settings.register_profile("untimed", deadline=None)  # a busy machine is no fail
 settings.load_profile("untimed")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files of slow tests first: what is begun last should not be what takes long while other workers idle."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="all instruction sets, combinations and long runs")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only thorough runs are for, and put files of slow tests first: what is begun last should not be
+    what takes long while other workers idle.
+    """
+    if not config.getoption("--thorough"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -num_slow[item.path])
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-instruction-sets", action="store_true", help="test CPU kernels under each, not under two")
 
 
 @pytest.fixture(scope="session")

@@ -160,6 +160,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "ray": ("engine/ranks/ray_cluster.py",),
     "zmq": ("engine/",),
     "click": ("cli/",),
+    "huggingface_hub": ("checkpoint/hub/hub_client.py",),
+    "httpx2": ("checkpoint/hub/hub_client.py",),
     "httpx": ("cli/", "bench/http_target.py"),
     "scipy": ("planner/search/device_search.py",),
     "matplotlib": (

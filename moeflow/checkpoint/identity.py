@@ -1,18 +1,25 @@
-"""Tells one checkpoint from another without reading all weights: for what is made from it and must fit it."""
+"""Tells one checkpoint from another without reading all weights, for what is made of it; and what a model is called."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
+
+if TYPE_CHECKING:
+    from moeflow.checkpoint.hub import cache_layout, file_choice
+else:
+    cache_layout = on_demand("moeflow.checkpoint.hub.cache_layout")
+    file_choice = on_demand("moeflow.checkpoint.hub.file_choice")
 
 _NUM_SAMPLED: Final = 256  # matrices of which a row is read, or pieces of files: a megabyte or so
 _PIECE_BYTES: Final = 4096
+_SNAPSHOTS: Final = "snapshots"  # holds what was pulled
 
 
 def checkpoint_identity(checkpoint: Checkpoint) -> str:
@@ -60,6 +67,21 @@ def content_fingerprint(checkpoint: Checkpoint) -> str:
         row = checkpoint.read_rows(name, 0, 1).values.contiguous().view(-1)
         digest.update(row.view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]
+
+
+def called(model: Path) -> str:
+    """Return what the model at a path is called: by its repository if it was pulled, else by its folder or file."""
+    return pulled_name(model) or model.stem
+
+
+def pulled_name(path: Path) -> str | None:
+    """Return the repository of a path in the hub library's cache, with a GGUF file's tag; None: it lies elsewhere."""
+    parts = path.absolute().parts
+    at = parts.index(_SNAPSHOTS) if _SNAPSHOTS in parts[1:] else 0
+    if at == 0 or not parts[at - 1].startswith(cache_layout.FOLDER):
+        return None
+    repo = parts[at - 1].removeprefix(cache_layout.FOLDER).replace("--", "/")
+    return f"{repo}:{file_choice.tag_of(path.name)}" if path.suffix == ".gguf" else repo
 
 
 def _size_and_time(file: Path) -> tuple[int, int]:

@@ -30,6 +30,7 @@ else:
     quantized_folder = on_demand("moeflow.checkpoint.quantized.folder")
 
 _WHAT_TO_NAME = "Name a Hugging Face folder (config.json and safetensors) or a .gguf file on this machine"
+_PULL = "`moeflow pull OWNER/NAME` fetches it"
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -39,7 +40,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     if "\0" in str(path) or not os.path.lexists(path):
-        raise CheckpointError("does not exist", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
+        raise CheckpointError("does not exist", file=path, remedy=_WHAT_TO_NAME + f", or a model by its name; {_PULL}")
     mode = stat_file(path).st_mode
     if stat.S_ISDIR(mode):
         if not os.path.lexists(path / "config.json"):
@@ -51,7 +52,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         settings = QuantizationSettings.of(folder.config, folder.config_file)
         return with_known_names(folder if settings is None else quantized_folder.QuantizedFolder(folder, settings))
     if not stat.S_ISREG(mode):
-        raise CheckpointError("is no regular file", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
+        raise CheckpointError("is no regular file", file=path, remedy=_WHAT_TO_NAME)
     if path.suffix == ".gguf" or _has_gguf_magic(path):
         return gguf_latent.with_joined_projections(gguf_file.GGUFFile(path))
     if path.suffix in PICKLE_SUFFIXES:

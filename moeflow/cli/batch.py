@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import repeated_command
 from moeflow.cli.help import Command
-from moeflow.cli.local_model import planned
-from moeflow.cli.options import explain_option, served_engine_options
+from moeflow.cli.local_model import fetch_if_named, planned
+from moeflow.cli.options import explain_option, pull_option, served_engine_options
 from moeflow.cli.params import NEW_FILE
 from moeflow.cli.plain_progress import PlainLines, duration_text
 from moeflow.cli.plan.inputs import batch_usage
@@ -66,6 +66,7 @@ EXIT_INTERRUPTED = 130
 )
 @click.option("--model-name", help="The model's name, as requests call it.  [default: its folder or file]")
 @served_engine_options
+@pull_option
 @explain_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
 def batch(
@@ -74,17 +75,20 @@ def batch(
     errors: Path | None,
     model_name: str | None,
     overrides: dict[str, Any],
+    pulls: bool,
     explains: bool,
     as_json: bool,
 ) -> int:
     """Answer a file of requests, each with its own settings; stop and go on at any time.
 
-    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model answers.
+    MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model answers.
     """
     errors = errors or output.with_name(f"{output.stem}.errors{output.suffix}")
     if any(_is_same(*pair) for pair in itertools.combinations((source, output, errors), 2)):
         raise click.UsageError("input, output and error file must be three different files")
     result_ids = lazy.check_input(source)
+    if pulls:
+        fetch_if_named(overrides["model"])
     overrides = {**overrides, "model_name": model_name}
     plan = planned(overrides, batch_usage(source, len(result_ids)), explains=explains, is_served=True)
     name = plan.config.model_name

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from moeflow.cli.help import Command
-from moeflow.cli.local_model import load
-from moeflow.cli.options import engine_options, explain_option, sampling_options
+from moeflow.cli.local_model import fetch_if_named, load
+from moeflow.cli.options import engine_options, explain_option, pull_option, sampling_options
 from moeflow.cli.token_trees import check_guesses, token_trees_option, write_token_trees
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   moeflow generate -p "The capital of France is" --max-tokens 8
+  moeflow generate Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M -p "Once"
+      a model that `moeflow pull` has fetched
   moeflow generate -p "What is the capital of France?" --chat --stats
   moeflow generate ~/models/olmoe -p "Once" -p "Twice" --json | jq \\
       -r '.results[].text'
@@ -64,6 +66,7 @@ class Timings:
 @click.option("--chat", "is_chat", is_flag=True, help="Ask each prompt as a user's message.")
 @sampling_options
 @token_trees_option
+@pull_option
 @explain_option
 @click.option("--stats", "with_stats", is_flag=True, help="Print token counts and speed on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print texts, token ids, usage and timings as JSON.")
@@ -74,13 +77,14 @@ def generate(
     is_chat: bool,
     sampling: SamplingParams,
     token_trees_file: Path | None,
+    pulls: bool,
     explains: bool,
     with_stats: bool,
     as_json: bool,
 ) -> None:
     """Complete prompts and exit; made for scripts.
 
-    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is used.
+    MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model is used.
     """
     asked = [*prompts, *(file.read() for file in files)]
     if not asked:
@@ -88,6 +92,8 @@ def generate(
     if token_trees_file is not None:
         check_guesses(overrides)
         sampling = replace(sampling, token_trees=True)
+    if pulls:
+        fetch_if_named(overrides["model"])
     started = time.monotonic()
     usage = requests_of([len(prompt.encode()) for prompt in asked], sampling.max_tokens or TYPICAL.gen_len)
     with load(overrides, usage, explains=explains, shows_expected=with_stats) as llm:

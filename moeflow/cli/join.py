@@ -59,7 +59,7 @@ def join(address: str, model: str | None, token_file: Path | None, num_threads: 
         host=host,
         port=port,
         token=read_token(token_file or default_token_file(cache_dir)),
-        model=None if model is None else str(Path(model).absolute()),
+        model=None if model is None else str(Path(lazy.local_path(model)).absolute()),
         num_threads=num_threads,
         cpu_isa=os.environ.get("MOEFLOW_CPU_ISA", ""),
         cache_dir=cache_dir,

@@ -37,6 +37,12 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.speculation.plots import plot_speculation
     from moeflow.bench.speculation.prompts import read_prompts
     from moeflow.bench.speculation.run import SpeculationRun
+    from moeflow.checkpoint.hub.cache_layout import repositories
+    from moeflow.checkpoint.hub.cached_models import cached_models, plan_removal, unfinished_bytes
+    from moeflow.checkpoint.hub.local_models import find_model, hub_cache, local_path
+    from moeflow.checkpoint.hub.model_name import parse_model_name
+    from moeflow.checkpoint.hub.pull import pull
+    from moeflow.checkpoint.hub.remote_headers import HEADERS_PREFIX, remote_headers
     from moeflow.checkpoint.open import open_checkpoint
     from moeflow.engine.lending import LendSettings, lend
     from moeflow.engine.ranks.join import JoinSettings, join
@@ -54,6 +60,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.hardware.calibrate_device import measure_device
     from moeflow.planner.hardware.host import host_resources
     from moeflow.planner.hardware.this_machine import how_measured, known_machine, this_machine, was_disturbed
+    from moeflow.planner.made_files import made_files
     from moeflow.planner.plan_text import speed_and_memory, what_to_expect
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
     from moeflow.planner.resolve import resolve
@@ -95,6 +102,12 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.speculation.plots": "plot_speculation",
     "moeflow.bench.speculation.prompts": "read_prompts",
     "moeflow.bench.speculation.run": "SpeculationRun",
+    "moeflow.checkpoint.hub.cached_models": "cached_models plan_removal unfinished_bytes",
+    "moeflow.checkpoint.hub.cache_layout": "repositories",
+    "moeflow.checkpoint.hub.local_models": "find_model hub_cache local_path",
+    "moeflow.checkpoint.hub.model_name": "parse_model_name",
+    "moeflow.checkpoint.hub.pull": "pull",
+    "moeflow.checkpoint.hub.remote_headers": "HEADERS_PREFIX remote_headers",
     "moeflow.checkpoint.open": "open_checkpoint",
     "moeflow.engine.lending": "LendSettings lend",
     "moeflow.engine.ranks.join": "JoinSettings join",
@@ -106,6 +119,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.models.registry": "read_bare_config read_model_config",
     "moeflow.planner.apply_plan": "machine_notice overruled settings_from_plan",
     "moeflow.planner.choices.packed_files": "carry_predictor find_damage pack used_packed_weights_file",
+    "moeflow.planner.made_files": "made_files",
     "moeflow.planner.plan_text": "speed_and_memory what_to_expect",
     "moeflow.planner.hardware.calibrate_device": "measure_device",
     "moeflow.planner.hardware.host": "host_resources",

@@ -6,6 +6,7 @@ Shows progress on stderr, so that stdout stays the verb's own.
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from moeflow.cli.watched import watched_bar, watched_steps
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
+    from moeflow.cli import pulling
     from moeflow.cli.bench import output as tables
     from moeflow.cli.plan import output
     from moeflow.core.plan import Plan
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from moeflow.planner.settings import Settings
     from moeflow.planner.usage import Usage
 else:
+    pulling = on_demand("moeflow.cli.pulling")
     output = on_demand("moeflow.cli.plan.output")
     tables = on_demand("moeflow.cli.bench.output")
 
@@ -31,12 +34,25 @@ else:
 def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
     """Return the settings for what the user set, with a model that exists, and the verb's own in `always`.
 
+    A model that is named lies where it was pulled to.
+
     Raises: CheckpointError, ConfigError or CapacityError if the built-in model has to be made and cannot; ConfigError
-    if there is a plan that cannot be carried out.
+    if there is a plan that cannot be carried out; CheckpointError if the model is named and not here.
     """
     if overrides["model"] is None and overrides.get("plan_file") is None:
         overrides = {**overrides, "model": str(built_in_model(overrides["cache_dir"]))}
-    return lazy.with_dense_source(dataclasses.replace(settings_of(overrides), **always))
+    settings = settings_of({**overrides, "model": _path_of(overrides["model"])})
+    return lazy.with_dense_source(dataclasses.replace(settings, model=_path_of(settings.model), **always))
+
+
+def _path_of(model: str | None) -> str | None:
+    return model if model is None or os.path.lexists(model) else lazy.local_path(model)
+
+
+def fetch_if_named(model: str | None) -> None:
+    """With --pull: have the model here, if it is a name and not here."""
+    if model is not None:
+        pulling.fetch_if_named(model)
 
 
 def planned(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, **always: Any) -> Plan:

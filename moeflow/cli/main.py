@@ -25,13 +25,16 @@ VERBS = {
     "serve": "Serve a model: an OpenAI-compatible API and a page to talk to it.",
     "join": "Compute a part of a model that another machine serves.",
     "lend": "Lend memory for experts of a model that another machine serves.",
+    "pull": "Fetch a model from Hugging Face; a name then works wherever a path does.",
+    "list": "Show the models that were pulled, and whether they run here.",
+    "rm": "Delete a pulled model and what was made of it.",
     "chat": "Talk to a model in the terminal.",
     "generate": "Complete prompts and exit; made for scripts.",
     "batch": "Answer a file of requests; stop and go on at any time.",
     "train": "Train small models that guess for a large one.",
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
     "pack": "Write a model's weights once as they lie in memory, so that it starts at once.",
-    "cache": "Show what prompts and answers are kept on disk, or delete them.",
+    "cache": "Show what lies on this machine's disk, or delete it.",
     "bench": "Measure speed and quality here, beside what the machine could do at best.",
     "plan": "Decide how to run a model, here or elsewhere, and predict its speed.",
     "simulate": "Predict speeds with other memory, policies, pipelines, machines or traffic.",
@@ -45,6 +48,7 @@ IN_FOLDERS = {
     "simulate": "simulate.group",
     "train": "train.group",
 }
+_NAMED_ELSE = {"list": "list_models"}  # in their modules: verbs that mean something in Python
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -63,7 +67,8 @@ class Shell(click.Group):
         """Import the verb's module and return its command."""
         if cmd_name not in VERBS:
             return None
-        command = getattr(importlib.import_module(f"moeflow.cli.{IN_FOLDERS.get(cmd_name, cmd_name)}"), cmd_name)
+        module = importlib.import_module(f"moeflow.cli.{IN_FOLDERS.get(cmd_name, cmd_name)}")
+        command = getattr(module, _NAMED_ELSE.get(cmd_name, cmd_name))
         assert isinstance(command, click.Command)
         return command
 
@@ -146,6 +151,8 @@ Examples:
   moeflow serve
       serve the built-in model on http://127.0.0.1:8000
   moeflow chat                  talk to it here
+  moeflow pull Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M
+      fetch a model; then serve, chat or generate by this name
   moeflow doctor ~/models/mine  will this model run here?"""
 
 

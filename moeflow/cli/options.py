@@ -125,6 +125,17 @@ explain_option = click.option(
 )
 
 
+pull_option = click.option(
+    "--pull",
+    "pulls",
+    is_flag=True,
+    cls=GroupedOption,
+    group="Files",
+    is_common=True,
+    help="Fetch MODEL first if it is a name and not here.",
+)
+
+
 def engine_options_but(*left_out: str) -> Callable[[Verb], Verb]:
     """Return what adds MODEL and the options that shape an engine, but for some fields of `Settings`.
 

@@ -78,10 +78,10 @@ def pack(
 ) -> None:
     """Write a model's weights to a file that starts are quick with, and that experts can come from.
 
-    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is packed. The options that choose
-    the number format must be those given to serve or generate later.
+    MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model is
+    packed. The options that choose the number format must be those given to serve or generate later.
     """
-    name = model or str(built_in_model(cache_dir))
+    name = lazy.local_path(model) if model else str(built_in_model(cache_dir))
     began = time.perf_counter()
     if quantize in MIXES:
         learn_importance(name, cache_dir, num_threads)

@@ -1,4 +1,6 @@
-"""The type of options that name a file to be written: a place where that cannot be is said before the work begins."""
+"""The types of arguments that name a model, and of options that name a file to be written: a place where that cannot be
+is said before the work begins.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from moeflow.cli import lazy
 
 
 class NewFile(click.Path):
@@ -42,6 +46,17 @@ class NewPicture(click.Path):
         return path
 
 
+class ModelPath(click.Path):
+    """A model that is there: its path, or the name of one that was pulled."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Raises: click.BadParameter if there is none, CheckpointError if no such model was pulled."""
+        return super().convert(lazy.local_path(os.fsdecode(value)), param, ctx)
+
+
 def require_matplotlib() -> None:
     """Raises: ClickException if there is none, before anything is computed in vain."""
     if importlib.util.find_spec("matplotlib") is None:
@@ -49,4 +64,5 @@ def require_matplotlib() -> None:
 
 
 NEW_FILE = NewFile()
+MODEL_PATH = ModelPath()
 NEW_PICTURE = NewPicture()

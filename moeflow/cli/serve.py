@@ -12,8 +12,8 @@ import click
 
 from moeflow.cli import lazy
 from moeflow.cli.help import Command, GroupedOption
-from moeflow.cli.local_model import planned
-from moeflow.cli.options import byte_count, explain_option, served_engine_options
+from moeflow.cli.local_model import fetch_if_named, planned
+from moeflow.cli.options import byte_count, explain_option, pull_option, served_engine_options
 from moeflow.planner.usage import SERVING
 
 EPILOG = """\b
@@ -22,6 +22,8 @@ Examples:
       the built-in model, made on first use
   moeflow serve ~/models/olmoe --port 9000       a Hugging Face folder
   moeflow serve ~/models/mixtral.Q4_0.gguf       a GGUF file
+  moeflow serve Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M --pull
+      a model by its name, fetched if it is not here
   MOEFLOW_API_KEY=secret moeflow serve --host 0.0.0.0
 \b
 Then open the printed address in a browser, or ask from a shell:
@@ -35,6 +37,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 
 @click.command(cls=Command, epilog=EPILOG)
 @served_engine_options
+@pull_option
 @explain_option
 @click.option(
     "--model-name", cls=GroupedOption, group="API", help="The model's name in the API.  [default: its folder or file]"
@@ -155,6 +158,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 )
 def serve(
     overrides: dict[str, Any],
+    pulls: bool,
     explains: bool,
     model_name: str | None,
     data_dir: Path | None,
@@ -162,8 +166,11 @@ def serve(
 ) -> int:
     """Serve a model: an OpenAI-compatible API and a page to talk to it.
 
-    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is served.
+    MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model is
+    served.
     """
+    if pulls:
+        fetch_if_named(overrides["model"])
     config = lazy.ServerConfig(**server_overrides, data_dir=data_dir or overrides["cache_dir"] / "jobs")
     overrides = {**overrides, "model_name": model_name}
     if explains:

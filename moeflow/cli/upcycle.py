@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from moeflow.cli import lazy
+from moeflow.cli.params import MODEL_PATH
 from moeflow.cli.phase_bars import phase_bars
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
@@ -35,7 +36,7 @@ the dense one does: it is larger, not better. It is a Hugging Face folder that t
 
 
 @click.command(epilog=EPILOG)
-@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("source", type=MODEL_PATH)
 @click.option("--experts", "num_experts", type=int, default=8, show_default=True, help="Experts in each layer.")
 @click.option("--top-k", type=int, default=2, show_default=True, help="Experts that each token uses.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to make.")

@@ -4,6 +4,8 @@ MoeflowError
 ├── ConfigError          a setting that cannot be granted, or two that contradict each other
 ├── CapacityError        it does not fit: says what is needed, what there is, and what to change
 ├── CheckpointError      a model file is damaged, incomplete or of an unknown kind
+├── HubError             a hub has no such model, keeps it closed, or is out of reach
+│   └── HubConnectionError   a connection to it failed or was cut; worth trying again
 ├── RequestError         one request is refused or failed; the engine lives on
 │   ├── ContextLengthError   its prompt cannot fit into the model's context
 │   └── QueueFullError   refused because too many requests wait; worth trying again
@@ -53,6 +55,18 @@ class CheckpointError(MoeflowError):
         where += [f"tensor {cut(tensor)}"] if tensor else []
         prefix = ", ".join(where) + ": " if where else ""
         super().__init__(f"{prefix}{problem}. {remedy}")
+
+
+class HubError(MoeflowError):
+    """A hub does not give what was asked of it; the message says why, and the remedy."""
+
+
+class HubConnectionError(HubError):
+    """A connection to a hub failed, was cut or refused for now: trying again may help, after `wait_s` seconds."""
+
+    def __init__(self, message: str, *, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
 
 
 class RequestError(MoeflowError):

@@ -78,10 +78,11 @@ class GatedDeltaConfig:
     """Linear attention by the gated delta rule (2412.06464) behind a short convolution."""
 
     num_heads: int  # of values
-    num_key_heads: int  # of queries and keys, each for as many neighbouring heads
+    num_key_heads: int  # of queries and keys, each for as many heads
     key_dim: int
     value_dim: int
     kernel_size: int  # tokens that a channel of the convolution sees, the newest included
+    key_heads_take_turns: bool = False  # heads that share a key are not neighbours: their keys are 0, 1, .., 0, 1, ..
 
     @property
     def values_size(self) -> int:

@@ -25,6 +25,7 @@ from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.recurrent.gated_delta_net import GatedDeltaNet
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.qwen2_moe import NAMES
+from moeflow.models.routed_keys import predictors
 
 _KINDS: Final = {"full_attention": False, "linear_attention": True}
 _LINEAR: Final = LayerNames(mixer="linear_attn")
@@ -58,6 +59,7 @@ def read_linear_config(reader: ConfigReader, *, model_type: str, **family: Any) 
         attention_bias=has_bias,
         attention_out_bias=has_bias,
         recurrent=_read_recurrent(reader),
+        unused_prefixes=predictors(reader),
         **family,
     )
 
@@ -84,6 +86,7 @@ def _read_recurrent(reader: ConfigReader) -> RecurrentConfig | None:
         key_dim=reader.positive("linear_key_head_dim", 128, most=MAX_KEY_DIM),
         value_dim=reader.positive("linear_value_head_dim", 128),
         kernel_size=reader.positive("linear_conv_kernel_dim", 4, most=MAX_TAPS),
+        key_heads_take_turns=reader.get(bool, "linear_key_heads_take_turns", False),  # which GGUF files say
     )
     if mixer.num_heads % mixer.num_key_heads:
         raise reader.error(

@@ -38,7 +38,7 @@ def read_routed_experts(reader: ConfigReader, defaults: Mapping[str, Any]) -> di
         "routed_scaling_factor": reader.number("routed_scaling_factor", 1.0, least=0.0, most=1e6),
         "num_expert_groups": reader.positive("n_group", 1),
         "num_chosen_groups": reader.positive("topk_group", 1),
-        "unused_prefixes": _predictors(reader),
+        "unused_prefixes": predictors(reader),
         "intermediate_size": width,
         "shared_intermediate_size": width * count(reader, "n_shared_experts", 0),
         "dense_layers": tuple(range(num_dense)),
@@ -46,7 +46,7 @@ def read_routed_experts(reader: ConfigReader, defaults: Mapping[str, Any]) -> di
     }
 
 
-def _predictors(reader: ConfigReader) -> tuple[str, ...]:
+def predictors(reader: ConfigReader) -> tuple[str, ...]:
     """Return how the names of layers begin that predict further tokens; they come after the last one."""
     num_layers, num_more = read_num_layers(reader), count(reader, "num_nextn_predict_layers", 0)
     return tuple(f"model.layers.{num_layers + number}." for number in range(min(num_more, _MAX_PREDICTORS)))

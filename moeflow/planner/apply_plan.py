@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
@@ -12,12 +12,18 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.offload_config import PREFIX, CudaDeviceConfig, OffloadConfig
 from moeflow.core.parallel_config import RayConfig
 from moeflow.core.plan import Plan
+from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.weight_format import DTYPES, QUANTIZED
 from moeflow.planner.choices.remote_choice import addresses_of
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.model_files import bare_config
 from moeflow.planner.settings import LOSSY_ROUTING, Settings, options
+
+if TYPE_CHECKING:
+    from moeflow.checkpoint.hub import local_models
+else:
+    local_models = on_demand("moeflow.checkpoint.hub.local_models")
 
 _FORMATS: Final = ("dtype", "quantize")  # one says what the other would
 _UNPLANNED: Final = {"packed_weights_file", "record_routing", "trace_file", "graph_file"}  # of the run, not the plan
@@ -159,7 +165,10 @@ def _device(offload: OffloadConfig) -> str:
 
 def _check_model(plan: Plan, settings: Settings) -> None:
     model = plan.config.model_path
-    if settings.model is not None and Path(settings.model).absolute() != Path(model):
+    if (
+        settings.model is not None
+        and Path(settings.model).absolute() != Path(local_models.local_path(model)).absolute()
+    ):
         raise ConfigError(
             f"the plan is for {model}, not for {settings.model}: "
             f"make one for this model, `moeflow plan {settings.model} --json`"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.identity import called
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DISK, RAM, Machine
@@ -173,7 +174,7 @@ class Decision:
             held.explain(cache.num_bytes, reasons)
         return EngineConfig(
             model_path=str(self.checkpoint.path),
-            model_name=served_name(settings.model_name or self.checkpoint.path.stem, settings),
+            model_name=served_name(settings.model_name or called(self.checkpoint.path), settings),
             dtype=dtype,
             weight_format=weights.matrices,
             embedding_format=weights.embeddings,

@@ -380,8 +380,9 @@ class Trials:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         families = [f"moeflow.models.{name}" for name in ("llama", "mixtral", "olmoe", "qwen3_moe")]
+        # This module, too: a child imports what it runs, and with it torch, which takes a second.
         self._context.set_forkserver_preload(
-            ["moeflow.planner.resolve", "moeflow.engine.text.tokenizer", "gguf", *families]
+            ["tests.checkpoint.hostile", "moeflow.planner.resolve", "moeflow.engine.text.tokenizer", *families]
         )
 
     def run(self, maker: str, folder: Path) -> Outcome:

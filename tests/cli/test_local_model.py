@@ -46,7 +46,7 @@ def test_without_a_model_the_built_in_one_is_prepared(made, tmp_path):
 
 
 def test_a_model_of_ones_own_needs_nothing_made(made, tmp_path):
-    assert prepare(overrides("my/model", tmp_path)).model == "my/model"
+    assert prepare(overrides("./my/model", tmp_path)).model == "./my/model"
     assert made == []
 
 
@@ -64,7 +64,7 @@ def test_what_is_expected_is_shown_of_what_is_loaded(monkeypatch, tmp_path, caps
     monkeypatch.setitem(vars(lazy), "plan_for_start", plan_for_start)
     monkeypatch.setitem(vars(lazy), "what_to_expect", lambda plan: f"{plan} is fast")
     monkeypatch.setitem(vars(lazy), "LLM", FakeLLM)
-    load(overrides("my/model", tmp_path), SERVING, shows_expected=shows_expected)
+    load(overrides("./my/model", tmp_path), SERVING, shows_expected=shows_expected)
     assert (asked, loaded) == ([SERVING], ["plan 1"])
     assert capsys.readouterr().err == ("plan 1 is fast\n" if shows_expected else "")
 
@@ -72,7 +72,7 @@ def test_what_is_expected_is_shown_of_what_is_loaded(monkeypatch, tmp_path, caps
 def test_a_plan_that_is_to_be_explained_is_printed_and_nothing_loaded(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, usage, on_step: PLAN)
     with pytest.raises(click.exceptions.Exit) as ended:
-        load(overrides("my/model", tmp_path), SERVING, explains=True)
+        load(overrides("./my/model", tmp_path), SERVING, explains=True)
     assert ended.value.exit_code == 0
     shown = capsys.readouterr().out
     assert "sequences at once (N)" in shown

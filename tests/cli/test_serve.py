@@ -36,13 +36,13 @@ def served(monkeypatch):
 
 
 def run(*args: str):
-    return CliRunner().invoke(main, ["serve", "my/model", *args], catch_exceptions=False)
+    return CliRunner().invoke(main, ["serve", "./my/model", *args], catch_exceptions=False)
 
 
 def test_without_options_the_defaults_are_those_of_the_floors_below(served, tmp_path):
     assert run("--cache-dir", str(tmp_path)).exit_code == 0
     assert served == [
-        (Settings(model="my/model", cache_dir=tmp_path, is_served=True), ServerConfig(data_dir=tmp_path / "jobs"))
+        (Settings(model="./my/model", cache_dir=tmp_path, is_served=True), ServerConfig(data_dir=tmp_path / "jobs"))
     ]
 
 
@@ -50,7 +50,7 @@ def test_every_wish_arrives(served, tmp_path):
     result = run(*EVERY_OPTION.split(), "--cache-dir", str(tmp_path))
     assert result.exit_code == 0
     settings = Settings(
-        model="my/model",
+        model="./my/model",
         model_name="m",
         dtype="bfloat16",
         kv_dtype="int8",

@@ -981,7 +981,7 @@ void check_short_conv(const Isa& isa, int64_t channels, int64_t taps) {
   expect(again == out, "a mixer of a convolution");
 }
 
-void check_recurrence(const Isa& isa, bool is_delta, int64_t key_dim, int64_t value_dim) {
+void check_recurrence(const Isa& isa, bool is_delta, int64_t key_dim, int64_t value_dim, bool takes_turns = false) {
   constexpr int64_t kHeads = 4, kKeyHeads = 2;
   const TwoSequences two;
   const int64_t size = kKeyHeads * key_dim, stride = 2 * size + kHeads * value_dim;
@@ -1007,6 +1007,7 @@ void check_recurrence(const Isa& isa, bool is_delta, int64_t key_dim, int64_t va
   call.value_dim = value_dim;
   call.num_tokens = 8;
   call.is_delta = is_delta;
+  call.takes_turns = takes_turns;
   call.norm_eps = is_delta ? 1e-6f : -1;
   call.query_scale = 0.5f;
   call.states = {states.data(), of_state, 0};
@@ -1026,7 +1027,7 @@ void check_recurrence(const Isa& isa, bool is_delta, int64_t key_dim, int64_t va
           for (double& it : found) it *= is_delta ? scale / std::sqrt(squares + 1e-6) : scale;
           return found;
         };
-        const int64_t of_key = token * stride + head / 2 * key_dim;
+        const int64_t of_key = token * stride + (takes_turns ? head % kKeyHeads : head / 2) * key_dim;
         const std::vector<double> query = scaled(call.queries + of_key, 0.5), key = scaled(call.keys + of_key, 1);
         const double step = std::log1p(std::exp(static_cast<double>(gates[token * 2 * kHeads + head]) + bias[head]));
         const double rate =
@@ -1114,6 +1115,7 @@ void check_recurrent(const Isa& isa) {
   for (const bool is_delta : {false, true}) {
     check_recurrence(isa, is_delta, 16, 32);
     check_recurrence(isa, is_delta, 7, 18);
+    check_recurrence(isa, is_delta, 7, 18, true);
     check_gates(isa, 3, is_delta);
     check_gates(isa, 48, is_delta);
   }

@@ -56,7 +56,7 @@ def test_a_header_of_arm_compiles_by_itself(header, flags):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_X86, reason="these instruction sets are of x86")
-@pytest.mark.parametrize("isa", ["avx2", "avx512_bf16"])  # vectors of each width; units of all are in the build
+@pytest.mark.parametrize("isa", [pytest.param("avx2", marks=pytest.mark.thorough), "avx512_bf16"])  # of each width
 @pytest.mark.parametrize("header", [header for header in OF_UNITS if header not in OF_ARM])
 def test_a_header_of_units_compiles_for_vectors_of_each_width(header, isa):
     assert errors_of(header, FLAGS[isa]) == ""

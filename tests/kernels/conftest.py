@@ -8,7 +8,7 @@ INSTRUCTION_SETS = extension.ISAS or ("none",)  # of none, tests are skipped
 def pytest_generate_tests(metafunc):
     """Run what depends on the instruction set under two of those that this processor has, or under all of them."""
     if "isa" in metafunc.fixturenames:
-        chosen = INSTRUCTION_SETS if metafunc.config.getoption("--all-instruction-sets") else two_instruction_sets()
+        chosen = INSTRUCTION_SETS if metafunc.config.getoption("--thorough") else two_instruction_sets()
         metafunc.parametrize("isa", chosen, indirect=True, scope="module")
 
 

@@ -78,6 +78,28 @@ def read_gguf_header(file: Path) -> GGUFHeader:
     return GGUFHeader(metadata, {tensor.name: tensor for tensor in placed})
 
 
+def gguf_header_bytes(file: Path) -> int | None:
+    """Return how many bytes the header takes; None: more than there are of the file, which may be its beginning alone.
+
+    Raises: CheckpointError if what there is of it is damaged.
+    """
+    with open_stream(file) as stream, blame_file(file):
+        cursor = _Cursor(stream, file)
+        try:
+            num_tensors, num_keys = _read_preamble(cursor)
+            _read_metadata(cursor, num_keys)
+            check_num_tensors(num_tensors, file)
+            for _ in range(num_tensors):
+                _read_tensor(cursor)
+        except _CutHeaderError:
+            return None
+        return cursor.position
+
+
+class _CutHeaderError(CheckpointError):
+    """The header goes on past the file's end."""
+
+
 class _Cursor:
     """Reads values one after another, none past the file's end."""
 
@@ -92,7 +114,8 @@ class _Cursor:
     def take(self, num_bytes: int) -> bytes:
         data = self._stream.read(num_bytes) if num_bytes <= self.size - self.position else b""
         if len(data) < num_bytes:
-            raise self.damaged(f"is cut: the header goes on past the file's {self.size} bytes")
+            problem = f"is cut: the header goes on past the file's {self.size} bytes"
+            raise _CutHeaderError(problem, file=self.file, remedy=DOWNLOAD_AGAIN)
         self.position += num_bytes
         return data
 

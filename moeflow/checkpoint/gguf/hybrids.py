@@ -79,6 +79,15 @@ _DELTA_LAYER: Final = {
 }
 
 
+_DELTA_SIZES: Final = {
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "linear_inner_size": "ssm.inner_size",
+}
+
+
 def _with_value_dim(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "linear_value_head_dim": config["linear_inner_size"] // config["linear_num_value_heads"]}
 
@@ -92,12 +101,8 @@ _QWEN3_NEXT = Architecture(
         "num_experts": "expert_count",
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-        "linear_conv_kernel_dim": "ssm.conv_kernel",
-        "linear_key_head_dim": "ssm.state_size",
-        "linear_num_key_heads": "ssm.group_count",
-        "linear_num_value_heads": "ssm.time_step_rank",
-        "linear_inner_size": "ssm.inner_size",
-    },
+    }
+    | _DELTA_SIZES,
     moe_names=QWEN2_NAMES,
     layer_names=_DELTA_LAYER,
     optional={
@@ -108,4 +113,19 @@ _QWEN3_NEXT = Architecture(
     cuts={"ssm_ba": cut_rates_and_steps, "ssm_in": cut_all_of_key_heads},
     derive=_with_value_dim,
 )
-HYBRIDS: Final[Mapping[str, Architecture]] = {"lfm2": _LFM2, "lfm2moe": _LFM2_MOE, "qwen3next": _QWEN3_NEXT}
+_TURNS: Final = {"linear_key_heads_take_turns": True}  # llama.cpp's conversion reorders values so
+_QWEN3_5_MOE: Final = replace(_QWEN3_NEXT, constants=_TURNS)
+_QWEN3_5: Final = replace(
+    _QWEN3_5_MOE,
+    model_type="qwen3_5_text",
+    huggingface_class="Qwen3_5ForCausalLM",
+    integers={**WIDTH, **_DELTA_SIZES},
+    moe_names=None,
+)
+HYBRIDS: Final[Mapping[str, Architecture]] = {
+    "lfm2": _LFM2,
+    "lfm2moe": _LFM2_MOE,
+    "qwen3next": _QWEN3_NEXT,
+    "qwen35": _QWEN3_5,
+    "qwen35moe": _QWEN3_5_MOE,
+}

@@ -15,6 +15,7 @@ from moeflow.cli.bench.output import keep, repeated_command, result_options, sho
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import prepare
 from moeflow.cli.options import engine_options_but
+from moeflow.cli.params import MODEL_PATH
 from moeflow.cli.progress import bar
 
 EPILOG = """\b
@@ -40,7 +41,7 @@ greedy tokens counts those before the first different one in each continued prom
 )
 @click.option(
     "--reference",
-    type=click.Path(exists=True, path_type=Path),
+    type=MODEL_PATH,
     help="Compare with this model, of which MODEL was made.  [default: MODEL in its own precision]",
 )
 @click.option("--prompts", "num_prompts", type=click.IntRange(1), default=8, show_default=True, help="To continue.")

@@ -19,8 +19,8 @@ import click
 from moeflow.cli.chat.chat_backend import ChatBackend, LocalChat, RemoteChat
 from moeflow.cli.chat.conversation import HELP, Conversation, Leave
 from moeflow.cli.help import Command
-from moeflow.cli.local_model import load
-from moeflow.cli.options import engine_options, explain_option, sampling_options
+from moeflow.cli.local_model import fetch_if_named, load
+from moeflow.cli.options import engine_options, explain_option, pull_option, sampling_options
 from moeflow.core.errors import ChatTemplateError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.planner.usage import CONVERSATION
@@ -42,6 +42,7 @@ is a file or a pipe, every line of it is a question, and nothing but answers is 
 @click.command(cls=Command, epilog=EPILOG)
 @engine_options
 @sampling_options
+@pull_option
 @explain_option
 @click.option("--system", help="A system prompt: who the model is, how it shall answer.")
 @click.option("--url", help="Talk to this server instead of loading a model here.")
@@ -49,6 +50,7 @@ is a file or a pipe, every line of it is a question, and nothing but answers is 
 def chat(
     overrides: dict[str, Any],
     sampling: SamplingParams,
+    pulls: bool,
     explains: bool,
     system: str | None,
     url: str | None,
@@ -56,10 +58,12 @@ def chat(
 ) -> None:
     """Talk to a model in the terminal; answers appear as they are made.
 
-    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model answers.
+    MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model answers.
     """
     if url and overrides["model"]:
         raise click.UsageError("MODEL and --url exclude each other: the server has its own model")
+    if pulls:
+        fetch_if_named(overrides["model"])
     backend = RemoteChat(url, api_key) if url else LocalChat(load(overrides, CONVERSATION, explains=explains))
     with closing(backend):
         converse(backend, Conversation(sampling, system))

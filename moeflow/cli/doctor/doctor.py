@@ -18,7 +18,7 @@ from rich.markup import escape
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import PAGE_WIDTH
 from moeflow.cli.doctor.diagnostics import REINSTALL, Finding, Verdict, examine, kept_prompts
-from moeflow.cli.doctor.model_check import examine_builtin_model, examine_model, examine_planned_model
+from moeflow.cli.doctor.model_check import examine_builtin_model, examine_named_model, examine_planned_model
 from moeflow.cli.help import Command
 from moeflow.cli.options import served_engine_options
 
@@ -69,7 +69,7 @@ def doctor(overrides: dict[str, Any], verifies: bool, as_json: bool) -> int:
 def look_at(overrides: dict[str, Any], verifies: bool) -> list[Finding]:
     """Look at the model that is named, by the user or by his plan; else at the built-in one."""
     if overrides["model"] is not None:
-        return examine_model(overrides, verifies=verifies)
+        return examine_named_model(overrides, verifies=verifies)
     if overrides["plan_file"] is not None:
         return examine_planned_model(overrides, verifies=verifies)
     return examine_builtin_model(overrides, verifies=verifies)

@@ -13,8 +13,9 @@ from moeflow.cli.doctor.diagnostics import Finding, Verdict
 from moeflow.cli.doctor.modes import other_modes
 from moeflow.cli.plan.plan_option import read_plan, settings_of
 from moeflow.cli.progress import progress_bar
+from moeflow.cli.pulling import headers_of
 from moeflow.core.engine_config import EngineConfig, MemoryPlan
-from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError, HubError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.planner.plan_text import HINT
@@ -51,6 +52,15 @@ def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[
     found.append(Finding("speed", Verdict.OK, lazy.what_to_expect(plan) or HINT))
     found += other_modes(overrides, plan)
     return [*found, *(verify(plan.config) if verifies else [])]
+
+
+def examine_named_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
+    """Look at the model that the user named: at its path, where it was pulled to, or at its headers on the hub."""
+    try:
+        with headers_of(overrides["model"]) as path:
+            return examine_model({**overrides, "model": path}, verifies=verifies)
+    except (CheckpointError, HubError) as error:
+        return [Finding("model", Verdict.MISSING, str(error))]
 
 
 def verify(config: EngineConfig) -> list[Finding]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moeflow.cli import lazy
+from moeflow.cli.pulling import is_headers_alone
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Workload
 from moeflow.planner.costs.routing_profile import RoutingProfile
@@ -26,7 +27,8 @@ def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Work
     A line is a text, or an object with `prompt`, `messages`, `turns` or a batch request's `body`; `max_tokens` in it
     counts instead of `gen_len`. Raises: ConfigError if a line is none of these.
     """
-    tokenizer = lazy.Tokenizer.load(model) if Path(model).exists() and Path(model).suffix != ".json" else None
+    is_whole = Path(model).exists() and Path(model).suffix != ".json" and not is_headers_alone(model)
+    tokenizer = lazy.Tokenizer.load(model) if is_whole else None
     prompts, answers = [], []
     for number, item in enumerate(_lines(file), 1):
         text, gen = _request(item)

@@ -17,8 +17,9 @@ from moeflow.cli.params import NEW_PICTURE
 from moeflow.cli.plan.inputs import routing_of, workload_of
 from moeflow.cli.plan.output import check_json, check_table, forecast_of, plan_tables, policy_table, short_name
 from moeflow.cli.progress import bar, progress_bar, steps
+from moeflow.cli.pulling import headers_of, is_headers_alone
 from moeflow.core.errors import ConfigError, MoeflowError
-from moeflow.core.plan import GOALS, Goal, Workload, plan_to_json
+from moeflow.core.plan import GOALS, Goal, Plan, Workload, plan_to_json
 from moeflow.planner.hardware.machine_files import machine_names
 from moeflow.planner.usage import Usage
 
@@ -44,6 +45,8 @@ Examples:
   moeflow plan mixtral-8x7b --machine t4 --prompt-len 418 --gen-len 128
   moeflow plan config.json --machine l4 --prompts questions.jsonl \\
       --roofline roofs.png --policy-map map.png
+  moeflow plan Qwen/Qwen3-30B-A3B
+      before it is pulled: a few megabytes of headers are read
   moeflow plan ~/models/olmoe --json > plan.json
       for programs, and for --plan
   moeflow plan ~/models/olmoe --validate
@@ -145,8 +148,8 @@ def plan(
 ) -> None:
     """Decide how to run a model here or on another machine, and say what to expect.
 
-    MODEL is a Hugging Face folder, a .gguf file, a bare config.json, or one of the shapes that are shipped
-    (mixtral-8x7b, mixtral-8x22b, dbrx); without it, the built-in model.
+    MODEL is a Hugging Face folder, a .gguf file, a model's name on the hub, a bare config.json, or one of the shapes
+    that are shipped (mixtral-8x7b, mixtral-8x22b, dbrx); without it, the built-in model.
     """
     if roofline is not None or policy_map is not None:
         require_matplotlib()
@@ -156,7 +159,8 @@ def plan(
     if validate and has_replicas:
         raise ConfigError("--validate runs one engine; leave --replicas away, or measure with `moeflow bench serve`")
     overrides["is_served"] = overrides["is_served"] or has_replicas  # which is where there can be several
-    name = model or str(built_in_model(overrides["cache_dir"]))
+    named = model or str(built_in_model(overrides["cache_dir"]))
+    name = click.get_current_context().with_resource(headers_of(named, is_run=validate))
     workload, num_requests = (
         Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate),
         None,
@@ -184,7 +188,7 @@ def plan(
         learn(planned, overrides["cache_dir"])
         with steps("Planning") as say:
             planned = lazy.plan_for(dataclasses.replace(request, recalibrate=False), say)
-    made = planned.plan
+    made = under_its_name(planned.plan, named)
     if validate:
         validated(planned, overrides["cache_dir"], as_json=as_json)
     elif as_json:
@@ -198,6 +202,13 @@ def plan(
     if policy_map is not None:
         with bar(lazy.num_map_points(planned.model)) as shown:
             lazy.plot_policy_map(lazy.policy_map(planned.model, planned.objective, shown.advance), title, policy_map)
+
+
+def under_its_name(plan: Plan, named: str) -> Plan:
+    """Return a plan for the model's name, if it was made from headers, which are gone when somebody reads it."""
+    if not is_headers_alone(plan.config.model_path):
+        return plan
+    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, model_path=named))
 
 
 def has_to_learn(planned: Planned) -> bool:

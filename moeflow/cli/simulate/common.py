@@ -51,7 +51,7 @@ def read_shape(model: str) -> ModelConfig:
         return lazy.read_bare_config(shipped[model])
     if Path(model).suffix == ".json":
         return lazy.read_bare_config(Path(model))
-    return lazy.read_model_config(lazy.open_checkpoint(model))
+    return lazy.read_model_config(lazy.open_checkpoint(lazy.local_path(model)))
 
 
 def choose_formats(machine: Machine, weights: str | None) -> Formats:

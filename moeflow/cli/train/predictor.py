@@ -13,6 +13,7 @@ import click
 from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option
+from moeflow.cli.params import MODEL_PATH
 from moeflow.cli.phase_bars import phase_bars
 from moeflow.cli.train.common import print_facts, teacher_settings
 
@@ -31,7 +32,7 @@ kill. What gets no better on text that was held out ends the training early."""
 
 
 @click.command(epilog=EPILOG)
-@click.argument("model", required=False, type=click.Path(exists=True, path_type=Path))
+@click.argument("model", required=False, type=MODEL_PATH)
 @click.option("--minutes", type=float, default=20.0, show_default=True, help="That all of it may take, half for text.")
 @click.option("--text-tokens", type=int, help="To learn from, however long it takes.  [default: by --minutes]")
 @click.option("--epochs", type=int, help="At most, however long they take.  [default: by --minutes]")

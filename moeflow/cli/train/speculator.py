@@ -13,6 +13,7 @@ import click
 from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option
+from moeflow.cli.params import MODEL_PATH
 from moeflow.cli.phase_bars import phase_bars
 from moeflow.cli.train.common import print_facts, teacher_settings
 
@@ -35,7 +36,7 @@ that was held out ends the training early. State is kept once a minute, and afte
 
 
 @click.command(epilog=EPILOG)
-@click.argument("model", required=False, type=click.Path(exists=True, path_type=Path))
+@click.argument("model", required=False, type=MODEL_PATH)
 @click.option("--pool", type=int, default=1, show_default=True, help="How many to train, to guess together.")
 @click.option("--layers", type=int, default=6, show_default=True, help="Of each: more guess better, and take longer.")
 @click.option("--minutes", type=float, default=25.0, show_default=True, help="That all of it may take.")

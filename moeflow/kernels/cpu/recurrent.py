@@ -198,6 +198,7 @@ def _bind_heads(layer: RecurrenceLayer) -> object:
         key_dim=layer.key_dim,
         value_dim=layer.value_dim,
         is_delta=layer.is_delta,
+        takes_turns=layer.key_heads_take_turns,
         norm_eps=-1.0 if layer.norm_eps is None else layer.norm_eps,
         query_scale=layer.query_scale,
     )

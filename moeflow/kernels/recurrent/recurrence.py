@@ -58,4 +58,5 @@ def _keys(layer: RecurrenceLayer, x: Tensor) -> Tensor:
     x = x.float().reshape(-1, layer.num_key_heads, layer.key_dim)
     if layer.norm_eps is not None:
         x = x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + layer.norm_eps)
-    return x.repeat_interleave(layer.num_heads // layer.num_key_heads, dim=1)
+    num_shares = layer.num_heads // layer.num_key_heads
+    return x.repeat(1, num_shares, 1) if layer.key_heads_take_turns else x.repeat_interleave(num_shares, dim=1)

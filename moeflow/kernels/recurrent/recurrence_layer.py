@@ -28,7 +28,7 @@ class RecurrenceLayer:
     """The heads of a layer and their weights."""
 
     num_heads: int
-    num_key_heads: int  # each is shared by as many neighbouring heads
+    num_key_heads: int  # each is shared by as many heads, neighbours unless they take turns
     key_dim: int
     value_dim: int
     step_bias: Array  # [heads] float32
@@ -39,6 +39,7 @@ class RecurrenceLayer:
     query_scale: float
     least_step: float = 0.0
     most_step: float = math.inf
+    key_heads_take_turns: bool = False  # the heads' keys are those of 0, 1, .., 0, 1, .., else 0, 0, .., 1, 1, ..
 
     @property
     def state_values(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
@@ -18,12 +18,18 @@ from moeflow.core.engine_config import DraftModelConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
+from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.weight_format import BITS_PER_VALUE, DTYPES, QUANTIZED, WEIGHT_FORMATS, WeightFormat
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.settings import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Settings
+
+if TYPE_CHECKING:
+    from moeflow.checkpoint.hub import local_models
+else:
+    local_models = on_demand("moeflow.checkpoint.hub.local_models")
 
 EARLY_EXIT: Final = "early-exit"
 OWN: Final = "self"
@@ -48,12 +54,13 @@ def choose_draft_model(
     if path == OWN:
         weights = _weights(weight_format, checkpoint, can_pack=bool(cpu_isa))
         return _config(name, checkpoint, shape, weights, settings, cpu_isa)
-    if not Path(path).exists():
+    place = path if Path(path).exists() else local_models.local_path(path)
+    if not Path(place).exists():
         raise ConfigError(
             f"speculator {name!r} is unknown, and there is no such file: name suffix, {EARLY_EXIT}, {OWN}:int8, "
-            "dense-source (of the built-in model), or a small model's folder or .gguf file"
+            "dense-source (of the built-in model), or a small model's folder, .gguf file or name"
         )
-    absolute = Path(path).absolute()
+    absolute = Path(place).absolute()
     with closing(open_checkpoint(absolute)) as draft:
         draft_shape = read_model_config(draft)
         _check_vocabulary(draft, checkpoint)

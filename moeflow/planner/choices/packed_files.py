@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.identity import pulled_name
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, is_packed_weights_file, read_slab_index
 from moeflow.checkpoint.packed.mapped import map_weights
@@ -39,7 +40,12 @@ def packed_weights_file_place(cache_dir: Path | None, checkpoint: Checkpoint, sp
     """Return where a model's packed weights are kept if the user names no place: a file each checkpoint and format."""
     folder = cache_folder(cache_dir) / "experts"
     digest = hashlib.sha256(msgspec.json.encode(spec)).hexdigest()[:12]
-    return folder / f"{checkpoint.path.resolve().stem}-{spec.weight_format}-{digest}.slabs"
+    return folder / f"{_file_name(checkpoint.path)}-{spec.weight_format}-{digest}.slabs"
+
+
+def _file_name(model: Path) -> str:
+    name = pulled_name(model)
+    return model.resolve().stem if name is None else name.replace("/", "--").replace(":", "-")
 
 
 def find_packed_weights_file(

@@ -7,7 +7,7 @@ import dataclasses
 import gguf
 import pytest
 import torch
-from transformers import Lfm2Config, Lfm2MoeConfig, Qwen3NextConfig
+from transformers import Lfm2Config, Lfm2MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3NextConfig
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
@@ -52,6 +52,14 @@ CASES = {
         {"add_expert_count": 8, "add_expert_used_count": 3, "add_clamp_kqv": 0.5, "add_layer_norm_eps": 1e-5},
     ),
     "qwen3next": (Qwen3NextConfig(**LINEAR), DELTA),
+    "qwen35moe": (
+        Qwen3_5MoeTextConfig(**LINEAR),
+        DELTA | {"add_block_count": 5, "add_nextn_predict_layers": 1, "add_rope_dimension_sections": [1, 1, 0, 0]},
+    ),
+    "qwen35": (
+        Qwen3_5TextConfig(**{key: value for key, value in LINEAR.items() if "expert" not in key and "moe" not in key}),
+        {key: value for key, value in DELTA.items() if "expert" not in key},
+    ),
 }
 OLD = "older qwen3next"  # with what belongs to a key head side by side
 
@@ -69,12 +77,29 @@ def converted(kind, name, tensor, names):
         yield f"{blk}.attn_qkv.weight", torch.cat([queries, keys, values])
         yield f"{blk}.attn_gate.weight", gates
         return
+    if kind.startswith("qwen35") and "linear_attn" in name:
+        tensor = by_turns(name, tensor)
     known = name.replace(".dt_bias", ".dt_proj.bias").replace("expert_bias", "expert_bias.bias")
     if "feed_forward.experts" in name:  # as the conversion calls stacks
         known = known.removeprefix("model.")
     gguf_name = names.get_name(known, try_suffixes=(".weight", ".bias"))
     assert gguf_name is not None, name
     yield gguf_name, tensor.squeeze(0) if "shared_expert_gate" in name else tensor
+
+
+def by_turns(name, tensor):
+    """Reorder values as the conversion does: 4 heads, of which neighbours share a key, so that they take turns."""
+    part = name.split(".linear_attn.")[1]
+    if part.startswith("out_proj"):
+        return tensor.unflatten(1, (2, 2, 20)).transpose(1, 2).flatten(1)
+    if part.startswith(("in_proj_qkv", "conv1d")):
+        keys, values = tensor.split([48, 80])
+        return torch.cat([keys, values.unflatten(0, (2, 2, 20)).transpose(0, 1).flatten(0, 2)])
+    if part.startswith("in_proj_z"):
+        return tensor.unflatten(0, (2, 2, 20)).transpose(0, 1).flatten(0, 2)
+    if part.startswith(("in_proj_a", "in_proj_b", "A_log", "dt_bias")):
+        return tensor.unflatten(0, (2, 2)).transpose(0, 1).flatten(0, 1)
+    return tensor
 
 
 DBRX_NAMES = {
@@ -116,6 +141,9 @@ def all_tensors(kind, folder, config):
     names = gguf.get_tensor_name_map(number, config.num_layers)
     for name, tensor in _stacked({name: folder.read(name) for name in folder.tensors}).items():
         yield from converted(kind, name, tensor.float(), names)
+    if architecture == "qwen35moe":  # what predicts further tokens is a layer behind the last one
+        yield "blk.4.nextn.eh_proj.weight", torch.ones(32, 64)
+        yield "blk.4.attn_norm.weight", torch.ones(32)
 
 
 def write(file, kind, folder, more):

@@ -124,7 +124,7 @@ def test_stopped_it_shows_what_it_has(folder, measured):
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_loads(questions, measured, args, reason):
-    done = run("no/model", *(questions if arg == "QUESTIONS" else arg for arg in args))
+    done = run("./no/model", *(questions if arg == "QUESTIONS" else arg for arg in args))
     assert (done.exit_code, reason in done.stderr) == (2, True), done.stderr
     assert measured == []
 

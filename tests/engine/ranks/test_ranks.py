@@ -50,7 +50,9 @@ def config_of(model, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("formats", [{}, {"quantize": "int8"}, {"quantize": "int4"}], ids=str)
+@pytest.mark.parametrize(
+    "formats", [{}, pytest.param({"quantize": "int8"}, marks=pytest.mark.thorough), {"quantize": "int4"}], ids=str
+)
 def test_tokens_are_those_of_one_process(model, tmp_path, formats):
     want = run(config_of(model, **formats), PROMPTS)
     assert run(config_of(model, num_ranks=2, **formats), PROMPTS) == want

@@ -21,7 +21,15 @@ KINDS = pytest.mark.parametrize("is_delta", [False, True])
 class Layer:
     """Random inputs and weights of a layer's recurrence."""
 
-    def __init__(self, is_delta: bool, key_dim: int, value_dim: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        is_delta: bool,
+        key_dim: int,
+        value_dim: int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        takes_turns: bool = False,
+    ) -> None:
         torch.manual_seed(key_dim)
         self.sizes = [KEY_HEADS * key_dim, KEY_HEADS * key_dim, HEADS * value_dim, HEADS, HEADS]
         self.inputs = torch.randn(sum(LENGTHS), sum(self.sizes)).to(dtype)
@@ -36,6 +44,7 @@ class Layer:
             is_delta=is_delta,
             norm_eps=1e-6 if is_delta else None,
             query_scale=key_dim**-0.5 if is_delta else 1.0,
+            key_heads_take_turns=takes_turns,
         )
 
     def run(self, rows, states, sequences):
@@ -51,6 +60,8 @@ class Layer:
         layer = self.layer
         queries, keys, values, steps, rates = (part[None] for part in rows.split(self.sizes, dim=1))
         queries, keys = (part.unflatten(-1, (KEY_HEADS, layer.key_dim)) for part in (queries, keys))
+        if layer.key_heads_take_turns:  # theirs share with neighbours: with a key each, nobody does
+            queries, keys = (part.repeat(1, 1, HEADS // KEY_HEADS, 1) for part in (queries, keys))
         values = values.unflatten(-1, (HEADS, layer.value_dim))
         decay = -layer.log_decay.exp()
         if layer.is_delta:
@@ -83,6 +94,16 @@ def test_it_is_what_transformers_computes_in_chunks(isa, is_delta, key_dim, valu
     it = Layer(is_delta, key_dim, value_dim)
     found = mixed(it.run, it.inputs, it.layer.state_values)
     torch.testing.assert_close(found, it.expected(), atol=1e-4, rtol=1e-4)
+
+
+@KINDS
+def test_key_heads_may_take_turns(isa, is_delta):
+    it = Layer(is_delta, 12, 20, takes_turns=True)
+    found = mixed(it.run, it.inputs, it.layer.state_values)
+    torch.testing.assert_close(found, it.expected(), atol=1e-4, rtol=1e-4)
+    rounded = Layer(is_delta, 12, 20, torch.bfloat16, takes_turns=True)
+    in_torch = mixed(rounded.run, rounded.inputs, rounded.layer.state_values)
+    torch.testing.assert_close(in_torch.float(), rounded.expected(), atol=0.05, rtol=0.05)
 
 
 @KINDS

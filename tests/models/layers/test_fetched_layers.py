@@ -145,8 +145,8 @@ def check_bits(index, policy, predictor, num_slots, num_threads, passes):
     fetched.close()
 
 
-test_every_bit_is_that_of_the_resident_model = settings(max_examples=30)(runs(check_bits))
-test_every_bit_of_many_runs = pytest.mark.slow(settings(max_examples=500)(runs(check_bits)))
+test_every_bit_is_that_of_the_resident_model = settings(max_examples=60)(runs(check_bits))
+test_every_bit_of_many_runs = pytest.mark.thorough(settings(max_examples=500)(runs(check_bits)))
 
 
 @settings(max_examples=15)

@@ -230,8 +230,8 @@ def check_bits(weight_format, policy, predictor, num_slots, passes, seed):
         assert torch.equal(cached.run(batch), run(resident_model(weight_format), batch))
 
 
-test_every_bit_is_that_of_the_resident_model = settings(max_examples=10)(runs(check_bits))
-test_every_bit_of_many_runs = pytest.mark.slow(settings(max_examples=300)(runs(check_bits)))
+test_every_bit_is_that_of_the_resident_model = settings(max_examples=60)(runs(check_bits))
+test_every_bit_of_many_runs = pytest.mark.thorough(settings(max_examples=300)(runs(check_bits)))
 
 
 @settings(max_examples=8)

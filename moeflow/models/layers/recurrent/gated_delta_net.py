@@ -54,6 +54,7 @@ class GatedDeltaNet(RecurrentLayer):
             is_delta=True,
             norm_eps=_LENGTH_EPS,
             query_scale=mixer.key_dim**-0.5,
+            key_heads_take_turns=mixer.key_heads_take_turns,
         )
         self._norm = allocator.empty_float32(mixer.value_dim)
         queries_at, keys_at, values_at = accumulate(mixer.qkv_sizes[:2], initial=0)

@@ -1,0 +1,33 @@
+"""What moeflow has made of a model and keeps in its cache folder: packed weights, and what was learnt for them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from moeflow.checkpoint.identity import checkpoint_identity
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.packed.layout import read_slab_index
+from moeflow.core.errors import MoeflowError
+from moeflow.models.expert_predictor.saved import carried_folder
+from moeflow.planner.known_importance import importance_place
+from moeflow.planner.known_routing import routing_file
+
+
+def made_files(model: Path, cache_dir: Path) -> list[Path]:
+    """Return files and folders that can be made again of a model, and are no other's; none if it cannot be read."""
+    try:
+        with closing(open_checkpoint(model)) as checkpoint:
+            identity = checkpoint_identity(checkpoint)
+            learnt = [importance_place(checkpoint, cache_dir), routing_file(checkpoint, cache_dir)]
+    except MoeflowError:
+        return []
+    packed = [file for file in sorted((cache_dir / "experts").glob("*.slabs")) if _identity(file) == identity]
+    return [it for it in (*packed, *map(carried_folder, packed), *learnt) if it.exists()]
+
+
+def _identity(packed_file: Path) -> str | None:
+    try:
+        return read_slab_index(packed_file).spec.identity
+    except MoeflowError:
+        return None
