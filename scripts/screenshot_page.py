@@ -18,7 +18,7 @@ import shutil
 
 from playwright.sync_api import sync_playwright
 
-QUESTIONS = ("What is the capital of France?", "List the four seasons of the year.")
+QUESTIONS = ("What is the capital of France?", "Write a Python function that adds two numbers.")
 DESKTOP = {"viewport": {"width": 1200, "height": 860}}
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 SETTINGS = {"temperature": 0, "max_tokens": 160}

@@ -6,12 +6,20 @@ waits for it. How to write one: `docs/extending.md`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from moeflow.core.errors import ConfigError
+from moeflow.kernels.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from importlib import metadata
+    from importlib.metadata import EntryPoint
+else:
+    metadata = on_demand("importlib.metadata")  # takes a twentieth of a second, mostly to find nothing
 
 Value = TypeVar("Value")
 
@@ -55,7 +63,7 @@ class ExtensibleTable(Mapping[str, Value], Generic[Value]):
     @cached_property
     def _offered(self) -> dict[str, list[EntryPoint]]:
         found: dict[str, list[EntryPoint]] = {}
-        for point in entry_points(group=self._group):
+        for point in metadata.entry_points(group=self._group) if _is_offered(self._group) else ():
             # A package that is installed in two places of the path is still one.
             if point.value not in (other.value for other in found.setdefault(point.name, [])):
                 found[point.name].append(point)
@@ -76,6 +84,13 @@ class ExtensibleTable(Mapping[str, Value], Generic[Value]):
                 f"{type(value).__name__} there. docs/extending.md shows what to write"
             )
         return cast(Value, value)
+
+
+def _is_offered(group: str) -> bool:
+    """Return whether files of installed packages name a group; what lies in archives is not looked into."""
+    header = f"[{group}]".encode()
+    files = (file for folder in sys.path for file in Path(folder).glob("*.*-info/entry_points.txt"))
+    return any(header in file.read_bytes() for file in files)
 
 
 def _packages(points: list[EntryPoint]) -> str:

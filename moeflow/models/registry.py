@@ -67,6 +67,7 @@ _OWN: Mapping[str, Row] = {
     "gemma4_text": Row("Gemma4ForCausalLM", "moeflow.models.gemma4_text"),
     "deepseek_v2": Row("DeepseekV2ForCausalLM", "moeflow.models.deepseek_v2"),
     "deepseek_v3": Row("DeepseekV3ForCausalLM", "moeflow.models.deepseek_v3"),
+    "kimi_k2": Row("DeepseekV3ForCausalLM", "moeflow.models.deepseek_v3"),
     "gpt_oss": Row("GptOssForCausalLM", "moeflow.models.gpt_oss"),
     "granitemoe": Row("GraniteMoeForCausalLM", "moeflow.models.granitemoe"),
     "granitemoehybrid": Row("GraniteMoeHybridForCausalLM", "moeflow.models.granitemoehybrid"),

@@ -31,8 +31,17 @@ _MAX_TOKENIZER_BYTES: Final = 64 * MIB  # vocabularies of a quarter of a million
 _MAX_TOKENIZER_SIGNS: Final = (
     3_000_000  # of JSON, likewise; half a gigabyte, without which the tokenizers package aborts
 )
+_COPY: Final = (
+    "Copy it from the original model, or write it with transformers' "
+    "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+)
+_CONVERT: Final = (
+    "Make it of tiktoken.model with transformers' TikTokenConverter(vocab_file=.., pattern=..).converted().save(..); "
+    "the pattern is in the model's tokenization_*.py, which is code, and no code of a model is run"
+)
 _DOWNLOAD_AGAIN: Final = "Download the tokenizer's files again"
 _CONFIG: Final = "tokenizer_config.json"
+_RANKS: Final = "tiktoken.model"  # ranks of tokens; what text is cut at is in code beside it
 _FAST_CLASS: Final = "PreTrainedTokenizerFast"  # the name that older versions of transformers know, too
 _NOT_SAVED: Final = frozenset(
     (
@@ -132,12 +141,8 @@ def _blame_settings(source: Path) -> Iterator[None]:
 
 def _read_core(file: Path) -> Tokenizer:
     if not os.path.lexists(file):
-        raise CheckpointError(
-            "is missing, so text cannot be turned into tokens",
-            file=file,
-            remedy="Copy it from the original model, or write it with transformers' "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-        )
+        remedy = _CONVERT if os.path.lexists(file.with_name(_RANKS)) else _COPY
+        raise CheckpointError("is missing, so text cannot be turned into tokens", file=file, remedy=remedy)
     data = read_whole(file, _MAX_TOKENIZER_BYTES)
     if sum(data.count(sign) for sign in (b",", b":", b"[", b"{")) > _MAX_TOKENIZER_SIGNS:
         raise CheckpointError(

@@ -1,6 +1,7 @@
 // The page's wiring: which control does what.
 
 import { Chat } from "./chat/chat.js";
+import { offerBottom } from "./chat/scroll.js";
 import { Composer } from "./composer.js";
 import { HistoryView } from "./conversations/history_view.js";
 import { Library } from "./conversations/library.js";
@@ -140,7 +141,6 @@ function onClick(id, action) {
 
 composer.addEventListener("send", (event) => send(event.detail));
 composer.addEventListener("stop", () => chat.stop());
-composer.addEventListener("refuse", (event) => complain(event.detail));
 at("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey();
@@ -160,18 +160,25 @@ at("conversation").addEventListener("click", ({ target }) => {
 
 chat.addEventListener("change", showChat);
 chat.addEventListener("saved", () => conversations.show());
-chat.addEventListener("end", ({ detail: answer }) => composer.answerEnded(answer.state === "done"));
+chat.addEventListener("end", ({ detail: answer }) => {
+  complain(store.error ?? "");
+  composer.answerEnded(answer.state === "done");
+});
 store.addEventListener("change", ({ detail: id }) => {
   if (store.error) complain(store.error);
   library.takeOver(id);
 });
-for (const part of [chat, composer]) part.addEventListener("announce", (event) => announce(event.detail));
+for (const part of [chat, composer]) {
+  part.addEventListener("announce", (event) => announce(event.detail));
+  part.addEventListener("refuse", (event) => complain(event.detail));
+}
 server.addEventListener("change", () => serverView.show());
 server.addEventListener("ready", () => models.update().catch(() => {})); // the one that /stats tells of is there anyway
 addEventListener("popstate", () => library.openAddressed());
 // Before the browser breaks the stream off, which would look like a failure. Phones may tell only the second.
 for (const leaving of ["beforeunload", "pagehide"]) addEventListener(leaving, () => chat.leave());
 
+offerBottom(at("to-bottom"));
 showChat();
 if (hasKeyboard()) composer.focus();
 server.poll();

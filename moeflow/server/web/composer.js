@@ -1,5 +1,6 @@
 // Where messages are written: the box, attached files, and the one message that waits while an answer is written.
-// Emits "send" with { content, files } in `detail` when one is to go out, "stop", and "announce".
+// Emits "send" with { content, files } in `detail` when one is to go out, "stop",
+// "refuse" with what the user should know, and "announce" with what a screen reader should say.
 
 import { readTextFile } from "./files.js";
 

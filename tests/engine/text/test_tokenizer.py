@@ -137,6 +137,12 @@ def test_a_missing_tokenizer_names_file_and_remedy(tmp_path):
         Tokenizer.load(tmp_path)
 
 
+def test_of_ranks_alone_a_tokenizer_is_to_be_made(tmp_path):
+    (tmp_path / "tiktoken.model").write_text("IQ== 0")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is missing.*tiktoken\.model with transformers"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_damaged_tokenizer_names_the_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab"')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read"):

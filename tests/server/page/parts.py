@@ -37,6 +37,11 @@ def send(page: Page, text: str) -> None:
     button(page, "Send").click()
 
 
+def send_by_key(page: Page, text: str) -> None:
+    prompt_box(page).fill(text)
+    prompt_box(page).press("Enter")
+
+
 def send_and_wait(page: Page, text: str) -> None:
     """Send and wait for the end of the answer, good or bad."""
     count = turns(page).count()

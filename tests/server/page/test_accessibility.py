@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.server.page.parts import button, history, send_and_wait
+from tests.server.page.parts import button, history, send_and_wait, turns
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -49,8 +49,15 @@ def test_axe_finds_nothing(app, serve, open_page, say, engine, options):
     send_and_wait(page, "Show me.")
     expect(page.locator(".code-keyword").first).to_be_visible()
     expect(page.locator(".katex").first).to_be_visible()
+    button(page, "Try again").click()
+    expect(page.get_by_label("Versions of the answer")).to_contain_text("2/2")
     engine.fail_after = 0
+    page.get_by_label("Files to attach").set_input_files({"name": "a.txt", "mimeType": "", "buffer": b"text"})
+    expect(page.get_by_label("Attached files")).to_be_visible()
+    assert violations(page) == {}
     send_and_wait(page, "And then?")
+    page.get_by_text("a.txt · 4 bytes").click()
+    turns(page).first.get_by_role("button", name="Edit").click()
     assert violations(page) == {}
     if not history(page).is_visible():
         button(page, "Conversations").click()

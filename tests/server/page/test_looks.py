@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, prompt_box, send, send_and_wait
+from tests.server.page.parts import answer, button, prompt_box, send, send_and_wait, send_by_key
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -51,6 +51,18 @@ def test_a_phone_needs_no_sideways_scrolling(app, serve, open_page, say):
     say(f"{long}\n\n`{long}`\n\n```\n{long}\n```\n# {long}")
     send_and_wait(page, long)
     assert overflow() == 0
+    say(f"{long} {long}", until=long)
+    send(page, long)
+    expect(answer(page)).to_have_text(long)
+    page.get_by_label("Files to attach").set_input_files({"name": f"{long}.txt", "mimeType": "", "buffer": b"text"})
+    expect(page.get_by_label("Attached files")).to_be_visible()
+    send_by_key(page, long)  # waits
+    expect(page.locator(".queued")).to_be_visible()
+    page.get_by_label("Files to attach").set_input_files({"name": f"{long}.txt", "mimeType": "", "buffer": b"text"})
+    expect(page.get_by_label("Attached files")).to_be_visible()
+    assert overflow() == 0
+    button(page, "Stop").click()
+    assert overflow() == 0
     for control in (prompt_box(page), button(page, "Send")):
         box = control.bounding_box()
         assert box["x"] >= 0
@@ -72,6 +84,9 @@ def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, say, g
     go_on()
     expect(answer(page).locator("p")).to_have_count(80)
     assert page.evaluate("scrollY") == top
+    button(page, "To the end").click()
+    expect(answer(page).get_by_text("No. 79")).to_be_in_viewport()
+    expect(button(page, "To the end")).to_be_hidden()
     page.reload()
     expect(answer(page).get_by_text("No. 79")).to_be_in_viewport()
     page.keyboard.press("Control+Home")

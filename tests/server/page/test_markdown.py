@@ -85,7 +85,10 @@ def blank(browser):
         name = route.request.url.removeprefix("http://page.test/")
         file = WEB_FOLDER / name
         if not name:
-            route.fulfill(body="<!doctype html><title>blank</title>", content_type="text/html")
+            route.fulfill(
+                body="<!doctype html><title>blank</title><link rel=stylesheet href=/prose.css>",
+                content_type="text/html",
+            )
         else:
             route.fulfill(body=file.read_bytes(), content_type=types[file.suffix])
 
@@ -174,6 +177,7 @@ def test_nothing_flickers_while_a_line_is_undecided(blank):
       return [...tags].sort();
     }"""
     assert blank.evaluate(shown, "Fruit:\n- apples\n- pears\n\n**Bold**\n1. one") == ["li", "ol", "p", "strong", "ul"]
+    assert blank.evaluate(shown, "***\nwords\n*") == ["hr", "p"]
 
 
 HOSTILE = [
@@ -263,11 +267,16 @@ def test_code_is_coloured_line_by_line_and_stays_as_it_is(blank):
       await until(() => block.plain.data === "");
       const kinds = [...block.content.querySelectorAll("[class]")].map(it => [it.className, it.textContent]);
       const unknown = new CodeBlock({ code: "<x>", language: "nothing" });
-      return [block.content.textContent, block.content.children.length, kinds, unknown.content.textContent];
+      document.body.append(block.element);
+      getSelection().selectAllChildren(block.content);
+      const selected = getSelection().toString();
+      block.element.remove();
+      return [block.content.textContent, block.content.children.length, kinds, unknown.content.textContent, selected];
     }"""
-    text, num_lines, kinds, unknown = blank.evaluate(colour, code)
+    text, num_lines, kinds, unknown, selected = blank.evaluate(colour, code)
     assert text == code
-    assert num_lines == 4
+    assert selected.rstrip("\n") == code.rstrip("\n")
+    assert num_lines == 4  # beside what is not coloured yet
     assert ["code-keyword", "def"] in kinds
     assert ["code-comment", '# "no"'] in kinds
     assert unknown == "<x>"

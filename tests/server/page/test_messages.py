@@ -68,6 +68,25 @@ def test_a_question_can_be_edited(page, say, asked):
     assert asked()[1] == "<|user|>The capital of Italy?<|assistant|>"
 
 
+def test_an_edit_while_an_answer_is_written_is_not_lost(page, say, go_on, asked):
+    say("One, two", until="One")
+    send(page, "Count.")
+    expect(answer(page)).to_have_text("One")
+    turns(page).last.locator(".edit").dispatch_event("click")  # it is out of view while the answer comes
+    box = page.get_by_label("Edit the question")
+    box.fill("Sing.")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("An answer is being written: stop it first, or wait for its end.")).to_be_visible()
+    expect(box).to_have_value("Sing.")
+    go_on()
+    expect(answer(page)).to_have_text("One, two")
+    expect(page.get_by_text("An answer is being written")).to_be_hidden()
+    box.press("Enter")
+    expect(page.locator(".prompt-text")).to_have_text("Sing.")
+    expect(retry_button(page)).to_be_visible()
+    assert len(asked()) == 2
+
+
 def test_a_failed_answer_makes_room_for_the_next(page, say, engine):
     engine.fail_after = 0
     send_and_wait(page, "Lost?")

@@ -1,13 +1,14 @@
 // The conversation at work: asks for answers, one at a time, and shows every turn as it stands.
 // Emits "change" when anything is new, "saved" when it is kept, "end" when an answer has ended (its message in `detail`),
-// and "announce" with what a screen reader should say.
+// "refuse" with what the user should know, and "announce" with what a screen reader should say.
 
-import { ApiError } from "../api.js";
 import { Conversation } from "../conversations/conversation.js";
 import { fillAnswer } from "./answer.js";
 import { fitContext } from "./context.js";
+import { explain } from "./explain.js";
 import { requestMessages } from "./messages.js";
 import { keepingBottom, toBottom } from "./scroll.js";
+import { smoothly } from "./smoothly.js";
 import { TurnView } from "./turn_view.js";
 
 const SAVE_MS = 2000; // how often a running answer is saved
@@ -39,31 +40,41 @@ export class Chat extends EventTarget {
   }
 
   submit(content, files = []) {
+    if (!this.isFree()) return false;
     const prompt = this.conversation.addPrompt(content, files);
     return this.answer(prompt);
   }
 
-  /** Ask for an answer to a prompt; what was answered before stays as another version. */
+  /** Ask for an answer to a prompt; what was answered before stays as another version. Returns whether that began. */
   answer(prompt) {
-    if (this.running) return null;
+    if (!this.isFree()) return false;
     const answer = this.conversation.addAnswer(prompt);
     this.conversation.updatedAt = Date.now();
     this.showTurns();
     this.save();
-    return this.ask(prompt, answer);
+    this.ask(prompt, answer);
+    return true;
   }
 
   /** Ask something else in the place of a prompt, which stays as another version. */
   edit(prompt, content) {
-    if (this.running) return null;
-    return this.answer(this.conversation.addPrompt(content, prompt.files, prompt.parent));
+    return this.isFree() && this.answer(this.conversation.addPrompt(content, prompt.files, prompt.parent));
   }
 
   choose(message) {
-    if (this.running) return;
+    if (!this.isFree()) return;
     this.conversation.choose(message);
     this.showTurns();
     this.save();
+  }
+
+  /** Whether no answer is being written; if one is, say so. */
+  isFree() {
+    if (this.running) {
+      const reason = "An answer is being written: stop it first, or wait for its end.";
+      this.dispatchEvent(new CustomEvent("refuse", { detail: reason }));
+    }
+    return !this.running;
   }
 
   stop() {
@@ -98,7 +109,7 @@ export class Chat extends EventTarget {
       await this.server.untilLoaded(signal);
       this.show(answer);
       const body = await this.requestBody(prompt, answer, signal);
-      await fillAnswer(answer, body, { apiKey: this.apiKey(), signal, onChange: oncePerFrame(() => this.show(answer)) });
+      await fillAnswer(answer, body, { apiKey: this.apiKey(), signal, onChange: smoothly(() => this.show(answer)) });
       answer.state = "done";
       this.announce("Answer complete.");
     } catch (error) {
@@ -173,30 +184,4 @@ export class Chat extends EventTarget {
   announce(text) {
     this.dispatchEvent(new CustomEvent("announce", { detail: text }));
   }
-}
-
-function explain(error) {
-  if (!(error instanceof ApiError)) {
-    console.error(error);
-    return "The page itself failed; the browser’s console says where.";
-  }
-  if (error.status === 401) return "The server asks for an API key; enter it below.";
-  if (error.status === 429) {
-    const when = error.retryAfterS ? `in ${Math.ceil(error.retryAfterS)} s` : "later";
-    return `The server is busy; try again ${when}.\n${error.message}`;
-  }
-  if (error.code === "context_length_exceeded") return `${error.message}\nA shorter message or fewer files may fit.`;
-  return error.message;
-}
-
-function oncePerFrame(action) {
-  let isDue = false;
-  return () => {
-    if (isDue) return;
-    isDue = true;
-    requestAnimationFrame(() => {
-      isDue = false;
-      action();
-    });
-  };
 }

@@ -1,7 +1,7 @@
 // Editing a prompt in its place: Enter asks anew, Escape leaves it as it is.
 
 export class PromptEditor {
-  /** `turn` is the element of the turn; `onDone(content)` gets what is to be asked. */
+  /** `turn` is the element of the turn; `onDone(content)` gets what is to be asked, and says whether it was. */
   constructor(turn, onDone) {
     this.onDone = onDone;
     this.shown = turn.querySelectorAll(".prompt, .prompt-foot");
@@ -38,9 +38,7 @@ export class PromptEditor {
 
   finish() {
     const content = this.box.value.trim();
-    if (!content) return;
-    this.close();
-    this.onDone(content);
+    if (content && this.onDone(content)) this.close();
   }
 
   toggle(isEditing) {

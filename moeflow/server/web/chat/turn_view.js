@@ -75,7 +75,7 @@ export class TurnView {
     setText(parts["left-out"], leftOutLine(answer.numLeftOut));
     parts.error.hidden = !answer.error;
     setText(parts.error, answer.error ?? "");
-    parts["answer-foot"].hidden = parts["prompt-foot"].hidden = isRunning;
+    parts["answer-foot"].hidden = isRunning;
     parts.copy.hidden = !answer.content;
     setText(parts.measured, isRunning ? "" : measuredLine(answer));
     this.trees.update(answer.passes);

@@ -75,6 +75,7 @@ export class CodeBlock {
 
 function drawLine(line) {
   const shown = document.createElement("span");
+  shown.className = "line"; // a box of its own, so that a new line is no new layout of all
   const pieces = JSON.parse(line);
   for (let i = 0; i < pieces.length; i += 2) {
     const [scope, text] = [pieces[i], pieces[i + 1]];

@@ -20,6 +20,7 @@ export class HistoryView {
     this.isOpen = new Stored("localStorage", "history-open");
     this.wide = matchMedia(WIDE);
     this.timer = null;
+    this.shown = ""; // what the list shows
     this.numShown = 0; // of calls of `show`, so that an earlier one that comes later is not taken
     this.listen();
     this.place();
@@ -46,10 +47,12 @@ export class HistoryView {
 
   // ---- where it stands
 
-  /** Stand as the width of the window wants it. */
+  /** Stand as the width of the window wants it, and leave the focus where it is. */
   place() {
+    const focused = document.activeElement;
     if (this.panel.open) this.panel.close();
     if (this.wide.matches && this.isOpen.read() !== false) this.panel.show();
+    focused.focus();
     this.sayIfOpen();
   }
 
@@ -80,9 +83,13 @@ export class HistoryView {
     const heads = await this.store.search(this.search.value);
     if (number !== this.numShown || this.list.querySelector("form")) return; // later, or while one is renamed
     const current = this.actions.current();
+    const isSearch = Boolean(this.search.value.trim());
+    const shown = JSON.stringify([heads, current.id, isSearch]);
+    if (shown === this.shown) return; // drawn anew, the list would lose the focus
+    this.shown = shown;
     this.list.replaceChildren(...heads.map((head) => this.item(head, head.id === current.id)));
     this.none.hidden = heads.length > 0;
-    this.none.textContent = this.search.value.trim() ? "Nothing found." : "Conversations are kept here, in this browser alone.";
+    this.none.textContent = isSearch ? "Nothing found." : "Conversations are kept here, in this browser alone.";
   }
 
   item({ id, name }, isCurrent) {
@@ -118,6 +125,7 @@ export class HistoryView {
       if (isDone) return;
       isDone = true;
       form.remove();
+      this.shown = "";
       if (isKept && box.value.trim()) await this.actions.onRename(box.value.trim());
       await this.show();
       this.list.querySelector(".rename")?.focus();

@@ -4,10 +4,9 @@
 import { parseBlocks } from "./parser.js";
 import { patch } from "./patch.js";
 
-// A last line of nothing but marks may become a list, a heading, a table or a line across, and marks at the end may
-// close what stands before them or open something. They wait for the next character: otherwise "Fruit:\n-" would be a
-// heading for as long as the space behind the dash takes to come.
-const UNDECIDED = /(^|\n)[ \t]*(?:[-=*+#>`~|: \t]+|\d{1,9}[.)]?[ \t]*)$|[*_~`$\\]+$/;
+const ONLY_MARKS = /^[ \t]*(?:[-=*+#>`~|:][-=*+#>`~|: \t]*|\d{1,9}[.)]?[ \t]*)?$/;
+const LONGEST_MARKS = 200; // characters of a line that may still become anything
+const CLOSING = "*_~`$\\";
 
 export class MarkdownView {
   constructor(element) {
@@ -33,7 +32,8 @@ export class MarkdownView {
     this.text = text;
     this.isGrowing = isGrowing;
     this.env.isUnfinished = isGrowing;
-    this.showTail(isGrowing ? text.slice(this.offset).replace(UNDECIDED, "$1") : text.slice(this.offset));
+    const tail = text.slice(this.offset);
+    this.showTail(isGrowing ? decided(tail) : tail);
     // A definition may stand behind the links that it is for.
     if (hasEnded && this.hasDefinitions && this.numFinished) this.showAll();
   }
@@ -58,6 +58,17 @@ export class MarkdownView {
     Object.assign(this, { text, isGrowing: false });
     this.showTail(text);
   }
+}
+
+/** A text without what its next character may make something else of. A last line of nothing but marks may become a
+ *  list, a heading, a table or a line across; marks at the end may close what stands before them. Otherwise "Fruit:\n-"
+ *  would be a heading for as long as the space behind the dash takes to come. */
+function decided(text) {
+  const start = text.lastIndexOf("\n") + 1;
+  if (text.length - start < LONGEST_MARKS && ONLY_MARKS.test(text.slice(start))) return text.slice(0, start);
+  let end = text.length;
+  while (end > start && CLOSING.includes(text[end - 1])) end -= 1;
+  return text.slice(0, end);
 }
 
 /** Where a line begins, by its number. */
