@@ -56,6 +56,10 @@ void prepare_token(const Isa& isa, const AttentionInputCall& call, int64_t token
   for (int64_t head = 0; head < call.num_heads; ++head) {
     prepare_head(isa, call, queries, token, head, q + head * dim);
   }
+  for (int64_t head = 0; call.v_norm != nullptr && head < kv_heads; ++head) {
+    float* const x = v + head * dim;
+    isa.scale_row(x, isa.inverse_rms(x, dim, call.eps), call.v_norm, dim, x);
+  }
   if (call.clip > 0) isa.clip_row(v, call.clip, kv_heads * dim, v);
   for (int64_t head = 0; head < kv_heads; ++head) {
     prepare_head(isa, call, keys, token, head, k + head * dim);

@@ -425,7 +425,7 @@ void bind_attention(nb::module_& m) {
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::sin>{"sin"},
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::dim>{"rotary_dim"},
            FIELD(AttentionInputCall, slots), FIELD(AttentionInputCall, norms_last),
-           FIELD(AttentionInputCall, is_interleaved));
+           FIELD(AttentionInputCall, is_interleaved), FIELD(AttentionInputCall, v_norm));
   def_call<WriteKVCall>(
       m, "write_kv", [](const Isa&, const WriteKVCall& call) { write_kv(call); }, FIELD(WriteKVCall, cache),
       FIELD(WriteKVCall, num_tokens), FIELD(WriteKVCall, slots), FIELD(WriteKVCall, k), FIELD(WriteKVCall, k_stride),
@@ -505,7 +505,8 @@ void bind_row_ops(nb::module_& m) {
   nb::class_<Routing> routing(m, "Routing");
   def_init(routing, FIELD(Routing, top_k), FIELD(Routing, renormalize), FIELD(Routing, score),
            FIELD(Routing, choice_bias), FIELD(Routing, num_groups), FIELD(Routing, num_chosen_groups),
-           FIELD(Routing, group_score), FIELD(Routing, epsilon), FIELD(Routing, min_total), FIELD(Routing, scale));
+           FIELD(Routing, group_score), FIELD(Routing, epsilon), FIELD(Routing, min_total), FIELD(Routing, scale),
+           FIELD(Routing, expert_scales), FIELD(Routing, jitter));
   m.attr("MAX_GROUPS") = kMaxGroups;
   def_call(m, "route", &route, FIELD(RouteCall, routing), FIELD(RouteCall, logits), FIELD(RouteCall, num_rows),
            FIELD(RouteCall, num_experts), FIELD(RouteCall, topk_ids), FIELD(RouteCall, topk_weights));
@@ -576,6 +577,10 @@ void bind_layers(nb::module_& m) {
   m.def("latent_attention", &run_latent_attention, "projections"_a, "cache"_a, "projected"_a, "num_tokens"_a,
         "num_heads"_a, "rotary"_a, "slots"_a, "num_sequences"_a, "sequences"_a, "sliding_window"_a, "tree_masks"_a,
         "scale"_a, "out"_a);
+  nb::class_<NormedExperts> norms(m, "NormedExperts");
+  def_init(norms, FIELD(NormedExperts, router_weights), FIELD(NormedExperts, shared_weights),
+           FIELD(NormedExperts, chosen_weights), FIELD(NormedExperts, router_scale), FIELD(NormedExperts, shared_norm),
+           FIELD(NormedExperts, chosen_norm));
   nb::class_<MoEStageCall> stage(m, "MoEStage");
   def_init(stage, FIELD(MoEStageCall, o_proj), OptionalField<MoEStageCall, &MoEStageCall::router>{"router"},
            FIELD(MoEStageCall, layer), FIELD(MoEStageCall, routing), FIELD(MoEStageCall, o_bias),
@@ -583,12 +588,13 @@ void bind_layers(nb::module_& m) {
            OptionalField<MoEStageCall, &MoEStageCall::shared>{"shared"},
            OptionalField<MoEStageCall, &MoEStageCall::shared_gate>{"shared_gate"},
            OptionalField<MoEStageCall, &MoEStageCall::attention_norm>{"attention_norm"},
-           OptionalField<MoEStageCall, &MoEStageCall::experts_norm>{"experts_norm"});
+           OptionalField<MoEStageCall, &MoEStageCall::experts_norm>{"experts_norm"},
+           OptionalField<MoEStageCall, &MoEStageCall::normed_experts>{"normed_experts"}, FIELD(MoEStageCall, out_scale));
   def_call(m, "moe_stage", &moe_stage, Field<MoEStageCall>{"stage"}, FIELD(MoEStageCall, attended),
            FIELD(MoEStageCall, hidden), FIELD(MoEStageCall, num_tokens), FIELD(MoEStageCall, out));
   nb::class_<AttentionLayer> attention(m, "AttentionLayer");
   def_init(attention, FIELD(AttentionLayer, num_heads), FIELD(AttentionLayer, q_norm), FIELD(AttentionLayer, k_norm),
-           FIELD(AttentionLayer, norm_all_heads), FIELD(AttentionLayer, clip), FIELD(AttentionLayer, sliding_window),
+           FIELD(AttentionLayer, v_norm), FIELD(AttentionLayer, norm_all_heads), FIELD(AttentionLayer, clip), FIELD(AttentionLayer, sliding_window),
            FIELD(AttentionLayer, scale), FIELD(AttentionLayer, soft_cap), FIELD(AttentionLayer, sinks),
            FIELD(AttentionLayer, rotary), FIELD(AttentionLayer, norms_last), FIELD(AttentionLayer, is_interleaved),
            FIELD(AttentionLayer, is_gated), LatentField{"latent"});

@@ -141,7 +141,7 @@ bool compute_in_slots(const Isa& isa, const DecoderCall& call, const RoutedLayer
   return true;
 }
 
-// What goes into a layer's mixer, [num_tokens, layer.projected()].
+// What goes into a layer's mixer, [num_tokens, layer.mixed()].
 float* project(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, Between& between) {
   const int64_t row = layer.projected(), hidden = layer.hidden(), tokens = call.num_tokens;
   float* const projected = between.projected.at_least(tokens * row);
@@ -152,9 +152,10 @@ float* project(const Isa& isa, const DecoderCall& call, const DecoderLayer& laye
     first += part.rows;
   }
   if (layer.order.empty()) return projected;
-  float* const ordered = between.ordered.at_least(tokens * row);
-  for_each_row(tokens, row, [&](int64_t token) {
-    float* to = ordered + token * row;
+  const int64_t mixed = layer.mixed();
+  float* const ordered = between.ordered.at_least(tokens * mixed);
+  for_each_row(tokens, mixed, [&](int64_t token) {
+    float* to = ordered + token * mixed;
     for (const ValueRange& range : layer.order) {
       to = std::copy_n(projected + token * row + range.first, range.count, to);
     }
@@ -165,7 +166,7 @@ float* project(const Isa& isa, const DecoderCall& call, const DecoderLayer& laye
 void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& of_layer, const KVCache& cache, float* projected,
             float* attended) {
   const AttentionLayer& layer = of_layer.attention;
-  const int64_t row = of_layer.projected(), tokens = call.num_tokens;
+  const int64_t row = of_layer.mixed(), tokens = call.num_tokens;
   if (layer.latent != nullptr) {
     latent_attention(isa, LatentAttentionCall{*layer.latent, cache, projected, tokens, layer.num_heads,
                                               call.rotary[layer.rotary], call.slots, call.sequences,
@@ -178,6 +179,7 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& of_laye
   input.norms_last = layer.norms_last;
   input.is_interleaved = layer.is_interleaved;
   input.qkv_stride = row;
+  input.v_norm = layer.v_norm;
   attention_input(isa, input);
   AttentionCall attending{cache, projected, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
                           attended};
@@ -199,7 +201,7 @@ const float* mix(const Isa& isa, const DecoderCall& call, int64_t number, Betwee
     attend(isa, call, layer, *call.caches[number], projected, mixed);
   } else {
     const StateMemory states{call.states[number], call.slot_floats, 0};
-    recurrent_mixer(isa, RecurrentMixerCall{layer.recurrent, projected, layer.projected(), call.num_tokens, states,
+    recurrent_mixer(isa, RecurrentMixerCall{layer.recurrent, projected, layer.mixed(), call.num_tokens, states,
                                             call.state_sequences, mixed});
   }
   return mixed;

@@ -203,6 +203,7 @@ struct AttentionInputCall {
   bool norms_last = false;      // norms of single heads come after the rotation
   bool is_interleaved = false;  // neighbours are rotated against each other, else halves
   int64_t qkv_stride = 0;       // floats from a token's row to the next; 0: they lie side by side
+  const float* v_norm = nullptr;  // [head_dim], or null: values are not normalised
 };
 constexpr int64_t kMaxInterleaved = 2048;  // dimensions that are rotated so
 void attention_input(const Isa& isa, const AttentionInputCall& call);
@@ -236,6 +237,14 @@ struct LatentAttentionCall {
 };
 void latent_attention(const Isa& isa, const LatentAttentionCall& call);
 
+// Weights and norms of a router, a shared expert and the chosen ones that stand beside each other. Each gets what is
+// normalised times its weights, [hidden]; what experts return is normalised before both are added up.
+struct NormedExperts {
+  const float *router_weights, *shared_weights, *chosen_weights;  // null: it is not so
+  float router_scale;  // of what the router gets, besides
+  Norm shared_norm, chosen_norm;
+};
+
 // What follows attention in a layer of experts, in one call: out = h (+ shared(norm(h))) + experts(norm(h)), where
 // h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as `routing` says.
 struct MoEStageCall {
@@ -257,8 +266,10 @@ struct MoEStageCall {
   ExpertLayer shared{};  // one expert that all tokens go to, or none
   Matrix shared_gate{};  // [1, hidden]: it weighs the sigmoid of that; without data: 1
   // Of what attention's projection and the experts return, before it is added; without weights: none. The second is for
-  // experts that are all in memory, and none that is shared.
+  // experts that are all in memory; a shared one goes into it only where `normed_experts` says how both are added up.
   Norm attention_norm{}, experts_norm{};
+  NormedExperts normed_experts{};    // with a shared expert, not gated, and experts that are all in memory
+  const float* out_scale = nullptr;  // that `out` is multiplied by in the end, where all experts are in memory; or null
 };
 // What a router says of each expert, [num_tokens, num_experts].
 void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits);
@@ -272,7 +283,7 @@ void shared_stage(const Isa& isa, const MoEStageCall& call);
 // says.
 struct AttentionLayer {
   int64_t num_heads;
-  const float *q_norm, *k_norm;  // as in AttentionInputCall
+  const float *q_norm, *k_norm, *v_norm;  // as in AttentionInputCall
   bool norm_all_heads;
   float clip;
   int64_t sliding_window;  // 0: none
@@ -297,7 +308,7 @@ struct DecoderLayer {
   std::vector<Matrix> in_proj;  // one or more, one below the other: to what is mixed
   const float* in_bias;         // or null
   Norm input_norm;
-  std::vector<ValueRange> order;  // of what is projected, as the mixer takes it; empty: as it is
+  std::vector<ValueRange> order;  // where the mixer's values lie in what is projected; empty: they are that
   AttentionLayer attention;
   RecurrentMixer recurrent;  // in the place of attention, if it has channels
   MoEStageCall stage;        // its weights; the rest is filled in
@@ -308,6 +319,11 @@ struct DecoderLayer {
     int64_t rows = 0;
     for (const Matrix& part : in_proj) rows += part.rows;
     return rows;
+  }
+  int64_t mixed() const {  // values of a token that the mixer takes
+    int64_t values = 0;
+    for (const ValueRange& range : order) values += range.count;
+    return order.empty() ? projected() : values;
   }
 };
 

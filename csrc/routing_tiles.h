@@ -114,8 +114,55 @@ struct Best {
   }
 };
 
+// Whether a logit counts beside the best one of those that are left. Comparisons with NaN are false: it does.
+bool is_near(float best, float logit, float jitter) {
+  const float size = logit < 0 ? -logit : logit;
+  return !((best - logit) / (size < best ? best : size) > 2 * jitter);
+}
+
+void sparse_mixer_row(const Routing& routing, const float* logits, int64_t num_experts, int64_t* ids, float* weights) {
+  float spoilt = 0;  // or NaN, if a logit is
+  for (int64_t e = 0; e < num_experts; ++e) spoilt = logits[e] != logits[e] ? logits[e] : spoilt;
+  for (int64_t k = 0; k < routing.top_k; ++k) {
+    const auto is_left = [&](int64_t expert) {
+      for (int64_t i = 0; i < k; ++i) {
+        if (ids[i] == expert) return false;
+      }
+      return true;
+    };
+    int64_t best = -1;
+    for (int64_t e = 0; e < num_experts; ++e) {
+      if (is_left(e) && (best < 0 || logits[e] > logits[best])) best = e;
+    }
+    Vec sums = {};
+    for (int64_t first = 0; first < num_experts; first += kBand) {
+      const int64_t left = num_experts - first;
+      Vec shares = exp_vec(load_some(logits + first, left) - logits[best]);
+      for (int64_t i = 0; i < kBand; ++i) {
+        const int64_t e = first + i;
+        if (i >= left || !is_left(e) || !is_near(logits[best], logits[e], routing.jitter)) shares[i] = 0;
+      }
+      sums += shares;
+    }
+    ids[k] = best;
+    weights[k] = 1 / sum_lanes(sums) + spoilt;
+  }
+}
+
+void scale_weights(const Routing& routing, const int64_t* ids, float* weights) {
+  for (int64_t k = 0; k < routing.top_k; ++k) {
+    weights[k] *= routing.scale;
+    if (routing.expert_scales != nullptr) weights[k] *= routing.expert_scales[ids[k]];
+  }
+}
+
 // Logits that are not numbers spoil every weight of their row.
 void route_row(const Routing& routing, const float* logits, int64_t num_experts, int64_t* ids, float* weights) {
+  if (routing.score == ScoreFunction::kSparseMixer) {
+    sparse_mixer_row(routing, logits, num_experts, ids, weights);
+    scale_weights(routing, ids, weights);
+    return;
+  }
   const RowScores scores = row_scores(routing.score, logits, num_experts);
   const bool has_groups = routing.num_groups > 1;
   bool is_chosen[kMaxGroups];
@@ -138,7 +185,8 @@ void route_row(const Routing& routing, const float* logits, int64_t num_experts,
   const float unit = scores.unit, least = routing.min_total * unit;
   const float sum = chosen + routing.epsilon * unit;
   const float total = routing.renormalize ? (sum > least ? sum : least) + (unit - unit) : unit;
-  for (int64_t k = 0; k < top_k; ++k) weights[k] = weights[k] / total * routing.scale;
+  for (int64_t k = 0; k < top_k; ++k) weights[k] = weights[k] / total;
+  scale_weights(routing, ids, weights);
 }
 
 }  // namespace

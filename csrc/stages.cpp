@@ -7,11 +7,13 @@
 
 namespace moeflow {
 
-void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits) {
-  linear(isa, LinearCall{call.router, normed, num_tokens, call.router.cols, call.router_bias, nullptr, logits});
-}
-
 namespace {
+
+// out = x * scale * weights, of each row.
+void weigh_rows(const Isa& isa, const float* x, float scale, const float* weights, int64_t num_rows, int64_t size,
+                float* out) {
+  for_each_row(num_rows, size, [&](int64_t row) { isa.scale_row(x + row * size, scale, weights, size, out + row * size); });
+}
 
 // out = to + norm(x), which is changed.
 void add_normed(const Isa& isa, const Norm& norm, float* x, int64_t num_rows, int64_t size, const float* to,
@@ -38,6 +40,18 @@ void project(const Isa& isa, const MoEStageCall& call) {
 
 }  // namespace
 
+void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits) {
+  static thread_local Buffer<float> weighted;
+  const int64_t hidden = call.router.cols;
+  const NormedExperts& norms = call.normed_experts;
+  if (norms.router_weights != nullptr) {
+    float* const given = weighted.at_least(num_tokens * hidden);
+    weigh_rows(isa, normed, norms.router_scale, norms.router_weights, num_tokens, hidden, given);
+    normed = given;
+  }
+  linear(isa, LinearCall{call.router, normed, num_tokens, hidden, call.router_bias, nullptr, logits});
+}
+
 void route_stage(const Isa& isa, const MoEStageCall& call) {
   static thread_local Buffer<float> logits;
   const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows, num_experts = call.layer.num_experts;
@@ -53,10 +67,12 @@ void route_stage(const Isa& isa, const MoEStageCall& call) {
   route(isa, RouteCall{call.routing, scores, tokens, num_experts, call.topk_ids, call.topk_weights});
 }
 
-void shared_stage(const Isa& isa, const MoEStageCall& call) {
+namespace {
+
+// out = (residual +) the shared expert of x.
+void shared_expert(const Isa& isa, const MoEStageCall& call, const float* x, const float* residual, float* out) {
   static thread_local Buffer<float> scores, shared_weights;
   static thread_local Buffer<int64_t> shared_ids;
-  if (call.shared.num_experts == 0) return;
   const int64_t tokens = call.num_tokens;
   int64_t* const ids = shared_ids.at_least(tokens);
   float* const weights = shared_weights.at_least(tokens);
@@ -67,32 +83,69 @@ void shared_stage(const Isa& isa, const MoEStageCall& call) {
     Routing routing;
     routing.score = ScoreFunction::kSigmoid;
     float* const gates = scores.at_least(tokens);
-    linear(isa, LinearCall{call.shared_gate, call.normed, tokens, call.shared_gate.cols, nullptr, nullptr, gates});
+    linear(isa, LinearCall{call.shared_gate, x, tokens, call.shared_gate.cols, nullptr, nullptr, gates});
     route(isa, RouteCall{routing, gates, tokens, 1, ids, weights});
   }
-  experts(isa, ExpertsCall{call.shared, call.normed, tokens, 1, ids, weights, call.out, call.out});
+  experts(isa, ExpertsCall{call.shared, x, tokens, 1, ids, weights, residual, out});
+}
+
+// work.out = norm(shared expert) + norm(chosen experts), each of what it gets.
+void normed_experts(const Isa& isa, const MoEStageCall& call, ExpertsCall work) {
+  static thread_local Buffer<float> weighted, sum;
+  const NormedExperts& norms = call.normed_experts;
+  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
+  float* const given = weighted.at_least(tokens * hidden);
+  float* const shared = sum.at_least(tokens * hidden);
+  weigh_rows(isa, call.normed, 1, norms.shared_weights, tokens, hidden, given);
+  shared_expert(isa, call, given, nullptr, shared);
+  normalise(isa, NormCall{shared, norms.shared_norm, tokens, hidden, shared});
+  weigh_rows(isa, call.normed, 1, norms.chosen_weights, tokens, hidden, given);
+  work.x = given;
+  experts(isa, work);
+  add_normed(isa, norms.chosen_norm, work.out, tokens, hidden, shared, work.out);
+}
+
+// What the experts give, normalised before it is added.
+void add_normed_experts(const Isa& isa, const MoEStageCall& call, ExpertsCall work) {
+  static thread_local Buffer<float> computed;
+  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
+  work.residual = nullptr;
+  work.out = computed.at_least(tokens * hidden);
+  if (call.normed_experts.router_weights == nullptr) {
+    experts(isa, work);
+  } else {
+    normed_experts(isa, call, work);
+  }
+  add_normed(isa, call.experts_norm, work.out, tokens, hidden, call.out, call.out);
+}
+
+}  // namespace
+
+void shared_stage(const Isa& isa, const MoEStageCall& call) {
+  if (call.shared.num_experts > 0) shared_expert(isa, call, call.normed, call.out, call.out);
 }
 
 void moe_stage(const Isa& isa, const MoEStageCall& call) {
-  static thread_local Buffer<float> normed, topk_weights, computed;
+  static thread_local Buffer<float> normed, topk_weights;
   static thread_local Buffer<int64_t> topk_ids;
-  const int64_t tokens = call.num_tokens;
+  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
   MoEStageCall stage = call;
-  if (stage.normed == nullptr) stage.normed = normed.at_least(tokens * call.o_proj.rows);
+  if (stage.normed == nullptr) stage.normed = normed.at_least(tokens * hidden);
   if (stage.topk_ids == nullptr) stage.topk_ids = topk_ids.at_least(tokens * call.routing.top_k);
   if (stage.topk_weights == nullptr) stage.topk_weights = topk_weights.at_least(tokens * call.routing.top_k);
   route_stage(isa, stage);
-  shared_stage(isa, stage);
-  ExpertsCall work{call.layer, stage.normed, tokens, call.routing.top_k, stage.topk_ids, stage.topk_weights,
-                   call.out,   call.out};
+  const ExpertsCall work{call.layer,     stage.normed,       tokens,   call.routing.top_k,
+                         stage.topk_ids, stage.topk_weights, call.out, call.out};
   if (call.experts_norm.weight == nullptr) {
+    shared_stage(isa, stage);
     experts(isa, work);
-    return;
+  } else {
+    add_normed_experts(isa, stage, work);
   }
-  work.residual = nullptr;
-  work.out = computed.at_least(tokens * call.o_proj.rows);
-  experts(isa, work);
-  add_normed(isa, call.experts_norm, work.out, tokens, call.o_proj.rows, call.out, call.out);
+  if (call.out_scale == nullptr) return;
+  for_each_row(tokens, hidden, [&](int64_t row) {
+    for (int64_t i = row * hidden; i < (row + 1) * hidden; ++i) call.out[i] *= *call.out_scale;
+  });
 }
 
 }  // namespace moeflow

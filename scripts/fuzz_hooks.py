@@ -26,6 +26,8 @@ _validators: dict[str, jsonschema_rs.Validator] = {}  # by path
 def map_body(context: Any, body: Any) -> Any:
     """Return a body that is drawn, or one in its place."""
     if isinstance(body, dict):
+        if len(json.dumps(body)) > MOST_CHARS and _validator(context.operation).is_valid(body):
+            _shorten(body)
         _mend_forms(body)
         _mend_tools(body)
         if context.operation.path.startswith("/v1/messages"):
@@ -34,8 +36,6 @@ def map_body(context: Any, body: Any) -> Any:
             _mend_input(body)
         if isinstance(body.get("thinking_token_budget"), int | float):
             del body["thinking_token_budget"]
-        if len(json.dumps(body)) > MOST_CHARS and _validator(context.operation).is_valid(body):
-            _shorten(body)
     return body
 
 

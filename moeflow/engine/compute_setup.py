@@ -59,8 +59,7 @@ def needs_torch(config: EngineConfig) -> bool:
 
 def device_of_arrays(config: EngineConfig, shape: ModelConfig) -> Device:
     """Return where a model's activations, keys and values are; None: in NumPy's arrays."""
-    in_stages = shape.head_dim % 2 or shape.sparsemixer_jitter is not None or shape.has_value_norms
-    if needs_torch(config) or shape.encoder is not None or in_stages:
+    if needs_torch(config) or shape.encoder is not None or shape.head_dim % 2:
         return torch.device(config.device)
     return None
 

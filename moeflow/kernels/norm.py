@@ -27,11 +27,27 @@ class NormWeights:
     bias: Array | None = None  # [H], of a layer norm
 
 
+class ExpertNorms(NamedTuple):
+    """Weights and norms of a router, a shared expert and chosen ones that stand beside each other.
+
+    Each gets what is normalised times weights of its own, [H]; what experts return is normalised before it is added.
+    """
+
+    router_weights: Array
+    router_scale: float  # that the router's are multiplied by
+    shared_weights: Array
+    chosen_weights: Array
+    shared: NormWeights
+    chosen: NormWeights
+
+
 class PostNorms(NamedTuple):
     """Norms of what a layer's parts return, before that is added to the hidden states."""
 
     attention: NormWeights
     feed_forward: NormWeights
+    experts: ExpertNorms | None = None  # of those that stand beside a shared one; the sum goes into `feed_forward`
+    scale: Array | None = None  # [1]: what comes out of the layer is multiplied by; None: 1
 
 
 def normalise(x: Array, norm: NormWeights) -> Array:

@@ -10,13 +10,14 @@ from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.on_demand import torch
+from moeflow.kernels.sparsemixer import sparsemixer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Score = Literal["softmax", "sigmoid"]
+Score = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2_sum"]
-SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid")  # in the order in which kernels number them
+SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid", "sparsemixer")  # in the order in which kernels number them
 GROUP_SCORES: Final[tuple[GroupScore, ...]] = ("max", "top2_sum")  # likewise
 
 
@@ -28,7 +29,9 @@ class Routing:
     ranked by score plus `choice_bias`, of equals the lower number first. With `num_groups`, of neighbours, only those
     of the `num_chosen_groups` best are chosen among; a group is as good as its best expert, or its two best together.
     A chosen expert weighs its score, without the bias; with `renormalize` divided by the sum of the chosen ones plus
-    `epsilon`, and by no less than `min_total`; and then times `scale`.
+    `epsilon`, and by no less than `min_total`; and then times `scale`, and times the expert's own of `expert_scales`.
+
+    SparseMixer's score is of each expert beside those that are not much worse; there is neither bias nor groups.
 
     (A softmax over the chosen experts alone is that over all, renormalised.)
     """
@@ -43,10 +46,12 @@ class Routing:
     epsilon: float = 0.0
     min_total: float = 0.0
     scale: float = 1.0
+    expert_scales: Array | None = None  # [E] float32, likewise
+    jitter: float = 0.0  # of SparseMixer: half of how much worse others may be, see `sparsemixer`
     handle: Any = field(init=False, repr=False)  # for kernels, which look at the bias; None without the extension
 
     def __post_init__(self) -> None:
-        bias = self.choice_bias
+        bias, scales = self.choice_bias, self.expert_scales
         handle = row_ops.bind_routing(
             top_k=self.top_k,
             renormalize=self.renormalize,
@@ -58,6 +63,8 @@ class Routing:
             epsilon=self.epsilon,
             min_total=self.min_total,
             scale=self.scale,
+            expert_scales=0 if scales is None or not row_ops.accepts(scales) else address(scales),
+            jitter=self.jitter,
         )
         object.__setattr__(self, "handle", handle)
 
@@ -70,13 +77,22 @@ class Routing:
         if row_ops.accepts(router_logits):
             return row_ops.route(router_logits, self.top_k, self.handle)
         logits = router_logits.float()
+        if self.score == "sparsemixer":
+            topk_ids, topk_weights = sparsemixer(logits, self.top_k, self.jitter)
+        else:
+            topk_ids, topk_weights = self._best_of(logits)
+        topk_weights = topk_weights * self.scale
+        return topk_ids, topk_weights if self.expert_scales is None else topk_weights * self.expert_scales[topk_ids]
+
+    def _best_of(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the best experts by one score of each, and their weights but for scales."""
         scores = torch.softmax(logits, dim=-1) if self.score == "softmax" else torch.sigmoid(logits)
         topk_ids = _best(self._ranks(logits, scores), self.top_k)
         topk_weights = scores.gather(1, topk_ids)
         if self.renormalize:
             total = topk_weights.sum(dim=-1, keepdim=True) + self.epsilon
             topk_weights = topk_weights / total.clamp(min=self.min_total)
-        return topk_ids, topk_weights * self.scale
+        return topk_ids, topk_weights
 
     def check(self, num_experts: int) -> None:
         """Raise ValueError unless so many experts can be chosen among."""
@@ -91,8 +107,11 @@ class Routing:
         num_candidates = size * self.num_chosen_groups
         if not 1 <= self.top_k <= num_candidates:
             raise ValueError(f"{self.top_k} of {num_candidates} experts cannot be chosen")
-        if self.choice_bias is not None and row_ops.accepts(self.choice_bias):
-            check_floats(self.choice_bias, (num_experts,))
+        if self.score == "sparsemixer" and (self.renormalize or self.choice_bias is not None or groups > 1):
+            raise ValueError("SparseMixer's weights are not renormalised, and it has neither a bias nor groups")
+        for of_experts in (self.choice_bias, self.expert_scales):
+            if of_experts is not None and row_ops.accepts(of_experts):
+                check_floats(of_experts, (num_experts,))
 
     def _ranks(self, logits: Tensor, scores: Tensor) -> Tensor:
         """Return what experts are ranked by: logits, where that is the order of scores, for they are finer."""

@@ -6,11 +6,8 @@ beyond the length that the model was first made for, unless it takes no longer o
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
-
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import read_decoder_config, read_num_experts
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
@@ -19,9 +16,6 @@ from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.mixtral import NAMES
 from moeflow.models.rope_keys import read_rope
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _THETA = 1e6
 
@@ -59,28 +53,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     assert config.sparsemixer_jitter is not None
-    choose = partial(sparsemixer, jitter=config.sparsemixer_jitter)
+    choose = Routing(config.top_k, score="sparsemixer", jitter=config.sparsemixer_jitter)
     return DecoderLayer(
         config, allocator, Attention(config, allocator, layer_idx), MoE(config, allocator, choose, NAMES)
     )
-
-
-def sparsemixer(router_logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
-    """Return the two best experts of each token, and what each weighs: as if those further below it were not there.
-
-    An expert weighs its share under a softmax over itself and those whose logits are less than `2 * jitter` below its
-    own, in proportion to the larger of the two; the second is asked without the first. (2409.12136, without its noise.)
-
-    Shapes: router_logits [T, E] -> topk_ids [T, 2] int64, topk_weights [T, 2] float32.
-    """
-    logits = router_logits.float()
-    first, first_weight = _best_of(logits, logits, jitter)
-    second, second_weight = _best_of(logits.scatter(1, first, -torch.inf), logits, jitter)
-    return torch.cat([first, second], dim=1), torch.cat([first_weight, second_weight], dim=1)
-
-
-def _best_of(left: Tensor, logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
-    """Return the best of the experts that are left, and its weight. Shapes: [T, E] -> [T, 1] each."""
-    best, place = left.max(dim=1, keepdim=True)
-    is_far = (best - logits) / logits.abs().clamp(min=best) > 2 * jitter
-    return place, left.masked_fill(is_far, -torch.inf).softmax(dim=1).gather(1, place)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Match
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from moeflow.core.errors import ChatTemplateError, ContextLengthError, EngineError, QueueFullError, RequestError
@@ -172,8 +172,15 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def allowed_methods(request: Request) -> list[str]:
-    """Return all methods of a request's path; the router names only those of one route of several."""
-    routes = request.app.router.routes
+    """Return all methods of a request's path; the router names only those of one route of several.
+
+    A path that is one by itself, though it looks like the name of something in another one, has its own alone.
+    """
+    routes: list[Route] = []
+    for route in request.app.router.routes:  # FastAPI keeps those of a router together
+        routes += getattr(getattr(route, "original_router", None), "routes", (route,))
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    routes = [route for route in matching if route.path == matching[0].path]
     scopes = [{**request.scope, "method": method} for method in _METHODS]
     return [scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)]
 

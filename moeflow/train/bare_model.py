@@ -17,6 +17,8 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.recurrent.state_sequences import NO_STATE, StateSequence, StateSequences
+from moeflow.kv.state_storage import StateStorage
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
@@ -66,14 +68,15 @@ def sequences_context(
     """Return what a pass over whole sequences needs, one after the other, for the layers that `model` has."""
     counts = [-(-length // BLOCK_SIZE) for length in lengths]
     ends = list(accumulate(counts))
+    config = model.config
     kv = KVStorage(
-        layers=range(model.first_layer, model.first_layer + len(model.layers)),
+        layers=[it for it in config.attention_layers if it - model.first_layer in range(len(model.layers))],
         num_blocks=ends[-1],
         block_size=BLOCK_SIZE,
-        num_kv_heads=model.config.num_kv_heads,
-        head_dim=model.config.head_dim,
-        latent_dim=model.config.latent_dim,
-        other_heads=model.config.other_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        latent_dim=config.latent_dim,
+        other_heads=config.other_heads,
         dtype=model.dtype,
         device=model.device,
     )
@@ -85,7 +88,17 @@ def sequences_context(
         device=model.device,
     )
     positions = torch.cat([torch.arange(length, device=model.device) for length in lengths])
-    return ForwardContext(positions, attention, kv, on_inputs=on_inputs)
+    states = None
+    if config.recurrent is not None:
+        kv.states = StateStorage(config.recurrent, len(lengths), model.device)
+        firsts = accumulate(lengths, initial=0)
+        states = StateSequences(
+            [
+                StateSequence(first, length, NO_STATE, slot)
+                for slot, (first, length) in enumerate(zip(firsts, lengths, strict=False))
+            ]
+        )
+    return ForwardContext(positions, attention, kv, states, on_inputs=on_inputs)
 
 
 @torch.inference_mode()

@@ -1179,9 +1179,63 @@ void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
   expect(got == want, "a stage of several operations");
 }
 
+// The same where the shared expert and the chosen ones have weights and norms of their own, and the sum, too; scaled.
+void check_normed_experts(const Isa& isa, Format format, int64_t tokens) {
+  constexpr int64_t kExperts = 5, kTopK = 2, kHidden = 70, kWidth = 33, kAttended = 48;
+  const Experts all(format, kExperts, kHidden, kWidth, Nonlinearity::kGelu, true, false);
+  const Experts shared(format, 1, kHidden, 2 * kWidth, Nonlinearity::kGelu, true, false);
+  const Weight o_proj = random_weight(format, kHidden, kAttended),
+               router = random_weight(Format::kF32, kExperts, kHidden);
+  const Floats attended = random_floats(tokens * kAttended), hidden = random_floats(tokens * kHidden);
+  std::vector<Floats> weights;
+  for (int i = 0; i < 8; ++i) weights.push_back(random_floats(kHidden));
+  const auto norm = [&](int i) { return Norm{weights[i].data(), 1e-6f}; };
+  const Floats scale = random_floats(1), expert_scales = random_floats(kExperts);
+  MoEStageCall call{};
+  call.attended = attended.data(), call.hidden = hidden.data(), call.num_tokens = tokens;
+  call.o_proj = o_proj.matrix, call.router = router.matrix, call.layer = all.layer, call.shared = shared.layer;
+  call.routing.top_k = kTopK, call.routing.expert_scales = expert_scales.data();
+  call.norm = norm(0), call.attention_norm = norm(1), call.experts_norm = norm(2), call.out_scale = scale.data();
+  call.normed_experts = {weights[3].data(), weights[4].data(), weights[5].data(), 0.3f, norm(6), norm(7)};
+  Floats got(tokens * kHidden);
+  call.out = got.data();
+  moe_stage(isa, call);
+
+  const auto normed = [&](const Floats& x, int i) {
+    Floats out(x.size());
+    normalise(isa, {x.data(), norm(i), tokens, kHidden, out.data()});
+    return out;
+  };
+  const auto plus = [](Floats x, const Floats& y) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+    return x;
+  };
+  const auto weighted = [&](Floats x, int weight, float factor) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] = x[i] * factor * weights[weight][i % kHidden];
+    return x;
+  };
+  Floats projected(tokens * kHidden), logits(tokens * kExperts), of_shared(tokens * kHidden), of_chosen(tokens * kHidden);
+  linear(isa, {o_proj.matrix, attended.data(), tokens, kAttended, nullptr, nullptr, projected.data()});
+  const Floats before = plus(normed(projected, 1), hidden), given = normed(before, 0);
+  const Floats to_router = weighted(given, 3, 0.3f), to_shared = weighted(given, 4, 1), to_chosen = weighted(given, 5, 1);
+  linear(isa, {router.matrix, to_router.data(), tokens, kHidden, nullptr, nullptr, logits.data()});
+  std::vector<int64_t> ids(tokens * kTopK), zeros(tokens);
+  Floats shares(tokens * kTopK);
+  const Floats ones(tokens, 1.0f);
+  route(isa, {call.routing, logits.data(), tokens, kExperts, ids.data(), shares.data()});
+  experts(isa, {shared.layer, to_shared.data(), tokens, 1, zeros.data(), ones.data(), nullptr, of_shared.data()});
+  experts(isa, {all.layer, to_chosen.data(), tokens, kTopK, ids.data(), shares.data(), nullptr, of_chosen.data()});
+  Floats want = plus(before, normed(plus(normed(of_shared, 6), normed(of_chosen, 7)), 2));
+  for (float& it : want) it *= scale[0];
+  expect(got == want, "a stage of experts with norms of their own");
+}
+
 void check_moe_stage(const Isa& isa) {
   for (const Format format : kFormats) {
-    for (const int64_t tokens : {0, 1, 9}) check_moe_stage(isa, format, tokens);
+    for (const int64_t tokens : {0, 1, 9}) {
+      check_moe_stage(isa, format, tokens);
+      check_normed_experts(isa, format, tokens);
+    }
   }
 }
 

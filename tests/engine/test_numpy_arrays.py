@@ -14,9 +14,11 @@ from transformers import (
     DbrxConfig,
     DeepseekV2Config,
     Ernie4_5_MoeConfig,
+    Gemma4TextConfig,
     Lfm2Config,
     LlamaConfig,
     OlmoeConfig,
+    PhimoeConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
     Qwen3NextConfig,
@@ -33,6 +35,7 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.submissions import run, submission
+from tests.models import test_gemma4_text
 from tests.models.parity import SHAPE
 from tests.tiny_mixtral import write_byte_tokenizer, write_tiny_mixtral
 
@@ -183,6 +186,10 @@ FAMILIES = {
         linear_value_head_dim=20,
         moe_intermediate_size=24,
         shared_expert_intermediate_size=40,
+    ),
+    "SparseMixer": PhimoeConfig(**SHAPE | {"vocab_size": 258}, num_local_experts=4, router_jitter_noise=0.6),
+    "experts with norms of their own": Gemma4TextConfig(
+        **test_gemma4_text.MOE | {"vocab_size": 258}, attention_k_eq_v=True, num_global_key_value_heads=1
     ),
     "norms of all heads": OlmoeConfig(**MOE, clip_qkv=0.5),
     "layer norms": DbrxConfig(

@@ -29,6 +29,8 @@ ROUTINGS = {
     },
     "ernie4_5_moe": {"choice_bias": True, "renormalize": True, "min_total": 1e-12},
     "lfm2_moe": {"score": "sigmoid", "renormalize": True, "epsilon": 1e-6},
+    "phimoe": {"score": "sparsemixer", "jitter": 0.2},
+    "gemma4": {"renormalize": True, "expert_scales": True},
     "of_groups_sums": {"num_groups": 2, "num_chosen_groups": 1, "group_score": "top2_sum"},
 }
 
@@ -41,12 +43,14 @@ def by(request, monkeypatch):
 
 
 def make(top_k, num_experts, settings):
-    bias = torch.randn(num_experts) / 4 if settings.get("choice_bias") else None
-    return Routing(top_k, **(settings | {"choice_bias": bias}))
+    of_experts = {name: torch.randn(num_experts) / 4 for name in ("choice_bias", "expert_scales") if name in settings}
+    return Routing(top_k, **(settings | of_experts))
 
 
 def plain(logits, routing):
     """Return ids and weights of one token, in Python's own numbers."""
+    if routing.score == "sparsemixer":
+        return plain_sparsemixer(logits, routing)
     experts = range(len(logits))
     total = sum(math.exp(x - max(logits)) for x in logits)
     if routing.score == "softmax":
@@ -64,7 +68,20 @@ def plain(logits, routing):
     if routing.renormalize:
         whole = max(sum(weights) + routing.epsilon, routing.min_total)
         weights = [weight / whole for weight in weights]
-    return ids, [weight * routing.scale for weight in weights]
+    own = [1.0] * len(logits) if routing.expert_scales is None else routing.expert_scales.tolist()
+    return ids, [weight * routing.scale * own[expert] for expert, weight in zip(ids, weights, strict=True)]
+
+
+def plain_sparsemixer(logits, routing):
+    ids, weights = [], []
+    for _ in range(routing.top_k):
+        left = [expert for expert in range(len(logits)) if expert not in ids]
+        best = max(left, key=lambda expert: logits[expert])
+        top = logits[best]
+        near = [logits[e] for e in left if (top - logits[e]) / max(abs(logits[e]), top) <= 2 * routing.jitter]
+        weights.append(1 / sum(math.exp(it - top) for it in near))
+        ids.append(best)
+    return ids, weights
 
 
 @pytest.mark.parametrize("family", ROUTINGS)
@@ -187,6 +204,8 @@ def test_weights_are_float32_whatever_the_scores(by):
         ({"top_k": 1, "num_groups": 4, "num_chosen_groups": 5}, "of which 5 count"),
         ({"top_k": 1, "num_groups": 8, "group_score": "top2_sum"}, "groups of 1 have no two"),
         ({"top_k": 1, "choice_bias": torch.ones(7)}, r"float32 \[8\] is needed"),
+        ({"top_k": 1, "expert_scales": torch.ones(7)}, r"float32 \[8\] is needed"),
+        ({"top_k": 2, "score": "sparsemixer", "renormalize": True}, "not renormalised"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(needs_kernels, routing, problem):

@@ -241,9 +241,6 @@ class Parity:
 
     @needs_extension
     def test_layers_in_one_call_give_the_same_bits_as_one_after_another(self, pair):
-        config = pair.ours.config
-        if config.sparsemixer_jitter is not None or config.has_value_norms:
-            pytest.skip("its layers run stage by stage")
         ours = load(pair.folder, packed=WeightFormats(*FORMATS[0]))
         in_one_call = in_mixed_passes(ours, SEQUENCES, block_size=16)
         assert ours._packed is not None

@@ -5,7 +5,9 @@ from transformers.models.phimoe.modeling_phimoe import sparsemixer as their_spar
 
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
-from moeflow.models.phimoe import read_config, sparsemixer
+from moeflow.kernels.cpu import row_ops
+from moeflow.kernels.routing import Routing
+from moeflow.models.phimoe import read_config
 from tests.models.parity import SHAPE, Parity, make_pair
 
 FACTORS = [1.0, 1.5, 2.5, 4.0]
@@ -36,12 +38,14 @@ class TestPhimoe(Parity):
     pass
 
 
+@pytest.mark.parametrize("by_kernels", [True, False])
 @pytest.mark.parametrize("jitter", [0.0, 0.01, 0.3])
-def test_the_router_is_that_of_transformers(jitter):
+def test_the_router_is_that_of_transformers(jitter, by_kernels, monkeypatch):
+    monkeypatch.setattr(row_ops, "_AVAILABLE", row_ops._AVAILABLE and by_kernels)
     torch.manual_seed(0)
     logits = torch.randn(200, 16) * torch.tensor([0.05, 1.0, 3.0, 20.0]).repeat(50)[:, None]
     weights, ids = their_sparsemixer(logits, jitter_eps=jitter, training=False)
-    topk_ids, topk_weights = sparsemixer(logits, jitter)
+    topk_ids, topk_weights = Routing(2, score="sparsemixer", jitter=jitter)(logits)
     assert torch.equal(topk_ids, ids)
     torch.testing.assert_close(topk_weights, weights)
     assert (weights < 1).any() or jitter == 0.0

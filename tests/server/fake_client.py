@@ -107,6 +107,9 @@ class FakeClient:
         return msgspec.structs.replace(
             outputs[0],
             token_ids=token_ids,
+            logprobs=None
+            if outputs[0].logprobs is None
+            else [token for output in outputs for token in output.logprobs or ()],
             finish_reason=outputs[-1].finish_reason,
             num_drafted_tokens=len(tree.token_ids),
             drafted_tree=tree if wants_tree else None,

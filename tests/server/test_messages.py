@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import anthropic
 import httpx
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from moeflow.engine.generator import Generator
 from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.server import sse
 from moeflow.server.api.messages.message_object import MESSAGE_EVENTS, MessageObject
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
@@ -129,6 +131,20 @@ def test_a_streamed_text(client, engine):
         "message_stop",
     ]
     assert kinds.count("content_block_delta") == len(REPLY)
+
+
+def test_pings_where_nothing_comes_for_long(client, engine, monkeypatch):
+    monkeypatch.setattr(sse, "PING_S", 0.02)
+    engine.pause_after = 3
+    with httpx.stream("POST", f"{client.base_url}/v1/messages", json=asked(stream=True)) as stream:
+        lines = stream.iter_lines()
+        kinds = [line.removeprefix("event: ") for line in islice(filter(lambda line: "event:" in line, lines), 12)]
+    assert kinds[:2] == ["message_start", "ping"]
+    assert kinds.count("ping") > 3
+    monkeypatch.setattr(sse, "PING_S", 15.0)
+    engine.pause_after = None
+    assert eventually(lambda: not engine.live)
+    assert without_ids(streamed(client)) == without_ids(ask(client))
 
 
 @pytest.mark.anyio

@@ -183,6 +183,8 @@ async def test_paths_and_methods_that_do_not_exist(http):
         ("/v1/batches", "GET, POST"),
         ("/v1/files/file-x", "GET, DELETE"),
         ("/v1/models/x", "GET"),
+        ("/v1/responses/resp_x", "GET, DELETE"),
+        ("/v1/responses/input_tokens", "POST"),
         ("/health", "GET, HEAD"),
         ("/app.js", "GET, HEAD"),
         (CHAT, "POST"),

@@ -173,9 +173,7 @@ def _explained(name: ModelName) -> Iterator[None]:
     except EntryNotFoundError as error:
         raise HubError(f"a file of {name} is gone from the hub ({error}). Try again: its list may be new") from None
     except OfflineModeIsEnabled:
-        raise HubError(
-            f"{name} is not here, and HF_HUB_OFFLINE forbids to ask {endpoint()}. Unset it, and pull"
-        ) from None
+        raise HubError(f"HF_HUB_OFFLINE forbids to ask {endpoint()} for {name}. Unset it, and pull again") from None
     except HfHubHTTPError as error:
         raise _http_error(name, error.response) from None
     except httpx2.TransportError as error:

@@ -31,6 +31,8 @@ def attention_input(
     qk, v = torch.split(qkv, sizes, dim=-1)
     if not heads.norms_last:
         qk = _normalise(qk, heads)
+    if heads.v_norm is not None:
+        v = rms_norm(v.reshape(len(v), heads.num_kv_heads, heads.head_dim), heads.v_norm, heads.eps).flatten(1)
     if heads.clip is not None:
         qk, v = qk.clamp(-heads.clip, heads.clip), v.clamp(-heads.clip, heads.clip)
     qk = qk.view(len(qk), num_rotated, heads.head_dim)

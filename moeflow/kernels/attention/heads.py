@@ -20,6 +20,7 @@ class Heads:
     head_dim: int
     q_norm: Tensor | None = None  # [D], or [heads * D] where the norm runs over all heads; None: no norm
     k_norm: Tensor | None = None
+    v_norm: Tensor | None = None  # [D]; None: values are not normalised
     eps: float = 0.0  # of the norms
     clip: float | None = None  # queries, keys and values are cut to [-clip, clip]
     norms_last: bool = False  # norms of single heads come after the rotation, else first

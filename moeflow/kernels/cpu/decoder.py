@@ -52,7 +52,8 @@ class PackedDecoder:
         self.has_slots = any(layer.stage.slots is not None for layer in layers)
         self._handles = [layer.bind() for layer in layers]
         self._attentions = [layer.attention for layer in layers if layer.attention is not None]
-        self._num_tables = max((0 if it.rotary is None else it.rotary + 1 for it in self._attentions), default=0)
+        # How wide heads are that a pass's tables rotate.
+        self._rotated = sorted({(it.rotary, it.heads.head_dim) for it in self._attentions if it.rotary is not None})
         stages = [layers[number].stage for number in self.routed]
         self._top_k = stages[0].choose.top_k if stages else 0
         routers = {(stage.choose.top_k, stage.slots is None, stage.num_experts) for stage in stages}
@@ -79,10 +80,10 @@ class PackedDecoder:
         first = self.layers[0]
         num_tokens = hidden.shape[0]
         check_floats(hidden, (num_tokens, first.hidden))
-        for table in rotary:
-            check_rotary(table, num_tokens, min((it.heads.head_dim for it in self._attentions), default=table.dim))
-        if self._num_tables > len(rotary):
-            raise ValueError(f"layers need {self._num_tables} tables of rotary positions, not {len(rotary)}")
+        for number, head_dim in self._rotated:
+            if number >= len(rotary):
+                raise ValueError(f"layers need tables of rotary positions up to {number}, of which {len(rotary)} are")
+            check_rotary(rotary[number], num_tokens, head_dim)
         self._check_memory(blocks, states)
         caches, memory = iter(blocks), iter(() if states is None else states.layers)
         keeps_choices |= self.has_slots

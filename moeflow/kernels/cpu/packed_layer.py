@@ -63,6 +63,7 @@ class PackedAttention:
             num_heads=heads.num_heads,
             q_norm=address(heads.q_norm),
             k_norm=address(heads.k_norm),
+            v_norm=address(heads.v_norm),
             norm_all_heads=heads.norms_all_heads,
             clip=heads.clip or 0.0,
             sliding_window=scores.sliding_window or 0,
@@ -102,12 +103,13 @@ class PackedLayer:
         """Return it for the extension, which looks at the memory of its weights. Raises: ValueError."""
         mixer, stage = self.mixer, self.stage
         num_rows = sum(part.rows for part in self.in_proj)
-        if num_rows != mixer.in_size or stage.o_proj.cols != mixer.out_size:
+        num_mixed = sum(len(part) for part in self.order) if self.order else num_rows
+        if num_mixed != mixer.in_size or stage.o_proj.cols != mixer.out_size:
             raise ValueError(f"{self.in_proj}, {mixer} and {stage.o_proj} do not fit together")
         if self.in_bias is not None:
             check_floats(self.in_bias, (num_rows,))
-        if self.order and sorted(place for part in self.order for place in part) != list(range(num_rows)):
-            raise ValueError(f"{self.order} is no order of {num_rows} values")
+        if any(part.start < 0 or part.stop > num_rows or part.step != 1 for part in self.order):
+            raise ValueError(f"{self.order} are not all among {num_rows} values")
         return _cpu.DecoderLayer(
             in_proj=[part.handle for part in self.in_proj],
             in_bias=address(self.in_bias),

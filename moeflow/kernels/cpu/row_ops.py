@@ -140,6 +140,7 @@ def attention_input(qkv: Array, heads: Heads, rotary: RotaryTable | None, blocks
         slots=address(slots),
         norms_last=heads.norms_last,
         is_interleaved=heads.is_interleaved,
+        v_norm=address(heads.v_norm),
     )
     queries = qkv[:, : num_heads * head_dim]
     return queries.reshape(num_tokens, num_heads, head_dim)

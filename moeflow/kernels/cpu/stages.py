@@ -12,7 +12,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.expert_biases import ExpertBiases
-from moeflow.kernels.norm import NormWeights, PostNorms
+from moeflow.kernels.norm import ExpertNorms, NormWeights, PostNorms
 from moeflow.kernels.routing import Routing
 
 if extension.is_available():
@@ -87,7 +87,7 @@ class MoEStage:
     biases: ExpertBiases | None = None  # of the layer's experts
     router_bias: Array | None = None  # [E]
     shared: SharedExpert | None = None
-    post_norms: PostNorms | None = None  # for stages without slots, and without a shared expert
+    post_norms: PostNorms | None = None  # for stages without slots, and with a shared expert where experts have norms
     handle: Any = field(init=False, repr=False, compare=False)  # looks at the memory of all of these
 
     def __post_init__(self) -> None:
@@ -109,8 +109,7 @@ class MoEStage:
         if self.router_bias is not None:
             check_floats(self.router_bias, (num_experts,))
         self._check_shared()
-        if self.post_norms is not None and (self.slots is not None or self.shared is not None):
-            raise ValueError("what experts in slots return is not normalised, nor with a shared one")
+        self._check_norms()
         object.__setattr__(self, "handle", self._bind())
 
     def _check_shared(self) -> None:
@@ -119,6 +118,23 @@ class MoEStage:
         (experts, gate), size = self.shared, self.o_proj.rows
         if (experts.num_experts, experts.hidden) != (1, size) or (gate and (gate.rows, gate.cols) != (1, size)):
             raise ValueError(f"{experts} and {gate} are no shared expert of rows of {size} values")
+
+    def _check_norms(self) -> None:
+        if self.post_norms is None:
+            return
+        norms, scale, size = self.post_norms.experts, self.post_norms.scale, self.o_proj.rows
+        if scale is not None:
+            check_floats(scale, (1,))
+        if self.slots is not None:
+            raise ValueError("what experts in slots return is not normalised")
+        if norms is None:
+            if self.shared is not None:
+                raise ValueError("what a shared expert returns is normalised by norms of experts")
+            return
+        if self.router is None or self.shared is None or self.shared.gate is not None:
+            raise ValueError("norms of experts are for a router beside a shared expert that is not gated")
+        for weights in (norms.router_weights, norms.shared_weights, norms.chosen_weights):
+            check_floats(weights, (size,))
 
     @property
     def num_experts(self) -> int:
@@ -147,9 +163,7 @@ class MoEStage:
         if self.slots is not None:
             layer = self.experts.in_slots(address(self.slots), self.num_experts, self.biases)
         size = self.o_proj.rows
-        after_attention, after_experts = (
-            (None, None) if self.post_norms is None else (bind_norm(it, size) for it in self.post_norms)
-        )
+        post = self.post_norms
         return _cpu.MoEStage(
             o_proj=self.o_proj.handle,
             router=None if self.router is None else self.router.handle,
@@ -160,6 +174,19 @@ class MoEStage:
             router_bias=address(self.router_bias),
             shared=None if self.shared is None else self.shared.experts.handle,
             shared_gate=None if self.shared is None or self.shared.gate is None else self.shared.gate.handle,
-            attention_norm=after_attention,
-            experts_norm=after_experts,
+            attention_norm=None if post is None else bind_norm(post.attention, size),
+            experts_norm=None if post is None else bind_norm(post.feed_forward, size),
+            normed_experts=None if post is None or post.experts is None else _bind_expert_norms(post.experts, size),
+            out_scale=0 if post is None else address(post.scale),
         )
+
+
+def _bind_expert_norms(norms: ExpertNorms, size: int) -> object:
+    return _cpu.NormedExperts(
+        router_weights=address(norms.router_weights),
+        shared_weights=address(norms.shared_weights),
+        chosen_weights=address(norms.chosen_weights),
+        router_scale=norms.router_scale,
+        shared_norm=bind_norm(norms.shared, size),
+        chosen_norm=bind_norm(norms.chosen, size),
+    )

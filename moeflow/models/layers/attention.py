@@ -119,7 +119,7 @@ class Attention:
         """Queries, keys and values, as they are projected."""
         return ()
 
-    def for_kernels(self) -> PackedAttention | None:
+    def for_kernels(self) -> PackedAttention:
         """See `TokenMixer`."""
         return PackedAttention(self.heads, self.scores, self.rotary)
 

@@ -157,10 +157,10 @@ class DecoderLayer:
     def _make_stage(self) -> MoEStage | None:
         out_proj, norm = self.mixer.out_proj, self.post_attention_layernorm
         if self._post_norms is None:
+            assert self._scale is None, "layers are scaled where what they add is normalised"
             return self.mlp.stage(out_proj, norm)
-        if isinstance(self.mlp, MoE) or self._scale is not None:
-            return None
-        return self.mlp.stage(out_proj, norm, PostNorms(*(it.weights for it in self._post_norms)))
+        after_attention, after_network = (it.weights for it in self._post_norms)
+        return self.mlp.stage(out_proj, norm, PostNorms(after_attention, after_network, scale=self._scale))
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

@@ -17,6 +17,7 @@ from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.linear import linear
+from moeflow.kernels.norm import ExpertNorms, PostNorms
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
@@ -147,7 +148,11 @@ class MoE:
         block.weights = weights
         return block
 
-    def stage(self, o_proj: Linear, norm: Norm) -> MoEStage | None:
+    def expert_norms(self) -> ExpertNorms | None:
+        """Return norms that the shared expert and the chosen ones have of their own."""
+        return None
+
+    def stage(self, o_proj: Linear, norm: Norm, post_norms: PostNorms | None = None) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this block; None if there is none."""
         router, choose, experts = self.router, self.choose, self.weights.for_kernels()
         if experts is None or not (isinstance(router, PackedWeight) and isinstance(choose, Routing)):
@@ -155,7 +160,9 @@ class MoE:
         shared = None if self.shared is None else self.shared.for_kernels()
         if self.shared is not None and shared is None:
             return None
-        return expert_stage(o_proj, norm, router, choose, experts, router_bias=self.router_bias, shared=shared)
+        if post_norms is not None:
+            post_norms = post_norms._replace(experts=self.expert_norms())
+        return expert_stage(o_proj, norm, router, choose, experts, self.router_bias, shared, post_norms)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that others fill, or have, are left out."""

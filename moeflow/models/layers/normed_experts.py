@@ -7,9 +7,11 @@ weights of their own. So whoever asks a router ahead gives it what any other lay
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.norm import ExpertNorms
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.moe import ExpertNames, Limit, MoE
@@ -24,11 +26,11 @@ class NormedExperts(MoE):
     """Returns `norm(network(a x)) + norm(experts(b x))`, where the router chooses by `c x`."""
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, choose: Routing, names: ExpertNames) -> None:
-        super().__init__(config, allocator, choose, names)
-        size = config.hidden_size
+        scales = allocator.empty_float32(config.num_experts)
+        super().__init__(config, allocator, replace(choose, expert_scales=scales), names)
+        self._choice_weights, size = scales, config.hidden_size
         self._network_weights, self._expert_weights = allocator.empty(size), allocator.empty(size)  # a and b
-        self._router_weights = allocator.empty(size)  # c, times the root of their number
-        self._choice_weights = allocator.empty(config.num_experts)  # that what is chosen is multiplied by
+        self._router_weights, self._router_scale = allocator.empty(size), size**-0.5  # c is their product
         self._network_norm, self._experts_norm = Norm.of(config, allocator), Norm.of(config, allocator)
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None, limit: Limit | None = None) -> Tensor:
@@ -56,14 +58,20 @@ class NormedExperts(MoE):
         result: Tensor = self._network_norm(shared) + self._experts_norm(chosen)
         return result
 
-    def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See `MoE`. Shapes: hidden [T, H]."""
-        topk_ids, topk_weights = super().route(hidden)
-        return topk_ids, topk_weights * self._choice_weights[topk_ids]
-
     def router_logits(self, hidden: Tensor) -> Tensor:
         """See `MoE`. Shapes: hidden [T, H] -> [T, E]."""
-        return super().router_logits(hidden * self._router_weights * self.config.hidden_size**-0.5)
+        return super().router_logits(hidden * self._router_scale * self._router_weights)
+
+    def expert_norms(self) -> ExpertNorms:
+        """See `MoE`."""
+        return ExpertNorms(
+            self._router_weights,
+            self._router_scale,
+            self._network_weights,
+            self._expert_weights,
+            self._network_norm.weights,
+            self._experts_norm.weights,
+        )
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 class Writer(Protocol):
     """How one endpoint writes what comes of one request: as events, or as one object. Each is used for one of them."""
 
+    ping: bytes  # the event to send where nothing else comes for long; empty: there is none
+
     def begin(self) -> bytes:
         """Return the events before anything is generated."""
 
@@ -67,7 +69,7 @@ async def respond(request: Request, answer: Answer, *, is_streamed: bool) -> Res
     """
     record_of(request.scope).work = answer.generation
     if is_streamed:
-        return EventStream(_events(answer), answer.generation.close)
+        return EventStream(_events(answer), answer.generation.close, answer.writer.ping)
     return await while_connected(request.receive, gather(answer))
 
 

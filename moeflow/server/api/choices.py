@@ -72,6 +72,8 @@ def token_trees(passes: Sequence[GuessedPass]) -> dict[str, Any]:
 class ListWriter:
     """Writes lists of choices."""
 
+    ping = b""
+
     def __init__(self, generation: Generation, choices: ChoiceWriter, envelope: Envelope, *, with_usage: bool) -> None:
         """`with_usage`: a stream ends with the token counts."""
         self._generation = generation

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two forms: a list of tokens (chat), parallel lists (completions)."""
+"""Log-probabilities in OpenAI's two forms: a list of tokens (chat, responses), parallel lists (completions)."""
 
 from __future__ import annotations
 
@@ -43,10 +43,14 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]  # where the token begins in the choice's text, in characters
 
 
+def listed_logprobs(tokens: Sequence[TokenText]) -> list[dict[str, Any]]:
+    """Return tokens as a list of `TokenLogprob`."""
+    return [_entry(token) | {"top_logprobs": [_entry(top) for top in token.top]} for token in tokens]
+
+
 def chat_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
     """Return tokens as chat completions report them."""
-    content = [_entry(token) | {"top_logprobs": [_entry(top) for top in token.top]} for token in tokens]
-    return {"content": content, "refusal": None}
+    return {"content": listed_logprobs(tokens), "refusal": None}
 
 
 def _entry(token: TokenText | TopToken) -> dict[str, Any]:

@@ -129,6 +129,11 @@ def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
             f"a small model is not made of layers with latent attention ({target.model_type}): "
             "use a speculator that needs no training"
         )
+    if target.recurrent is not None:
+        raise ConfigError(
+            f"{target.model_type} models have recurrent layers, whose states cannot go back behind a wrong guess: "
+            "they run without speculators"
+        )
     if any(rope.rotary_dim or rope.is_interleaved for rope in target.ropes):
         raise ConfigError(
             "a small model is not made of layers whose positions rotate a part of each head, or neighbours "

@@ -26,6 +26,7 @@ from huggingface_hub import constants
 
 LFS_SUFFIXES = (".safetensors", ".gguf", ".bin", "tokenizer.json")
 TOKEN = "hf_right"
+OTHER_TOKEN = "hf_other"  # of an account that may read nothing special
 
 
 @dataclass
@@ -217,7 +218,7 @@ class _Api(_Handler):
 
     def find(self, repo: str, token: str | None) -> RemoteRepository | None:
         found = self.hub.repositories.get(repo)
-        if token is not None and token != TOKEN:
+        if token not in (None, TOKEN, OTHER_TOKEN):
             self.send(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
             return None
         if found is None or (found.private and token != TOKEN):

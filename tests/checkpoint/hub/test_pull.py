@@ -16,7 +16,7 @@ from moeflow.checkpoint.hub.local_models import find_model
 from moeflow.checkpoint.hub.model_name import parse_model_name
 from moeflow.checkpoint.hub.pull import pull
 from moeflow.core.errors import CapacityError, CheckpointError, HubConnectionError, HubError
-from tests.checkpoint.hub.hub_server import TOKEN, checksum
+from tests.checkpoint.hub.hub_server import OTHER_TOKEN, TOKEN, checksum
 
 REPO = "o/model"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -189,7 +189,7 @@ def test_errors_say_what_to_do(hub, cache, monkeypatch):
     del lacking[SHARDS[1]]
     hub.add("o/lacking", lacking)
     for name, kind, said in [
-        ("o/gated", HubError, "accept"),
+        ("o/gated", HubError, "log in and accept them; then set HF_TOKEN"),
         ("o/private", HubError, "no model o/private, or it is private and no token is set"),
         ("o/nothing", HubError, "Check the spelling"),
         ("o/gated@nowhere", HubError, "no branch, tag or commit 'nowhere'"),
@@ -198,6 +198,10 @@ def test_errors_say_what_to_do(hub, cache, monkeypatch):
         ("o/bare", CheckpointError, "no config.json"),
     ]:
         with pytest.raises(kind, match=said):
+            pulled(name, cache)
+    monkeypatch.setenv("HF_TOKEN", OTHER_TOKEN)
+    for name, said in [("o/gated", "has no access yet"), ("o/private", "the token that is set may not read it")]:
+        with pytest.raises(HubError, match=said):
             pulled(name, cache)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(HubError, match="refuses the token"):

@@ -157,6 +157,43 @@ def test_templates_get_the_effort(thinking, changes, end):
     assert answer.reasoning.effort == end
 
 
+@pytest.mark.parametrize("guesses_per_pass", [0, 5])
+def test_log_probabilities_are_those_of_the_text(thinking, guesses_per_pass):
+    """Neither those of reasoning, nor of calls, nor of what stands between."""
+    client, engine, tokenizer = thinking
+    engine.guesses_per_pass = guesses_per_pass
+    text = '<think>\nHm. So.\n</think>\n\nA föx.[TOOL_CALLS]look[ARGS]{"q": "fox"}'
+    engine.reply = [*tokenizer.encode(text, add_special_tokens=False), EOS]
+    given = {"tools": TOOLS, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    answer = ask(client, **given)
+    check(answer)
+    assert answer.top_logprobs == 2
+    tokens = answer.output[1].content[0].logprobs
+    said = b"".join(bytes(token.bytes) for token in tokens).decode()
+    assert "A föx." in said
+    assert said == "A föx." or guesses_per_pass, "a token may reach beyond its text where several come at once"
+    for token in tokens:
+        assert (token.logprob, len(token.top_logprobs), token.top_logprobs[0].logprob) == (-1.5, 2, -0.25)
+    assert engine.submissions[-1].sampling.logprobs == 2
+    events = list(ask(client, **given, stream=True))
+    for event in events:
+        check(event)
+    told = [token for event in events if event.type == "response.output_text.delta" for token in event.logprobs]
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert [token.token for token in told] == [token.token for token in done.logprobs] == [one.token for one in tokens]
+    assert without_ids(events[-1].response) == without_ids(answer)
+    assert without_ids(streamed(client, **given)[0]) == without_ids(answer)
+
+
+def test_log_probabilities_without_others_and_none_unless_asked_for(client, engine):
+    answer = ask(client, include=["message.output_text.logprobs"])
+    tokens = answer.output[0].content[0].logprobs
+    assert b"".join(bytes(token.bytes) for token in tokens).decode() == REPLY
+    assert not any(token.top_logprobs for token in tokens)
+    assert ask(client).output[0].content[0].logprobs == []
+    assert engine.submissions[-1].sampling.logprobs is None
+
+
 class Fox(BaseModel):
     color: str
 
@@ -220,8 +257,9 @@ def test_without_tools_a_call_is_text(client, engine, tokenizer):
         ({"truncation": "auto"}, "truncation", "must be disabled"),
         ({"background": True}, "background", "not supported"),
         ({"conversation": "conv_1"}, "conversation", "not supported"),
-        ({"top_logprobs": 2}, "top_logprobs", "/v1/chat/completions"),
-        ({"include": ["message.output_text.logprobs"]}, "include[0]", "Input should be"),
+        ({"top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"include": ["message.output_text.tokens"]}, "include[0]", "Input should be"),
+        ({"input": [{"type": "reasoning", "id": "x", "summary": []}]}, "input", "nothing in it"),
         ({"extra_body": {"max_tokens": 5}}, "max_tokens", "did you mean"),
         ({"extra_body": {"response_format": {"type": "text"}}}, "response_format", "unknown field"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
@@ -294,7 +332,7 @@ def test_streams_come_to_what_whole_answers_are(client, engine, tokenizer, is_pa
     def compare(text, guesses_per_pass, max_tokens):
         says(engine, tokenizer, text)
         engine.guesses_per_pass = guesses_per_pass
-        given = {"tools": TOOLS, "parallel_tool_calls": is_parallel, "max_output_tokens": max_tokens}
+        given = {"tools": TOOLS, "parallel_tool_calls": is_parallel, "max_output_tokens": max_tokens, "top_logprobs": 1}
         answer = ask(client, **given)
         check(answer)
         *events, last = ask(client, **given, stream=True)
@@ -308,6 +346,9 @@ def test_streams_come_to_what_whole_answers_are(client, engine, tokenizer, is_pa
         for index, item in enumerate(done):
             said = item.arguments if item.type == "function_call" else item.content[0].text
             assert texts.get(index, "") == said
+            if item.type == "message":
+                tokens = b"".join(bytes(token.bytes) for token in item.content[0].logprobs)
+                assert said.replace("\ufffd", "").encode() in tokens
         if answer.status == "completed":
             assert without_ids(streamed(client, **given)[0]) == without_ids(answer)
 

@@ -76,6 +76,53 @@ def test_what_went_in(client, engine, tokenizer):
     assert not page.has_more
 
 
+def test_counts_are_those_of_prompts(client, engine):
+    first = ask(client)
+    given = {"input": "And now?", "instructions": "Be brief.", "tools": TOOLS, "previous_response_id": first.id}
+    count = client.responses.input_tokens.count(model=NAME, **given)
+    check(count)
+    ask(client, **given)
+    assert count.input_tokens == len(engine.submissions[-1].prompt_token_ids)
+    with pytest.raises(openai.NotFoundError, match="resp_none"):
+        client.responses.input_tokens.count(model=NAME, input="x", previous_response_id="resp_none")
+    with pytest.raises(openai.BadRequestError, match="personality"):
+        client.responses.input_tokens.count(model=NAME, input="x", personality="friendly")
+
+
+@pytest.mark.parametrize("max_output_tokens", [None, 20])
+def test_a_stream_is_told_again(thinking, max_output_tokens):
+    """With the same events, but that each text is in one piece; also from the middle."""
+    client, engine, tokenizer = thinking
+    text = '<think>Hm.</think>A fox.[TOOL_CALLS]look[ARGS]{"q": "fox"}[TOOL_CALLS]go[ARGS]{}'
+    engine.reply = [*tokenizer.encode(text, add_special_tokens=False), EOS]
+    given = {"tools": TOOLS, "top_logprobs": 1, "max_output_tokens": max_output_tokens}
+    events = list(ask(client, **given, stream=True))
+    again = list(
+        client.responses.retrieve(events[-1].response.id, stream=True, include=["message.output_text.logprobs"])
+    )
+    for event in again:
+        check(event)
+    assert [event.sequence_number for event in again] == list(range(len(again)))
+    assert told(again) == told(events)
+    assert list(client.responses.retrieve(events[-1].response.id, stream=True, starting_after=5)) == again[6:]
+    assert client.responses.retrieve(events[-1].response.id) == events[-1].response
+
+
+def told(events) -> list:
+    """What events tell, without their numbers; pieces of one text put together."""
+    found: list = []
+    for event in events:
+        fields = event.model_dump(exclude={"sequence_number"})
+        is_more = "delta" in fields and found and found[-1]["type"] == fields["type"]
+        if is_more:
+            found[-1]["delta"] += fields["delta"]
+            if "logprobs" in fields:
+                found[-1]["logprobs"] += fields["logprobs"]
+        else:
+            found.append(fields)
+    return found
+
+
 def test_deletion(client):
     answer = ask(client)
     assert client.responses.delete(answer.id) is None

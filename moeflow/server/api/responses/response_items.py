@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, Tag
 
 from moeflow.server.api.conversation.turns import Turns
+from moeflow.server.api.logprobs import TokenLogprob
 from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
@@ -187,7 +188,7 @@ class OutputText(BaseModel):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
-    logprobs: list[Any]
+    logprobs: list[TokenLogprob]
 
 
 class OutputReasoningText(BaseModel):

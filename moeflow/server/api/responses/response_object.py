@@ -65,10 +65,18 @@ class ResponseObject(BaseModel):
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     user: str | None
+
+
+class InputTokens(BaseModel):
+    """How long a conversation is."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class DeletedResponse(BaseModel):
@@ -123,6 +131,19 @@ class ResponsePartEvent(BaseModel):
     part: OutputText | OutputReasoningText
 
 
+class LikelyToken(BaseModel):
+    """A token that could have been chosen."""
+
+    token: str
+    logprob: float
+
+
+class SaidToken(LikelyToken):
+    """The token that was chosen, with the likeliest ones."""
+
+    top_logprobs: list[LikelyToken]
+
+
 class ResponseTextEvent(BaseModel):
     """A piece of a message's text (`delta`), or all of it."""
 
@@ -133,7 +154,7 @@ class ResponseTextEvent(BaseModel):
     content_index: int
     delta: str | None = None
     text: str | None = None
-    logprobs: list[Any]
+    logprobs: list[SaidToken]
 
 
 class ResponseReasoningEvent(BaseModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
@@ -18,21 +18,29 @@ _PARTS: Final[
 _ARGUMENTS: Final = "response.function_call_arguments"
 
 
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
 class ResponseOutput:
     """The items so far. The last one is open until another begins, or the output is closed."""
 
-    def __init__(self, make_call_id: Callable[[], str], emit: Emit) -> None:
+    def __init__(
+        self, make_call_id: Callable[[], str], emit: Emit, make_item_id: Callable[[str], str] = _new_id
+    ) -> None:
+        """`make_item_id` gets a prefix for the kind of item."""
         self.items: list[dict[str, Any]] = []
-        self._make_call_id = make_call_id
+        self._make_call_id, self._make_item_id = make_call_id, make_item_id
         self._emit = emit
         self._kind: str | None = None  # of the open item
         self._text: list[str] = []  # of the open item: what was said, or a call's arguments
+        self._logprobs: list[dict[str, Any]] = []  # of the open message
 
-    def take(self, event: Event) -> None:
-        """Add what the model wrote."""
+    def take(self, event: Event, logprobs: Sequence[dict[str, Any]] = ()) -> None:
+        """Add what the model wrote; of a message also its tokens, if they are to be told."""
         match event:
             case Content():
-                self._write("message", event.text)
+                self._write("message", event.text, logprobs)
             case Reasoning():
                 self._write("reasoning", event.text)
             case CallBegun():
@@ -54,8 +62,10 @@ class ResponseOutput:
             self._emit(f"{_ARGUMENTS}.done", **self._place, arguments=text)
         else:
             part, name = _PARTS[self._kind]
-            item["content"] = [{**part, "text": text}]
-            self._emit(f"{name}.done", **self._place, content_index=0, text=text, **_extras(self._kind))
+            whole = {"text": text, "logprobs": self._logprobs} if self._kind == "message" else {"text": text}
+            item["content"] = [{**part, **whole}]
+            extras = _extras(self._kind, self._logprobs)
+            self._emit(f"{name}.done", **self._place, content_index=0, text=text, **extras)
             self._emit("response.content_part.done", **self._place, content_index=0, part=item["content"][0])
         self._emit("response.output_item.done", output_index=len(self.items) - 1, item=item)
         self._kind = None
@@ -69,7 +79,7 @@ class ResponseOutput:
     def _place(self) -> dict[str, Any]:
         return {"output_index": len(self.items) - 1, "item_id": self.items[-1]["id"]}
 
-    def _write(self, kind: str, text: str) -> None:
+    def _write(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> None:
         part, name = _PARTS[kind]
         if self._kind != kind:
             self.close("completed")
@@ -78,17 +88,30 @@ class ResponseOutput:
             self._emit("response.content_part.added", **self._place, content_index=0, part=part)
         if text:
             self._text.append(text)
-            self._emit(f"{name}.delta", **self._place, content_index=0, delta=text, **_extras(kind))
+            self._logprobs += logprobs
+            self._emit(f"{name}.delta", **self._place, content_index=0, delta=text, **_extras(kind, logprobs))
 
     def _open(self, kind: str, prefix: str, fields: dict[str, Any]) -> None:
-        item = {"id": f"{prefix}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **fields}
+        item = {"id": self._make_item_id(prefix), "type": kind, "status": "in_progress", **fields}
         if kind in _PARTS:
             item["content"] = []
         self.items.append(item)
         self._kind = kind
-        self._text = []
+        self._text, self._logprobs = [], []
         self._emit("response.output_item.added", output_index=len(self.items) - 1, item=item)
 
 
-def _extras(kind: str) -> dict[str, Any]:
-    return {"logprobs": []} if kind == "message" else {}
+def _extras(kind: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what events of text have beside it: as OpenAI has them, they name no bytes."""
+    if kind != "message":
+        return {}
+    return {
+        "logprobs": [
+            {**_without_bytes(token), "top_logprobs": [_without_bytes(top) for top in token["top_logprobs"]]}
+            for token in logprobs
+        ]
+    }
+
+
+def _without_bytes(token: dict[str, Any]) -> dict[str, Any]:
+    return {"token": token["token"], "logprob": token["logprob"]}

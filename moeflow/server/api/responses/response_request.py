@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
 
-from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.errors import RequestError
+from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from moeflow.engine.text.answer_form.form import Form, JsonForm
 from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.server.api.conversation.conversation import Conversation
@@ -134,7 +135,8 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool | None = Field(None, description=IGNORED)
 
 
-Included = Literal[  # what all but the first ask for is of tools that there are none of
+Included = Literal[  # what all but the first two ask for is of tools that there are none of
+    "message.output_text.logprobs",
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
     "web_search_call.results",
@@ -143,58 +145,36 @@ Included = Literal[  # what all but the first ask for is of tools that there are
     "computer_call_output.output.image_url",
     "message.input_image.image_url",
 ]
+Input = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[Item], Field(min_length=1, fail_fast=True), Tag("<list>")],
+    text_or_list(),
+]
 
 
-class ResponseRequest(SamplerFields, TemplateFields):
-    """Answer, by a message, by calls of functions, or by both."""
+class ResponseInput(TemplateFields):
+    """A conversation, and how it is to go on: what there is to count of a request."""
 
     unsupported: ClassVar[dict[str, Unsupported]] = {
-        "access_programs": Unsupported("there are none here"),
-        "background": Unsupported("ask /v1/batches for answers later", (False,)),
-        "context_management": Unsupported("conversations are not shortened", ([],)),
         "conversation": Unsupported("send all of it as input, or previous_response_id"),
-        "image": Unsupported("the model reads text only"),
-        "moderation": Unsupported("nothing is moderated here"),
-        "prompt": Unsupported("there are no stored prompts; send input and instructions"),
-        "top_logprobs": Unsupported("ask /v1/chat/completions for log-probabilities", (0,)),
+        "personality": Unsupported("state in the instructions what the answer should be like"),
     }
-    rules: ClassVar[tuple[Rule, ...]] = (needs_true("stream_options", "stream"), CHOICE_OF_TOOLS)
+    rules: ClassVar[tuple[Rule, ...]] = (CHOICE_OF_TOOLS,)
 
-    input: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[Item], Field(min_length=1, fail_fast=True), Tag("<list>")],
-        text_or_list(),
-    ]
+    model: str | None = Field(None, description="The served model's name; may be left out.")
+    input: Input
     instructions: str | None = Field(None, description="Of the system; not kept for the next response.")
     previous_response_id: str | None = Field(
         None, description="A stored response that this one follows: what went into it and came out is before the input."
     )
-    max_output_tokens: MaxTokens = Field(None, description="Reasoning included. The context's end is a limit, too.")
-    stream_options: ResponseStreamOptions | None = None
     truncation: (
         Annotated[Literal["disabled"], one_of("disabled: a conversation that is too long is an error")] | None
     ) = None
-    include: list[Included] | None = Field(None, description="Reasoning is always there, as plain content.")
 
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer; true unless set.")
-    max_tool_calls: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Of tools that the server runs: there are none."
-    )
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    thinking_token_budget: ThinkingBudget | None = Field(
-        None, description="Tokens of reasoning at most, for models that reason; then the answer begins."
-    )
-
-    metadata: Metadata | None = None
-    store: bool | None = Field(None, description="Keep the response for a while, in memory; true unless set.")
-    user: str | None = Field(None, description=IGNORED)
-    service_tier: str | None = Field(None, description=IGNORED)
-    safety_identifier: str | None = Field(None, description=IGNORED)
-    prompt_cache_key: str | None = Field(None, description=IGNORED)
-    prompt_cache_retention: str | None = Field(None, description=IGNORED)
-    prompt_cache_options: dict[str, Any] | None = Field(None, description=IGNORED)
 
     def items(self) -> Sequence[Item]:
         """Return the input as items."""
@@ -202,7 +182,9 @@ class ResponseRequest(SamplerFields, TemplateFields):
             return [Message.model_validate({"role": "user", "content": self.input})]
         return self.input
 
-    def conversation(self, history: Sequence[Item] = ()) -> Conversation:
+    def asked(
+        self, history: Sequence[Item], sampling: SamplingParams, *, max_reasoning_tokens: int | None = None
+    ) -> Conversation:
         """Return what is asked, after the items before, in the form that all APIs share.
 
         Raises: RequestError, naming the field.
@@ -212,18 +194,17 @@ class ResponseRequest(SamplerFields, TemplateFields):
             turns.say("system", self.instructions)
         for item in (*history, *self.items()):
             item.add_to(turns)
+        if not turns.messages:
+            raise RequestError("there is nothing in it that the model could read", param="input")
         return Conversation(
             messages=turns.messages,
             tools=self._tool_wish(),
-            sampling=self._sampling(),
+            sampling=sampling,
             variables=self.template_variables(self.reasoning.effort if self.reasoning else None),
             form=self.text.form() if self.text else None,
             form_field="text.format",
-            max_reasoning_tokens=self.thinking_token_budget,
+            max_reasoning_tokens=max_reasoning_tokens,
         )
-
-    def _sampling(self) -> SamplingParams:
-        return self.sampling_params(max_tokens=self.max_output_tokens)
 
     def _tool_wish(self) -> ToolWish:
         choice, names, is_required = self.tool_choice, None, self.tool_choice == "required"
@@ -238,3 +219,52 @@ class ResponseRequest(SamplerFields, TemplateFields):
             is_parallel=self.parallel_tool_calls is not False,
             is_off=choice == "none",
         )
+
+
+class InputTokensRequest(ResponseInput):
+    """Count the tokens of a conversation."""
+
+
+class ResponseRequest(ResponseInput, SamplerFields):
+    """Answer, by a message, by calls of functions, or by both."""
+
+    unsupported: ClassVar[dict[str, Unsupported]] = {
+        **ResponseInput.unsupported,
+        "access_programs": Unsupported("there are none here"),
+        "background": Unsupported("ask /v1/batches for answers later", (False,)),
+        "context_management": Unsupported("conversations are not shortened", ([],)),
+        "image": Unsupported("the model reads text only"),
+        "moderation": Unsupported("nothing is moderated here"),
+        "prompt": Unsupported("there are no stored prompts; send input and instructions"),
+    }
+    rules: ClassVar[tuple[Rule, ...]] = (needs_true("stream_options", "stream"), *ResponseInput.rules)
+
+    max_output_tokens: MaxTokens = Field(None, description="Reasoning included. The context's end is a limit, too.")
+    stream_options: ResponseStreamOptions | None = None
+    include: list[Included] | None = Field(None, description="Reasoning is always there, as plain content.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="How many of the likeliest tokens come with each token of the text."
+    )
+    max_tool_calls: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Of tools that the server runs: there are none."
+    )
+    thinking_token_budget: ThinkingBudget | None = Field(
+        None, description="Tokens of reasoning at most, for models that reason; then the answer begins."
+    )
+
+    metadata: Metadata | None = None
+    store: bool | None = Field(None, description="Keep the response for a while, in memory; true unless set.")
+    user: str | None = Field(None, description=IGNORED)
+    service_tier: str | None = Field(None, description=IGNORED)
+    safety_identifier: str | None = Field(None, description=IGNORED)
+    prompt_cache_key: str | None = Field(None, description=IGNORED)
+    prompt_cache_retention: str | None = Field(None, description=IGNORED)
+    prompt_cache_options: dict[str, Any] | None = Field(None, description=IGNORED)
+
+    def conversation(self, history: Sequence[Item] = ()) -> Conversation:
+        """Return what is asked, after the items before. Raises: RequestError, naming the field."""
+        wants_logprobs = "message.output_text.logprobs" in (self.include or ()) or self.top_logprobs
+        sampling = self.sampling_params(
+            max_tokens=self.max_output_tokens, logprobs=(self.top_logprobs or 0) if wants_logprobs else None
+        )
+        return self.asked(history, sampling, max_reasoning_tokens=self.thinking_token_budget)

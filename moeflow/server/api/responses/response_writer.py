@@ -9,6 +9,8 @@ from typing import Any
 from moeflow.core.request import FinishReason
 from moeflow.engine.text.output_text import TextDelta
 from moeflow.server.api.conversation.conversation import AnswerEvents, AnswerForm
+from moeflow.server.api.conversation.text_tokens import TextTokens
+from moeflow.server.api.logprobs import listed_logprobs
 from moeflow.server.api.responses.response_output import ResponseOutput
 from moeflow.server.errors import ApiError
 from moeflow.server.generation import Generation
@@ -18,6 +20,8 @@ from moeflow.server.sse import named_event
 class ResponseWriter:
     """Writes one response."""
 
+    ping = b""
+
     def __init__(
         self, generation: Generation, form: AnswerForm, head: dict[str, Any], on_end: Callable[[dict[str, Any]], None]
     ) -> None:
@@ -25,6 +29,7 @@ class ResponseWriter:
         self._on_end = on_end
         self._generation = generation
         self._answer = AnswerEvents(form)
+        self._tokens = TextTokens()
         self._output = ResponseOutput(form.make_id, self._emit)
         self._response: dict[str, Any] = {
             **head,
@@ -69,8 +74,8 @@ class ResponseWriter:
 
     def add(self, choice: int, delta: TextDelta) -> None:
         """Add what a delta brought."""
-        for event in self._answer.read(delta):
-            self._output.take(event)
+        for event, tokens in self._tokens.split(delta.logprobs or (), self._answer.read(delta)):
+            self._output.take(event, listed_logprobs(tokens))
         self._finish_reason = delta.finish_reason or self._finish_reason
 
     def body(self) -> dict[str, Any]:

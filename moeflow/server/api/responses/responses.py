@@ -19,11 +19,14 @@ from moeflow.server.api.responses.response_items import Item, ListedItem
 from moeflow.server.api.responses.response_object import (
     RESPONSE_EVENTS,
     DeletedResponse,
+    InputTokens,
     ResponseItemList,
     ResponseObject,
 )
-from moeflow.server.api.responses.response_request import ResponseRequest
+from moeflow.server.api.responses.response_replay import replayed_events
+from moeflow.server.api.responses.response_request import Included, InputTokensRequest, ResponseInput, ResponseRequest
 from moeflow.server.api.responses.response_writer import ResponseWriter
+from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of
@@ -69,10 +72,41 @@ async def start_response(service: Service, body: ResponseRequest, *, is_batch: b
     return Answer(generation, ResponseWriter(generation, form, head, store))
 
 
-@router.get("/v1/responses/{response_id}", response_model=ResponseObject, tags=["OpenAI"])
-async def get_response(response_id: str, service: Annotated[Service, Depends(get_service)]) -> dict[str, Any]:
+@router.post("/v1/responses/input_tokens", tags=["OpenAI"])
+async def count_input_tokens(
+    body: InputTokensRequest, service: Annotated[Service, Depends(get_service)]
+) -> InputTokens:
+    """Count the tokens of a conversation, tools and stored responses before it included."""
+    served_model(service, body.model)
+    asked = body.asked(_history(service, body), SamplingParams())
+    prompt = await service.require_generator().encode_chat(asked.messages, asked.tools.tools, asked.variables)
+    return InputTokens(object="response.input_tokens", input_tokens=len(prompt.token_ids))
+
+
+@router.get(
+    "/v1/responses/{response_id}",
+    response_model=ResponseObject,
+    responses=stream_of(*RESPONSE_EVENTS, is_typed=True),
+    tags=["OpenAI"],
+)
+async def get_response(
+    response_id: str,
+    service: Annotated[Service, Depends(get_service)],
+    stream: Annotated[bool, Query(description="As the events that it came with.")] = False,
+    starting_after: Annotated[
+        int | None, Query(ge=0, le=2**31, description="Of a stream: its events behind this one.")
+    ] = None,
+    include: Annotated[
+        list[Included] | None, Query(alias="include[]", description="All there is comes anyway.")
+    ] = None,
+    include_obfuscation: Annotated[bool | None, Query(description=IGNORED)] = None,
+) -> Response | dict[str, Any]:
     """Return a stored response."""
-    return _found(service.responses.response(response_id), response_id)
+    response = _found(service.responses.response(response_id), response_id)
+    if not stream:
+        return response
+    events = replayed_events(response, -1 if starting_after is None else starting_after)
+    return Response(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 @router.delete("/v1/responses/{response_id}", tags=["OpenAI"])
@@ -103,7 +137,7 @@ def _found(stored: Stored | None, response_id: str) -> Stored:
     return stored
 
 
-def _history(service: Service, body: ResponseRequest) -> list[Item]:
+def _history(service: Service, body: ResponseInput) -> list[Item]:
     """Return the items before a request's own. Raises: ApiError 404 if they are not all there."""
     if body.previous_response_id is None:
         return []
@@ -138,6 +172,7 @@ def _head(response_id: str, model: str, body: ResponseRequest, sampling: Samplin
         "text": {"format": {"type": "text"}, **_without_none(given.get("text") or {})},
         "tool_choice": given.get("tool_choice") or "auto",
         "tools": given.get("tools") or [],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
         "user": body.user,

@@ -1,0 +1,49 @@
+"""The stream of a response that is stored, once more: each text in one piece, all else as it was."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Reasoning
+from moeflow.server.api.responses.response_output import ResponseOutput
+from moeflow.server.sse import named_event
+
+
+def replayed_events(response: dict[str, Any], starting_after: int) -> bytes:
+    """Return the events of a response that has ended, behind the one of this number."""
+    events = bytearray()
+    numbers = count()
+
+    def emit(kind: str, /, **fields: Any) -> None:
+        number = next(numbers)
+        if number > starting_after:
+            events.extend(named_event({"type": kind, "sequence_number": number, **fields}))
+
+    begun = {**response, "status": "in_progress", "output": []}
+    begun |= dict.fromkeys(("completed_at", "incomplete_details", "usage"))
+    emit("response.created", response=begun)
+    emit("response.in_progress", response=begun)
+    output = response["output"]
+    ids = iter([item["id"] for item in output])
+    call_ids = iter([item["call_id"] for item in output if item["type"] == "function_call"])
+    items = ResponseOutput(lambda: next(call_ids), emit, lambda _: next(ids))
+    for item in output:
+        _write(items, item)
+        items.close(item["status"])
+    emit(f"response.{response['status']}", response=response)
+    return bytes(events)
+
+
+def _write(items: ResponseOutput, item: dict[str, Any]) -> None:
+    match item["type"]:
+        case "function_call":
+            items.take(CallBegun(item["name"]))
+            if item["arguments"]:
+                items.take(Arguments(item["arguments"]))
+        case "message":
+            (part,) = item["content"]
+            items.take(Content(part["text"]), part["logprobs"])
+        case _:
+            (part,) = item["content"]
+            items.take(Reasoning(part["text"]))
