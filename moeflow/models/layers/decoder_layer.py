@@ -15,12 +15,12 @@ from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.divided_experts import Routed
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.latent_attention import LatentAttention
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
-from moeflow.models.layers.shared_experts import Routed
 from moeflow.models.layers.token_mixer import TokenMixer
 from moeflow.models.layers.weight_allocator import WeightAllocator
 

@@ -17,6 +17,7 @@ from moeflow.engine.messages import Submission
 from moeflow.engine.prompt_cache import prompt_cache
 from moeflow.kernels.cpu import extension
 from moeflow.kv.disk import extent_folder
+from moeflow.kv.disk.folder_usage import folder_usage
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
@@ -89,6 +90,8 @@ def test_the_next_turn_after_a_restart_goes_on_from_the_last_state_with_the_same
         wait_for_writes(second)
         read, stats = kept(second), second.stats()
     assert sum(bool(state) for _, state in read.values()) >= 1
+    names = {one.model.removeprefix(second.model.name) for one in folder_usage(tmp_path)}
+    assert names == {"", ", recurrent states"}
     for spelled, (content, state) in read.items():
         assert content == computed[spelled][0]
         assert state in (b"", computed[spelled][1])
