@@ -134,6 +134,20 @@ class DecoderLayer:
         hidden = hidden + (result if self._post_norms is None else self._post_norms[1](result))
         return hidden if self._scale is None else hidden * self._scale
 
+    def add_chosen(self, normed: Tensor, topk_ids: Tensor, topk_weights: Tensor, hidden: Tensor) -> Tensor:
+        """Finish a layer that was run as far as its router, with experts that the kernels could not do with.
+
+        `hidden` has the shared expert's result already, unless that is normalised by itself: then it is computed again.
+        Shapes: normed and hidden [T, H], topk_ids and topk_weights [T, K] -> [T, H].
+        """
+        mlp = self.mlp
+        assert isinstance(mlp, MoE)
+        if self._post_norms is None:
+            return mlp.weights.compute(normed, topk_ids, topk_weights, hidden)
+        chosen = mlp.weights.compute(mlp.expert_input(normed), topk_ids, topk_weights)
+        shared = None if mlp.shared is None else mlp.shared(mlp.network_input(normed), None)
+        return self.add_network(hidden, mlp.joined(shared, chosen))
+
     @property
     def has_router(self) -> bool:
         """Whether it has experts to choose from."""
