@@ -15,7 +15,7 @@
 namespace moeflow {
 namespace {
 
-constexpr int64_t kBlockRows = 64;       // rows (heads of tokens) that go over K and V together
+constexpr int64_t kBlockRows = 96;       // rows (heads of tokens) that go over K and V together
 constexpr int64_t kItemsPerThread = 16;  // that long decodes are cut into at least
 constexpr int64_t kTreePositions = 64;
 constexpr int64_t kKeyPositions = 64;  // of a tile, whose keys may have to be transposed

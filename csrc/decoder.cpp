@@ -15,7 +15,7 @@ namespace {
 
 // What one stage hands to the next, and what is expected of layers to come.
 struct Between {
-  Buffer<float> projected, ordered, mixed, logits, topk_weights, pairs;
+  Buffer<float> projected, ordered, mixed, logits, topk_weights, pairs, beside;
   Buffer<int64_t> topk_ids;
   Buffer<int32_t> slots;
   std::vector<const MoEStageCall*> routed;  // the stages with routers
@@ -92,7 +92,8 @@ void compute_arrived(const Isa& isa, ExpertsCall call, const int32_t* place, int
   if (is_any) expert_pairs(isa, call);
 }
 
-// Computes a layer's experts as they come. False: the fetcher cannot bring them all; then only the shared one was.
+// Computes a layer's experts as they come. False: the fetcher cannot bring them all; then only the shared one was,
+// unless it is normalised by itself.
 bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
   ExpertFetcher& fetcher = *call.fetcher;
   const MoEStageCall& stage = layer.stage;
@@ -105,9 +106,9 @@ bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLaye
   }
   shared_stage(isa, stage);  // meanwhile
   if (!is_coming) return false;
-  ExpertsCall work{stage.layer,    stage.normed,       call.num_tokens, stage.routing.top_k,
-                   stage.topk_ids, stage.topk_weights, call.hidden,     call.hidden};
+  const ExpertsCall whole = chosen_experts(isa, stage);
   if (!fetcher.missing().empty()) {
+    ExpertsCall work = whole;
     work.residual = nullptr;
     work.out = between.pairs.at_least(num_ids * hidden);
     int32_t* const slots = between.slots.at_least(stage.layer.num_experts);
@@ -117,11 +118,12 @@ bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLaye
       if (!fetcher.wait()) return false;
       compute_arrived(isa, work, stage.layer.slots, slots, stage.topk_ids, num_ids);
     }
-    add_pairs(isa, AddPairsCall{work.out, call.num_tokens, stage.routing.top_k, hidden, stage.topk_ids, call.hidden,
-                                call.hidden});
+    add_pairs(isa, AddPairsCall{work.out, call.num_tokens, stage.routing.top_k, hidden, stage.topk_ids, whole.residual,
+                                whole.out});
   } else {
-    experts(isa, work);
+    experts(isa, whole);
   }
+  finish_stage(isa, stage, whole.out);
   fetcher.finish();
   return true;
 }
@@ -136,8 +138,9 @@ bool compute_in_slots(const Isa& isa, const DecoderCall& call, const RoutedLayer
   for (int64_t later = layer.first; later <= layer.last; ++later) {
     if (expects_absent(isa, call, layer, later, between)) return false;
   }
-  experts(isa, ExpertsCall{stage.layer, stage.normed, call.num_tokens, stage.routing.top_k, stage.topk_ids, stage.topk_weights,
-                           call.hidden, call.hidden});
+  const ExpertsCall work = chosen_experts(isa, stage);
+  experts(isa, work);
+  finish_stage(isa, stage, work.out);
   return true;
 }
 
@@ -237,6 +240,7 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
     }
     if (!call.keeps_inputs) stage.normed = call.normed;
     stage.topk_weights = call.topk_weights;
+    if (stage.normed_experts.shared_weights != nullptr) stage.beside = between.beside.at_least(tokens * layer.hidden());
     route_stage(isa, stage);
     if (!compute_in_slots(isa, call, routed_layer(call, stage, number, between), between)) return i;
   }

@@ -265,19 +265,24 @@ struct MoEStageCall {
   const float* router_bias = nullptr;  // [num_experts]; or null
   ExpertLayer shared{};  // one expert that all tokens go to, or none
   Matrix shared_gate{};  // [1, hidden]: it weighs the sigmoid of that; without data: 1
-  // Of what attention's projection and the experts return, before it is added; without weights: none. The second is for
-  // experts that are all in memory; a shared one goes into it only where `normed_experts` says how both are added up.
+  // Of what attention's projection and the experts return, before it is added; without weights: none. A shared expert
+  // goes into the second only where `normed_experts` says how both are added up.
   Norm attention_norm{}, experts_norm{};
-  NormedExperts normed_experts{};    // with a shared expert, not gated, and experts that are all in memory
-  const float* out_scale = nullptr;  // that `out` is multiplied by in the end, where all experts are in memory; or null
+  NormedExperts normed_experts{};    // with a shared expert, not gated
+  float* beside = nullptr;           // [num_tokens, hidden], where the shared one's result then goes
+  const float* out_scale = nullptr;  // that `out` is multiplied by in the end; or null
 };
 // What a router says of each expert, [num_tokens, num_experts].
 void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits);
 void moe_stage(const Isa& isa, const MoEStageCall& call);
 // All of it but experts: `out` is h, and `normed` and what follows it is not null.
 void route_stage(const Isa& isa, const MoEStageCall& call);
-// Adds the shared expert of `normed` to `out`, if there is one.
+// Adds the shared expert of `normed` to `out`, if there is one; or with `normed_experts` puts it into `beside`.
 void shared_stage(const Isa& isa, const MoEStageCall& call);
+// The work of the chosen experts, which is added to `out`; or by itself where it has yet to be normalised.
+ExpertsCall chosen_experts(const Isa& isa, const MoEStageCall& call);
+// All that follows them: with norms `out` from h and `chosen`, what that work gave, which is changed.
+void finish_stage(const Isa& isa, const MoEStageCall& call, float* chosen);
 
 // How a layer attends, to what is projected: queries, keys and values of a token side by side, or with `latent` as it
 // says.

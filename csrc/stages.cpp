@@ -89,63 +89,67 @@ void shared_expert(const Isa& isa, const MoEStageCall& call, const float* x, con
   experts(isa, ExpertsCall{call.shared, x, tokens, 1, ids, weights, residual, out});
 }
 
-// work.out = norm(shared expert) + norm(chosen experts), each of what it gets.
-void normed_experts(const Isa& isa, const MoEStageCall& call, ExpertsCall work) {
-  static thread_local Buffer<float> weighted, sum;
-  const NormedExperts& norms = call.normed_experts;
-  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
-  float* const given = weighted.at_least(tokens * hidden);
-  float* const shared = sum.at_least(tokens * hidden);
-  weigh_rows(isa, call.normed, 1, norms.shared_weights, tokens, hidden, given);
-  shared_expert(isa, call, given, nullptr, shared);
-  normalise(isa, NormCall{shared, norms.shared_norm, tokens, hidden, shared});
-  weigh_rows(isa, call.normed, 1, norms.chosen_weights, tokens, hidden, given);
-  work.x = given;
-  experts(isa, work);
-  add_normed(isa, norms.chosen_norm, work.out, tokens, hidden, shared, work.out);
-}
-
-// What the experts give, normalised before it is added.
-void add_normed_experts(const Isa& isa, const MoEStageCall& call, ExpertsCall work) {
-  static thread_local Buffer<float> computed;
-  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
-  work.residual = nullptr;
-  work.out = computed.at_least(tokens * hidden);
-  if (call.normed_experts.router_weights == nullptr) {
-    experts(isa, work);
-  } else {
-    normed_experts(isa, call, work);
-  }
-  add_normed(isa, call.experts_norm, work.out, tokens, hidden, call.out, call.out);
-}
-
 }  // namespace
 
 void shared_stage(const Isa& isa, const MoEStageCall& call) {
-  if (call.shared.num_experts > 0) shared_expert(isa, call, call.normed, call.out, call.out);
+  static thread_local Buffer<float> weighted;
+  const NormedExperts& norms = call.normed_experts;
+  if (call.shared.num_experts == 0) return;
+  if (norms.shared_weights == nullptr) {
+    shared_expert(isa, call, call.normed, call.out, call.out);
+    return;
+  }
+  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
+  float* const given = weighted.at_least(tokens * hidden);
+  weigh_rows(isa, call.normed, 1, norms.shared_weights, tokens, hidden, given);
+  shared_expert(isa, call, given, nullptr, call.beside);
+  normalise(isa, NormCall{call.beside, norms.shared_norm, tokens, hidden, call.beside});
+}
+
+ExpertsCall chosen_experts(const Isa& isa, const MoEStageCall& call) {
+  static thread_local Buffer<float> weighted, computed;
+  const NormedExperts& norms = call.normed_experts;
+  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
+  ExpertsCall work{call.layer,    call.normed,       tokens,   call.routing.top_k,
+                   call.topk_ids, call.topk_weights, call.out, call.out};
+  if (norms.chosen_weights != nullptr) {
+    float* const given = weighted.at_least(tokens * hidden);
+    weigh_rows(isa, call.normed, 1, norms.chosen_weights, tokens, hidden, given);
+    work.x = given;
+  }
+  if (call.experts_norm.weight != nullptr) {
+    work.residual = nullptr;
+    work.out = computed.at_least(tokens * hidden);
+  }
+  return work;
+}
+
+void finish_stage(const Isa& isa, const MoEStageCall& call, float* chosen) {
+  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
+  if (call.normed_experts.chosen_weights != nullptr) {
+    add_normed(isa, call.normed_experts.chosen_norm, chosen, tokens, hidden, call.beside, chosen);
+  }
+  if (call.experts_norm.weight != nullptr) add_normed(isa, call.experts_norm, chosen, tokens, hidden, call.out, call.out);
+  if (call.out_scale == nullptr) return;
+  for_each_row(tokens, hidden, [&](int64_t row) {
+    for (int64_t i = row * hidden; i < (row + 1) * hidden; ++i) call.out[i] *= *call.out_scale;
+  });
 }
 
 void moe_stage(const Isa& isa, const MoEStageCall& call) {
-  static thread_local Buffer<float> normed, topk_weights;
+  static thread_local Buffer<float> normed, topk_weights, beside;
   static thread_local Buffer<int64_t> topk_ids;
   const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
   MoEStageCall stage = call;
   if (stage.normed == nullptr) stage.normed = normed.at_least(tokens * hidden);
   if (stage.topk_ids == nullptr) stage.topk_ids = topk_ids.at_least(tokens * call.routing.top_k);
   if (stage.topk_weights == nullptr) stage.topk_weights = topk_weights.at_least(tokens * call.routing.top_k);
+  if (stage.normed_experts.shared_weights != nullptr) stage.beside = beside.at_least(tokens * hidden);
   route_stage(isa, stage);
-  const ExpertsCall work{call.layer,     stage.normed,       tokens,   call.routing.top_k,
-                         stage.topk_ids, stage.topk_weights, call.out, call.out};
-  if (call.experts_norm.weight == nullptr) {
-    shared_stage(isa, stage);
-    experts(isa, work);
-  } else {
-    add_normed_experts(isa, stage, work);
-  }
-  if (call.out_scale == nullptr) return;
-  for_each_row(tokens, hidden, [&](int64_t row) {
-    for (int64_t i = row * hidden; i < (row + 1) * hidden; ++i) call.out[i] *= *call.out_scale;
-  });
+  shared_stage(isa, stage);
+  const ExpertsCall work = chosen_experts(isa, stage);
+  experts(isa, work);
+  finish_stage(isa, stage, work.out);
 }
 
 }  // namespace moeflow

@@ -59,7 +59,9 @@ def take(chromium: str, options: argparse.Namespace) -> None:
         page.get_by_text("Running").locator("..").get_by_text("0", exact=True).wait_for()
         if options.guesses:
             page.locator(".guesses summary").last.click()
-            page.locator(".passes").last.scroll_into_view_if_needed()
+            page.locator(".guesses").last.evaluate(
+                "it => scrollBy(0, it.getBoundingClientRect().top - innerHeight / 4)"
+            )
         page.screenshot(path=options.out)
         browser.close()
 

@@ -92,11 +92,11 @@ def text_part(reader: ConfigReader) -> ConfigReader:
     return ConfigReader({**text, **tied}, reader.file)
 
 
-def check_neutral(reader: ConfigReader, neutral: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a key is there with another value than the one that is computed."""
-    for key, value in neutral.items():
-        if reader.raw.get(key, value) != value:
-            raise reader.error(f"{key!r} is {brief(reader.raw[key])}, where only {value} is supported")
+def check_supported(reader: ConfigReader, supported: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise CheckpointError if a key is there with another value than those that are computed."""
+    for key, values in supported.items():
+        if reader.raw.get(key, values[0]) not in values:
+            raise reader.error(f"{key!r} is {brief(reader.raw[key])}; supported is {' or '.join(map(repr, values))}")
 
 
 def read_num_layers(reader: ConfigReader) -> int:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.kernels.routing import Routing
-from moeflow.models.config_keys import read_decoder_config
+from moeflow.models.config_keys import check_supported, read_decoder_config
 from moeflow.models.latent_keys import read_latent_fields
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.feed_forward import feed_forward
 from moeflow.models.layers.latent_attention import LatentAttention
-from moeflow.models.layers.mlp import dense_mlp
-from moeflow.models.layers.moe import ExpertNames, MoE
+from moeflow.models.layers.moe import ExpertNames
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.routed_keys import check_routing, read_routed_experts
 
@@ -34,9 +33,7 @@ _DEFAULTS: Final = {"n_shared_experts": 2}
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
-    for key, values in _SUPPORTED.items():
-        if reader.raw.get(key, values[0]) not in values:
-            raise reader.error(f"{key!r} is {brief(reader.raw[key])}; supported are {', '.join(map(repr, values))}")
+    check_supported(reader, _SUPPORTED)
     fields = read_routed_experts(reader, _DEFAULTS) | {"norm_topk_prob": False}
     if reader.raw.get("topk_method") != _GROUPED:
         fields |= {"num_expert_groups": 1, "num_chosen_groups": 1}
@@ -61,9 +58,5 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    mlp = (
-        dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size)
-        if layer_idx in config.dense_layers
-        else MoE(config, allocator, _routing(config), NAMES, has_float32_router=True)
-    )
+    mlp = feed_forward(config, allocator, layer_idx, _routing(config), NAMES, has_float32_router=True)
     return DecoderLayer(config, allocator, LatentAttention(config, allocator, layer_idx), mlp)

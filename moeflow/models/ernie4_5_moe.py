@@ -12,8 +12,8 @@ from moeflow.models.config_keys import read_decoder_config, read_num_layers
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
-from moeflow.models.layers.mlp import dense_mlp
-from moeflow.models.layers.moe import ExpertNames, MoE
+from moeflow.models.layers.feed_forward import feed_forward
+from moeflow.models.layers.moe import ExpertNames
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.routed_keys import count
 
@@ -59,9 +59,5 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     choose = Routing(config.top_k, renormalize=True, min_total=config.min_topk_total)
-    mlp = (
-        dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size)
-        if layer_idx in config.dense_layers
-        else MoE(config, allocator, choose, NAMES, has_float32_router=True)
-    )
+    mlp = feed_forward(config, allocator, layer_idx, choose, NAMES, has_float32_router=True)
     return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx), mlp)

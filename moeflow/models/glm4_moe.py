@@ -9,8 +9,7 @@ from moeflow.models.config_keys import read_decoder_config
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
-from moeflow.models.layers.mlp import dense_mlp
-from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.feed_forward import feed_forward
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.routed_keys import BIASED_NAMES, check_sigmoid_routing, read_routed_experts, sigmoid_routing
 
@@ -38,9 +37,5 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     attention = Attention(config, allocator, layer_idx, qk_norm="per_head" if config.has_qk_norm else None)
-    mlp = (
-        dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size)
-        if layer_idx in config.dense_layers
-        else MoE(config, allocator, sigmoid_routing(config), BIASED_NAMES, has_float32_router=True)
-    )
+    mlp = feed_forward(config, allocator, layer_idx, sigmoid_routing(config), BIASED_NAMES, has_float32_router=True)
     return DecoderLayer(config, allocator, attention, mlp)

@@ -15,8 +15,9 @@ from moeflow.models.config_keys import MAX_LAYERS, MIN_EPS
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
-from moeflow.models.layers.mlp import NetworkNames, dense_mlp
-from moeflow.models.layers.moe import ExpertNames, MoE, expert_kind
+from moeflow.models.layers.feed_forward import feed_forward
+from moeflow.models.layers.mlp import NetworkNames
+from moeflow.models.layers.moe import ExpertNames
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 _EXPERTS: Final = ExpertNames(gate="")
@@ -90,10 +91,6 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    attention = Attention(config, allocator, layer_idx)
-    if layer_idx in config.moe_layers:
-        choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
-        return DecoderLayer(config, allocator, attention, MoE(config, allocator, choose, _EXPERTS))
-    size = (config.hidden_size, config.dense_intermediate_size if config.num_experts else config.intermediate_size)
-    network = dense_mlp(allocator, *size, expert_kind(config), _DENSE, bias=config.mlp_bias)
-    return DecoderLayer(config, allocator, attention, network)
+    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
+    mlp = feed_forward(config, allocator, layer_idx, choose, _EXPERTS, dense_names=_DENSE)
+    return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx), mlp)

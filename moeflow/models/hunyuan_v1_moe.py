@@ -8,7 +8,7 @@ from typing import Any, Final
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
 from moeflow.kernels.routing import Routing
-from moeflow.models.config_keys import check_neutral, read_decoder_config
+from moeflow.models.config_keys import check_supported, read_decoder_config
 from moeflow.models.layers.attention import Attention, AttentionNames
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -19,12 +19,17 @@ from moeflow.models.layers.weight_allocator import WeightAllocator
 
 NAMES: Final = ExpertNames(router="gate.wg", shared=SharedNames(NetworkNames(block="mlp.shared_mlp")))
 _ATTENTION_NAMES: Final = AttentionNames(q_norm="query_layernorm", k_norm="key_layernorm")
-_NEUTRAL: Final = {"use_cla": False, "moe_layer_num_skipped": 0, "use_mixed_mlp_moe": True, "use_qk_norm": True}
+_SUPPORTED: Final = {
+    "use_cla": (False,),
+    "moe_layer_num_skipped": (0,),
+    "use_mixed_mlp_moe": (True,),
+    "use_qk_norm": (True,),
+}
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
-    check_neutral(reader, _NEUTRAL)
+    check_supported(reader, _SUPPORTED)
     width = reader.positive("intermediate_size")
     for key, expected in (("moe_intermediate_size", width), ("num_shared_expert", 1)):
         if _alike(reader, key, expected) != expected:

@@ -9,8 +9,8 @@ from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import read_num_experts, read_num_layers
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
-from moeflow.models.layers.mlp import dense_mlp
-from moeflow.models.layers.moe import ExpertNames, MoE
+from moeflow.models.layers.feed_forward import feed_forward
+from moeflow.models.layers.moe import ExpertNames
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.lfm2 import LAST_NORM, NETWORK, make_mixer, read_lfm2_config
 
@@ -50,9 +50,5 @@ def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> D
         epsilon=_EPSILON,
         scale=config.routed_scaling_factor,
     )
-    mlp = (
-        dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size, names=NETWORK)
-        if layer_idx in config.dense_layers
-        else MoE(config, allocator, choose, NAMES)
-    )
+    mlp = feed_forward(config, allocator, layer_idx, choose, NAMES, dense_names=NETWORK)
     return DecoderLayer(config, allocator, mixer, mlp, names)

@@ -6,7 +6,7 @@ from typing import Final
 
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.kernels.routing import Routing
-from moeflow.models.config_keys import check_neutral, read_decoder_config, read_num_experts
+from moeflow.models.config_keys import check_supported, read_decoder_config, read_num_experts
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -16,17 +16,17 @@ from moeflow.models.layers.weight_allocator import WeightAllocator
 NAMES: Final = ExpertNames(
     block="block_sparse_moe", gate="w1", up="w3", down="w2", choice_bias="e_score_correction_bias"
 )
-_NEUTRAL: Final = {
-    "scoring_func": "sigmoid",
-    "use_qk_norm": True,
-    "use_routing_bias": True,
-    "shared_intermediate_size": 0,
+_SUPPORTED: Final = {
+    "scoring_func": ("sigmoid",),
+    "use_qk_norm": (True,),
+    "use_routing_bias": (True,),
+    "shared_intermediate_size": (0,),
 }
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
-    check_neutral(reader, _NEUTRAL)
+    check_supported(reader, _SUPPORTED)
     return read_decoder_config(
         reader,
         model_type="minimax_m2",

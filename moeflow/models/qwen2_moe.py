@@ -17,8 +17,9 @@ from moeflow.models.config_keys import (
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
-from moeflow.models.layers.mlp import NetworkNames, dense_mlp
-from moeflow.models.layers.moe import ExpertNames, MoE
+from moeflow.models.layers.feed_forward import feed_forward
+from moeflow.models.layers.mlp import NetworkNames
+from moeflow.models.layers.moe import ExpertNames
 from moeflow.models.layers.shared_network import SharedNames
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
@@ -56,9 +57,5 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
-    mlp = (
-        dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size)
-        if layer_idx in config.dense_layers
-        else MoE(config, allocator, choose, NAMES)
-    )
+    mlp = feed_forward(config, allocator, layer_idx, choose, NAMES)
     return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx), mlp)

@@ -8,8 +8,8 @@ from moeflow.models.config_keys import read_decoder_config, read_dense_layers, r
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
-from moeflow.models.layers.mlp import dense_mlp
-from moeflow.models.layers.moe import ExpertNames, MoE
+from moeflow.models.layers.feed_forward import feed_forward
+from moeflow.models.layers.moe import ExpertNames
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 NAMES = ExpertNames()
@@ -39,10 +39,5 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
-    is_dense = layer_idx in config.dense_layers
-    mlp = (
-        dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size)
-        if is_dense
-        else MoE(config, allocator, choose, NAMES)
-    )
+    mlp = feed_forward(config, allocator, layer_idx, choose, NAMES)
     return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx, qk_norm="per_head"), mlp)

@@ -19,9 +19,8 @@ from moeflow.models.config_keys import (
 )
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer, LayerNames
+from moeflow.models.layers.feed_forward import feed_forward
 from moeflow.models.layers.gated_attention import GatedAttention
-from moeflow.models.layers.mlp import MLP, FusedMLP, dense_mlp
-from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.recurrent.gated_delta_net import GatedDeltaNet
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.qwen2_moe import NAMES
@@ -106,12 +105,8 @@ def make_layer(
     config: ModelConfig, allocator: WeightAllocator, layer_idx: int, *, is_by_key_heads: bool
 ) -> DecoderLayer:
     """Return a layer; `is_by_key_heads` is as `GatedDeltaNet` has it."""
-    if layer_idx in config.moe_layers:
-        choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
-        mlp: MLP | FusedMLP | MoE = MoE(config, allocator, choose, NAMES)
-    else:
-        width = config.dense_intermediate_size if config.num_experts else config.intermediate_size
-        mlp = dense_mlp(allocator, config.hidden_size, width)
+    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
+    mlp = feed_forward(config, allocator, layer_idx, choose, NAMES)
     if config.recurrent is None or layer_idx not in config.recurrent.layers:
         attention = GatedAttention(config, allocator, layer_idx, qk_norm="per_head")
         return DecoderLayer(config, allocator, attention, mlp)

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.kernels.routing import Routing
-from moeflow.models.config_keys import read_num_layers
+from moeflow.models.config_keys import check_supported, read_num_layers
 from moeflow.models.layers.moe import ExpertNames
 
 BIASED_NAMES: Final = ExpertNames(choice_bias="gate.e_score_correction_bias")
 _MAX_PREDICTORS: Final = 64
 _EPSILON: Final = 1e-20  # beside the sum of the chosen sigmoids
-_NEUTRAL: Final = {"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
+_SUPPORTED: Final = {"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
 
 
 def read_routed_experts(reader: ConfigReader, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,9 +72,7 @@ def sigmoid_routing(config: ModelConfig) -> Routing:
 
 def check_sigmoid_routing(config: ModelConfig, reader: ConfigReader) -> ModelConfig:
     """Return the config; raises CheckpointError unless experts are routed so, and can be chosen."""
-    for key, neutral in _NEUTRAL.items():
-        if reader.raw.get(key, neutral[0]) not in neutral:
-            raise reader.error(f"{key!r} is {brief(reader.raw[key])}, where {neutral[0]!r} is supported")
+    check_supported(reader, _SUPPORTED)
     return check_routing(config, reader, sigmoid_routing(config))
 
 

@@ -21,7 +21,7 @@ from moeflow.kernels.on_demand import on_demand
 from moeflow.models.expert_predictor.saved import predictor_bytes
 from moeflow.planner.choices import remote_choice
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
-from moeflow.planner.choices.encoder_choice import check_encoder_decoder, with_whole_inputs
+from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import (
     KVCacheChoice,
@@ -36,6 +36,7 @@ from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, ch
 from moeflow.planner.choices.prompt_cache_choice import buffer_bytes, choose_prompt_cache
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
+from moeflow.planner.choices.refused_settings import check_settings
 from moeflow.planner.choices.remote_choice import all_fit, choose_remote
 from moeflow.planner.choices.replica_choice import (
     check_replicas,
@@ -44,7 +45,7 @@ from moeflow.planner.choices.replica_choice import (
     what_each_has,
 )
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice, choose_speculators
-from moeflow.planner.choices.state_choice import check_recurrent, choose_states
+from moeflow.planner.choices.state_choice import choose_states
 from moeflow.planner.choices.weight_choice import (
     WeightChoice,
     activations_reason,
@@ -132,8 +133,8 @@ class Decision:
         settings, reasons = self.settings, self.reasons
         device = choose_device(settings.device, self.resources, reasons)
         is_offloaded = self.offloads_to_torch or device != "cpu"
-        check_encoder_decoder(settings, self.shape, is_offloaded=is_offloaded)
-        check_recurrent(settings, self.shape, is_offloaded=is_offloaded)
+        check_settings(settings, self.shape, is_offloaded=is_offloaded)
+        check_expert_capacity(settings, self.shape)
         check_replicas(settings, device, offloads_to_torch=self.offloads_to_torch)
         budget = self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
         budget.take_share()

@@ -129,7 +129,7 @@ def test_a_second_turn_goes_on_from_the_last_checkpoint_with_the_same_bits(tiny)
         ({"speculators": ("suffix",)}, "--speculator"),
         ({"num_replicas": 2, "expert_parallel": True}, "--expert-parallel"),
         ({"quantize": "q4_k_m"}, "q4_k_m"),
-        ({"device": "emulated:64MiB,1"}, "do not run recurrent layers"),
+        ({"device": "emulated:64MiB,1"}, "--device.* do not go with recurrent layers"),
     ],
 )
 def test_what_does_not_go_with_states_is_refused(tiny, settings, name):

@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import torch
 from torch.nn import functional as F
 
+from tests.models.parity import Parity
+
 VOCAB, HIDDEN, LAYERS, HEADS, WIDTH, EXPERTS, LENGTH = 97, 32, 4, 4, 48, 4, 128
 
 
@@ -139,3 +141,14 @@ class PlainGPT:
         kind = self.choices.activation
         units = F.relu(up) if kind == "relu" else F.gelu(up, approximate="tanh" if kind == "tanh" else "none")
         return self._linear(f"{name}.down", units)
+
+
+class PlainParity(Parity):
+    """Tests of a family with `PlainGPT` for an oracle."""
+
+    @staticmethod
+    def in_bfloat16(pair):
+        return pair.theirs.in_bfloat16()
+
+    def test_parameters_are_counted(self, pair):
+        assert pair.ours.config.num_parameters == pair.theirs.num_parameters

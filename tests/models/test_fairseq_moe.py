@@ -8,10 +8,9 @@ import torch
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
-from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.registry import read_model_config
-from tests.models.parity import Pair, Parity, load, needs_extension
-from tests.models.plain_gpt import EXPERTS, HEADS, HIDDEN, LAYERS, LENGTH, WIDTH, Choices, PlainGPT
+from tests.models.parity import Pair, load
+from tests.models.plain_gpt import EXPERTS, HEADS, HIDDEN, LAYERS, LENGTH, WIDTH, Choices, PlainGPT, PlainParity
 
 FAIRSEQ = {"first_row": 2, "token_scale": math.sqrt(HIDDEN), "top_k": 2}
 CASES = {  # and of how many ranks the experts are
@@ -92,17 +91,8 @@ def pair(request, tmp_path_factory):
     return Pair(theirs, load(folder), str(folder))
 
 
-class TestFairseq(Parity):
-    @staticmethod
-    def in_bfloat16(pair):
-        return pair.theirs.in_bfloat16()
-
-    def test_parameters_are_counted(self, pair):
-        assert pair.ours.config.num_parameters == pair.theirs.num_parameters
-
-    @needs_extension
-    def test_layers_are_one_call(self, pair):
-        assert load(pair.folder, packed=WeightFormats("float32", "float32")).tells_inputs
+class TestFairseq(PlainParity):
+    pass
 
 
 @pytest.fixture

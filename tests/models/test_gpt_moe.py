@@ -5,10 +5,9 @@ import pytest
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
-from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.registry import read_model_config
-from tests.models.parity import Pair, Parity, load, needs_extension
-from tests.models.plain_gpt import EXPERTS, HEADS, HIDDEN, LAYERS, LENGTH, VOCAB, WIDTH, Choices, PlainGPT
+from tests.models.parity import Pair, load
+from tests.models.plain_gpt import EXPERTS, HEADS, HIDDEN, LAYERS, LENGTH, VOCAB, WIDTH, Choices, PlainGPT, PlainParity
 
 CASES = {  # and among how many ranks the files are cut, and the type of numbers
     "as the published model": (Choices("tanh", 1), 4, "fp16"),
@@ -111,17 +110,8 @@ def pair(request, tmp_path_factory):
     return Pair(theirs, load(folder), str(folder))
 
 
-class TestGPTMoE(Parity):
-    @staticmethod
-    def in_bfloat16(pair):
-        return pair.theirs.in_bfloat16()
-
-    def test_parameters_are_counted(self, pair):
-        assert pair.ours.config.num_parameters == pair.theirs.num_parameters
-
-    @needs_extension
-    def test_layers_are_one_call(self, pair):
-        assert load(pair.folder, packed=WeightFormats("float32", "float32")).tells_inputs
+class TestGPTMoE(PlainParity):
+    pass
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from torch import Tensor
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Span
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.divided_experts import Routed
 from moeflow.models.layers.rotary import RotaryEmbeddings
-from moeflow.models.layers.shared_experts import Routed
 from moeflow.pipeline.devices.offloaded_kv import window_numbers
 from moeflow.scheduler.offline_batching import form_micro_batches
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.offload_config import OffloadConfig
+from moeflow.engine.offload.divided_expert_ops import DividedExpertOps
 from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import Side, cut_pass
-from moeflow.engine.offload.shared_expert_ops import SharedExpertOps
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weights import PackedRows
 from moeflow.models.layers.context import ForwardContext
@@ -64,7 +64,7 @@ class OffloadedModel:
         self._weights = PagedWeights(streamed, self.device)
         has_experts = [bool(size) for size in self._sharable_bytes]
         self._share = HostExpertSplit(costs, has_experts, self._num_sharable, config.offload.num_hosted_experts)
-        self._ops = SharedExpertOps(
+        self._ops = DividedExpertOps(
             model, self._make_halves(), self._weights, self._kv, self.device, costs, self._share
         )
         self._costs = costs

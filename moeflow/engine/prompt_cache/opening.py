@@ -29,14 +29,14 @@ def open_prompt_cache(config: EngineConfig, runner: ModelRunner) -> PromptCache 
     open_folder = partial(
         ExtentFolder,
         Path(config.prompt_cache.folder),
-        model=config.model_name,
         max_bytes=config.prompt_cache.max_bytes,
     )
     try:
-        folder = open_folder(identity=identity, block_bytes=runner.kv.content_bytes)
+        folder = open_folder(model=config.model_name, identity=identity, block_bytes=runner.kv.content_bytes)
         state_files = None
         if states is not None:
-            state_folder = open_folder(identity=state_identity(identity), block_bytes=states.layer_bytes)
+            name = f"{config.model_name}, recurrent states"
+            state_folder = open_folder(model=name, identity=state_identity(identity), block_bytes=states.layer_bytes)
             state_files = StateFiles(state_folder, states)
     except OSError as error:
         logger.warning("there is no prompt cache: %s", error)

@@ -23,7 +23,7 @@ from moeflow.kernels.rotary import RotaryTable
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
 
-# (input [T, H], topk_ids [T, K], topk_weights [T, K], residual [T, H]) -> residual plus each token's experts [T, H]
+# (input [T, H], topk_ids [T, K], topk_weights [T, K], hidden states so far [T, H]) -> those after the layer [T, H]
 Experts = Callable[[Array, Array, Array, Array], Array]
 
 

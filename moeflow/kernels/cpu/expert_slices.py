@@ -41,6 +41,8 @@ class SliceShape:
     width: int  # likewise, the units of an expert
     units: range
     outputs: range
+    up_format: WeightFormat  # of gate and up
+    down_format: WeightFormat
     num_ups: int = 2  # matrices that units come of: gate and up, or up alone
 
     @property
@@ -48,23 +50,27 @@ class SliceShape:
         """Rows of the gate and up, filled up to whole bands."""
         return self.num_ups * whole_bands(len(self.units))
 
-    def up_bytes(self, weight_format: WeightFormat) -> int:
+    @property
+    def up_bytes(self) -> int:
         """Bytes of the gate's and up's rows."""
-        return matrix_bytes(weight_format, self.up_rows, self.hidden)
+        return matrix_bytes(self.up_format, self.up_rows, self.hidden)
 
-    def num_bytes(self, weight_format: WeightFormat) -> int:
-        """Bytes of a slice."""
-        return self.up_bytes(weight_format) + matrix_bytes(weight_format, len(self.outputs), self.width)
+    @property
+    def down_bytes(self) -> int:
+        """Bytes of the down's rows."""
+        return matrix_bytes(self.down_format, len(self.outputs), self.width)
 
-    def whole_bytes(self, weight_format: WeightFormat) -> int:
+    @property
+    def whole_bytes(self) -> int:
         """Bytes of a whole expert."""
-        return expert_bytes(self.hidden, self.width, weight_format, is_gated=self.num_ups == 2)
+        down, is_gated = self.down_format, self.num_ups == 2
+        return expert_bytes(self.hidden, self.width, self.up_format, down_format=down, is_gated=is_gated)
 
-    def starts_in_whole(self, weight_format: WeightFormat) -> tuple[int, int]:
+    def starts_in_whole(self) -> tuple[int, int]:
         """Return where in a whole expert's memory the slice's gate and up begin, and where its down does."""
-        up = matrix_bytes(weight_format, self.num_ups * self.units.start, self.hidden)
-        down = self.whole_bytes(weight_format) - matrix_bytes(weight_format, self.hidden, self.width)
-        return up, down + matrix_bytes(weight_format, self.outputs.start, self.width)
+        up = matrix_bytes(self.up_format, self.num_ups * self.units.start, self.hidden)
+        down = self.whole_bytes - matrix_bytes(self.down_format, self.hidden, self.width)
+        return up, down + matrix_bytes(self.down_format, self.outputs.start, self.width)
 
 
 class PackedExpertSlices:
@@ -73,7 +79,6 @@ class PackedExpertSlices:
     def __init__(
         self,
         shape: SliceShape,
-        weight_format: WeightFormat,
         storage: Array,
         *,
         kind: ExpertKind,
@@ -85,16 +90,15 @@ class PackedExpertSlices:
         assert kind.num_ups == shape.num_ups
         self.shape = shape
         self._biases = biases  # of whole experts; kept for the kernels
-        up_bytes = shape.up_bytes(weight_format)
-        down_bytes = shape.num_bytes(weight_format) - up_bytes
-        up_start, down_start = shape.starts_in_whole(weight_format) if is_whole else (0, up_bytes)
+        up_bytes, down_bytes = shape.up_bytes, shape.down_bytes
+        up_start, down_start = shape.starts_in_whole() if is_whole else (0, up_bytes)
         ups = [row[up_start : up_start + up_bytes] for row in storage]
         downs = [row[down_start : down_start + down_bytes] for row in storage]
         up_rows, num_outputs = shape.up_rows, len(shape.outputs)
-        self._up = [PackedWeight(it, weight_format, up_rows, shape.hidden, is_wide=is_wide) for it in ups]
-        self._down = [PackedWeight(it, weight_format, num_outputs, shape.width, is_wide=is_wide) for it in downs]
+        self._up = [PackedWeight(it, shape.up_format, up_rows, shape.hidden, is_wide=is_wide) for it in ups]
+        self._down = [PackedWeight(it, shape.down_format, num_outputs, shape.width, is_wide=is_wide) for it in downs]
         own = None if biases is None else biases.handle(kind.num_ups, shape.units.start, shape.outputs.start)
-        half = partial(_half, weight_format=weight_format, kind=kind, biases=own, is_wide=is_wide)
+        half = partial(_half, shape, kind=kind, biases=own, is_wide=is_wide)
         self._units = half(self._up, [], hidden=shape.hidden, width=len(shape.units))
         self._outputs = half([], self._down, hidden=num_outputs, width=shape.width)
 
@@ -155,10 +159,10 @@ class PackedExpertSlices:
 
 
 def _half(
+    shape: SliceShape,
     up: list[PackedWeight],
     down: list[PackedWeight],
     *,
-    weight_format: WeightFormat,
     hidden: int,
     width: int,
     kind: ExpertKind,
@@ -167,8 +171,8 @@ def _half(
 ) -> Any:
     """Return a layer of `up` or `down` matrices only, for the extension."""
     return _cpu.PackedExperts(
-        up_format=weight_format,
-        down_format=weight_format,
+        up_format=shape.up_format,
+        down_format=shape.down_format,
         hidden=hidden,
         width=width,
         up=[address(weight.storage) for weight in up],

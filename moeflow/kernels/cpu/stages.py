@@ -87,7 +87,7 @@ class MoEStage:
     biases: ExpertBiases | None = None  # of the layer's experts
     router_bias: Array | None = None  # [E]
     shared: SharedExpert | None = None
-    post_norms: PostNorms | None = None  # for stages without slots, and with a shared expert where experts have norms
+    post_norms: PostNorms | None = None  # with a shared expert only where experts have norms
     handle: Any = field(init=False, repr=False, compare=False)  # looks at the memory of all of these
 
     def __post_init__(self) -> None:
@@ -125,8 +125,6 @@ class MoEStage:
         norms, scale, size = self.post_norms.experts, self.post_norms.scale, self.o_proj.rows
         if scale is not None:
             check_floats(scale, (1,))
-        if self.slots is not None:
-            raise ValueError("what experts in slots return is not normalised")
         if norms is None:
             if self.shared is not None:
                 raise ValueError("what a shared expert returns is normalised by norms of experts")

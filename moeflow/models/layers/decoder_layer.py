@@ -15,12 +15,12 @@ from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.divided_experts import Routed
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.latent_attention import LatentAttention
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
-from moeflow.models.layers.shared_experts import Routed
 from moeflow.models.layers.token_mixer import TokenMixer
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
@@ -133,6 +133,20 @@ class DecoderLayer:
         """Return hidden states plus what the feed-forward network has returned, scaled. Shapes: [T, H] all."""
         hidden = hidden + (result if self._post_norms is None else self._post_norms[1](result))
         return hidden if self._scale is None else hidden * self._scale
+
+    def add_chosen(self, normed: Tensor, topk_ids: Tensor, topk_weights: Tensor, hidden: Tensor) -> Tensor:
+        """Finish a layer that was run as far as its router, with experts that the kernels could not do with.
+
+        `hidden` has the shared expert's result already, unless that is normalised by itself: then it is computed again.
+        Shapes: normed and hidden [T, H], topk_ids and topk_weights [T, K] -> [T, H].
+        """
+        mlp = self.mlp
+        assert isinstance(mlp, MoE)
+        if self._post_norms is None:
+            return mlp.weights.compute(normed, topk_ids, topk_weights, hidden)
+        chosen = mlp.weights.compute(mlp.expert_input(normed), topk_ids, topk_weights)
+        shared = None if mlp.shared is None else mlp.shared(mlp.network_input(normed), None)
+        return self.add_network(hidden, mlp.joined(shared, chosen))
 
     @property
     def has_router(self) -> bool:

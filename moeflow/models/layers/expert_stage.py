@@ -24,10 +24,10 @@ def expert_stage(
 ) -> MoEStage | None:
     """Return the call for experts as `ExpertWeights.for_kernels` has them; without a router the network is dense.
 
-    None if the output projection is not packed, or what experts in slots return would be normalised.
+    None if the output projection is not packed.
     """
     packed, slots, biases = experts
-    if not isinstance(o_proj.weight, PackedWeight) or (slots is not None and post_norms is not None):
+    if not isinstance(o_proj.weight, PackedWeight):
         return None
     return MoEStage(
         o_proj=o_proj.weight,

@@ -43,8 +43,8 @@ class PackedLayers:
         decoder = PackedDecoder([layer for layer in packed if layer is not None])
         if allocator.pool is None:
             return cls(decoder, None, allocator.on_route)
-        cached = cast("list[CachedExperts]", [layer.mlp.weights for layer in layers if isinstance(layer.mlp, MoE)])
-        return cls(decoder, _CachedLayers(decoder, cached), allocator.on_route)
+        routed = [layer for layer in layers if layer.has_router]
+        return cls(decoder, _CachedLayers(decoder, routed), allocator.on_route)
 
     def first(self, num_layers: int) -> PackedLayers:
         """Return the first layers alone, over the same experts; nobody is told of what their routers choose."""
@@ -84,16 +84,16 @@ class PackedLayers:
 class _CachedLayers:
     """Runs passes some of whose experts may have to be loaded first."""
 
-    def __init__(self, decoder: PackedDecoder, experts: Sequence[CachedExperts]) -> None:
-        """Take the layers, and the experts of those that have routers."""
+    def __init__(self, decoder: PackedDecoder, routed: Sequence[DecoderLayer]) -> None:
+        """Take the layers, and those that have routers."""
         self._decoder = decoder
-        self._experts = experts
-        self._pool = experts[0].pool
+        self._routed = routed
+        self._pool = cast("CachedExperts", cast(MoE, routed[0].mlp).weights).pool
 
     def first(self, decoder: PackedDecoder) -> _CachedLayers | None:
         """Return the first layers, as many as a decoder has; None if none of them has a router."""
-        experts = self._experts[: len(decoder.routed)]
-        return _CachedLayers(decoder, experts) if experts else None
+        routed = self._routed[: len(decoder.routed)]
+        return _CachedLayers(decoder, routed) if routed else None
 
     def run(self, work: PackedPass) -> None:
         """Run all layers."""
@@ -105,7 +105,7 @@ class _CachedLayers:
             if num_routed > first and self._pool.ahead is not None:
                 self._pool.ahead.see_hits(first, work.choices(first, num_routed))
             if layer < num_layers:
-                work.add_experts(self._experts[num_routed].compute, num_routed)
+                work.add_experts(self._routed[num_routed].add_chosen, num_routed)
                 layer, num_routed = layer + 1, num_routed + 1
 
     def _run_on(self, work: PackedPass, layer: int, num_routed: int) -> int:
@@ -116,7 +116,7 @@ class _CachedLayers:
         try:
             expected = ahead.expected(work.num_tokens) if has_absent and ahead is not None else NOTHING
             if has_absent and expected.guesses is None:
-                self._pool.lend_slots(len(self._experts) - num_routed, work.num_choices)
+                self._pool.lend_slots(len(self._routed) - num_routed, work.num_choices)
             stopped = self._pool.spanned("layers", num_routed, work.run, layer, expected, self._pool.fetcher_handle)
             end = self._num_routed_before(stopped)
         finally:

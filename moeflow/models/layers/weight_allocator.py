@@ -265,7 +265,8 @@ class WeightAllocator:
     ) -> ExpertWeights:
         if self.group is not None and self.expert_layout == "sliced":
             take = partial(self.memory.experts, num_experts)
-            return self._slices(self.group, (hidden_size, intermediate_size), formats, take, kind, biases)
+            size = (hidden_size, intermediate_size)
+            return self._slices(self.group, size, formats.of_experts(self.layer), take, kind, biases)
         assert (self.group is None) == (self.expert_ranks is None)
         up, down = formats.of_experts(self.layer)
         num_bytes = expert_bytes(hidden_size, intermediate_size, up, down_format=down, is_gated=kind.is_gated)
@@ -295,12 +296,13 @@ class WeightAllocator:
         self,
         group: Group,
         size: tuple[int, int],
-        formats: WeightFormats,
+        formats: tuple[WeightFormat, WeightFormat],
         take: Take,
         kind: ExpertKind,
         biases: ExpertBiases | None = None,
     ) -> sliced_experts.SlicedExperts:
         """Return this rank's slices of as many experts as `take` returns rows of memory for; `size`: H and I."""
+        assert self.packed is not None
         hidden_size, intermediate_size = size
         units, outputs = (band_blocks(count, group.size) for count in (intermediate_size, hidden_size))
         shape = expert_slices.SliceShape(
@@ -308,19 +310,20 @@ class WeightAllocator:
             width=intermediate_size,
             units=units[group.rank],
             outputs=outputs[group.rank],
+            up_format=formats[0],
+            down_format=formats[1],
             num_ups=kind.num_ups,
         )
         is_whole = self.memory.is_filled  # with whole experts, of which a rank touches its slices
-        num_bytes = shape.whole_bytes(formats.matrices) if is_whole else shape.num_bytes(formats.matrices)
+        num_bytes = shape.whole_bytes if is_whole else shape.up_bytes + shape.down_bytes
         storage = take(num_bytes)
         assert storage is not None  # ranks keep their experts in memory
         own = expert_slices.PackedExpertSlices(
             shape,
-            formats.matrices,
             storage,
             kind=kind,
             biases=biases,
-            is_wide=formats.is_wide,
+            is_wide=self.packed.is_wide,
             is_whole=is_whole,
         )
         return sliced_experts.SlicedExperts(own, Columns(group, "units", units), Columns(group, "outputs", outputs))
@@ -342,7 +345,8 @@ class WeightAllocator:
             return self._slabs(1, hidden_size, intermediate_size, kind, biases)
         size = (hidden_size, intermediate_size)
         if self.tensor_group is not None:
-            return self._slices(self.tensor_group, size, self.packed, self._one_row, kind, biases)
+            formats = self.packed.of_experts(self.layer)
+            return self._slices(self.tensor_group, size, formats, self._one_row, kind, biases)
         return self._one_network(size, kind, *self.packed.of_experts(self.layer)).with_biases(biases)
 
     def shared_network(self, hidden_size: int, intermediate_size: int, kind: ExpertKind) -> ExpertWeights | None:
@@ -351,7 +355,7 @@ class WeightAllocator:
             return None
         size = (hidden_size, intermediate_size)
         if self.tensor_group is not None:
-            return self._slices(self.tensor_group, size, self.packed, self._one_row, kind)
+            return self._slices(self.tensor_group, size, self.packed.of_shared(self.layer), self._one_row, kind)
         return self._one_network(size, kind, *self.packed.of_shared(self.layer))
 
     def _one_network(

@@ -13,6 +13,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.memory_allowance import allowed_bytes
 from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, offload_overrides, plan_offload
 from moeflow.planner.choices.processor_choice import Reasons, no_cuda
+from moeflow.planner.choices.refused_settings import PIPELINES, why_refused
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.settings import OFFLOADED_MAX_NUM_SEQS, OFFLOADED_NUM_BATCHED_TOKENS, Settings
 
@@ -79,16 +80,8 @@ def with_pipeline(
     config: EngineConfig, overrides: OffloadOverrides, shape: ModelConfig
 ) -> tuple[EngineConfig, Reasons]:
     """Return a configuration whose passes go through a pipeline, and why. Raises: ConfigError, CapacityError."""
-    for what, has_it in (
-        ("latent attention", shape.latent is not None),
-        ("recurrent layers", shape.recurrent is not None),
-        ("layers whose heads differ or whose values are normalised", shape.has_value_norms),
-    ):
-        if has_it:
-            raise ConfigError(
-                f"pipelines of a device that is smaller than the model (--device) do not run {what}, which this "
-                f"one has ({shape.model_type}): leave the option away"
-            )
+    if reason := why_refused(shape, PIPELINES):
+        raise ConfigError(reason)
     costs = costs_of(shape, config)
     offload = plan_offload(overrides, costs, config.scheduler)
     if not config.cpu_isa and not offload.computes_in_torch:

@@ -1,4 +1,4 @@
-"""What is otherwise with encoder-decoders: inputs are computed whole, and some settings are for other models."""
+"""What is otherwise with encoders: inputs are computed whole, and experts may have a capacity."""
 
 from __future__ import annotations
 
@@ -15,29 +15,12 @@ INPUT_TOKENS: Final = 2048  # that an input may have unless the user says otherw
 _NAME: Final = "max_num_batched_tokens"
 
 
-def check_encoder_decoder(settings: Settings, shape: ModelConfig, *, is_offloaded: bool) -> None:
-    """Raise ConfigError for the first setting that a model with an encoder is not run with."""
+def check_expert_capacity(settings: Settings, shape: ModelConfig) -> None:
+    """Raise ConfigError if a capacity is asked for of a model whose experts have none."""
     if settings.expert_capacity is not None and not (shape.encoder and shape.num_experts):
         raise ConfigError(
             f"--expert-capacity is for encoders with experts, which a {shape.model_type} model has not: leave it away"
         )
-    if shape.encoder is None:
-        return
-    asked = {
-        "ranks (--ranks)": (settings.num_ranks or 1) > 1,
-        "stages (--stages)": settings.stages is not None,
-        "replicas that share experts (--expert-parallel)": settings.expert_parallel,
-        "speculators (--speculator)": bool(settings.speculators),
-        "devices and pipelines (--device, --pipeline)": is_offloaded or settings.pipeline is not None,
-        "records of routing (--record-routing)": settings.record_routing is not None,
-        "lenders of memory (--remote-experts)": settings.remote_experts is not None,
-    }
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise ConfigError(
-                f"{name} are for decoder-only models, and this is an encoder-decoder ({shape.model_type}): "
-                "leave the option away"
-            )
 
 
 def with_whole_inputs(batching: Batching, settings: Settings, shape: ModelConfig, reasons: Reasons) -> Batching:

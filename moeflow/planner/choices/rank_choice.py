@@ -22,6 +22,7 @@ from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, num_k
 from moeflow.parallel.stages import layers_of
 from moeflow.planner.choices.join_choice import choose_join
 from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.choices.refused_settings import SHARED_HEADS, why_refused
 from moeflow.planner.choices.stage_choice import choose_stages, num_stages
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.rank_shares import RankShares
@@ -83,16 +84,8 @@ def _why_not(parallel: ParallelConfig, settings: Settings, shape: ModelConfig) -
             f"{number} ranks (--ranks) cannot share the layers of a model with no experts: use one, or have them "
             "share attention and dense layers (--attention-layout tensor)"
         )
-    if parallel.attention_layout == "tensor" and shape.latent is not None:
-        return (
-            f"ranks cannot share the heads of latent attention ({shape.model_type}), which have one key for all "
-            "(--attention-layout tensor): leave the option away"
-        )
-    if parallel.attention_layout == "tensor" and shape.has_value_norms:
-        return (
-            f"ranks cannot share heads whose values are normalised ({shape.model_type}; --attention-layout tensor): "
-            "leave the option away"
-        )
+    if parallel.attention_layout == "tensor" and (reason := why_refused(shape, SHARED_HEADS)):
+        return reason
     if parallel.attention_layout == "tensor" and number > shape.num_heads:
         return (
             f"{number} ranks (--ranks) cannot share {shape.num_heads} attention heads (--attention-layout tensor): "

@@ -1,41 +1,21 @@
-"""The memory of recurrent states, and which settings go with models that have such layers."""
+"""The memory of recurrent states: how many are kept, and how often a prefix has one."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from moeflow.core.engine_config import StateSlotsConfig
-from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.errors import CapacityError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.planner.choices.processor_choice import Reasons
-from moeflow.planner.settings import BLOCK_SIZE, Settings
+from moeflow.planner.settings import BLOCK_SIZE
 
 STATES_SHARE: Final = 1 / 8  # of an engine's memory, at most
 _SLOTS_PER_REQUEST: Final = 4  # the request's own, and those of prefixes, where these are shared
 _MIN_SLOTS: Final = 2  # a request's, and the checkpoint that it starts from
 _MIN_EVERY: Final = 8  # blocks between two checkpoints of a prefix
 _MAX_EVERY: Final = 64
-
-
-def check_recurrent(settings: Settings, shape: ModelConfig, *, is_offloaded: bool) -> None:
-    """Raise ConfigError for the first setting that a model with recurrent layers is not run with."""
-    if shape.recurrent is None:
-        return
-    asked = {
-        "ranks (--ranks)": (settings.num_ranks or 1) > 1,
-        "stages (--stages)": settings.stages is not None,
-        "replicas that share experts (--expert-parallel)": settings.expert_parallel,
-        "speculators (--speculator)": bool(settings.speculators),
-        "devices and pipelines (--device, --pipeline)": is_offloaded or settings.pipeline is not None,
-        "lenders of memory (--remote-experts)": settings.remote_experts is not None,
-    }
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise ConfigError(
-                f"{name} are for models whose layers all attend, and this one has recurrent layers "
-                f"({shape.model_type}): leave the option away"
-            )
 
 
 def num_state_slots(shape: ModelConfig, max_num_seqs: int, free_bytes: int, *, shares_prefixes: bool = True) -> int:

@@ -152,8 +152,8 @@ def _own_reason(stored_as: set[str]) -> str:
 
 
 def shares_layers(settings: Settings) -> bool:
-    """Return whether other processes are to have parts of layers: these are cut and sent as if all were alike."""
-    return bool(settings.num_ranks or settings.stages or settings.expert_parallel or settings.remote_experts)
+    """Return whether other processes are to have experts of this one, which are sent as if all were alike."""
+    return bool(settings.expert_parallel or settings.remote_experts)
 
 
 def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApart) -> WeightChoice:

@@ -17,6 +17,8 @@ from moeflow.engine.messages import Submission
 from moeflow.engine.prompt_cache import prompt_cache
 from moeflow.kernels.cpu import extension
 from moeflow.kv.disk import extent_folder
+from moeflow.kv.disk.folder_usage import folder_usage
+from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.prompt_cache.test_prompt_cache import GREEDY, SAMPLED, TEXT, Restarts, ask
@@ -85,8 +87,11 @@ def test_the_next_turn_after_a_restart_goes_on_from_the_last_state_with_the_same
         assert ask(first, TEXT[:95], sampling) == (answer, 0)
     with closing(load(model, tmp_path)) as second:
         assert ask(second, turn, sampling) == (expected, 96)  # 106 tokens were computed
+        wait_for_writes(second)
         read, stats = kept(second), second.stats()
     assert sum(bool(state) for _, state in read.values()) >= 1
+    names = {one.model.removeprefix(second.model.name) for one in folder_usage(tmp_path)}
+    assert names == {"", ", recurrent states"}
     for spelled, (content, state) in read.items():
         assert content == computed[spelled][0]
         assert state in (b"", computed[spelled][1])
@@ -94,6 +99,15 @@ def test_the_next_turn_after_a_restart_goes_on_from_the_last_state_with_the_same
     assert (stats.prompt_cache_hit_tokens_total, stats.prefix_hit_tokens_total) == (96, 96)
     assert stats.prompt_cache_read_bytes_total == 6 * len(next(iter(read.values()))[0]) + state_bytes
     assert stats.prompt_cache_bytes == sum(file.stat().st_size for file in tmp_path.glob("*.moekv"))
+
+
+def test_packed_weights_in_numpys_arrays_have_states_on_disk_too(model, tmp_path):
+    pack(str(model), tmp_path / "w.slabs", cache_dir=None)
+    changes = {"packed_weights_file": tmp_path / "w.slabs", "dtype": "auto"}
+    with closing(load(model, tmp_path / "c", **changes)) as first:
+        expected = ask(first, TEXT)[0]
+    with closing(load(model, tmp_path / "c", **changes)) as second:
+        assert ask(second, TEXT) == (expected, 128)
 
 
 def test_a_branch_goes_on_from_the_last_state_that_it_shares(model, tmp_path):
@@ -178,6 +192,7 @@ def test_states_that_are_given_to_others_before_they_are_written_are_not_written
 def test_states_count_in_the_budget(model, tmp_path):
     with closing(load(model, tmp_path)) as first:
         ask(first, TEXT)
+        wait_for_writes(first)
         one = first.stats().prompt_cache_bytes
     for file in tmp_path.glob("*.moekv"):
         file.unlink()
@@ -195,6 +210,7 @@ def test_states_count_in_the_budget(model, tmp_path):
 def test_where_not_all_fits_a_prefix_keeps_its_last_state(model, tmp_path):
     with closing(load(model, tmp_path)) as first:
         ask(first, TEXT)
+        wait_for_writes(first)
         limit = first.stats().prompt_cache_bytes - 1
     for file in tmp_path.glob("*.moekv"):
         file.unlink()

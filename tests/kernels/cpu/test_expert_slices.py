@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,8 +21,14 @@ def slices(whole, *, is_wide):
     """Return three slices, which look at the memory of whole experts."""
     return [
         PackedExpertSlices(
-            SliceShape(hidden=HIDDEN, width=WIDTH, units=units, outputs=outputs),
-            whole.format,
+            SliceShape(
+                hidden=HIDDEN,
+                width=WIDTH,
+                units=units,
+                outputs=outputs,
+                up_format=whole.format,
+                down_format=whole.down_format,
+            ),
             torch.stack(list(whole.storage)),
             kind=whole.kind,
             biases=whole.biases,
@@ -30,6 +37,23 @@ def slices(whole, *, is_wide):
         )
         for units, outputs in zip(UNITS, OUTPUTS, strict=True)
     ]
+
+
+def test_a_slice_has_matrices_in_two_formats_as_the_whole_does(isa):
+    generator = torch.Generator().manual_seed(2)
+    whole = PackedExperts(NUM_EXPERTS, HIDDEN, WIDTH, "int4", down_format="int8")
+    for gate, up, down in whole.parts():
+        for part, shape in ((gate, (WIDTH, HIDDEN)), (up, (WIDTH, HIDDEN)), (down, (HIDDEN, WIDTH))):
+            part.fill(torch.randn(shape, generator=generator), np.arange(shape[0]))
+    parts = slices(whole, is_wide=False)
+    x, residual = torch.randn(2, 9, HIDDEN, generator=generator)
+    weights, ids = torch.rand(9, NUM_EXPERTS, generator=generator).topk(3)
+    units = torch.cat([part.units(x, ids) for part in parts], dim=1)
+    got = [
+        part.sums(units, ids, weights, residual[:, outputs.start : outputs.stop].contiguous())
+        for part, outputs in zip(parts, OUTPUTS, strict=True)
+    ]
+    assert torch.equal(torch.cat(got, dim=1), whole.compute(x, ids, weights, residual))
 
 
 @pytest.mark.parametrize("is_wide", [False, True])

@@ -25,10 +25,10 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.kv.storage import KVStorage
+from moeflow.models import gemma4_text, qwen3_moe
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
-from moeflow.models.qwen3_moe import build
 from tests.shapes import TINY
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -46,6 +46,18 @@ CONFIG = dataclasses.replace(
     dense_intermediate_size=48,
     tie_word_embeddings=True,
 )
+# Experts beside a network, whose results are normalised before they are added, and all scaled.
+NORMED = dataclasses.replace(
+    CONFIG,
+    num_layers=NUM_LAYERS,
+    dense_layers=(),
+    shared_intermediate_size=24,
+    has_value_norms=True,
+    has_post_norms=True,
+    has_norms_of_experts=True,
+    has_layer_scales=True,
+)
+MODELS = {"qwen3_moe": (qwen3_moe.build, CONFIG), "gemma4_text": (gemma4_text.build, NORMED)}
 PREDICTOR_NAMES = (NO_PREDICTOR, *PREDICTORS)
 
 
@@ -99,9 +111,10 @@ def fill(model):
 
 
 @cache
-def resident_model(weight_format):
+def resident_model(weight_format, family="qwen3_moe"):
     place = WeightAllocator(torch.float32, torch.device("cpu"), WeightFormats(weight_format, "float32"))
-    model = build(CONFIG, place)
+    build, config = MODELS[family]
+    model = build(config, place)
     fill(model)
     return model
 
@@ -126,8 +139,17 @@ class AlwaysOn:
 class Cached:
     """The same model over a few slots."""
 
-    def __init__(self, weight_format, num_slots, policy="lru", predictor=NO_PREDICTOR, seed=None, on_route=None):
-        slabs = slabs_of(resident_model(weight_format))
+    def __init__(
+        self,
+        weight_format,
+        num_slots,
+        policy="lru",
+        predictor=NO_PREDICTOR,
+        seed=None,
+        on_route=None,
+        family="qwen3_moe",
+    ):
+        slabs = slabs_of(resident_model(weight_format, family))
         slab_bytes = len(slabs[0])
         arena = SlotArena(num_slots, slab_bytes)
         self.disk = Disk(slabs, arena, seed)
@@ -147,7 +169,8 @@ class Cached:
         self.pool.spanned = self._spanned
         formats = WeightFormats(weight_format, "float32")
         device = torch.device("cpu")
-        self.model = build(CONFIG, WeightAllocator(torch.float32, device, formats, pool=self.pool, on_route=on_route))
+        build, config = MODELS[family]
+        self.model = build(config, WeightAllocator(torch.float32, device, formats, pool=self.pool, on_route=on_route))
         fill(self.model)
         self.prefetcher = None
         if predictor != NO_PREDICTOR:
@@ -175,7 +198,7 @@ class Cached:
 def run(model, batch):
     """Run a pass over new sequences, each a list of token ids."""
     kv = KVStorage(
-        layers=range(CONFIG.num_layers),
+        layers=range(model.config.num_layers),
         num_blocks=len(batch),
         block_size=BLOCK_SIZE,
         num_kv_heads=CONFIG.num_kv_heads,
@@ -207,14 +230,16 @@ sequences = st.lists(st.integers(0, CONFIG.vocab_size - 1), min_size=1, max_size
 batches = st.lists(sequences, min_size=1, max_size=4)
 
 
+@pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("weight_format", WEIGHT_FORMATS)
-def test_layers_in_one_call_are_layers_one_after_another(weight_format):
-    model = resident_model(weight_format)
+def test_layers_in_one_call_are_layers_one_after_another(weight_format, family):
+    model = resident_model(weight_format, family)
     for batch in ([[3]], [[1, 2, 3], [4], [5, 6]], [[7] * 16] * 3):
         assert torch.equal(run(model, batch), layer_by_layer(model, batch))
 
 
 runs = given(
+    family=st.sampled_from(sorted(MODELS)),
     weight_format=st.sampled_from(WEIGHT_FORMATS),
     policy=st.sampled_from(sorted(POLICIES)),
     predictor=st.sampled_from(PREDICTOR_NAMES),
@@ -224,10 +249,10 @@ runs = given(
 )
 
 
-def check_bits(weight_format, policy, predictor, num_slots, passes, seed):
-    cached = Cached(weight_format, num_slots, policy, predictor, seed)
+def check_bits(family, weight_format, policy, predictor, num_slots, passes, seed):
+    cached = Cached(weight_format, num_slots, policy, predictor, seed, family=family)
     for batch in passes:
-        assert torch.equal(cached.run(batch), run(resident_model(weight_format), batch))
+        assert torch.equal(cached.run(batch), run(resident_model(weight_format, family), batch))
 
 
 test_every_bit_is_that_of_the_resident_model = settings(max_examples=60)(runs(check_bits))
@@ -251,9 +276,10 @@ def test_the_cache_hears_what_it_would_have_heard_layer_by_layer(policy, num_slo
         assert resident(cached.cache) == resident(oracle.cache)
 
 
+@pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("predictor", PREDICTOR_NAMES)
-def test_a_pass_that_finds_all_it_needs_is_one_call(predictor):
-    cached = Cached("float32", NUM_LAYERS * NUM_EXPERTS, predictor=predictor)
+def test_a_pass_that_finds_all_it_needs_is_one_call(predictor, family):
+    cached = Cached("float32", NUM_LAYERS * NUM_EXPERTS, predictor=predictor, family=family)
     batch = [[token] for token in range(24)]
     cached.run(batch)
     while cached.disk.pending:

@@ -24,8 +24,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"device": "emulated:64MiB,1"}, "do not run latent attention"),
-        ({"num_ranks": 2, "attention_layout": "tensor"}, "cannot share the heads of latent attention"),
+        ({"device": "emulated:64MiB,1"}, "--device.* do not go with latent attention"),
+        ({"num_ranks": 2, "attention_layout": "tensor"}, "--attention-layout tensor.* do not go with latent attention"),
     ],
 )
 def test_what_cuts_its_layers_is_refused(folder, settings, problem):

@@ -6,6 +6,7 @@ import re
 
 import httpx
 import pytest
+from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import expect
 
 from tests.server.page.parts import answer, button, prompt_box, send, send_and_wait, send_by_key
@@ -37,6 +38,15 @@ def test_what_the_model_says_is_never_markup(page, say):
 
 
 PHONE = {"viewport": {"width": 360, "height": 640}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+
+
+def test_not_even_a_mistake_of_the_page_makes_markup(app, serve, browser):
+    page = browser.new_page()  # its console tells of what was refused
+    page.goto(serve(app))
+    for markup in ("innerHTML = '<b>x</b>'", "insertAdjacentHTML('beforeend', '<b>x</b>')"):
+        with pytest.raises(PlaywrightError, match="TrustedHTML"):
+            page.evaluate(f"document.body.{markup}")
+    page.close()
 
 
 def test_a_phone_needs_no_sideways_scrolling(app, serve, open_page, say):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moeflow.core.parallel_config import GATHERED_BYTES
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
-from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
+from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights
 from moeflow.parallel.blocks import even_blocks
 from moeflow.parallel.group import Group
@@ -27,7 +27,7 @@ class RankExperts(ExpertWeights):
         """Take room for all experts, of which this rank fills its own; `layer` counts the layers with experts."""
         self._all, self._layer, self._balancer, self._group = experts, layer, balancer, group
         self._name = f"experts of MoE layer {layer}"
-        self.expert_bytes = expert_bytes(experts.hidden, experts.width, experts.format)
+        self.expert_bytes = len(experts.storage[0])
         self.place()
 
     def place(self) -> None:

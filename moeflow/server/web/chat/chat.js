@@ -11,7 +11,7 @@ import { keepingBottom, toBottom } from "./scroll.js";
 import { smoothly } from "./smoothly.js";
 import { TurnView } from "./turn_view.js";
 
-const SAVE_MS = 2000; // how often a running answer is saved
+const SAVE_MS = 5000; // how often a running answer is saved
 
 export class Chat extends EventTarget {
   /** `log` is the element that holds the turns; `apiKey()` gives the key to send, `model()` the name to ask for;
@@ -84,6 +84,7 @@ export class Chat extends EventTarget {
   /** Show another conversation. */
   open(conversation) {
     this.stop();
+    this.running = null; // it ends by itself, and the next may begin at once
     this.conversation = conversation;
     this.views = [];
     this.log.replaceChildren();

@@ -10,8 +10,8 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import expert_pairs, fused_experts
+from moeflow.models.layers.divided_experts import Routed, experts_below, experts_from
 from moeflow.models.layers.expert_weights import ExpertSlabs, slab_bytes
-from moeflow.models.layers.shared_experts import Routed, experts_below, experts_from
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 5, 3, 64, 48
 CLAMPED = ClampedSwiglu(alpha=1.7, limit=1.0)

@@ -9,12 +9,12 @@ import torch
 
 from moeflow.engine.offload.micro_batches import MicroBatch
 from moeflow.engine.offload.offload_ops import MicroBatchOp, OffloadOps, total
-from moeflow.models.layers.shared_experts import Routed, experts_below, experts_from
+from moeflow.models.layers.divided_experts import Routed, experts_below, experts_from
 from moeflow.pipeline.runtime.executor import Cost
 from moeflow.planner.costs.model_costs import expected_distinct
 
 
-class SharedExpertOps(OffloadOps):
+class DividedExpertOps(OffloadOps):
     """Those of `OffloadOps`, and what takes the place of `post_attention`."""
 
     def _of_micro_batches(self) -> dict[str, MicroBatchOp]:

@@ -1,0 +1,56 @@
+"""What some kinds of models are not run with: one table, and one error for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.planner.settings import Settings
+
+SHARED_HEADS: Final = "ranks that share attention heads (--attention-layout tensor)"
+PIPELINES: Final = "pipelines of a device that is smaller than the model (--device)"
+_DEVICES: Final = "devices and pipelines (--device, --pipeline)"
+_RANKS: Final = "ranks (--ranks)"
+_STAGES: Final = "stages (--stages)"
+_SHARED_EXPERTS: Final = "replicas that share experts (--expert-parallel)"
+_SPECULATORS: Final = "speculators (--speculator)"
+_LENDERS: Final = "lenders of memory (--remote-experts)"
+_RECORDS: Final = "records of routing (--record-routing)"
+_WHOLE_DECODERS: Final = (_RANKS, _STAGES, _SHARED_EXPERTS, _SPECULATORS, _DEVICES, PIPELINES, _LENDERS)
+
+_REFUSED: Final[tuple[tuple[Callable[[ModelConfig], bool], str, tuple[str, ...]], ...]] = (
+    # whether a model is of the kind, what such models have, and what they do not go with
+    (lambda shape: shape.encoder is not None, "an encoder", (*_WHOLE_DECODERS, _RECORDS)),
+    (lambda shape: shape.recurrent is not None, "recurrent layers", _WHOLE_DECODERS),
+    (lambda shape: shape.latent is not None, "latent attention", (SHARED_HEADS, PIPELINES)),
+    (lambda shape: shape.has_value_norms, "heads that differ or have normalised values", (SHARED_HEADS, PIPELINES)),
+)
+
+
+def why_refused(shape: ModelConfig, what: str) -> str:
+    """Return why a model is not run with something of the table; empty: it is."""
+    for is_of_kind, name, refused in _REFUSED:
+        if what in refused and is_of_kind(shape):
+            return f"{what} do not go with {name}, which this model has ({shape.model_type}): leave the option away"
+    return ""
+
+
+def check_settings(settings: Settings, shape: ModelConfig, *, is_offloaded: bool) -> None:
+    """Raise ConfigError for the first setting that a model of its kind is not run with.
+
+    Layouts of ranks and pipelines are asked about where they are chosen.
+    """
+    asked = {
+        _RANKS: (settings.num_ranks or 1) > 1,
+        _STAGES: settings.stages is not None,
+        _SHARED_EXPERTS: settings.expert_parallel,
+        _SPECULATORS: bool(settings.speculators),
+        _DEVICES: is_offloaded or settings.pipeline is not None,
+        _RECORDS: settings.record_routing is not None,
+        _LENDERS: settings.remote_experts is not None,
+    }
+    for what, is_asked in asked.items():
+        if is_asked and (reason := why_refused(shape, what)):
+            raise ConfigError(reason)
