@@ -15,7 +15,7 @@ import click
 
 from moeflow.cli.config_file import config_option
 from moeflow.cli.help import GroupedOption
-from moeflow.cli.params import NEW_FILE
+from moeflow.cli.params import NEW_FILE, complete_model
 from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import (
     MAX_REPETITION_PENALTY,
@@ -158,7 +158,7 @@ def _engine_options(*left_out: str) -> Callable[[Verb], Verb]:
             return verb(overrides={**overrides, "cpu_isa": os.environ.get("MOEFLOW_CPU_ISA", "")}, **kwargs)
 
         shared = [
-            click.argument("model", required=False),
+            click.argument("model", required=False, shell_complete=complete_model),
             config_option,
             *map(settings_option, names),
             _PLAN,
