@@ -34,13 +34,14 @@ Examples:
   moeflow generate -p "What is the capital of France?" --chat --stats
   moeflow generate ~/models/olmoe -p "Once" -p "Twice" --json | jq \\
       -r '.results[].text'
-  moeflow generate --prompt-file - --temperature 0.7 --seed 1 < prompt.txt
+  moeflow generate --temperature 0.7 --seed 1 < prompt.txt
+  echo "What is the capital of France?" | moeflow generate --chat
   moeflow generate -p "1, 2, 3, 4, 5, 6," --speculator suffix \\
       --token-trees trees.dot && dot -Tsvg trees.dot > trees.svg
 
-A prompt is completed as it stands; --chat puts it into the model's chat template as a user's message.
-All prompts are computed together; of several, each answer stands under its number and prompt. Without
---temperature the likeliest token is taken each time."""
+Without -p and --prompt-file, what is piped in is the prompt. A prompt is completed as it stands; --chat puts it into
+the model's chat template as a user's message. All prompts are computed together; of several, each answer stands under
+its number and prompt. Without --temperature the likeliest token is taken each time."""
 
 LABEL_WIDTH = 72  # of a prompt that is repeated above its answer
 
@@ -86,9 +87,9 @@ def generate(
 
     MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model is used.
     """
-    asked = [*prompts, *(file.read() for file in files)]
+    asked = [*prompts, *(file.read() for file in files)] or piped_prompt()
     if not asked:
-        raise click.UsageError("there is no prompt; give one with -p or --prompt-file")
+        raise click.UsageError("there is no prompt; give one with -p or --prompt-file, or pipe it in")
     if token_trees_file is not None:
         check_guesses(overrides)
         sampling = replace(sampling, token_trees=True)
@@ -111,6 +112,15 @@ def generate(
     errors = [output.error for result in results for output in result.outputs if output.error]
     if errors:
         raise EngineError(errors[0])
+
+
+def piped_prompt() -> list[str]:
+    """Return what is piped or redirected into stdin as one prompt; none if that is nothing, or a terminal."""
+    if sys.stdin.isatty():
+        return []
+    with click.open_file("-", encoding="utf-8") as stdin:
+        text = stdin.read()
+    return [text] if text else []
 
 
 def complete(llm: LLM, prompts: list[str], sampling: SamplingParams, is_chat: bool) -> list[RequestOutput]:

@@ -9,6 +9,7 @@ import click
 
 from moeflow.cli import lazy
 from moeflow.cli.options import cache_dir_option
+from moeflow.cli.params import complete_model
 from moeflow.core.address import parse_address
 from moeflow.core.errors import ConfigError
 from moeflow.parallel.tcp.cluster_token import default_token_file, read_token
@@ -36,7 +37,7 @@ that you do not trust, connect the machines by a VPN."""
 
 @click.command(epilog=EPILOG)
 @click.argument("address", metavar="HOST:PORT")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option(
     "--cluster-token-file",
     "token_file",

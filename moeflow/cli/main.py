@@ -15,11 +15,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from moeflow.core.errors import EngineError, MoeflowError
+from moeflow.kernels.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from click import shell_completion
+else:
+    shell_completion = on_demand("click.shell_completion")
 
 VERBS = {
     "serve": "Serve a model: an OpenAI-compatible API and a page to talk to it.",
@@ -39,6 +45,7 @@ VERBS = {
     "plan": "Decide how to run a model, here or elsewhere, and predict its speed.",
     "simulate": "Predict speeds with other memory, policies, pipelines, machines or traffic.",
     "doctor": "Check this machine: what it has, what is missing, what to do.",
+    "completion": "Have a shell complete commands.",
 }
 IN_FOLDERS = {
     "bench": "bench.group",
@@ -71,6 +78,15 @@ class Shell(click.Group):
         command = getattr(module, _NAMED_ELSE.get(cmd_name, cmd_name))
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
+        """Complete a verb without importing any, or an option of this command."""
+        verbs = [
+            shell_completion.CompletionItem(verb, help=text)
+            for verb, text in VERBS.items()
+            if verb.startswith(incomplete)
+        ]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

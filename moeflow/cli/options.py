@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from moeflow.cli.help import GroupedOption
-from moeflow.cli.params import NEW_FILE
+from moeflow.cli.params import NEW_FILE, complete_model
 from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import (
     MAX_REPETITION_PENALTY,
@@ -154,7 +154,12 @@ def _engine_options(*left_out: str) -> Callable[[Verb], Verb]:
             overrides = _gather(kwargs, ("model", *names, "plan_file", "cache_dir"))
             return verb(overrides={**overrides, "cpu_isa": os.environ.get("MOEFLOW_CPU_ISA", "")}, **kwargs)
 
-        shared = [click.argument("model", required=False), *map(settings_option, names), _PLAN, cache_dir_option]
+        shared = [
+            click.argument("model", required=False, shell_complete=complete_model),
+            *map(settings_option, names),
+            _PLAN,
+            cache_dir_option,
+        ]
         return _stack(shared, gathered)  # type: ignore[no-any-return]
 
     return decorate

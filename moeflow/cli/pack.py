@@ -11,6 +11,7 @@ import click
 from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option
+from moeflow.cli.params import complete_model
 from moeflow.cli.progress import progress_bar
 from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
@@ -46,7 +47,7 @@ compared with its checksums, and made anew if it is damaged or of an older versi
 
 
 @click.command(epilog=EPILOG)
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option(
     "--dtype",
     type=click.Choice(["auto", *DTYPES]),

@@ -1,5 +1,5 @@
-"""The types of arguments that name a model, and of options that name a file to be written: a place where that cannot be
-is said before the work begins.
+"""The types of arguments that name a model, and how shells complete them, and the types of options that name a file to
+be written: a place where that cannot be is said before the work begins.
 """
 
 from __future__ import annotations
@@ -7,11 +7,17 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from moeflow.cli import lazy
+from moeflow.kernels.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from click import shell_completion
+else:
+    shell_completion = on_demand("click.shell_completion")
 
 
 class NewFile(click.Path):
@@ -55,6 +61,24 @@ class ModelPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. Raises: click.BadParameter if there is none, CheckpointError if no such model was pulled."""
         return super().convert(lazy.local_path(os.fsdecode(value)), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[shell_completion.CompletionItem]:
+        """See `complete_model`."""
+        return complete_model(ctx, param, incomplete)
+
+
+def complete_model(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[shell_completion.CompletionItem]:
+    """Return what the name of a model may go on with: pulled models, or a path, which the shell knows better."""
+    try:
+        names = [str(model.name) for model in lazy.cached_models(lazy.hub_cache())]
+    except OSError:  # nobody wants to read of it in the middle of a line
+        names = []
+    paths = shell_completion.CompletionItem(incomplete, type="file")  # goes first: bash forgets what came before it
+    return [paths, *(shell_completion.CompletionItem(name) for name in names if name.startswith(incomplete))]
 
 
 def require_matplotlib() -> None:

@@ -1,4 +1,5 @@
 import json
+import sys
 import types
 
 import msgspec
@@ -13,6 +14,7 @@ from moeflow.engine.messages import EngineStats
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.text.guessed_passes import GuessedPass, GuessedToken, NamedToken
 from moeflow.engine.text.token_tree_dot import to_dot
+from tests.cli.terminal import terminal
 
 
 class ShoutingLLM:
@@ -89,6 +91,17 @@ def test_prompts_come_from_files_and_stdin_too(llm, tmp_path):
     file.write_text("two\nlines\n")
     assert run("-p", "a", "--prompt-file", str(file), "--prompt-file", "-", stdin="c").exit_code == 0
     assert llm.calls[0][1] == ["a", "two\nlines\n", "c"]
+
+
+def test_a_prompt_is_piped_in_where_none_is_given(llm):
+    assert run(stdin="hé\nyou\n").stdout == "HÉ\nYOU\n\n"
+    assert run("-p", "a", stdin="not read").stdout == "A\n"
+    assert [call[1] for call in llm.calls] == [["hé\nyou\n"], ["a"]]
+
+
+def test_nobody_waits_for_a_prompt_at_a_terminal():
+    with terminal(sys.executable, "-m", "moeflow", "generate") as session:
+        assert "there is no prompt; give one with -p" in session.expect("pipe it in")
 
 
 def test_no_prompt_is_told_before_anything_is_loaded(monkeypatch):

@@ -13,7 +13,7 @@ from moeflow.cli.bench.output import show
 from moeflow.cli.help import Command, GroupedOption
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option, settings_option
-from moeflow.cli.params import NEW_PICTURE
+from moeflow.cli.params import NEW_PICTURE, complete_model
 from moeflow.cli.plan.inputs import routing_of, workload_of
 from moeflow.cli.plan.output import check_json, check_table, forecast_of, plan_tables, policy_table, short_name
 from moeflow.cli.progress import bar, progress_bar, steps
@@ -59,7 +59,7 @@ Only headers of a model are read: the answer does not depend on its size."""
 
 
 @click.command(cls=Command, epilog=EPILOG, context_settings={"show_default": True})
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--machine", metavar="NAME|FILE", help="Plan for another machine.", show_default="this one")
 @click.option("--recalibrate", is_flag=True, help="Measure this machine again.")
 @click.option("--goal", type=click.Choice(GOALS), default="throughput", help="Objective.")
