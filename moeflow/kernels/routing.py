@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.cpu.arguments import check_floats
-from moeflow.kernels.on_demand import torch
-from moeflow.kernels.sparsemixer import sparsemixer
+from moeflow.kernels.on_demand import on_demand, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from moeflow.kernels import sparsemixer
+else:
+    sparsemixer = on_demand("moeflow.kernels.sparsemixer")
 
 Score = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2_sum"]
@@ -78,7 +81,7 @@ class Routing:
             return row_ops.route(router_logits, self.top_k, self.handle)
         logits = router_logits.float()
         if self.score == "sparsemixer":
-            topk_ids, topk_weights = sparsemixer(logits, self.top_k, self.jitter)
+            topk_ids, topk_weights = sparsemixer.sparsemixer(logits, self.top_k, self.jitter)
         else:
             topk_ids, topk_weights = self._best_of(logits)
         topk_weights = topk_weights * self.scale

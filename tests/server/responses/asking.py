@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from openai.types.responses import Response
 
-from moeflow.engine.text.tokenizer import Tokenizer
-from tests.server.fake_client import NAME, FakeClient
+from tests.server.fake_client import NAME
 
 TOOLS = [
     {
@@ -20,10 +19,6 @@ TOOLS = [
 
 def ask(client, **changes):
     return client.responses.create(**{"model": NAME, "input": "Which fox?", **changes})
-
-
-def prompt_of(engine: FakeClient, tokenizer: Tokenizer) -> str:
-    return tokenizer.decode(engine.submissions[-1].prompt_token_ids)
 
 
 def without_ids(response: Response) -> dict:

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 
 from moeflow.server.api.responses.response_object import RESPONSE_EVENTS, ResponseObject
 from tests.server.conftest import connect
+from tests.server.conversing import check_closing_ends_the_work, prompt_of, texts_of
 from tests.server.events import read_typed_events
 from tests.server.fake_client import NAME, REPLY
-from tests.server.live_server import eventually
 from tests.server.openai_objects import check
-from tests.server.responses.asking import TOOLS, ask, prompt_of, streamed, without_ids
+from tests.server.responses.asking import TOOLS, ask, streamed, without_ids
 from tests.server.test_tools import ONE, TWO, says
 from tests.tiny_mixtral import EOS
 
@@ -287,11 +287,7 @@ def test_a_failure_within_a_stream(client, engine):
 
 def test_closing_a_stream_ends_the_work(client, engine, app):
     engine.pause_after = 3
-    stream = ask(client, stream=True)
-    next(iter(stream))
-    next(iter(stream))
-    stream.close()
-    assert eventually(lambda: not engine.live and app.state.service.admission.num_unfinished == 0)
+    check_closing_ends_the_work(ask(client, stream=True), engine, app)
 
 
 @pytest.mark.anyio
@@ -306,29 +302,12 @@ async def test_answers_and_events_fit_the_document(http: httpx.AsyncClient, engi
         fitting[0].model_validate(event, strict=True, extra="forbid")
 
 
-PIECES = st.sampled_from(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        '{"name": "look", "arguments": ',
-        '{"q": "ü"}',
-        "}",
-        "x",
-        "\n",
-        "<",
-        '"',
-        "[1]",
-        ONE,
-    ]
-)
-
-
 @pytest.mark.parametrize("is_parallel", [True, False])
 def test_streams_come_to_what_whole_answers_are(client, engine, tokenizer, is_parallel):
     """Whatever the model writes, and however many tokens a pass brings."""
 
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(st.lists(PIECES, max_size=8).map("".join), st.integers(0, 5), st.none() | st.integers(1, 60))
+    @given(texts_of(), st.integers(0, 5), st.none() | st.integers(1, 60))
     def compare(text, guesses_per_pass, max_tokens):
         says(engine, tokenizer, text)
         engine.guesses_per_pass = guesses_per_pass

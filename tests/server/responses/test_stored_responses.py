@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.server.response_store import ResponseStore
+from tests.server.conversing import prompt_of
 from tests.server.fake_client import NAME, REPLY
 from tests.server.openai_objects import check
-from tests.server.responses.asking import TOOLS, ask, prompt_of, streamed, without_ids
+from tests.server.responses.asking import TOOLS, ask, streamed, without_ids
 from tests.server.test_tools import ONE, says
 from tests.tiny_mixtral import EOS
 

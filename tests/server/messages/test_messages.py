@@ -2,107 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 
 import anthropic
 import httpx
 import msgspec
 import pytest
-from anthropic.types import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from moeflow.engine.generator import Generator
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server import sse
 from moeflow.server.api.messages.message_object import MESSAGE_EVENTS, MessageObject
-from moeflow.server.app import create_app
-from moeflow.server.config import ServerConfig
 from tests.server.conftest import connect
+from tests.server.conversing import check_closing_ends_the_work, prompt_of, texts_of
 from tests.server.events import read_typed_events
-from tests.server.fake_client import NAME, REPLY, FakeClient
+from tests.server.fake_client import NAME, REPLY
 from tests.server.live_server import eventually, serve_in_thread
+from tests.server.messages.asking import ASK, TOOLS, ask, asked, streamed, without_ids
 from tests.server.openai_objects import check
 from tests.server.test_tools import ONE, TWO, says
-from tests.server.thinking_model import thinking_model
 from tests.tiny_mixtral import EOS
-
-ASK = [{"role": "user", "content": "Which fox?"}]
-TOOLS = [
-    {
-        "name": "look",
-        "description": "Looks it up.",
-        "input_schema": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]},
-    },
-    {"name": "go", "input_schema": {"type": "object"}},
-]
-
-
-@pytest.fixture
-def engine(tokenizer: Tokenizer) -> FakeClient:
-    return FakeClient(tokenizer, max_model_len=4096)
-
-
-@pytest.fixture(scope="module")
-def refusing(tokenizer: Tokenizer) -> Iterator[tuple[anthropic.Anthropic, FakeClient]]:
-    """A server of which nothing is asked that it does, so that one is enough."""
-    engine = FakeClient(tokenizer)
-    app = create_app(Generator(engine, tokenizer), ServerConfig())
-    with (
-        serve_in_thread(app) as url,
-        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
-    ):
-        yield client, engine
-
-
-@pytest.fixture
-def client(app) -> Iterator[anthropic.Anthropic]:
-    with (
-        serve_in_thread(app) as url,
-        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
-    ):
-        yield client
-
-
-@pytest.fixture
-def thinking() -> Iterator[tuple[anthropic.Anthropic, FakeClient, Tokenizer]]:
-    app, engine, tokenizer = thinking_model()
-    with (
-        serve_in_thread(app) as url,
-        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
-    ):
-        yield client, engine, tokenizer
-
-
-def asked(**changes):
-    return {"model": NAME, "max_tokens": 1000, "messages": ASK, **changes}
-
-
-def ask(client, **changes):
-    return client.messages.create(**asked(**changes))
-
-
-def streamed(client, **changes) -> Message:
-    """What the client's own accumulator makes of a stream."""
-    with client.messages.stream(**asked(**changes)) as stream:
-        return stream.get_final_message()
-
-
-def prompt_of(engine: FakeClient, tokenizer: Tokenizer) -> str:
-    return tokenizer.decode(engine.submissions[-1].prompt_token_ids)
-
-
-def without_ids(message: Message) -> dict:
-    fields = message.model_dump(exclude={"id"})
-    for block in fields["content"]:
-        block.pop("id", None)
-        block.pop("parsed_output", None)
-        block.pop("citations", None)
-        block.pop("caller", None)
-        block.pop("toolset_name", None)
-    return fields
 
 
 def test_a_text(client, engine):
@@ -462,11 +382,7 @@ def test_a_full_queue(make_app, engine):
 
 def test_closing_a_stream_ends_the_work(client, engine, app):
     engine.pause_after = 3
-    stream = ask(client, stream=True)
-    next(iter(stream))
-    next(iter(stream))
-    stream.close()
-    assert eventually(lambda: not engine.live and app.state.service.admission.num_unfinished == 0)
+    check_closing_ends_the_work(ask(client, stream=True), engine, app)
 
 
 @pytest.mark.anyio
@@ -483,28 +399,7 @@ async def test_answers_and_events_fit_the_document(http: httpx.AsyncClient, engi
         model.model_validate(event, strict=True, extra="forbid")
 
 
-PIECES = st.sampled_from(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        '{"name": "look", "arguments": ',
-        '{"q": "ü"}',
-        '{"q": [1, -',
-        "01",
-        "1e999",
-        "{",
-        "}",
-        "x",
-        "\n",
-        "<",
-        '"',
-        '"{\\"a\\": 1}"',
-        '"\\ud83d',
-        "null",
-        "[1]",
-        ONE,
-    ]
-)
+OF_INPUTS = ('{"q": [1, -', "01", "1e999", "{", '"{\\"a\\": 1}"', '"\\ud83d', "null")  # of which clients take objects
 
 
 @pytest.mark.parametrize("is_parallel", [True, False])
@@ -512,7 +407,7 @@ def test_streams_come_to_what_whole_answers_are(client, engine, tokenizer, is_pa
     """Whatever the model writes, and however many tokens a pass brings."""
 
     @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(st.lists(PIECES, max_size=8).map("".join), st.integers(0, 5), st.integers(1, 120))
+    @given(texts_of(*OF_INPUTS), st.integers(0, 5), st.integers(1, 120))
     def compare(text, guesses_per_pass, max_tokens):
         says(engine, tokenizer, text)
         engine.guesses_per_pass = guesses_per_pass
