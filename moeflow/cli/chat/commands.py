@@ -101,7 +101,7 @@ class Commands:
             return f"not loaded: {error}"
         self._conversation.system, self._conversation.turns = found.system, found.turns
         last = f"; the last question was: {found.turns[-2]['content']}" if found.turns else ""
-        return f"{len(found.turns) // 2} questions and answers{last}"
+        return f"questions and answers: {len(found.turns) // 2}{last}"
 
     def _context(self, _: str) -> str:
         conversation, count = self._conversation, self._backend.count_tokens

@@ -102,7 +102,7 @@ def test_what_is_saved_is_loaded(commands, conversation, tmp_path, name):
     turns = list(conversation.turns)
     assert commands.run(f"/save {tmp_path / name}") == f"saved in {tmp_path / name}"
     conversation.add("two?", "2")
-    assert commands.run(f"/load {tmp_path / name}") == "1 questions and answers; the last question was: one?"
+    assert commands.run(f"/load {tmp_path / name}") == "questions and answers: 1; the last question was: one?"
     assert (conversation.system, conversation.turns) == ("Be brief.", turns)
 
 
