@@ -24,7 +24,6 @@ from benchmarks.fused_experts import table as experts_table  # noqa: E402
 from benchmarks.gguf_answers_table import table as gguf_table  # noqa: E402
 from benchmarks.memory_budget import table as memory_table  # noqa: E402
 from benchmarks.offload.tables import offload_table  # noqa: E402
-from benchmarks.paper_settings import tables as paper_tables  # noqa: E402
 from benchmarks.peers.environments import NATIVE  # noqa: E402
 from benchmarks.peers.guessing_table import guessing_table  # noqa: E402
 from benchmarks.peers.scores_table import scores_table  # noqa: E402
@@ -36,6 +35,7 @@ from benchmarks.policy_grid import table as grid_table  # noqa: E402
 from benchmarks.remote_experts import table as remote_table  # noqa: E402
 from benchmarks.server_under_long_prompts import table as long_prompts_table  # noqa: E402
 from benchmarks.trace_overhead import table as trace_table  # noqa: E402
+from moeflow.bench.paper.tables import tables as paper_tables  # noqa: E402
 from moeflow.bench.parallel.plots import plot_parallel  # noqa: E402
 from moeflow.bench.parallel.tables import parallel_tables, title  # noqa: E402
 from moeflow.bench.plots import plot_latencies, plot_throughput  # noqa: E402

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from moeflow.cli import lazy
 
+HISTORY_FILE = "chat_history.jsonl"  # what was typed in `moeflow chat`
 _MADE_AGAIN = ("experts", "importance", "routing")  # folders of what is made or learnt of models, whenever it is needed
 
 
@@ -41,6 +42,12 @@ def places(cache_dir: Path) -> list[Place]:
             "moeflow cache --clear-packed",
         ),
         Place("prompts and answers", prompts, bytes_in(prompts), "moeflow cache --clear"),
+        Place(
+            "inputs of chats",
+            cache_dir / HISTORY_FILE,
+            bytes_in(cache_dir / HISTORY_FILE),
+            "delete this file; moeflow chat begins anew",
+        ),
         Place("files and batch jobs", cache_dir / "jobs", bytes_in(cache_dir / "jobs"), "the server's API"),
     ]
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from moeflow.cli.config_file import config_option
 from moeflow.cli.help import GroupedOption
 from moeflow.cli.params import NEW_FILE, complete_model
 from moeflow.core.errors import ConfigError
@@ -61,6 +62,8 @@ cache_dir_option = click.option(
     cls=GroupedOption,
     group="Files",
     type=click.Path(file_okay=False, path_type=Path),
+    envvar="MOEFLOW_CACHE",  # which goes before a configuration file, as the default does not
+    callback=lambda ctx, param, value: value.expanduser(),
     default=default_cache_dir,
     show_default="$MOEFLOW_CACHE or ~/.cache/moeflow",
     help="Where the built-in model and packed experts are kept.",
@@ -156,6 +159,7 @@ def _engine_options(*left_out: str) -> Callable[[Verb], Verb]:
 
         shared = [
             click.argument("model", required=False, shell_complete=complete_model),
+            config_option,
             *map(settings_option, names),
             _PLAN,
             cache_dir_option,

@@ -134,11 +134,19 @@ def _family(config: Mapping[str, Any], file: Path) -> Family:
         raise _without_type(architectures, file)
     row = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if row is None:
-        raise _unsupported(file, f"is a model of the type {brief(model_type)}, which is not supported")
+        raise CheckpointError(
+            f"is a model of the type {brief(model_type)}, which is not supported",
+            file=file,
+            remedy=f"Supported are {', '.join(FAMILIES)}",
+        )
     if architectures and not (
         isinstance(architectures, list) and set(row.architectures) & set(map(str, architectures))
     ):
-        raise _unsupported(file, f"is for {brief(architectures)}, which is not supported")
+        raise CheckpointError(
+            f"is for {brief(architectures)}, which is not supported",
+            file=file,
+            remedy=f"Supported of the type {model_type} are {', '.join(row.architectures)}",
+        )
     if config.get("quantization_config"):
         raise CheckpointError(
             "says that the weights are quantized, which is not supported in this format",
@@ -159,8 +167,3 @@ def _without_type(architectures: Any, file: Path) -> CheckpointError:
         if known
         else f"Take the model's own config.json; supported are the types {', '.join(FAMILIES)}",
     )
-
-
-def _unsupported(file: Path, problem: str) -> CheckpointError:
-    supported = ", ".join(f"{name} ({', '.join(row.architectures)})" for name, row in FAMILIES.items())
-    return CheckpointError(problem, file=file, remedy=f"Supported are {supported}")

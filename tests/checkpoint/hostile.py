@@ -358,7 +358,7 @@ def attempt(maker: str, path: str, reply: Any) -> None:
     is_ours = isinstance(error, CheckpointError)
     reply.send(
         Outcome(
-            "" if error is None else type(error).__name__,
+            "" if error is None else CheckpointError.__name__ if is_ours else type(error).__name__,
             "" if error is None else str(error)[:5000],
             is_ours and bool(error.file),
             is_ours and bool(error.remedy),

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 
 from moeflow.cli.doctor.diagnostics import kept_prompts
+from moeflow.cli.kept_bytes import HISTORY_FILE
 from moeflow.cli.main import main
 from moeflow.kv.disk.block_keys import block_keys
 from moeflow.kv.disk.extent_folder import ExtentFolder
@@ -41,16 +42,20 @@ def test_it_shows_what_is_kept_and_deletes_it(cache_dir):
 
 
 def test_it_says_what_lies_where_and_deletes_what_is_made_again(cache_dir):
-    for place, num_bytes in {"experts/a.slabs": 1000, "routing/b.json": 20, "jobs/files/c": 3}.items():
+    for place, num_bytes in {"experts/a.slabs": 1000, "routing/b.json": 20, "jobs/files/c": 3, HISTORY_FILE: 7}.items():
         (cache_dir / place).parent.mkdir(parents=True, exist_ok=True)
         (cache_dir / place).write_bytes(bytes(num_bytes))
     whole = json.loads(shell("--cache-dir", cache_dir, "--json"))
     sizes = {place["what"]: place["num_bytes"] for place in whole["places"]}
     assert (sizes["packed weights"], sizes["records of routing"], sizes["files and batch jobs"]) == (1000, 20, 3)
+    assert sizes["inputs of chats"] == 7
     assert sizes["prompts and answers"] == whole["prompts"][0]["num_bytes"]
     assert f"packed weights            1000 B  {cache_dir}/experts" in shell("--cache-dir", cache_dir)
     assert json.loads(shell("--cache-dir", cache_dir, "--clear-packed", "--json")) == {"deleted_bytes": 1020}
-    assert sorted(it.name for it in cache_dir.rglob("*") if it.is_file() and "prompts" not in it.parts) == ["c"]
+    assert sorted(it.name for it in cache_dir.rglob("*") if it.is_file() and "prompts" not in it.parts) == [
+        "c",
+        HISTORY_FILE,
+    ]
 
 
 def test_the_doctor_says_where_it_lies(cache_dir):

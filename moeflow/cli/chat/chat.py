@@ -5,7 +5,6 @@ Without a terminal on stdin, every line is a question and stdout holds the answe
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import time
@@ -17,16 +16,16 @@ from typing import Any
 import click
 
 from moeflow.cli.chat.chat_backend import ChatBackend, LocalChat, RemoteChat
-from moeflow.cli.chat.conversation import HELP, Conversation, Leave
+from moeflow.cli.chat.commands import HELP, Commands, Leave, Retry
+from moeflow.cli.chat.conversation import Conversation
+from moeflow.cli.chat.typed_input import InputHistory, read_input
 from moeflow.cli.help import Command
+from moeflow.cli.kept_bytes import HISTORY_FILE
 from moeflow.cli.local_model import fetch_if_named, load
 from moeflow.cli.options import engine_options, explain_option, pull_option, sampling_options
 from moeflow.core.errors import ChatTemplateError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.planner.usage import CONVERSATION
-
-with contextlib.suppress(ImportError):  # Windows has none; input() then works without history
-    import readline  # noqa: F401  (importing it gives input() editing and history)
 
 EPILOG = """\b
 Examples:
@@ -35,8 +34,10 @@ Examples:
   moeflow chat --url http://127.0.0.1:8000      talk to a running server
   echo "What is the capital of France?" | moeflow chat
 
-In the chat, /help lists the commands. Ctrl-C stops an answer; at the prompt, Ctrl-C or Ctrl-D leaves. Where stdin
-is a file or a pipe, every line of it is a question, and nothing but answers is printed."""
+In the chat, /help lists the commands: /retry, /save FILE.md, /load FILE.md, /context and more. A backslash at a line's
+end goes on in the next line; what was typed before is remembered, in a file in the cache folder that only you can read.
+Ctrl-C stops an answer; at the prompt, Ctrl-C or Ctrl-D leaves. Where stdin is a file or a pipe, every line of it is a
+question, and nothing but answers is printed."""
 
 
 @click.command(cls=Command, epilog=EPILOG)
@@ -64,22 +65,30 @@ def chat(
         raise click.UsageError("MODEL and --url exclude each other: the server has its own model")
     if pulls:
         fetch_if_named(overrides["model"])
+    history = InputHistory(overrides["cache_dir"] / HISTORY_FILE) if sys.stdin.isatty() else None
     backend = RemoteChat(url, api_key) if url else LocalChat(load(overrides, CONVERSATION, explains=explains))
     with closing(backend):
-        converse(backend, Conversation(sampling, system))
+        converse(backend, Conversation(sampling, system), history)
 
 
-def converse(backend: ChatBackend, conversation: Conversation) -> None:
+def converse(backend: ChatBackend, conversation: Conversation, history: InputHistory | None = None) -> None:
     """Read, answer, show, until the user leaves or the input ends."""
     at_terminal = sys.stdin.isatty()
     if at_terminal:
         click.echo(f"{backend.name}. {HELP.splitlines()[-1]} /help for more.")
-    for line in questions(at_terminal):
+    commands = Commands(conversation, backend)
+    for text in questions(at_terminal):
+        if history is not None:
+            history.add(text)
         try:
-            if at_terminal and line.startswith("/"):
-                click.echo(conversation.command(line))
+            is_command = at_terminal and text.startswith("/") and "\n" not in text
+            shown = commands.run(text) if is_command else None
+            if isinstance(shown, str):
+                click.echo(shown)
+            elif isinstance(shown, Retry):
+                answer(backend, conversation, shown.question, show_speed=True, again=True)
             else:
-                answer(backend, conversation, line, show_speed=at_terminal)
+                answer(backend, conversation, text, show_speed=at_terminal)
         except Leave:
             return
         except (RequestError, ChatTemplateError) as error:
@@ -89,31 +98,33 @@ def converse(backend: ChatBackend, conversation: Conversation) -> None:
 
 
 def questions(at_terminal: bool) -> Iterator[str]:
-    """Yield the user's lines; ends with the input, or with Ctrl-C or Ctrl-D at the prompt."""
+    """Yield what is typed, or the lines of a file; ends with the input, or with Ctrl-C or Ctrl-D at the prompt."""
     while True:
         try:
-            line = input("> " if at_terminal else "").strip()
+            text = read_input() if at_terminal else input().strip()
         except EOFError:
             break
         except KeyboardInterrupt:
             if not at_terminal:
                 raise
             break
-        if line:
-            yield line
+        if text:
+            yield text
     if at_terminal:
         click.echo()
 
 
-def answer(backend: ChatBackend, conversation: Conversation, question: str, *, show_speed: bool) -> None:
-    """Print the answer as it comes and remember it."""
+def answer(
+    backend: ChatBackend, conversation: Conversation, question: str, *, show_speed: bool, again: bool = False
+) -> None:
+    """Print the answer as it comes and remember it; if the question is asked `again`, in the place of the last one."""
     started = time.monotonic()
     first = None
     num_tokens = 0
     text = ""
     with (
         stoppable() as is_stopped,
-        closing(backend.answer(conversation.messages(question), conversation.sampling)) as pieces,
+        closing(backend.answer(conversation.messages(question, again=again), conversation.sampling)) as pieces,
     ):
         for piece in pieces:
             first = first or time.monotonic()
@@ -123,7 +134,7 @@ def answer(backend: ChatBackend, conversation: Conversation, question: str, *, s
             if is_stopped():
                 break
     click.echo()
-    conversation.add(question, text)
+    conversation.add(question, text, again=again)
     if show_speed and first:
         click.secho(speed(num_tokens, first - started, time.monotonic() - first), dim=True)
 

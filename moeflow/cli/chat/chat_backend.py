@@ -42,6 +42,18 @@ class ChatBackend(Protocol):
         """The model's name."""
         ...
 
+    @property
+    def max_model_len(self) -> int | None:
+        """How many tokens the model's context holds; None if the server does not say."""
+        ...
+
+    def count_tokens(self, said: str | Messages) -> int:
+        """Return how many tokens a text has, or a conversation with the chat template around it.
+
+        Raises: RequestError if they cannot be counted, EngineError if nobody is there any more.
+        """
+        ...
+
     def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
         """Yield the answer as it comes; closing the iterator stops it.
 
@@ -63,7 +75,14 @@ class RemoteChat:
         base = full_url(url).rstrip("/").removesuffix("/v1")
         self._client = httpx.Client(base_url=base, headers=headers, timeout=timeout, transport=transport)
         self._url = base
-        self.name = str(self._read_json("/v1/models")["data"][0]["id"])
+        model = self._read_json("GET", "/v1/models")["data"][0]
+        self.name = str(model["id"])
+        self.max_model_len: int | None = model.get("max_model_len")
+
+    def count_tokens(self, said: str | Messages) -> int:
+        """See `ChatBackend`."""
+        what = {"prompt": said, "add_special_tokens": False} if isinstance(said, str) else {"messages": said}
+        return int(self._read_json("POST", "/tokenize", {"model": self.name, **what})["count"])
 
     def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
         """See `ChatBackend`."""
@@ -81,9 +100,9 @@ class RemoteChat:
         """See `ChatBackend`."""
         self._client.close()
 
-    def _read_json(self, path: str) -> Any:
+    def _read_json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         try:
-            response = self._client.get(path)
+            response = self._client.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise EngineError(f"no server answers at {self._url}: {error}. Start one with `moeflow serve`") from error
         if response.is_error:
@@ -97,6 +116,14 @@ class LocalChat:
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self.name = llm.model.name
+        self.max_model_len: int | None = llm.model.max_model_len
+
+    def count_tokens(self, said: str | Messages) -> int:
+        """See `ChatBackend`."""
+        tokenizer = self._llm.tokenizer
+        if isinstance(said, str):
+            return len(tokenizer.encode(said, add_special_tokens=False))
+        return len(tokenizer.apply_chat_template(said))
 
     def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
         """See `ChatBackend`."""

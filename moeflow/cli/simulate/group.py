@@ -6,6 +6,7 @@ import click
 
 from moeflow.cli.simulate.asynchronous import simulate_async
 from moeflow.cli.simulate.cache import cache
+from moeflow.cli.simulate.paper import paper
 from moeflow.cli.simulate.parallel import parallel
 from moeflow.cli.simulate.pipeline import pipeline
 from moeflow.cli.simulate.serve import serve
@@ -16,6 +17,8 @@ Examples:
       what devices gain that do not wait for each other after each layer
   moeflow simulate cache --routing routing.moe
       which cache policy suits this traffic, and what memory would bring
+  moeflow simulate paper
+      how near predictions come to what MoE-Lightning published
   moeflow simulate parallel --machine h100 --model mixtral-8x7b \\
       --ranks 8 --skew 0.6
       how experts are best laid out over devices
@@ -35,6 +38,7 @@ def simulate() -> None:
 
 simulate.add_command(simulate_async)
 simulate.add_command(cache)
+simulate.add_command(paper)
 simulate.add_command(parallel)
 simulate.add_command(pipeline)
 simulate.add_command(serve)

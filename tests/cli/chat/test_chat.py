@@ -77,6 +77,21 @@ def test_a_terminal_gets_greeting_commands_and_speed(typed, conversation, capsys
     assert len(backend.asked) == 1
 
 
+def test_a_question_is_answered_again(typed, conversation, capsys):
+    typed("one", "two three", "/retry", "/retry", "four")
+    backend = EchoTalker()
+    converse(backend, conversation)
+    assert [it["content"] for it in backend.asked[3]] == ["one", "one ", "two three"]
+    assert [it["content"] for it in backend.asked[4]] == ["one", "one ", "two three", "two three ", "four"]
+
+
+def test_a_pasted_text_that_begins_with_a_slash_is_a_question(typed, conversation):
+    typed("/reset\nsays the manual")
+    backend = EchoTalker()
+    converse(backend, conversation)
+    assert backend.asked[0][0]["content"] == "/reset\nsays the manual"
+
+
 @pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])
 def test_ctrl_c_or_ctrl_d_at_the_prompt_leaves(typed, conversation, key):
     typed("one", key, "never asked")

@@ -7,7 +7,7 @@ from moeflow.cli.chat.chat_backend import Piece, RemoteChat, full_url
 from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 
-MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
+MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 64}]}
 SAMPLING = SamplingParams(max_tokens=5, temperature=0.0, stop=("END",))
 
 
@@ -57,6 +57,18 @@ def test_the_address_may_be_written_as_people_write_it(url):
     backend = server.backend(url)
     assert str(server.requests[0].url) == "http://server:1/v1/models"
     assert backend.name == "tiny"
+    backend.close()
+
+
+def test_tokens_are_counted_by_the_server():
+    server = FakeServer(json.dumps({"tokens": [1, 2, 3], "count": 3, "max_model_len": 64}))
+    backend = server.backend()
+    assert (backend.count_tokens("abc"), backend.max_model_len) == (3, 64)
+    assert backend.count_tokens([{"role": "user", "content": "abc"}]) == 3
+    text, messages = (json.loads(request.content) for request in server.requests[1:])
+    assert text == {"model": "tiny", "prompt": "abc", "add_special_tokens": False}
+    assert messages == {"model": "tiny", "messages": [{"role": "user", "content": "abc"}]}
+    assert {request.url.path for request in server.requests[1:]} == {"/tokenize"}
     backend.close()
 
 

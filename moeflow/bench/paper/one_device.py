@@ -19,29 +19,17 @@ that, all of its figures were within 35%; it was left out when figures that rest
 both results known. One figure is 37% off without it.
 
 DeepSpeed keeps no weights on the device; the others as many as fit. What was published of several T4s (S6 to S9) and of
-two A100s (figure 10) is in `paper_devices.py`.
-
-    python benchmarks/paper_settings.py
+two A100s (figure 10) is in `several_devices.py`.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any, Final
 
-import click
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.paper_devices import FORMATS, case_study, case_table, scaling, scaling_table
-from moeflow.bench.records import Record, append, make_record
-from moeflow.bench.tables import Table
-from moeflow.cli.bench.output import show
+from moeflow.bench.paper.several_devices import FORMATS
 from moeflow.core.hardware import DEVICE, LinkRate, Machine
 from moeflow.core.plan import Workload
 from moeflow.models.registry import read_bare_config
@@ -51,8 +39,7 @@ from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.simulator.pipeline_run import PipelineRun, make_policy
 
-BAR, AIM = 0.35, 0.20
-ORDER_NAMES: Final = {"described": "as described (of those that count)", "data_sheets": "from data sheets"}
+BAR: Final = 0.35  # of the published figure
 # GB/s in one direction, as printed: PCIe 3.0 x16 of the T4 (32 GB/s both ways), 4.0 x16 of the L4 (64 both ways),
 # less the 2 of 130 bits that encode.
 SHEET_LINKS: Final = {"paper-s1": 15.75e9, "paper-s2": 31.5e9}
@@ -211,10 +198,11 @@ def pairs_in_order(cell: Cell, predicted: Sequence[float], *, all_count: bool) -
     return sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs), len(pairs)
 
 
-def measure() -> list[dict[str, Any]]:
-    """Return every figure beside both predictions, cell by cell."""
+def predictions(on_cell: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
+    """Return every figure beside both predictions, cell by cell; each one's title is told before."""
     found = []
     for cell in CELLS:
+        on_cell(cell.title)
         described, printed = (
             [predict(cell, row, from_data_sheets=sheets).tokens_per_s for row in cell.rows] for sheets in (False, True)
         )
@@ -236,71 +224,3 @@ def measure() -> list[dict[str, Any]]:
         }
         found.append({"title": cell.title, "rows": rows, "pairs_in_order": orders})
     return found
-
-
-def tables(record: Record) -> list[Table]:
-    """Return a record as tables: one a cell, then several devices, then figure 10."""
-    made = [_cell_table(cell) for cell in record["cells"]]
-    made[-1] = replace(made[-1], notes=(*made[-1].notes, *_summary(record["cells"])))
-    return [*made, scaling_table(record["scaling"]), case_table(record["case_study"])]
-
-
-def _cell_table(cell: dict[str, Any]) -> Table:
-    rows = []
-    for row in cell["rows"]:
-        sizes = (str(row["micro_batch"]), str(row["num_micro_batches"]), f"{row['published']:.2f}")
-        off = "not counted" if row["used_for"] else f"{row['described'] / row['published'] - 1:+.0%}"
-        sheet = (f"{row['data_sheets']:.2f}", f"{row['data_sheets'] / row['published'] - 1:+.0%}")
-        rows.append((row["system"], *sizes, f"{row['described']:.2f}", off, *sheet))
-    columns = ("", "mu", "N / mu", "published", "described", "off by", "data sheets", "off by")
-    used = {row["used_for"]: row["system"] for row in cell["rows"] if row["used_for"]}
-    notes = [
-        f"{system} does not count: {what} was {'assumed' if what == ASSUMED else 'taken from it'}."
-        for what, system in used.items()
-    ]
-    orders = cell["pairs_in_order"]
-    notes.append(
-        "Pairs in the published order: "
-        + ", ".join(f"{orders[name][0]} of {orders[name][1]} {how}" for name, how in ORDER_NAMES.items())
-        + "."
-    )
-    return Table(f"{cell['title']}, tokens/s", columns, tuple(rows), tuple(notes))
-
-
-def _summary(cells: list[dict[str, Any]]) -> Iterator[str]:
-    rows = [row for cell in cells for row in cell["rows"]]
-    for key, name, chosen in (
-        ("described", "as described", [row for row in rows if not row["used_for"]]),
-        ("data_sheets", "from data sheets alone", rows),
-    ):
-        off = [abs(row[key] / row["published"] - 1) for row in chosen]
-        right, total = (sum(cell["pairs_in_order"][key][part] for cell in cells) for part in (0, 1))
-        median, worst = statistics.median(off), max(off)
-        yield (
-            f"Together, {name}: of {len(off)} figures that count ({len(rows)} published) "
-            f"{sum(it <= BAR for it in off)} within {BAR:.0%}, {sum(it <= AIM for it in off)} within {AIM:.0%}; "
-            f"median {median:.0%}, worst {worst:.0%}; {right} of {total} pairs in the published order."
-        )
-
-
-@click.command()
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
-def main(out: Path | None) -> None:
-    """Hold the simulator and the planner against what MoE-Lightning published."""
-    record = make_record(
-        "paper",
-        ["python", "benchmarks/paper_settings.py", *sys.argv[1:]],
-        seed=0,
-        threads=None,
-        cells=measure(),
-        scaling=scaling(),
-        case_study=case_study(),
-    )
-    if out is not None:
-        append(out, record)
-    for table in tables(record):
-        show(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.paper_devices import GEN_LENS, SCALINGS, STATEMENTS, case_study, scaling, two_a100s
-from benchmarks.paper_settings import BAR, CELLS, as_printed, pairs_in_order, predict
+from moeflow.bench.paper.one_device import BAR, CELLS, as_printed, pairs_in_order, predict
+from moeflow.bench.paper.several_devices import GEN_LENS, SCALINGS, STATEMENTS, case_study, scaling, two_a100s
 from moeflow.planner.hardware.machine_files import load_machine
 
 BEYOND_THE_BAR = ("FlexGen", 36, 14)  # with MoE-Lightning's policy: predicted 37% too fast
@@ -106,7 +106,7 @@ def test_four_t4s_scale_as_published_only_if_each_has_a_link_of_its_own():
 
 @pytest.mark.slow  # four searches: the corners of the figure
 def test_what_the_paper_says_of_figure_10_holds_in_part_as_the_page_says():
-    points = case_study((100, 500), (1, 8))
+    points = list(case_study((100, 500), (1, 8)))
     assert [holds(points) for holds in STATEMENTS.values()] == [False, True, False, True]
     assert [point["attends_on_host"] for point in points] == [False, False, True, True]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Final
 
 from moeflow.bench.tables import Table
@@ -50,20 +50,16 @@ SCALINGS: Final = (
 LINKS: Final[Mapping[str, bool]] = {"shared link": True, "a link each": False}
 
 
-def scaling(gen_lens: tuple[int, ...] = GEN_LENS, ratio: float = FINE) -> list[dict[str, Any]]:
-    """Return, for each model, link and length of answers, the planner's tokens a second with two and with four."""
-    return [
-        {
+def scaling(gen_lens: tuple[int, ...] = GEN_LENS, ratio: float = FINE) -> Iterator[dict[str, Any]]:
+    """Yield, for each model, link and length of answers, the planner's tokens a second with two and with four."""
+    for one, (links, is_shared), gen_len in product(SCALINGS, LINKS.items(), gen_lens):
+        yield {
             "title": one.title,
             "links": links,
             "gen_len": gen_len,
             "tokens_per_s": [_speed(one, name, gen_len, is_shared, ratio) for name in one.machines],
             "published": one.published,
         }
-        for one in SCALINGS
-        for links, is_shared in LINKS.items()
-        for gen_len in gen_lens
-    ]
 
 
 def _speed(one: Scaling, name: str, gen_len: int, is_shared: bool, ratio: float) -> float:
@@ -133,18 +129,16 @@ def best_policies(
             yield link, host, search_policy(model, Objective())
 
 
-def case_study(links: Sequence[int] = LINK_GB_PER_S, hosts: Sequence[int] = HOSTS) -> list[dict[str, Any]]:
-    """Return figure 10's points."""
-    return [
-        {
+def case_study(links: Sequence[int] = LINK_GB_PER_S, hosts: Sequence[int] = HOSTS) -> Iterator[dict[str, Any]]:
+    """Yield figure 10's points."""
+    for link, host, policy in best_policies(links, hosts):
+        yield {
             "link_gb_per_s": link,
             "host": host,
             "weights_on_host": round(1 - policy.weights_on_device, 4),
             "kv_on_host": round(kv_on_host(policy), 4),
             "attends_on_host": not policy.attention_on_device,
         }
-        for link, host, policy in best_policies(links, hosts)
-    ]
 
 
 def kv_on_host(policy: Policy) -> float:

@@ -1,0 +1,1 @@
+"""What MoE-Lightning published, beside what the simulator and the planner say of the same settings."""

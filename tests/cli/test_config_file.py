@@ -1,0 +1,174 @@
+"""--config: what a file sets, what goes before it, and what is said of keys and values that make no sense."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from moeflow.cli import lazy
+from moeflow.cli.help import Command
+from moeflow.cli.main import main
+from moeflow.cli.options import engine_options, sampling_options
+from moeflow.planner.settings import Settings, options
+from tests.test_documents import ROOT, commands
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Stand in for the server: the settings and configuration that it was started with."""
+    calls = []
+    monkeypatch.setitem(vars(lazy), "serve", lambda plan, config: calls.append((plan(), config)) or 0)
+    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, usage, on_step: settings)
+    for name in ("MOEFLOW_API_KEY", "MOEFLOW_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    return calls
+
+
+@pytest.fixture
+def serve(served, tmp_path):
+    """Run `moeflow serve` with a file: what it was started with, or what it said."""
+
+    def run(text: str, *args: str):
+        (tmp_path / "a.toml").write_text(text)
+        result = CliRunner().invoke(main, ["serve", "--config", str(tmp_path / "a.toml"), *args])
+        return served[-1] if result.exit_code == 0 else result.stderr.replace(str(tmp_path), "D")
+
+    return run
+
+
+def test_a_file_sets_options_of_every_kind(serve):
+    settings, config = serve("""
+        model = "./my/model"
+        memory = "4GiB"
+        kv-cache = 1073741824
+        threads = 3
+        quantize = "q4_k"
+        prefix-caching = false
+        stages = 2
+        speculator = ["suffix", "self:int8"]
+        trace = "t.json"
+        cache-dir = "~/c"
+        [serve]
+        port = 9
+        allowed-host = ["a", "b"]
+        shutdown-deadline = 2.5
+        max-body = "1MiB"
+        log-prompts = true
+    """)
+    assert settings == Settings(
+        model="./my/model",
+        memory_bytes=4 * 1024**3,
+        kv_cache_bytes=1024**3,
+        num_threads=3,
+        quantize="q4_k",
+        prefix_caching=False,
+        stages="2",
+        speculators=("suffix", "self:int8"),
+        trace_file=Path("t.json"),
+        cache_dir=Path.home() / "c",
+        is_served=True,
+    )
+    assert (config.port, config.allowed_hosts, config.shutdown_deadline_s) == (9, ("a", "b"), 2.5)
+    assert (config.max_body_bytes, config.log_prompts) == (1024**2, True)
+
+
+def test_the_command_line_goes_first_and_the_environment_next(serve, monkeypatch):
+    text = 'model = "./m"\nthreads = 3\nmax-num-seqs = 5\ncache-dir = "/file"\n[serve]\napi-key = "file"\nport = 9'
+    settings, config = serve(text, "./n", "--threads", "4", "--port", "0")
+    assert (settings.model, settings.num_threads, settings.max_num_seqs, config.port) == ("./n", 4, 5, 0)
+    assert (settings.cache_dir, config.api_key) == (Path("/file"), "file")
+    monkeypatch.setenv("MOEFLOW_API_KEY", "environment")
+    monkeypatch.setenv("MOEFLOW_CACHE", "/environment")
+    settings, config = serve(text)
+    assert (settings.cache_dir, config.api_key) == (Path("/environment"), "environment")
+    settings, config = serve(text, "--api-key", "typed", "--cache-dir", "/typed")
+    assert (settings.cache_dir, config.api_key) == (Path("/typed"), "typed")
+
+
+def test_a_switch_of_the_file_is_turned_back(serve):
+    assert serve('model = "./m"\nprefix-caching = false', "--prefix-caching")[0].prefix_caching
+
+
+def test_a_verbs_table_goes_before_the_top_and_others_are_left_alone(serve):
+    settings, _ = serve('model = "./m"\nthreads = 1\n[serve]\nthreads = 2\n[chat]\nthreads = 3\n[bench.serve]\nx = 4')
+    assert settings.num_threads == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("thread = 1", "D/a.toml: thread is not an option of `moeflow serve`; did you mean 'threads'?"),
+        ("[serve]\nmax_queue = 1", "serve.max_queue is not an option of `moeflow serve`; did you mean 'max-queue'?"),
+        ("temperature = 1", "temperature is not an option of `moeflow serve`; what only another verb has"),
+        ("config = 'x'", "config is not an option"),
+        ("help = true", "help is not an option"),
+        ("[serf]", "[serf] is not a verb of moeflow; did you mean 'serve'?"),
+        ("serve = 1", "serve is not an option"),
+        ("[[serve]]\nport = 1", "serve is not an option"),
+        ("[serve.log]", "[serve.log] is not a verb of moeflow; tables are named after verbs"),
+        ("threads = 0", "D/a.toml: threads: 0 is not in the range"),
+        ("threads = 2.5", "threads: '2.5' is not a valid integer"),
+        ("threads = true", "threads: must be one text or number, not True"),
+        ("stages = [10, 14]", "stages: must be one text or number, not [10, 14]"),
+        ("memory = 'much'", "memory: 'much' is not a size in bytes"),
+        ("memory = 4", "memory: '4' has no unit"),
+        ("dtype = 'int3'", "dtype: 'int3' is not one of"),
+        ("prefix-caching = 'no'", "prefix-caching: must be true or false, not 'no'"),
+        ("speculator = 'suffix'", "speculator: must be a list, such as ['suffix']"),
+        ("speculator = [true]", "speculator: must be one text or number, not True"),
+        ("model = 2020-01-01", "model: must be one text or number"),
+        ("[serve]\nport = 'x'", "D/a.toml: serve.port: 'x' is not a valid integer"),
+        ("trace = '/nowhere/t.json'", "trace: folder '/nowhere' does not exist"),
+        ("threads = ", "config D/a.toml is not TOML: Invalid value (at"),
+        ("threads = 1\nthreads = 2", "config D/a.toml is not TOML: Cannot overwrite a value"),
+    ],
+)
+def test_what_makes_no_sense_is_named_with_file_and_key(serve, text, complaint):
+    said = serve(text)
+    assert said.startswith("error: ")
+    assert complaint in said
+
+
+def test_a_wrong_value_is_told_where_the_command_line_has_another(serve):
+    assert "threads: 0 is not in the range" in serve("threads = 0", "--threads", "2")
+
+
+def test_a_file_that_cannot_be_read(served, tmp_path):
+    (tmp_path / "b.toml").write_bytes(b"\xff")
+    for name, complaint in (("a.toml", "cannot be read: No such file"), ("b.toml", "is not TOML")):
+        result = CliRunner().invoke(main, ["serve", "--config", str(tmp_path / name)])
+        assert result.exit_code == 2
+        assert f"config {tmp_path / name} {complaint}" in result.stderr
+
+
+def test_options_of_one_verb_alone_are_read_alike(tmp_path):
+    seen = {}
+
+    @click.command(cls=Command)
+    @engine_options
+    @sampling_options
+    def verb(**kwargs):
+        seen.update(kwargs)
+
+    file = tmp_path / "a.toml"
+    file.write_text('temperature = 0.5\nstop = ["a"]\ntop-k = 3\n')
+    CliRunner().invoke(verb, ["--config", str(file), "--top-k", "4"], catch_exceptions=False)
+    sampling = seen["sampling"]
+    assert (sampling.temperature, sampling.stop, sampling.top_k) == (0.5, ("a",), 4)
+
+
+def test_every_verb_with_engine_options_takes_a_file():
+    flags = {option.flag.partition("/")[0] for option in options().values() if not option.is_served_only}
+    without_prefixes = {flag for flag in flags if not flag.startswith(("--prefix", "--prompt-cache", "--max-num-seqs"))}
+    takes = {words for words, known in commands().items() if known >= without_prefixes}
+    assert {("serve",), ("batch",), ("chat",), ("generate",), ("doctor",), ("bench", "serve")} <= takes
+    assert takes == {words for words, known in commands().items() if "--config" in known}
+
+
+def test_the_documented_file_is_accepted(serve):
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    settings, config = serve(text, "./m")
+    assert (settings.memory_bytes, config.log_format) == (16 * 1024**3, "json")

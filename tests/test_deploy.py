@@ -1,0 +1,93 @@
+"""What lies in deploy/: the service is one that systemd takes and the command line does, the dashboard shows what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import click
+import pytest
+
+from moeflow.cli.main import EXIT_BAD_INPUT, main
+from moeflow.cli.serve import serve
+from moeflow.server.config import ServerConfig
+from moeflow.server.metrics import Metrics
+from tests.test_documents import ROOT
+
+UNIT = ROOT / "deploy" / "moeflow.service"
+INSTALLED = "/opt/moeflow/bin/moeflow"
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana.json").read_text(encoding="utf-8"))
+
+
+def unit_value(key: str) -> str:
+    """Return what the unit sets once."""
+    (value,) = re.findall(rf"^{key}=(.*)$", UNIT.read_text(encoding="utf-8"), re.MULTILINE)
+    return value
+
+
+def test_the_service_runs_a_command_line_that_is_understood_and_listens_on_loopback(monkeypatch):
+    monkeypatch.delenv("MOEFLOW_API_KEY", raising=False)
+    program, verb, *args = shlex.split(unit_value("ExecStart"))
+    assert (program, verb) == (INSTALLED, "serve")
+    installed = {"/etc/moeflow/moeflow.toml": str(ROOT / "deploy" / "moeflow.toml")}
+    context = serve.make_context("serve", [installed.get(arg, arg) for arg in args], parent=click.Context(main))
+    assert set(installed) <= set(args)
+    assert ServerConfig(host=context.params["host"]).is_loopback
+    assert context.params["log_format"] == "json"  # the file's, so it was read
+    assert str(context.params["data_dir"]).startswith(f"/var/lib/{unit_value('StateDirectory')}/")
+
+
+def test_the_service_gives_requests_their_time_and_is_not_started_again_in_vain():
+    assert int(unit_value("TimeoutStopSec")) > ServerConfig().shutdown_deadline_s
+    assert int(unit_value("RestartPreventExitStatus")) == EXIT_BAD_INPUT
+    assert unit_value("OOMPolicy") == "continue"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_systemd_takes_the_service_and_finds_it_confined(tmp_path):
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text(encoding="utf-8").replace(INSTALLED, sys.executable))
+    for command in (["verify"], ["security", "--offline=true", "--threshold=20"]):  # of 100, which is no confinement
+        run = subprocess.run(["systemd-analyze", *command, str(unit)], capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert command != ["verify"] or run.stderr == ""  # unknown keys are warnings
+
+
+def exported() -> set[str]:
+    """Return the names of all samples in /metrics, those that only some servers have included."""
+    text = Metrics(lambda: None, list, lambda: 0, lambda: None).exposition().decode()
+    found = set()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
+        found |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
+    return found
+
+
+def test_the_dashboard_shows_metrics_that_there_are():
+    queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    queries += [it["query"] for it in DASHBOARD["templating"]["list"]]
+    named = set(re.findall(r"moeflow_\w+", " ".join(queries)))
+    assert len(named) > 25
+    assert named - exported() == set()
+
+
+def test_the_dashboard_counts_totals_as_rates_and_nothing_else():
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            for function, name, window in re.findall(r"(\w+)\((moeflow_\w+)\{[^}]*\}(\[?)", target["expr"]):
+                is_rate = function in {"rate", "increase"}
+                assert is_rate == name.endswith(("_total", "_bucket")) == bool(window), target["expr"]
+
+
+def test_panels_lie_side_by_side_and_have_their_own_ids():
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    cells = [
+        (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(ids) == len(set(ids))
