@@ -1,4 +1,4 @@
-"""What lies in deploy/: the service is one that systemd takes and the command line does, the dashboard shows what there is."""
+"""What lies in deploy/: systemd and the command line take the service, and the dashboard shows what there is."""
 
 from __future__ import annotations
 
