@@ -28,10 +28,11 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     if case.media_type != "application/json" or not isinstance(case.body, dict):
         return
     body, path = copy.deepcopy(case.body), case.operation.path
-    if len(json.dumps(body)) > MOST_CHARS and _validator(case.operation).is_valid(body):
-        _shorten(body)
+    is_right = len(json.dumps(body)) > MOST_CHARS // 4 and _validator(case.operation).is_valid(body)
     _mend_forms(body)
     _mend_tools(body)
+    if is_right:
+        _shorten(body)
     if path.startswith("/v1/messages"):
         _mend_end(body)
     if path.startswith("/v1/responses"):
