@@ -60,7 +60,8 @@ def fetch_if_named(model: str) -> None:
 
 def is_headers_alone(path: str) -> bool:
     """Return whether a path is what `headers_of` yields of a model that is not here."""
-    return Path(path).parent.name.startswith(lazy.HEADERS_PREFIX)
+    folders = Path(path).parents[:2]  # a folder of safetensors lies right below, a GGUF file one deeper
+    return any(folder.name.startswith(lazy.HEADERS_PREFIX) for folder in folders)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from moeflow.cli.list import ago
 from moeflow.cli.main import main
 from tests.checkpoint.hub.hub_server import TOKEN, hub_of_this_process
+from tests.checkpoint.tiny_models import random_weights, write_gguf
 from tests.tiny_mixtral import write_tiny_mixtral
 
 NAME = "tiny/Mixtral"
@@ -85,6 +86,15 @@ def test_doctor_and_plan_look_at_a_model_before_it_is_pulled(hub, tmp_path):
     assert all(it.range for it in hub.sent())
     missing = json.loads(moeflow("doctor", "tiny/Nothing", "--json").stdout)
     assert any("Check the spelling" in finding["found"] for finding in missing)
+
+
+def test_a_plan_from_the_headers_of_a_gguf_file_names_the_model(hub, tmp_path):
+    write_gguf(tmp_path / "m-Q8_0.gguf", "mixtral", random_weights("mixtral"))
+    hub.add("o/m-GGUF", {"m-Q8_0.gguf": (tmp_path / "m-Q8_0.gguf").read_bytes()})
+    lengths = ("--prompt-len", "8", "--gen-len", "8")
+    planned = moeflow("plan", "o/m-GGUF", "--machine", "t4", "--json", *lengths)
+    assert planned.exit_code == 0, planned.stderr
+    assert json.loads(planned.stdout)["config"]["model_path"] == "o/m-GGUF"
 
 
 def test_a_model_that_cannot_be_run_is_listed_as_such(hub):

@@ -101,8 +101,14 @@ class Removal:
             for file in files
             if Path(folder, file).is_symlink()
         }
-        kept = {_blob(link) for link in links - leaving}
-        return {_blob(link) for link in links & leaving} - kept
+        kept = {self._blob(link) for link in links - leaving}
+        return {blob for link in links & leaving if (blob := self._blob(link)) is not None} - kept
+
+    def _blob(self, link: Path) -> Path | None:
+        """Return the blob that a link leads to; None: it leads out of the cache, to a file that is not ours."""
+        target = link.parent / os.readlink(link)
+        blobs = os.path.realpath(self.folder / "blobs")
+        return Path(blobs, target.name) if os.path.realpath(target.parent) == blobs else None
 
 
 def plan_removal(name: ModelName, cache: Path) -> Removal:
@@ -154,10 +160,6 @@ def _refs(folder: Path) -> list[str]:
 
 def _partials(folder: Path) -> Iterator[Path]:
     return (folder / "blobs").glob(f"*{PARTIAL}")
-
-
-def _blob(link: Path) -> Path:
-    return Path(os.path.abspath(link.parent / os.readlink(link)))
 
 
 def _size(file: Path) -> int:

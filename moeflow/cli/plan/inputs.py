@@ -27,8 +27,9 @@ def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Work
     A line is a text, or an object with `prompt`, `messages`, `turns` or a batch request's `body`; `max_tokens` in it
     counts instead of `gen_len`. Raises: ConfigError if a line is none of these.
     """
-    is_whole = Path(model).exists() and Path(model).suffix != ".json" and not is_headers_alone(model)
-    tokenizer = lazy.Tokenizer.load(model) if is_whole else None
+    has_tokenizer = Path(model).suffix == ".gguf" or not is_headers_alone(model)  # GGUF has it in its header
+    is_whole = Path(model).exists() and Path(model).suffix != ".json"
+    tokenizer = lazy.Tokenizer.load(model) if is_whole and has_tokenizer else None
     prompts, answers = [], []
     for number, item in enumerate(_lines(file), 1):
         text, gen = _request(item)

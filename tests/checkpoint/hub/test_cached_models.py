@@ -1,5 +1,7 @@
 """What is in the cache is listed under names that lead to it, and what is deleted takes no other model's files."""
 
+import os
+
 import pytest
 from huggingface_hub import scan_cache_dir
 
@@ -74,6 +76,20 @@ def test_one_gguf_file_or_all_of_a_repository(hub, cache):
     for name in (ModelName("o/g"), ModelName("o/g", file="Q8_0"), ModelName("o/g", "x")):
         with pytest.raises(CheckpointError, match="is not here"):
             plan_removal(name, cache)
+
+
+def test_a_link_out_of_the_cache_goes_without_its_file(hub, cache, tmp_path):
+    hub.add("o/g", {"g-Q8_0.gguf": b"88"})
+    snapshot = fetch("o/g:Q8_0", cache).parent
+    mine = tmp_path / "mine.gguf"
+    mine.write_bytes(b"mine")
+    for target in (mine, os.path.relpath(mine, snapshot)):
+        (snapshot / "g-Q4_K_M.gguf").symlink_to(target)
+        removal = plan_removal(ModelName("o/g", file="Q4_K_M"), cache)
+        assert removal.num_bytes == 0
+        removal.run()
+        assert mine.read_bytes() == b"mine"
+        assert [str(it.name) for it in cached_models(cache)] == ["o/g:Q8_0"]
 
 
 def test_half_a_folder_is_no_model(cache):

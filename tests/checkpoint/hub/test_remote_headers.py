@@ -1,12 +1,17 @@
 """Headers alone say of a model on a hub what its files would, and little is fetched for them."""
 
+from contextlib import contextmanager
+
 import pytest
 
+from moeflow.checkpoint.hub import hub_client
 from moeflow.checkpoint.hub import remote_headers as module
+from moeflow.checkpoint.hub.hub_client import Pieces, list_repository, open_at
 from moeflow.checkpoint.hub.model_name import parse_model_name
 from moeflow.checkpoint.hub.remote_headers import remote_headers
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import HubError
+from moeflow.core.units import MIB
 from moeflow.models.registry import read_model_config
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
@@ -71,3 +76,19 @@ def test_what_has_no_header_is_an_error(hub, monkeypatch):
     hub.knows_ranges = False
     with pytest.raises(HubError, match="sends no parts of files"), remote_headers(parse_model_name("o/m")):
         pass
+
+
+def test_a_server_without_ranges_is_left_once_the_beginning_is_here(hub, monkeypatch):
+    hub.add("o/m", {"m.gguf": bytes(range(256)) * (1 << 14)})
+    hub.knows_ranges = False
+    repository = list_repository(parse_model_name("o/m"))
+    received = []
+
+    @contextmanager
+    def counted(*args):
+        with open_at(*args) as pieces:
+            yield Pieces(pieces.start, (received.append(len(chunk)) or chunk for chunk in pieces.chunks))
+
+    monkeypatch.setattr(hub_client, "open_at", counted)
+    assert hub_client.read_range(repository, "m.gguf", 0, 1000) == (bytes(range(256)) * 4)[:1000]
+    assert sum(received) < MIB < repository.files["m.gguf"].num_bytes
