@@ -1,4 +1,4 @@
-"""What is deleted stays deleted, and what is not is never lost: while answers are written, from tab to tab, and without room."""
+"""What is deleted stays so, and all else is kept: while answers are written, from tab to tab, and without room."""
 
 from __future__ import annotations
 
