@@ -18,6 +18,7 @@ from moeflow.core.errors import CheckpointError
 from moeflow.core.recurrent_config import RecurrentConfig
 
 MOST = 1 << 48  # what any size may be: beyond all memory, and far from where 64 bits overflow
+MAX_LAYERS: Final = 1 << 17  # far beyond what models have
 Number = TypeVar("Number", int, float, bool, str)
 HiddenAct = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _REQUIRED: Any = object()

@@ -10,12 +10,10 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from moeflow.core.brief import brief
-from moeflow.core.model_config import AttentionKind, ConfigReader, HiddenAct, ModelConfig
+from moeflow.core.model_config import MAX_LAYERS, AttentionKind, ConfigReader, HiddenAct, ModelConfig
 from moeflow.models.rope_keys import read_rope
 
-# Far beyond what models have, and far from where positions or norms would stop being numbers.
-MAX_LAYERS = 1 << 17
-MIN_EPS = 1e-30
+MIN_EPS = 1e-30  # far below what models have, and far from where norms would stop being numbers
 _ACTIVATIONS: Final[dict[str, HiddenAct]] = {"silu": "silu", "swish": "silu"}
 _SLIDING: Final = {"full_attention": False, "sliding_attention": True}
 _Kind = TypeVar("_Kind")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from moeflow.core.brief import brief
-from moeflow.core.model_config import AddedPositions, ConfigReader, HiddenAct, ModelConfig
+from moeflow.core.model_config import MAX_LAYERS, AddedPositions, ConfigReader, HiddenAct, ModelConfig
 from moeflow.kernels.routing import Routing
-from moeflow.models.config_keys import MAX_LAYERS, MIN_EPS
+from moeflow.models.config_keys import MIN_EPS
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from moeflow.core.model_config import ConfigReader, EncoderConfig, ModelConfig
+from moeflow.core.model_config import MAX_LAYERS, ConfigReader, EncoderConfig, ModelConfig
 from moeflow.kernels.routing import Routing
-from moeflow.models.config_keys import MAX_LAYERS
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM, Place
 from moeflow.models.layers.mlp import MLP, FusedMLP, NetworkNames, dense_mlp
 from moeflow.models.layers.moe import ExpertNames, MoE, expert_kind

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final, cast
 
 from moeflow.core.brief import brief
-from moeflow.core.model_config import ConfigReader, EncoderConfig, HiddenAct, ModelConfig, RelativePositions
-from moeflow.models.config_keys import MAX_LAYERS, MIN_EPS
+from moeflow.core.model_config import MAX_LAYERS, ConfigReader, EncoderConfig, HiddenAct, ModelConfig, RelativePositions
+from moeflow.models.config_keys import MIN_EPS
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM, Place
 from moeflow.models.layers.mlp import MLP, FusedMLP, NetworkNames, dense_mlp
 from moeflow.models.layers.moe import MoE, expert_kind

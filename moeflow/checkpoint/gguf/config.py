@@ -19,15 +19,15 @@ from moeflow.checkpoint.gguf.local_heads import local_head_keys
 from moeflow.checkpoint.gguf.recurrent import key_heads
 from moeflow.checkpoint.gguf.rope import (
     LONG_TABLES,
-    ROPE_FACTORS,
     ReadTable,
+    read_factors,
     scaling_from_factors,
     scaling_from_metadata,
     scaling_from_tables,
 )
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
-from moeflow.core.model_config import ConfigReader
+from moeflow.core.model_config import MAX_LAYERS, ConfigReader
 
 # Metadata that changes the arithmetic -> values under which it does not.
 _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
@@ -70,7 +70,7 @@ def translate_config(
         "model_type": architecture.model_type,
         "vocab_size": reader.positive("vocab_size", embeddings.shape[0] if embeddings else 0),
         "hidden_size": reader.positive("embedding_length"),
-        "num_hidden_layers": reader.positive("block_count"),
+        "num_hidden_layers": reader.positive("block_count", most=MAX_LAYERS),
         "num_attention_heads": reader.positive("attention.head_count"),
         "max_position_embeddings": reader.positive("context_length"),
         "rms_norm_eps": reader.get(float, architecture.eps_key),
@@ -94,7 +94,7 @@ def _attention_keys(
 ) -> dict[str, Any]:
     """Return what is said of heads, positions and what mixes tokens where layers do not attend."""
     if architecture.has_local_heads:
-        return local_head_keys(reader, header.tensors.keys(), read_table)
+        return local_head_keys(reader, header.tensors, read_table)
     num_heads = reader.positive("attention.head_count")
     num_kv_heads, layer_types = key_heads(reader, num_heads, architecture.layer_kinds)
     head_dim = (
@@ -173,14 +173,6 @@ def _rope_config(
         raise reader.error(f"'rope.freq_base' is {theta}, where a positive number is expected")
     if may_be_long and LONG_TABLES["long"] in header.tensors:
         return {"rope_theta": theta, "rope_scaling": scaling_from_tables(read_table, reader)}
-    table = header.tensors.get(ROPE_FACTORS)
-    if table is None:
-        return {"rope_theta": theta, "rope_scaling": scaling_from_metadata(reader)}
-    if table.shape != (head_dim // 2,):
-        raise CheckpointError(
-            f"has the shape {list(table.shape)}, where [{head_dim // 2}] is expected",
-            file=reader.file,
-            tensor=ROPE_FACTORS,
-            remedy="Convert the model again",
-        )
-    return {"rope_theta": theta, "rope_scaling": scaling_from_factors(read_table(ROPE_FACTORS), theta, reader)}
+    factors = read_factors(header.tensors, head_dim, read_table, reader.file)
+    scaling = scaling_from_metadata(reader) if factors is None else scaling_from_factors(factors, theta, reader)
+    return {"rope_theta": theta, "rope_scaling": scaling}

@@ -10,31 +10,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = range | NDArray[np.int64]
-# config.json's keys -> the names of the tensors below the layer, and which rows are theirs
-Cut = Callable[[Mapping[str, Any]], Mapping[str, Rows]]
+# (config.json's keys, rows of the tensor) -> the names of the tensors below the layer, and which rows are theirs;
+# raises ValueError, which says how many are expected, if there are others
+Cut = Callable[[Mapping[str, Any], int], Mapping[str, Rows]]
 
 
-def cut_attention(config: Mapping[str, Any]) -> Mapping[str, Rows]:
+def cut_attention(config: Mapping[str, Any], num_rows: int) -> Mapping[str, Rows]:
     """Queries, keys and values, one below the other."""
     head_dim = config["head_dim"]
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    bounds = pairwise(accumulate((queries, keys, keys), initial=0))
-    return {f"self_attn.{part}_proj": range(*bound) for part, bound in zip("qkv", bounds, strict=True)}
+    sizes = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    _check_rows(num_rows, sizes)
+    bounds = pairwise(accumulate(sizes.values(), initial=0))
+    return {name: range(*bound) for name, bound in zip(sizes, bounds, strict=True)}
 
 
-def cut_rates_and_steps(config: Mapping[str, Any]) -> Mapping[str, Rows]:
+def cut_rates_and_steps(config: Mapping[str, Any], num_rows: int) -> Mapping[str, Rows]:
     """Rates and steps of a gated delta net: those of a key head's heads side by side."""
-    rates, steps = _by_key_heads(config, ("rate", "step"))
+    rates, steps = _by_key_heads(config, num_rows, ("rate", "step"))
     return {"linear_attn.in_proj_b": rates, "linear_attn.in_proj_a": steps}
 
 
-def cut_all_of_key_heads(config: Mapping[str, Any]) -> Mapping[str, Rows]:
+def cut_all_of_key_heads(config: Mapping[str, Any], num_rows: int) -> Mapping[str, Rows]:
     """Queries, keys, values and gates of a gated delta net: those of a key head side by side."""
-    queries, keys, values, gates = _by_key_heads(config, ("key", "key", "value", "value"))
+    queries, keys, values, gates = _by_key_heads(config, num_rows, ("key", "key", "value", "value"))
     return {"linear_attn.in_proj_qkv": np.concatenate([queries, keys, values]), "linear_attn.in_proj_z": gates}
 
 
-def _by_key_heads(config: Mapping[str, Any], parts: tuple[str, ...]) -> list[NDArray[np.int64]]:
+def _by_key_heads(config: Mapping[str, Any], num_rows: int, parts: tuple[str, ...]) -> list[NDArray[np.int64]]:
     """Return the rows of each part, where those of one key head lie side by side."""
     num_keys = config["linear_num_key_heads"]
     per_key = max(config["linear_num_value_heads"] // num_keys, 1)
@@ -45,5 +48,13 @@ def _by_key_heads(config: Mapping[str, Any], parts: tuple[str, ...]) -> list[NDA
         "step": per_key,
     }
     widths = [sizes[part] for part in parts]
-    rows = np.arange(num_keys * sum(widths)).reshape(num_keys, -1)
+    _check_rows(num_rows, {f"each of {num_keys} key heads": sum(widths)}, num_keys)
+    rows = np.arange(num_rows).reshape(num_keys, -1)
     return [part.reshape(-1) for part in np.split(rows, list(accumulate(widths))[:-1], axis=1)]
+
+
+def _check_rows(num_rows: int, sizes: Mapping[str, int], times: int = 1) -> None:
+    """Raise ValueError if the rows are not as many as sizes say, before any are counted out: files say anything."""
+    if times * sum(sizes.values()) != num_rows:
+        expected = " and ".join(f"{size} of {name}" for name, size in sizes.items())
+        raise ValueError(f"has {num_rows} rows, where {expected} are expected")

@@ -22,7 +22,7 @@ from moeflow.checkpoint.gguf.architecture import Architecture
 from moeflow.checkpoint.gguf.architectures import read_architecture
 from moeflow.checkpoint.gguf.blocks import widen_blocks
 from moeflow.checkpoint.gguf.config import translate_config, translate_token_ids
-from moeflow.checkpoint.gguf.cuts import Rows
+from moeflow.checkpoint.gguf.cuts import Cut
 from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_gguf_header
 from moeflow.checkpoint.gguf.names import cut_names, heads_in_pairs, huggingface_name, is_single_row, part_of
 from moeflow.checkpoint.gguf.recurrent import huggingface_shape, is_decay
@@ -145,7 +145,7 @@ def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, 
     names = architecture.moe_names
     cut = architecture.cuts.get(part_of(tensor.name))
     if cut is not None:
-        return _cut(tensor, cut(config), file)
+        return _cut(tensor, cut, config, file)
     name = huggingface_name(tensor.name, names, architecture.layer_names)
     if name is None:
         raise _misfit(f"is no part of a {architecture.model_type} model as it is known here", tensor, file)
@@ -174,12 +174,13 @@ def _experts(tensor: GGUFTensor, name: str, num_experts: int, file: Path) -> Ite
         yield names[part].format(expert), _Part(shape, tensor.quantization, start, size)
 
 
-def _cut(tensor: GGUFTensor, rows_of: Mapping[str, Rows], file: Path) -> dict[str, _Part]:
+def _cut(tensor: GGUFTensor, cut: Cut, config: Mapping[str, Any], file: Path) -> dict[str, _Part]:
     """Return the tensors of Hugging Face whose rows a GGUF tensor has."""
     num_rows = tensor.shape[0]
-    if sum(map(len, rows_of.values())) != num_rows:
-        expected = " and ".join(f"{len(rows)} of {name}" for name, rows in rows_of.items())
-        raise _misfit(f"has {num_rows} rows, where {expected} are expected", tensor, file)
+    try:
+        rows_of = cut(config, num_rows)
+    except ValueError as error:
+        raise _misfit(str(error), tensor, file) from None
     row_bytes = tensor.num_bytes // max(num_rows, 1)
     parts = {}
     for name, rows in zip(cut_names(tensor.name, list(rows_of)), rows_of.values(), strict=True):

@@ -5,10 +5,11 @@ Positions of the others turn the first pairs of a head alone, which the table of
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any, Final
 
-from moeflow.checkpoint.gguf.rope import ROPE_FACTORS, ReadTable, scaling_from_metadata, turning_share
+from moeflow.checkpoint.gguf.header import GGUFTensor
+from moeflow.checkpoint.gguf.rope import ReadTable, read_factors, scaling_from_metadata, turning_share
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader
 
@@ -26,8 +27,8 @@ LAYER_NAMES: Final = {
 }
 
 
-def local_head_keys(reader: ConfigReader, tensors: Collection[str], read_table: ReadTable) -> dict[str, Any]:
-    """Return what a config.json says of heads and positions; `tensors` are the names of all that the file has.
+def local_head_keys(reader: ConfigReader, tensors: Mapping[str, GGUFTensor], read_table: ReadTable) -> dict[str, Any]:
+    """Return what a config.json says of heads and positions; `tensors` are all that the file has.
 
     Raises: CheckpointError.
     """
@@ -40,7 +41,7 @@ def local_head_keys(reader: ConfigReader, tensors: Collection[str], read_table: 
         else [reader.positive("attention.head_count_kv")] * len(are_local)
     )
     local_dim, global_dim = _head_dim(reader, "_swa"), _head_dim(reader, "")
-    share = turning_share(read_table(ROPE_FACTORS), reader) if ROPE_FACTORS in tensors else 1.0
+    factors = read_factors(tensors, global_dim, read_table, reader.file)
     are_keys = [f"blk.{layer}.attn_v.weight" not in tensors for layer, is_local in enumerate(are_local) if not is_local]
     return {
         "num_key_value_heads": counts[0],
@@ -56,7 +57,7 @@ def local_head_keys(reader: ConfigReader, tensors: Collection[str], read_table: 
             _GLOBAL: {
                 "rope_type": "proportional",
                 "rope_theta": reader.get(float, "rope.freq_base"),
-                "partial_rotary_factor": share,
+                "partial_rotary_factor": 1.0 if factors is None else turning_share(factors, reader),
             },
         },
     }

@@ -50,17 +50,12 @@ def key_heads(reader: ConfigReader, default: int, kinds: tuple[str, str] | None)
     counts = reader.raw.get("attention.head_count_kv")
     if kinds is None or not isinstance(counts, list):
         return reader.positive("attention.head_count_kv", default), None
-    of_layers = [kinds[0] if count else kinds[1] for count in counts]
-    others = {count for count in counts if count} or {default}
-    if len(of_layers) != reader.positive("block_count") or len(others) > 1 or not all(map(_is_count, others)):
+    are_counts = all(type(count) is int and count >= 0 for count in counts)
+    if len(counts) != reader.positive("block_count") or not are_counts or len({*counts} - {0}) > 1:
         raise reader.error(
             f"'attention.head_count_kv' is {brief(counts)}, where each layer's number is expected: 0, or that of others"
         )
-    return others.pop(), of_layers
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value > 0
+    return max(counts) or default, [kinds[0] if count else kinds[1] for count in counts]
 
 
 def mamba_keys(reader: ConfigReader) -> dict[str, Any]:

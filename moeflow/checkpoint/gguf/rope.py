@@ -7,10 +7,13 @@ the settings are found again here. LongRoPE's two tables are taken as they are; 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
+from moeflow.checkpoint.gguf.header import GGUFTensor
 from moeflow.core.brief import brief
+from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
 
 ROPE_FACTORS: Final = "rope_freqs.weight"
@@ -61,12 +64,31 @@ def scaling_from_tables(read_table: ReadTable, reader: ConfigReader) -> dict[str
 def turning_share(factors: Sequence[float], reader: ConfigReader) -> float:
     """Return of which share of pairs, the first ones, angles grow with the position: the others' are divided by 1e30.
 
+    A share below 1 is that of half a pair more, as whoever reads it rounds down.
+
     Raises: CheckpointError if a table has other factors.
     """
     num_turning = sum(factor == 1.0 for factor in factors)
     if list(factors) != [1.0] * num_turning + [factor for factor in factors if factor >= _STILL]:
         raise reader.error("the table of rotary factors is not Gemma 4's, and no other is supported")
-    return num_turning / len(factors)
+    return 1.0 if num_turning == len(factors) else (num_turning + 0.5) / len(factors)
+
+
+def read_factors(
+    tensors: Mapping[str, GGUFTensor], head_dim: int, read_table: ReadTable, file: Path | str
+) -> Sequence[float] | None:
+    """Return the table of rotary factors [D/2]; None: the file has none. Raises: CheckpointError."""
+    table = tensors.get(ROPE_FACTORS)
+    if table is None:
+        return None
+    if table.shape != (head_dim // 2,):
+        raise CheckpointError(
+            f"has the shape {list(table.shape)}, where [{head_dim // 2}] is expected",
+            file=file,
+            tensor=ROPE_FACTORS,
+            remedy="Convert the model again",
+        )
+    return read_table(ROPE_FACTORS)
 
 
 def scaling_from_factors(factors: Sequence[float], theta: float, reader: ConfigReader) -> dict[str, Any] | None:

@@ -9,14 +9,18 @@ import gguf
 import pytest
 import torch
 
+from moeflow.checkpoint.gguf.rope import turning_share
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
+from moeflow.core.model_config import ConfigReader
+from moeflow.models.gemma4_text import _read_rope
 from moeflow.models.loading import outline
 from moeflow.models.registry import read_model_config
 from tests.checkpoint.tiny_models import add_gguf_tensor, finish
 from tests.models.parity import random_model
 from tests.models.test_gemma4_text import CONFIGS
 
+ROPE = {"rope_type": "proportional", "rope_theta": 1e6}
 CASES = {
     "as published": {"add_head_count_kv": [2, 2, 1]},
     "values of their own, biased, capped logits, untied": {
@@ -125,8 +129,26 @@ def test_rows_of_stacked_experts_are_those_of_the_folder(tmp_path):
         ({"add_rope_scaling_factor": 2.0}, None, "positions are stretched"),
         ({}, [1.0, 2.0] * 6, "not Gemma 4's"),
         ({}, [1e30] * 6 + [1.0] * 6, "not Gemma 4's"),
+        ({}, [1.0] * 3 + [1e30] * 8, r"shape \[11\], where \[12\] is expected"),
+        ({}, [[1.0] * 12], r"shape \[1, 12\], where \[12\] is expected"),
+        ({"add_key_length": 1, "add_value_length": 1, "add_rope_dimension_count": 1}, None, r"where \[0\] is expected"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, more, table, problem):
     with pytest.raises(CheckpointError, match=problem):
         outline(write(tmp_path, "as published", more, table)[1])
+
+
+@pytest.mark.parametrize("num_pairs", [1, 3, 12, 49, 64, 107, 128, 256])
+def test_as_many_pairs_turn_as_the_table_says(num_pairs):
+    for num_turning in range(num_pairs + 1):
+        factors = [1.0] * num_turning + [1e30] * (num_pairs - num_turning)
+        share = turning_share(factors, ConfigReader({}, "model.gguf"))
+        rope = _read_rope(
+            ConfigReader(
+                {"rope_parameters": {"full_attention": ROPE | {"partial_rotary_factor": share}}}, "model.gguf"
+            ),
+            "full_attention",
+            2 * num_pairs,
+        )
+        assert rope.turning_dim == 2 * num_turning

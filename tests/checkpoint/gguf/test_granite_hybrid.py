@@ -9,8 +9,10 @@ import pytest
 import torch
 from transformers import GraniteMoeHybridConfig
 
+from moeflow.checkpoint.gguf.recurrent import key_heads
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
+from moeflow.core.model_config import ConfigReader
 from moeflow.models.loading import outline
 from moeflow.models.registry import read_model_config
 from tests.checkpoint.tiny_models import _permute, _stacked, add_gguf_tensor, finish
@@ -146,12 +148,20 @@ def test_the_file_is_the_folder(tmp_path, case):
         ({"add_ssm_inner_size": 65}, "ssm.inner_size"),
         ({"add_ssm_time_step_rank": 7}, "ssm.inner_size"),
         ({"add_ssm_state_size": 0}, "ssm.state_size"),
+        ({"add_block_count": 2**32 - 1, "add_head_count_kv": 2}, "'block_count' is 4294967295"),
     ],
 )
 def test_layers_that_cannot_be_are_refused(tmp_path, more, problem):
     folder = folder_of("experts", tmp_path / "folder")
     with pytest.raises(CheckpointError, match=problem):
         write(tmp_path / "model.gguf", "granitehybrid", folder, more)
+
+
+@pytest.mark.parametrize("counts", [[[0], [2]], [0, [2]], [False, True], [0, -2], [0, 2.0], [0, "2"], [0, None], {}])
+def test_numbers_of_key_heads_that_are_none_are_refused(counts):
+    reader = ConfigReader({"attention.head_count_kv": counts, "block_count": 2}, "model.gguf")
+    with pytest.raises(CheckpointError, match="head_count_kv"):
+        key_heads(reader, 4, ("attention", "mamba"))
 
 
 def test_other_architectures_have_alike_layers(tmp_path):

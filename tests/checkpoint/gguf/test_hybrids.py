@@ -211,6 +211,12 @@ def test_the_file_is_the_folder(tmp_path, kind):
         ("dbrx", {"add_head_count_kv": 1}, "rows, where 32 of self_attn.q_proj and 8 of self_attn.k_proj"),
         ("qwen3next", {"add_ssm_time_step_rank": 0}, "ssm.time_step_rank"),
         (OLD, {"add_ssm_group_count": 1}, "is no part|rows, where"),
+        (
+            OLD,
+            {"add_ssm_group_count": 2**31, "add_ssm_time_step_rank": 2**31, "add_ssm_inner_size": 2**31},
+            "rows, where .* of each of 2147483648 key heads are expected",
+        ),
+        ("lfm2", {"add_block_count": 2**32 - 1, "add_head_count_kv": 2}, "'block_count' is 4294967295"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, kind, more, problem):
