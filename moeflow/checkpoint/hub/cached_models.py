@@ -6,12 +6,11 @@ import os
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moeflow.checkpoint.hub.blob_download import PARTIAL
 from moeflow.checkpoint.hub.cache_layout import commit_of, repositories, repository_folder, snapshots
-from moeflow.checkpoint.hub.file_choice import is_gguf_model, tag_of
+from moeflow.checkpoint.hub.file_choice import is_gguf_model, tag_of, whole_of
 from moeflow.checkpoint.hub.local_models import find_in_snapshot, find_model, snapshot_files
 from moeflow.checkpoint.hub.model_name import MAIN, ModelName
 from moeflow.core.errors import CheckpointError
@@ -19,10 +18,10 @@ from moeflow.core.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model that is here, all of it: a folder of safetensors, or a GGUF file."""
+    """A model that is here: a folder of safetensors, all of it, or a GGUF file; of a split one, the parts that are."""
 
     name: ModelName
-    path: Path
+    path: Path  # of a split GGUF file, its first part's
     files: tuple[Path, ...]  # links to its bytes
 
     @property
@@ -47,8 +46,8 @@ def cached_models(cache: Path) -> list[CachedModel]:
 
 
 def unfinished_bytes(cache: Path) -> dict[str, int]:
-    """Return how many bytes of each repository have arrived that no whole file has yet."""
-    found = {repo: sum(_size(file) for file in _partials(folder)) for repo, folder in repositories(cache)}
+    """Return how many bytes of each repository have arrived that no model shows yet: halves, and files not linked."""
+    found = {repo: sum(_size(file) for file in _unlinked(folder)) for repo, folder in repositories(cache)}
     return {repo: num_bytes for repo, num_bytes in found.items() if num_bytes}
 
 
@@ -112,8 +111,10 @@ def plan_removal(name: ModelName, cache: Path) -> Removal:
         snapshot = folder / "snapshots" / (commit_of(name.revision, folder) or "none")
         models = tuple(model for model in models if model.path.is_relative_to(snapshot))
     if name.file:
-        path = find_model(name, cache)
-        models = tuple(model for model in models if model.path == path)
+        names = (name, replace(name, file=name.file.upper()))  # as tags are listed
+        listed = tuple(model for model in models if model.name in names)
+        path = None if listed else find_model(name, cache)  # which knows no split files
+        models = listed or tuple(model for model in models if model.path == path)
     if not models:
         raise CheckpointError(f"{name} is not here", remedy="`moeflow list` says what is")
     return Removal(models, folder, is_whole=False)
@@ -140,10 +141,12 @@ def _models_in(repo: str, folder: Path, snapshot: Path) -> Iterator[CachedModel]
         yield CachedModel(
             ModelName(repo, revision), snapshot, tuple(snapshot / file for file in sorted(files - set(ggufs)))
         )
-    tags = [tag_of(file) for file in ggufs]
-    for file, tag in zip(ggufs, tags, strict=True):
-        part = tag if tags.count(tag) == 1 else Path(file).name
-        yield CachedModel(ModelName(repo, revision, part), snapshot / file, (snapshot / file,))
+    wholes = sorted({whole_of(file) for file in ggufs})
+    tags = [tag_of(whole) for whole in wholes]
+    for whole, tag in zip(wholes, tags, strict=True):
+        part = tag if tags.count(tag) == 1 else Path(whole).name
+        parts = tuple(snapshot / file for file in ggufs if whole_of(file) == whole)
+        yield CachedModel(ModelName(repo, revision, part), parts[0], parts)
 
 
 def _is_whole(name: ModelName, snapshot: Path) -> bool:
@@ -163,8 +166,8 @@ def _refs(folder: Path) -> list[str]:
     return sorted(it.relative_to(folder / "refs").as_posix() for it in (folder / "refs").rglob("*") if it.is_file())
 
 
-def _partials(folder: Path) -> Iterator[Path]:
-    return (folder / "blobs").glob(f"*{PARTIAL}")
+def _unlinked(folder: Path) -> set[Path]:
+    return set(_files(folder / "blobs")) - _linked(_links(folder), folder)
 
 
 def _files(folder: Path) -> list[Path]:

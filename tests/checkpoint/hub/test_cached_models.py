@@ -156,6 +156,29 @@ def test_files_in_place_of_links_are_counted(hub, cache):
     assert list(cache.iterdir()) == []
 
 
+def test_a_split_file_of_another_tool_is_one_model(hub, cache):
+    hub.add("o/g", {"g-Q8_0.gguf": b"88"})
+    snapshot = fetch("o/g", cache).parent
+    for number, data in enumerate((b"1", b"22"), 1):
+        blob = snapshot.parents[1] / "blobs" / (str(number) * 64)
+        blob.write_bytes(data)
+        (snapshot / f"g-Q4_K_M-0000{number}-of-00002.gguf").symlink_to(f"../../blobs/{blob.name}")
+    assert {str(it.name): it.num_bytes for it in cached_models(cache)} == {"o/g:Q4_K_M": 3, "o/g:Q8_0": 2}
+    removal = plan_removal(parse_model_name("o/g:q4_k_m"), cache)
+    assert removal.num_bytes == 3
+    removal.run()
+    assert [str(it.name) for it in cached_models(cache)] == ["o/g:Q8_0"]
+    assert len(list((snapshot.parents[1] / "blobs").iterdir())) == 1
+
+
+def test_whole_blobs_without_links_are_of_a_pull_that_broke_off(hub, cache):
+    hub.add("o/g", {"g-Q8_0.gguf": b"88"})
+    fetch("o/g", cache)
+    assert unfinished_bytes(cache) == {}
+    (cache / "models--o--g" / "blobs" / ("d" * 64)).write_bytes(b"12345")
+    assert unfinished_bytes(cache) == {"o/g": 5}
+
+
 def test_half_a_folder_is_no_model(cache):
     snapshot = cache / "models--o--m" / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)
