@@ -19,6 +19,8 @@ EPILOG = """\b
 Examples:
   moeflow rm Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M
       this GGUF file
+  moeflow rm Qwen/Qwen3-30B-A3B@main
+      this revision alone
   moeflow rm Qwen/Qwen3-30B-A3B
       all that is here of this repository, half of a pull included
   moeflow rm Qwen/Qwen3-30B-A3B --yes

@@ -147,7 +147,7 @@ def _remote_file(sibling: RepoSibling, name: ModelName) -> RemoteFile:
     path, size = sibling.rfilename, sibling.size if sibling.lfs is None else sibling.lfs.size
     checksum = sibling.blob_id if sibling.lfs is None else sibling.lfs.sha256
     is_inside = not PurePosixPath(path).is_absolute() and not {"..", "."} & set(path.split("/")) and "\0" not in path
-    if not is_inside or not isinstance(size, int) or not _CHECKSUM.fullmatch(checksum or ""):
+    if not is_inside or not isinstance(size, int) or size < 0 or not _CHECKSUM.fullmatch(checksum or ""):
         raise HubError(
             f"{endpoint()} lists a file of {name} as {brief((path, size, checksum))}, where a path, a size and a "
             f"checksum are expected. {_MIRROR}"

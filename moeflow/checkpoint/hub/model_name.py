@@ -14,7 +14,7 @@ from typing import Final
 
 MAIN: Final = "main"  # the revision, if none is named
 
-_PREFIX = re.compile(r"(https://|hf://)?(huggingface\.co/|hf\.co/)?")  # as people copy names from pages and other tools
+_PREFIX = re.compile(r"hf://|(https://)?(huggingface\.co|hf\.co)/")  # as people copy names from pages and other tools
 _WORD: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(
     rf"(?P<repo>{_WORD}/{_WORD})(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?(?::(?P<file>[A-Za-z0-9][\w./+-]*))?", re.ASCII

@@ -107,8 +107,14 @@ class _Place:
         if COMMIT.fullmatch(name.revision):
             return
         ref = self.folder / "refs" / name.revision
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        _replace(ref, lambda new: _write(new, self.repository.commit))
+        try:
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            _replace(ref, lambda new: _write(new, self.repository.commit))
+        except (FileExistsError, NotADirectoryError, IsADirectoryError):
+            raise CheckpointError(
+                f"{name} is here, but cannot be noted as {ref}: a branch that was pulled before has part of that name",
+                remedy=f"Pull {name.repo}@{self.repository.commit}, or `moeflow rm {name.repo}` and pull again",
+            ) from None
 
     def missing_bytes(self, file: RemoteFile) -> int:
         """Return how many bytes of a file have still to come."""
@@ -201,8 +207,12 @@ def _work(
 def _replace(path: Path, make: Callable[[Path], None]) -> None:
     """Make a file or a link under another name first, so that nobody sees half of it."""
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    make(new)
-    os.replace(new, path)
+    try:
+        make(new)
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def _write(path: Path, text: str) -> None:

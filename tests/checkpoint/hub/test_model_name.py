@@ -50,6 +50,7 @@ def test_a_name_is_read(text, name):
         "models/",
         "a/.b",
         "a/b-",
+        "https://github.com/foo",
     ],
 )
 def test_what_is_no_name_is_a_path(text):

@@ -8,8 +8,9 @@ from threading import Event
 
 import pytest
 from huggingface_hub import constants, hf_hub_download, scan_cache_dir, snapshot_download
+from huggingface_hub.hf_api import RepoSibling
 
-from moeflow.checkpoint.hub import blob_download
+from moeflow.checkpoint.hub import blob_download, hub_client
 from moeflow.checkpoint.hub.blob_download import StoppedError, fetch_blob
 from moeflow.checkpoint.hub.hub_client import RemoteFile, list_repository, open_at
 from moeflow.checkpoint.hub.local_models import find_model
@@ -230,6 +231,23 @@ def test_a_list_that_leads_out_of_the_cache_is_refused(hub, cache, path):
     hub.add(REPO, model_files() | {path: b"{}"})
     with pytest.raises(HubError, match="are expected"):
         pulled(REPO, cache)
+
+
+def test_a_size_below_nothing_is_refused():
+    sibling = RepoSibling("m.gguf", size=-1, blob_id="a" * 40)
+    with pytest.raises(HubError, match=r"-1, .* a size and a checksum are expected"):
+        hub_client._remote_file(sibling, parse_model_name(REPO))
+
+
+@pytest.mark.parametrize("branches", [("main", "main/x"), ("main/x", "main")])
+def test_a_branch_that_meets_anothers_name_is_explained(hub, cache, branches):
+    repository = hub.add(REPO, {"m-Q8_0.gguf": b"1"})
+    repository.push({"m-Q8_0.gguf": b"2"}, "main/x")
+    pulled(f"{REPO}@{branches[0]}", cache)
+    with pytest.raises(CheckpointError, match="cannot be noted as"):
+        pulled(f"{REPO}@{branches[1]}", cache)
+    folder = cache / "models--o--model" / "refs"
+    assert [it.name for it in folder.rglob("*") if it.is_file()] == [branches[0].rpartition("/")[2]]
 
 
 def test_a_download_that_is_stopped_keeps_what_has_arrived(hub, cache):
