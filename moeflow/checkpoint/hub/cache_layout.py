@@ -27,6 +27,11 @@ def repositories(cache: Path) -> Iterator[tuple[str, Path]]:
         yield folder.name.removeprefix(FOLDER).replace("--", "/"), folder
 
 
+def snapshots(folder: Path) -> list[Path]:
+    """Return the folders of the commits that are there of a repository; stray files beside them are left out."""
+    return sorted(it for it in (folder / "snapshots").glob("*") if it.is_dir())
+
+
 def commit_of(revision: str, folder: Path) -> str | None:
     """Return the commit that a revision of a repository was when it was last pulled; None: it never was."""
     if COMMIT.fullmatch(revision):

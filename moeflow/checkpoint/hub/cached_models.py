@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moeflow.checkpoint.hub.blob_download import PARTIAL
-from moeflow.checkpoint.hub.cache_layout import commit_of, repositories, repository_folder
-from moeflow.checkpoint.hub.file_choice import is_gguf_model, tag_of
+from moeflow.checkpoint.hub.cache_layout import commit_of, repositories, repository_folder, snapshots
+from moeflow.checkpoint.hub.file_choice import is_gguf_model, tag_of, whole_of
 from moeflow.checkpoint.hub.local_models import find_in_snapshot, find_model, snapshot_files
 from moeflow.checkpoint.hub.model_name import MAIN, ModelName
 from moeflow.core.errors import CheckpointError
@@ -18,10 +18,10 @@ from moeflow.core.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model that is here, all of it: a folder of safetensors, or a GGUF file."""
+    """A model that is here: a folder of safetensors, all of it, or a GGUF file; of a split one, the parts that are."""
 
     name: ModelName
-    path: Path
+    path: Path  # of a split GGUF file, its first part's
     files: tuple[Path, ...]  # links to its bytes
 
     @property
@@ -40,14 +40,14 @@ def cached_models(cache: Path) -> list[CachedModel]:
     return [
         model
         for repo, folder in repositories(cache)
-        for snapshot in sorted((folder / "snapshots").glob("*"))
+        for snapshot in snapshots(folder)
         for model in _models_in(repo, folder, snapshot)
     ]
 
 
 def unfinished_bytes(cache: Path) -> dict[str, int]:
-    """Return how many bytes of each repository have arrived that no whole file has yet."""
-    found = {repo: sum(_size(file) for file in _partials(folder)) for repo, folder in repositories(cache)}
+    """Return how many bytes of each repository have arrived that no model shows yet: halves, and files not linked."""
+    found = {repo: sum(_size(file) for file in _unlinked(folder)) for repo, folder in repositories(cache)}
     return {repo: num_bytes for repo, num_bytes in found.items() if num_bytes}
 
 
@@ -63,15 +63,14 @@ class Removal:
     def num_bytes(self) -> int:
         """What becomes free, as far as no other model has the same files."""
         if self.is_whole:
-            return sum(_size(file) for file in (self.folder / "blobs").glob("*"))
-        return sum(_size(blob) for blob in self._orphans())
+            return sum(_size(file) for part in ("blobs", "snapshots") for file in _files(self.folder / part))
+        own = [file for model in self.models for file in model.files if not file.is_symlink()]
+        return sum(_size(file) for file in (*own, *self._orphans()))
 
     def run(self) -> None:
         """Delete it, links first: what is interrupted leaves no link without its bytes."""
         if self.is_whole:
-            for part in ("refs", "snapshots"):
-                shutil.rmtree(self.folder / part, ignore_errors=True)
-            shutil.rmtree(self.folder)
+            _delete_repository(self.folder)
             return
         orphans = self._orphans()
         for model in self.models:
@@ -82,33 +81,20 @@ class Removal:
         self._forget_empty_snapshots()
 
     def _forget_empty_snapshots(self) -> None:
-        snapshots = list((self.folder / "snapshots").glob("*"))
-        empty = [snapshot for snapshot in snapshots if not snapshot_files(snapshot)]
+        there = snapshots(self.folder)
+        empty = [snapshot for snapshot in there if not snapshot_files(snapshot)]
         for snapshot in empty:
             for ref in _refs(self.folder):
                 if commit_of(ref, self.folder) == snapshot.name:
                     (self.folder / "refs" / ref).unlink()
             shutil.rmtree(snapshot)
-        if snapshots == empty and not any(_partials(self.folder)):
-            shutil.rmtree(self.folder)
+        if there == empty and not _files(self.folder / "blobs"):  # else a pull may be under way
+            _delete_repository(self.folder)
 
     def _orphans(self) -> set[Path]:
         """Return the blobs that nothing links to once the models are gone."""
-        leaving = {file for model in self.models for file in model.files}
-        links = {
-            Path(folder, file)
-            for folder, _, files in os.walk(self.folder / "snapshots")
-            for file in files
-            if Path(folder, file).is_symlink()
-        }
-        kept = {self._blob(link) for link in links - leaving}
-        return {blob for link in links & leaving if (blob := self._blob(link)) is not None} - kept
-
-    def _blob(self, link: Path) -> Path | None:
-        """Return the blob that a link leads to; None: it leads out of the cache, to a file that is not ours."""
-        target = link.parent / os.readlink(link)
-        blobs = os.path.realpath(self.folder / "blobs")
-        return Path(blobs, target.name) if os.path.realpath(target.parent) == blobs else None
+        leaving = {file for model in self.models for file in model.files if file.is_symlink()}
+        return _linked(leaving, self.folder) - _linked(_links(self.folder) - leaving, self.folder)
 
 
 def plan_removal(name: ModelName, cache: Path) -> Removal:
@@ -117,14 +103,34 @@ def plan_removal(name: ModelName, cache: Path) -> Removal:
     Raises: CheckpointError if nothing of it is here.
     """
     folder = repository_folder(name.repo, cache)
-    if not name.file and name.revision == MAIN and folder.is_dir():
-        models = tuple(model for model in cached_models(cache) if model.name.repo == name.repo)
+    has_revision = name.revision != MAIN or name.names_main
+    models = tuple(model for model in cached_models(cache) if model.name.repo == name.repo)
+    if not name.file and not has_revision and folder.is_dir():
         return Removal(models, folder, is_whole=True)
-    path = find_model(name, cache)
-    models = tuple(model for model in cached_models(cache) if model.path == path)
+    if has_revision:
+        snapshot = folder / "snapshots" / (commit_of(name.revision, folder) or "none")
+        models = tuple(model for model in models if model.path.is_relative_to(snapshot))
+    if name.file:
+        names = (name, replace(name, file=name.file.upper()))  # as tags are listed
+        listed = tuple(model for model in models if model.name in names)
+        path = None if listed else find_model(name, cache)  # which knows no split files
+        models = listed or tuple(model for model in models if model.path == path)
     if not models:
         raise CheckpointError(f"{name} is not here", remedy="`moeflow list` says what is")
     return Removal(models, folder, is_whole=False)
+
+
+def _delete_repository(folder: Path) -> None:
+    """Delete a repository's folder; of one that is a link, what the cache has in the folder behind it, and the link."""
+    for part in ("refs", "snapshots", "blobs", ".no_exist"):
+        if (folder / part).is_dir() and not (folder / part).is_symlink():
+            shutil.rmtree(folder / part)
+    if not folder.is_symlink():
+        shutil.rmtree(folder)
+        return
+    with suppress(OSError):  # something else lies there, which stays
+        folder.resolve().rmdir()
+    folder.unlink()
 
 
 def _models_in(repo: str, folder: Path, snapshot: Path) -> Iterator[CachedModel]:
@@ -135,10 +141,12 @@ def _models_in(repo: str, folder: Path, snapshot: Path) -> Iterator[CachedModel]
         yield CachedModel(
             ModelName(repo, revision), snapshot, tuple(snapshot / file for file in sorted(files - set(ggufs)))
         )
-    tags = [tag_of(file) for file in ggufs]
-    for file, tag in zip(ggufs, tags, strict=True):
-        part = tag if tags.count(tag) == 1 else Path(file).name
-        yield CachedModel(ModelName(repo, revision, part), snapshot / file, (snapshot / file,))
+    wholes = sorted({whole_of(file) for file in ggufs})
+    tags = [tag_of(whole) for whole in wholes]
+    for whole, tag in zip(wholes, tags, strict=True):
+        part = tag if tags.count(tag) == 1 else Path(whole).name
+        parts = tuple(snapshot / file for file in ggufs if whole_of(file) == whole)
+        yield CachedModel(ModelName(repo, revision, part), parts[0], parts)
 
 
 def _is_whole(name: ModelName, snapshot: Path) -> bool:
@@ -158,8 +166,27 @@ def _refs(folder: Path) -> list[str]:
     return sorted(it.relative_to(folder / "refs").as_posix() for it in (folder / "refs").rglob("*") if it.is_file())
 
 
-def _partials(folder: Path) -> Iterator[Path]:
-    return (folder / "blobs").glob(f"*{PARTIAL}")
+def _unlinked(folder: Path) -> set[Path]:
+    return set(_files(folder / "blobs")) - _linked(_links(folder), folder)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files below a folder that have bytes of their own; hidden ones are of file managers."""
+    found = (Path(inner, file) for inner, _, files in os.walk(folder) for file in files if not file.startswith("."))
+    return [file for file in found if not file.is_symlink()]
+
+
+def _links(folder: Path) -> set[Path]:
+    """Return the links in a repository's snapshots."""
+    found = (Path(inner, file) for inner, _, files in os.walk(folder / "snapshots") for file in files)
+    return {file for file in found if file.is_symlink()}
+
+
+def _linked(links: Collection[Path], folder: Path) -> set[Path]:
+    """Return the blobs that links lead to. Some lead out of the cache, to files that are not ours."""
+    blobs = os.path.realpath(folder / "blobs")
+    targets = (link.parent / os.readlink(link) for link in links)
+    return {folder / "blobs" / target.name for target in targets if os.path.realpath(target.parent) == blobs}
 
 
 def _size(file: Path) -> int:

@@ -62,7 +62,7 @@ def has_choice(name: ModelName, paths: Collection[str]) -> bool:
     """Return whether there is anything among these files that a name may mean."""
     if not name.file and (SINGLE_FILE in paths or INDEX_FILE in paths):
         return True
-    models = {_whole(path) for path in paths if is_gguf_model(path)}
+    models = {whole_of(path) for path in paths if is_gguf_model(path)}
     return bool(_fitting(name.file, list(models)) if name.file else models)
 
 
@@ -93,7 +93,7 @@ def tag_of(path: str) -> str:
 def _choose_gguf(name: ModelName, models: list[str]) -> str:
     wholes: dict[str, list[str]] = {}
     for path in models:
-        wholes.setdefault(_whole(path), []).append(path)
+        wholes.setdefault(whole_of(path), []).append(path)
     found = _fitting(name.file or DEFAULT_TAG, list(wholes))
     if not name.file and not found and len(wholes) == 1:
         found = list(wholes)
@@ -116,8 +116,8 @@ def _choose_gguf(name: ModelName, models: list[str]) -> str:
     return found[0]
 
 
-def _whole(path: str) -> str:
-    """Return the file that a part of a split file belongs to; else the file."""
+def whole_of(path: str) -> str:
+    """Return the name of the file that a part of a split GGUF file belongs to; of another file, its own."""
     return _PART.sub("", path.removesuffix(_SUFFIX)) + _SUFFIX
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from moeflow.checkpoint.hub.cache_layout import commit_of, repository_folder
+from moeflow.checkpoint.hub.cache_layout import commit_of, repository_folder, snapshots
 from moeflow.checkpoint.hub.file_choice import choose_files, has_choice, shards_of
 from moeflow.checkpoint.hub.model_name import MAIN, ModelName, parse_model_name
 from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
@@ -77,5 +77,5 @@ def _snapshots(name: ModelName, cache: Path) -> Iterator[Path]:
     if commit is not None:
         yield folder / "snapshots" / commit
     if name.revision == MAIN and folder.is_dir():
-        older = [it for it in (folder / "snapshots").glob("*") if it.name != commit]
+        older = [it for it in snapshots(folder) if it.name != commit]
         yield from sorted(older, key=lambda it: it.stat().st_mtime, reverse=True)

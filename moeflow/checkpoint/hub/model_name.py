@@ -9,7 +9,7 @@ Qwen/Qwen3-30B-A3B-GGUF:some-file.gguf      the file of this name
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 MAIN: Final = "main"  # the revision, if none is named
@@ -29,6 +29,7 @@ class ModelName:
     repo: str
     revision: str = MAIN
     file: str = ""
+    names_main: bool = field(default=False, compare=False)  # `@main` was said, which means the same model
 
     def __str__(self) -> str:
         revision = "" if self.revision == MAIN else f"@{self.revision}"
@@ -44,4 +45,5 @@ def parse_model_name(text: str) -> ModelName | None:
     match = _NAME.fullmatch(text, prefix.end() if prefix else 0)
     if match is None or ".." in text or "--" in match["repo"] or len(match["repo"]) > _MAX_REPO:
         return None
-    return ModelName(match["repo"], match["revision"] or MAIN, match["file"] or "")
+    revision = match["revision"]
+    return ModelName(match["repo"], revision or MAIN, match["file"] or "", names_main=revision == MAIN)

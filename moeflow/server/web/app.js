@@ -25,7 +25,7 @@ const composer = new Composer(at("prompt-form"), () => Boolean(chat.running));
 const library = new Library(chat, store, showConversations);
 const conversations = new HistoryView(at("history"), at("open-history"), store, {
   current: () => chat.conversation,
-  onRename: (name) => library.rename(name),
+  onRename: (id, name) => library.rename(id, name),
   onDelete: (id) => library.remove(id),
   onRestore: (conversation) => library.restore(conversation),
   onExport: (kind) => library.export(kind),
@@ -123,8 +123,7 @@ async function useKey() {
 
 async function clearAll() {
   if (!confirm("Clear all conversations, the settings and the API key from this browser?")) return;
-  library.begin();
-  await store.clear();
+  await library.clear();
   settings.reset();
   storedKey.remove();
   forgetAll();
@@ -164,9 +163,9 @@ chat.addEventListener("end", ({ detail: answer }) => {
   complain(store.error ?? "");
   composer.answerEnded(answer.state === "done");
 });
-store.addEventListener("change", ({ detail: id }) => {
+store.addEventListener("change", ({ detail: ids }) => {
   if (store.error) complain(store.error);
-  library.takeOver(id);
+  library.takeOver(ids);
 });
 for (const part of [chat, composer]) {
   part.addEventListener("announce", (event) => announce(event.detail));

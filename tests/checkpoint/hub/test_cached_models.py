@@ -92,6 +92,93 @@ def test_a_link_out_of_the_cache_goes_without_its_file(hub, cache, tmp_path):
         assert [str(it.name) for it in cached_models(cache)] == ["o/g:Q8_0"]
 
 
+def test_a_named_revision_is_removed_alone(hub, cache):
+    repository = hub.add("o/g", {"g-Q4_K_M.gguf": b"4", "g-Q8_0.gguf": b"88"})
+    repository.push({"g-Q8_0.gguf": b"dev"}, "dev")
+    for name in ("o/g:Q4_K_M", "o/g:Q8_0", "o/g@dev"):
+        fetch(name, cache)
+    removal = plan_removal(parse_model_name("o/g@main"), cache)
+    assert removal.num_bytes == 3
+    removal.run()
+    assert [str(it.name) for it in cached_models(cache)] == ["o/g@dev:Q8_0"]
+    with pytest.raises(CheckpointError, match="is not here"):
+        plan_removal(parse_model_name("o/g@main"), cache)
+
+
+def test_blobs_of_a_pull_outlast_the_last_model(hub, cache):
+    hub.add("o/g", {"g-Q8_0.gguf": b"88"})
+    fetch("o/g:Q8_0", cache)
+    blob = cache / "models--o--g" / "blobs" / ("d" * 64)
+    blob.write_bytes(b"12345")
+    removal = plan_removal(ModelName("o/g", file="Q8_0"), cache)
+    assert removal.num_bytes == 2
+    removal.run()
+    assert blob.read_bytes() == b"12345"
+    assert plan_removal(ModelName("o/g"), cache).num_bytes == 5
+
+
+@pytest.mark.parametrize("others", [(), ("notes.txt",)])
+def test_a_repository_that_is_a_link_is_deleted_behind_it(hub, cache, tmp_path, others):
+    hub.add("o/g", {"g-Q8_0.gguf": b"88"})
+    fetch("o/g", cache)
+    folder, disk = cache / "models--o--g", tmp_path / "disk"
+    folder.rename(disk)
+    folder.symlink_to(disk)
+    for name in others:
+        (disk / name).write_text("mine")
+    plan_removal(ModelName("o/g"), cache).run()
+    assert list(cache.iterdir()) == []
+    assert disk.exists() == bool(others)
+    assert {it.name for it in disk.glob("*")} == set(others)
+
+
+def test_stray_files_beside_snapshots_are_passed_over(hub, cache):
+    hub.add("o/g", {"g-Q4_K_M.gguf": b"4", "g-Q8_0.gguf": b"88"})
+    fetch("o/g:Q4_K_M", cache)
+    fetch("o/g:Q8_0", cache)
+    (cache / "models--o--g" / "snapshots" / ".DS_Store").write_bytes(b"finder")
+    plan_removal(ModelName("o/g", file="Q4_K_M"), cache).run()
+    assert [str(it.name) for it in cached_models(cache)] == ["o/g:Q8_0"]
+    plan_removal(ModelName("o/g", file="Q8_0"), cache).run()
+    assert list(cache.iterdir()) == []
+
+
+def test_files_in_place_of_links_are_counted(hub, cache):
+    hub.add("o/g", {"g-Q8_0.gguf": b"88"})
+    file = fetch("o/g", cache)
+    file.resolve().rename(cache / "bytes")
+    file.unlink()
+    (cache / "bytes").rename(file)
+    assert plan_removal(ModelName("o/g"), cache).num_bytes == 2
+    removal = plan_removal(ModelName("o/g", file="Q8_0"), cache)
+    assert removal.num_bytes == 2
+    removal.run()
+    assert list(cache.iterdir()) == []
+
+
+def test_a_split_file_of_another_tool_is_one_model(hub, cache):
+    hub.add("o/g", {"g-Q8_0.gguf": b"88"})
+    snapshot = fetch("o/g", cache).parent
+    for number, data in enumerate((b"1", b"22"), 1):
+        blob = snapshot.parents[1] / "blobs" / (str(number) * 64)
+        blob.write_bytes(data)
+        (snapshot / f"g-Q4_K_M-0000{number}-of-00002.gguf").symlink_to(f"../../blobs/{blob.name}")
+    assert {str(it.name): it.num_bytes for it in cached_models(cache)} == {"o/g:Q4_K_M": 3, "o/g:Q8_0": 2}
+    removal = plan_removal(parse_model_name("o/g:q4_k_m"), cache)
+    assert removal.num_bytes == 3
+    removal.run()
+    assert [str(it.name) for it in cached_models(cache)] == ["o/g:Q8_0"]
+    assert len(list((snapshot.parents[1] / "blobs").iterdir())) == 1
+
+
+def test_whole_blobs_without_links_are_of_a_pull_that_broke_off(hub, cache):
+    hub.add("o/g", {"g-Q8_0.gguf": b"88"})
+    fetch("o/g", cache)
+    assert unfinished_bytes(cache) == {}
+    (cache / "models--o--g" / "blobs" / ("d" * 64)).write_bytes(b"12345")
+    assert unfinished_bytes(cache) == {"o/g": 5}
+
+
 def test_half_a_folder_is_no_model(cache):
     snapshot = cache / "models--o--m" / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)

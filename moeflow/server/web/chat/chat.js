@@ -34,6 +34,11 @@ export class Chat extends EventTarget {
     return this.conversation.turns();
   }
 
+  /** Whether a prompt is being edited. */
+  get isEditing() {
+    return this.views.some((view) => view.isEditing);
+  }
+
   /** The last answer that has numbers. */
   get lastMeasured() {
     return this.views.findLast((view) => view.answer?.measured)?.answer;

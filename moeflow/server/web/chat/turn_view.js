@@ -34,6 +34,10 @@ export class TurnView {
     return this.turn.answer;
   }
 
+  get isEditing() {
+    return !this.editor.form.hidden;
+  }
+
   listen() {
     const { copy, retry, edit } = this.parts;
     copy.addEventListener("click", () => this.actions.onCopy(this.answer.content, copy));

@@ -67,9 +67,10 @@ export class Conversation {
     return this.add({ role: "user", content, files }, parentId);
   }
 
-  /** An answer to come. One that failed before its first word makes room for it. */
+  /** An answer to come. One that failed before its first word makes room for it, unless the conversation went on below it. */
   addAnswer(prompt) {
-    const isInVain = (message) => message.parent === prompt.id && isBlank(message) && message.state !== "running";
+    const isInVain = (message) =>
+      message.parent === prompt.id && isBlank(message) && message.state !== "running" && !this.children(message.id).length;
     this.messages = this.messages.filter((message) => !isInVain(message));
     return this.add(newAnswer(), prompt.id);
   }

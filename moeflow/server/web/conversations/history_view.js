@@ -8,7 +8,7 @@ const SEARCH_PAUSE_MS = 150;
 const UNDO_MS = 10_000;
 
 export class HistoryView {
-  /** `panel` is the <dialog>; `actions`: current() gives the open conversation, onRename(name), onDelete(id),
+  /** `panel` is the <dialog>; `actions`: current() gives the open conversation, onRename(id, name), onDelete(id), which returns it,
    *  onRestore(conversation), onExport(kind), onImport(files). */
   constructor(panel, opener, store, actions) {
     Object.assign(this, { panel, opener, store, actions });
@@ -105,14 +105,14 @@ export class HistoryView {
     }
     link.setAttribute("aria-current", "page");
     const on = (selector, action) => item.querySelector(selector).addEventListener("click", action);
-    on(".rename", () => this.rename(link));
+    on(".rename", () => this.rename(id, link));
     on(".export-markdown", () => this.actions.onExport("markdown"));
     on(".export-json", () => this.actions.onExport("json"));
     on(".delete", () => this.remove(id, name));
     return item;
   }
 
-  rename(link) {
+  rename(id, link) {
     const form = document.createElement("form");
     const box = document.createElement("input");
     box.value = link.textContent;
@@ -126,7 +126,7 @@ export class HistoryView {
       isDone = true;
       form.remove();
       this.shown = "";
-      if (isKept && box.value.trim()) await this.actions.onRename(box.value.trim());
+      if (isKept && box.value.trim()) await this.actions.onRename(id, box.value.trim());
       await this.show();
       this.list.querySelector(".rename")?.focus();
     };
@@ -143,8 +143,8 @@ export class HistoryView {
   }
 
   async remove(id, name) {
-    this.removed = await this.store.load(id);
-    await this.actions.onDelete(id);
+    this.removed = await this.actions.onDelete(id);
+    if (!this.removed) return; // another tab was first
     this.undo.hidden = false;
     this.undo.querySelector("span").textContent = `Deleted “${name}”.`;
     this.undo.querySelector("button").focus();

@@ -30,8 +30,19 @@ function readOwn({ version, conversations }) {
   if (version !== 1) throw new Error(`it is of version ${version}; this page reads version 1`);
   return conversations.map(({ title, updatedAt, messages, chosen }) => {
     const record = { id: newId(), title: String(title ?? ""), updatedAt: Number(updatedAt) || Date.now(), chosen: { ...chosen } };
-    return { ...record, messages: messages.map(checked) };
+    return { ...record, messages: checkTree(messages.map(checked)) };
   });
+}
+
+/** Messages that are a tree, each behind the one that it answers. Of others no path would come to an end. */
+function checkTree(messages) {
+  const earlier = new Set([""]); // the parent of the first prompts
+  for (const { id, parent } of messages) {
+    if (earlier.has(id)) throw new Error(`a message in it has an id that is ${id ? "not its own" : "empty"}`);
+    if (!earlier.has(parent)) throw new Error("a message in it answers none before it");
+    earlier.add(id);
+  }
+  return messages;
 }
 
 /** Files may come from anywhere: only what the page knows, as what the page takes it for. */
@@ -59,6 +70,7 @@ function readMessages({ title = "", messages }) {
 function readChatGpt({ title, mapping, current_node: current, update_time: updatedAtS }) {
   const builder = new Builder(String(title ?? ""), updatedAtS ? updatedAtS * 1000 : Date.now());
   const ids = {};
+  const visited = new Set(); // a damaged file may have rings
   const visit = (node, parent) => {
     const message = node.message;
     const id = message ? builder.add(parent, message.author?.role, textOf(message.content?.parts)) : null;
@@ -68,10 +80,12 @@ function readChatGpt({ title, mapping, current_node: current, update_time: updat
   const waiting = Object.values(mapping).filter((node) => !mapping[node.parent]).map((node) => [node, ""]);
   while (waiting.length) {
     const [node, parent] = waiting.pop();
+    if (visited.has(node)) continue;
+    visited.add(node);
     const next = visit(node, parent);
     for (const child of (node.children ?? []).toReversed()) if (mapping[child]) waiting.push([mapping[child], next]);
   }
-  for (let node = mapping[current]; node; node = mapping[node.parent]) if (ids[node.id]) builder.choose(ids[node.id]);
+  for (let node = mapping[current]; visited.delete(node); node = mapping[node.parent]) if (ids[node.id]) builder.choose(ids[node.id]);
   return builder.record;
 }
 

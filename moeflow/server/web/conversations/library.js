@@ -43,28 +43,54 @@ export class Library {
     this.open(new Conversation());
   }
 
-  /** Another tab has changed a conversation: show it as it is now, if it is the open one and at rest in both. */
-  async takeOver(id) {
-    if (id === this.current.id && !this.chat.running) {
-      const changed = await this.store.load(id);
-      if (changed && !changed.wasRunning && changed.savedAt !== this.current.savedAt) this.chat.open(changed);
-    }
+  /** Another tab has changed conversations. If the open one is among them, leave it if it was removed, or else show it
+   *  as it is now, if it is at rest in both. */
+  async takeOver(ids) {
+    const { id } = this.current;
+    if (this.store.removed.has(id)) this.begin();
+    else if (ids.includes(id)) await this.showChanged(id);
     this.onShown();
   }
 
-  async rename(title) {
-    this.current.title = title;
-    await this.store.save(this.current);
+  async showChanged(id) {
+    const changed = await this.store.load(id);
+    const isAtRest = id === this.current.id && !this.chat.running && !this.chat.isEditing;
+    if (isAtRest && changed && !changed.wasRunning && changed.savedAt !== this.current.savedAt) this.chat.open(changed);
   }
 
+  /** A conversation as it is: the open one may not be kept so yet. Null if there is none of this id. */
+  async find(id) {
+    const kept = await this.store.load(id);
+    return id === this.current.id ? this.current : kept;
+  }
+
+  async rename(id, title) {
+    const conversation = await this.find(id);
+    if (!conversation) return; // another tab has deleted it
+    conversation.title = title;
+    await this.store.save(conversation);
+  }
+
+  /** Delete a conversation and return it; see `find`. */
   async remove(id) {
+    const removed = await this.find(id);
+    const removal = this.store.remove(id); // before its answer is stopped, which would save it
     if (id === this.current.id) this.begin();
-    await this.store.remove(id);
+    await removal;
+    this.onShown();
+    return removed;
+  }
+
+  /** Delete everything. */
+  async clear() {
+    const removal = this.store.clear(this.current.id);
+    this.begin();
+    await removal;
     this.onShown();
   }
 
   async restore(conversation) {
-    await this.store.save(conversation);
+    await this.store.restore(conversation);
     this.open(conversation);
   }
 
@@ -79,20 +105,26 @@ export class Library {
     saveText(`${kind === "all" ? "conversations" : fileName(current.name)}.json`, "application/json", writeJson(all.map((it) => it.record())));
   }
 
-  /** Import files and open the last conversation of them. Throws an Error that says which file could not be read. */
+  /** Import files and open the last conversation of them. Throws an Error that says which file could not be read or kept. */
   async import(files) {
-    let last = null;
-    let count = 0;
-    for (const file of files) {
-      for (const conversation of await readFile(file)) {
-        if (conversation.isEmpty) continue;
-        await this.store.save(conversation);
-        last = conversation;
-        count += 1;
-      }
+    const kept = [];
+    try {
+      for (const file of files) await this.importFile(file, kept);
+    } finally {
+      if (kept.length) this.open(kept.at(-1));
     }
-    if (last) this.open(last);
-    return count;
+    return kept.length;
+  }
+
+  /** Import a file and add its conversations to `kept`. */
+  async importFile(file, kept) {
+    const conversations = (await readFile(file)).filter((it) => !it.isEmpty);
+    for (const [i, conversation] of conversations.entries()) {
+      if (!(await this.store.save(conversation))) {
+        throw new Error(`This browser could keep only ${i} of the ${conversations.length} conversations in ${file.name}; it may have no room for more.`);
+      }
+      kept.push(conversation);
+    }
   }
 }
 
