@@ -90,7 +90,15 @@ def _is_offered(group: str) -> bool:
     """Return whether files of installed packages name a group; what lies in archives is not looked into."""
     header = f"[{group}]".encode()
     files = (file for folder in sys.path for file in Path(folder).glob("*.*-info/entry_points.txt"))
-    return any(header in file.read_bytes() for file in files)
+    return any(header in _content(file) for file in files)
+
+
+def _content(file: Path) -> bytes:
+    """Return what a file has; nothing if it cannot be read, which is another package's fault."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
 
 
 def _packages(points: list[EntryPoint]) -> str:

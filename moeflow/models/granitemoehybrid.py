@@ -9,7 +9,7 @@ import math
 from typing import Final
 
 from moeflow.core.brief import brief
-from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.core.model_config import MOST, ConfigReader, ModelConfig
 from moeflow.core.recurrent_config import MAX_KEY_DIM, MAX_TAPS, Mamba2Config, RecurrentConfig
 from moeflow.models.config_keys import MIN_EPS, read_layer_types, read_num_layers
 from moeflow.models.granitemoe import SHARED, make_experts, read_granite_config
@@ -84,10 +84,12 @@ def _read_mamba(reader: ConfigReader) -> Mamba2Config:
 
 def _read_step_limits(reader: ConfigReader) -> tuple[float, float]:
     """Return between what steps are; transformers writes infinity in a way of its own."""
-    stored = reader.raw.get("time_step_limit") or [0.0, math.inf]
-    limits = [math.inf if limit == {"__float__": "Infinity"} else limit for limit in stored]
-    is_range = len(limits) == 2 and all(isinstance(limit, int | float) for limit in limits)
-    if not is_range or not 0 <= limits[0] <= limits[1]:
+    stored = reader.raw.get("time_step_limit")
+    if stored is None:
+        return 0.0, math.inf
+    limits = [math.inf if it == {"__float__": "Infinity"} else it for it in stored] if isinstance(stored, list) else []
+    are_numbers = all(type(it) in (int, float) and (0 <= it <= MOST or it == math.inf) for it in limits)
+    if len(limits) != 2 or not are_numbers or not limits[0] <= limits[1] or limits[0] == math.inf:
         raise reader.error(f"'time_step_limit' is {brief(stored)}, where two ascending numbers are expected")
     return float(limits[0]), float(limits[1])
 

@@ -100,7 +100,9 @@ def read_rope_kind(
 def _read_rotary_dim(reader: ConfigReader, rope: ConfigReader, head_dim: int, default_share: float) -> int:
     """Return how many dimensions of a head are rotated, 0: all."""
     stated = reader.get(int, "rotary_dim", 0)
-    share = rope.get(float, "partial_rotary_factor", reader.get(float, "partial_rotary_factor", default_share))
+    share = default_share
+    for part in (reader, rope):
+        share = part.number("partial_rotary_factor", share, least=0.0, most=1.0)
     rotary_dim = stated or int(head_dim * share)
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise reader.error(f"positions rotate {rotary_dim} of a head's {head_dim} dimensions: an even part is expected")

@@ -85,3 +85,15 @@ def test_two_packages_with_one_name_are_both_named(install):
     install("sums-b", {"times": "b"}, "b = int.__mul__")
     with pytest.raises(ConfigError, match=r"each of the packages sums-a, sums-b adds 'times'.*all but one"):
         ExtensibleTable(GROUP, OWN)["times"]
+
+
+def test_files_of_other_packages_that_cannot_be_read_take_nobody_along(install, tmp_path):
+    install("more-sums", {"times": "multiply"}, "multiply = int.__mul__")
+    folder, loop = (tmp_path / f"{name}-1.0.dist-info" / "entry_points.txt" for name in ("aaa", "bbb"))
+    folder.mkdir(parents=True)
+    table = ExtensibleTable(GROUP, OWN)
+    assert list(table) == ["plus", "minus", "times"]
+    assert table["times"](2, 3) == 6
+    loop.parent.mkdir()
+    loop.symlink_to(loop)
+    assert list(ExtensibleTable("moeflow.nobody", OWN)) == ["plus", "minus"]

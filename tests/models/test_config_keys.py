@@ -153,6 +153,8 @@ def test_a_window_counts_only_where_the_family_uses_it():
         (LlamaConfig, {"rope_parameters": {"rope_type": "yarn", "factor": 8.0, "beta_slow": 0}}, "'beta_slow' is 0.0"),
         (LlamaConfig, {"rope_parameters": {"rope_theta": 1.0}}, "'rope_theta' is 1.0"),
         (LlamaConfig, {"partial_rotary_factor": 0.5}, "positions rotate 64 of a head's 128"),
+        (LlamaConfig, {"partial_rotary_factor": 1e308}, "'partial_rotary_factor' is 1e+308, where at most 1"),
+        (LlamaConfig, {"partial_rotary_factor": -0.5}, "'partial_rotary_factor' is -0.5, where at least 0"),
         (LlamaConfig, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": 0}}, "'truncate' is 0"),
         (MixtralConfig, {"num_local_experts": ...}, "has no 'num_experts'"),
         (MixtralConfig, {"num_experts_per_tok": 9}, "9, of 8 experts"),

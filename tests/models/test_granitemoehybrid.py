@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from transformers import GraniteMoeHybridConfig
 
@@ -100,6 +102,13 @@ def test_a_key_that_is_missing_has_transformers_default(key):
         ({"position_embedding_type": "alibi"}, "'position_embedding_type' is 'alibi'"),
         ({"time_step_limit": [0.5, 0.1]}, "'time_step_limit' is"),
         ({"time_step_limit": [0.5, "much"]}, "'time_step_limit' is"),
+        *(
+            ({"time_step_limit": limits}, "'time_step_limit' is")
+            for limits in (1, 0.5, True, 0, False, "", [], {}, [0.5], [False, True], [[0], [1]], [None, 1])
+        ),
+        ({"time_step_limit": [0, 10**400]}, "'time_step_limit' is"),
+        ({"time_step_limit": [math.inf, math.inf]}, "'time_step_limit' is"),
+        ({"time_step_limit": [0.0, math.nan]}, "'time_step_limit' is"),
         ({"layer_types": ["mamba", "conv", "mamba"]}, "a layer is 'conv'"),
         ({"num_local_experts": 2}, "'num_experts_per_tok' is 3, of 2 experts"),
     ],

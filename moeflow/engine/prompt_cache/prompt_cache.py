@@ -181,17 +181,17 @@ class PromptCache:
     def _look(self, token_ids: Sequence[int]) -> list[bytes]:
         """Return the keys of the first blocks that are there, up to a state. In the thread that looks."""
         try:
-            self._refresh()
+            self._refresh(may_be_late=True)
         except OSError as error:
             logger.warning("the prompt cache cannot be looked into: %s", error)
         keys = block_keys(self._identity, token_ids, self._kv.block_size)
         keys = keys[: self._folder.count(keys)]
         return keys if self._states is None else keys[: self._states.length(keys)]
 
-    def _refresh(self) -> None:
-        self._folder.refresh()
+    def _refresh(self, *, may_be_late: bool) -> None:
+        self._folder.refresh(may_be_late=may_be_late)
         if self._states is not None:
-            self._states.folder.refresh()
+            self._states.folder.refresh(may_be_late=may_be_late)
 
     def _read(
         self, read: BlocksRead, keys: Sequence[bytes], start: int, block_ids: Sequence[int], state_slot: int
@@ -224,7 +224,8 @@ class PromptCache:
         if not self._is_writing:
             return
         try:
-            self._refresh()
+            # What just made room for a state, or for another process, is to be written anew: states need their blocks.
+            self._refresh(may_be_late=False)
             keys = self._keys_of(path)
             for run in self._runs(keys):
                 gather = _gather(self._kv, path[run.start : run.stop])

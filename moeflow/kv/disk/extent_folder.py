@@ -53,11 +53,11 @@ class ExtentFolder:
         self.refresh()
         self.num_bytes = sum(size for _, size, _ in _files(path))
 
-    def refresh(self) -> None:
-        """Take note of files that have come and gone, unless that was just done. Raises: OSError."""
+    def refresh(self, *, may_be_late: bool = True) -> None:
+        """Take note of files that have come and gone; if it may be late, not again so soon. Raises: OSError."""
         with self._lock:
             now = time.monotonic()
-            if now - self._refreshed_s < REFRESH_S:
+            if may_be_late and now - self._refreshed_s < REFRESH_S:
                 return
             self._refreshed_s = now
             prefix = _name_prefix(self._identity)

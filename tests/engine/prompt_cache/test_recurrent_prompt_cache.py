@@ -152,6 +152,7 @@ def test_requests_that_begin_alike_wait_for_one_read(model, tmp_path, num_slots)
 def test_what_is_damaged_is_computed(model, tmp_path, kind, cuts):
     with closing(load(model, tmp_path)) as first:
         expected, _ = ask(first, TEXT)
+        wait_for_writes(first)
         folder = first._prompt_cache._folder if kind == "blocks" else first._prompt_cache._states.folder
         names = [name for name, extent in folder._known.items() if extent is not None]
     assert names
@@ -205,6 +206,18 @@ def test_states_count_in_the_budget(model, tmp_path):
         assert sum(file.stat().st_size for file in tmp_path.glob("*.moekv")) <= limit
         with closing(load(model, tmp_path, prompt_cache_bytes=limit)) as engine:
             assert ask(engine, text) == (expected, 128)  # the newest prefix is whole
+
+
+def test_blocks_that_have_just_made_room_are_written_anew(model, tmp_path, monkeypatch):
+    with closing(load(model, tmp_path)) as first:
+        expected, _ = ask(first, TEXT)
+        wait_for_writes(first)
+        monkeypatch.setattr(extent_folder, "REFRESH_S", 1000.0)
+        for name in first._prompt_cache._folder._known:
+            (tmp_path / name).unlink()
+        ask(first, TEXT, name="again")
+    with closing(load(model, tmp_path)) as second:
+        assert ask(second, TEXT) == (expected, 128)
 
 
 def test_where_not_all_fits_a_prefix_keeps_its_last_state(model, tmp_path):

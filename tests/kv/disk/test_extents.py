@@ -100,6 +100,19 @@ def test_what_others_write_and_delete_is_noticed(tmp_path):
     assert one.missing(keys) == [range(3)]
 
 
+def test_what_another_deletes_is_noticed_at_once_where_that_may_not_be_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(extent_folder, "REFRESH_S", 1000.0)
+    limit = file_bytes(3) + file_bytes(2)
+    one, other = folder(tmp_path, max_bytes=limit), folder(tmp_path, identity=OTHER, max_bytes=limit)
+    keys = prefix(1, 2, 3)
+    write(one, keys)
+    write(other, prefix(*range(5), identity=OTHER)[:3])
+    one.refresh()
+    assert one.missing(keys) == []
+    one.refresh(may_be_late=False)
+    assert one.missing(keys) == [range(3)]
+
+
 def test_blocks_that_are_gone_end_what_is_written(tmp_path):
     keys = prefix(*range(5))
     one = folder(tmp_path)
