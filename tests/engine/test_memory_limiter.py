@@ -153,7 +153,7 @@ def test_blocks_that_others_fill_while_passes_run_are_held_from_the_beginning():
 
 def resident_pages(kv) -> int:
     """Return how many of a storage's pages are in memory, as the kernel sees it."""
-    start = kv._cells.ctypes.data
+    start = kv._memory.bytes.ctypes.data
     first, last = start // mmap.PAGESIZE, -(-(start + kv.num_bytes) // mmap.PAGESIZE)
     with open("/proc/self/pagemap", "rb") as pagemap:
         pagemap.seek(first * 8)

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -78,9 +78,10 @@ def converse(backend: ChatBackend, conversation: Conversation, history: InputHis
         click.echo(f"{backend.name}. {HELP.splitlines()[-1]} /help for more.")
     commands = Commands(conversation, backend)
     for text in questions(at_terminal):
-        if history is not None:
-            history.add(text)
         try:
+            if history is not None:
+                with suppress(KeyboardInterrupt):  # the answer then begins, and can be stopped
+                    history.add(text)
             is_command = at_terminal and text.startswith("/") and "\n" not in text
             shown = commands.run(text) if is_command else None
             if isinstance(shown, str):

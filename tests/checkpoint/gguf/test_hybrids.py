@@ -179,13 +179,20 @@ def folder_of(kind, path):
     return theirs, open_checkpoint(path)
 
 
+def exact_logits(theirs, ids):
+    """Return them without transformers' own rounding where it can do without: its experts take no float64."""
+    if hasattr(theirs.config, "num_experts"):
+        return their_logits(theirs, ids)
+    return their_logits(theirs.double(), ids).float()
+
+
 @pytest.mark.parametrize("kind", [*CASES, OLD])
 def test_the_file_gives_the_same_logits(tmp_path, kind):
     theirs, folder = folder_of(kind, tmp_path / "folder")
     file = write(tmp_path / "model.gguf", kind, folder, CASES[kind.split()[-1]][1])
     outline(file)
     ids = tokens(30)
-    close(Cache(load(tmp_path / "model.gguf")).run({"a": ids})["a"], their_logits(theirs, ids))
+    close(Cache(load(tmp_path / "model.gguf")).run({"a": ids})["a"], exact_logits(theirs, ids))
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "lfm2moe", "dbrx"])

@@ -129,7 +129,7 @@ class TestReading:
 class TestWhatIsThere:
     def test_nothing(self, tmp_path):
         assert "does not exist" in str(refused(tmp_path / "no-such-model"))
-        assert "downloaded" in refused(tmp_path / "owner" / "name").remedy
+        assert "moeflow pull" in refused(tmp_path / "owner" / "name").remedy
 
     def test_empty_folder(self, tmp_path):
         error = refused(tmp_path)

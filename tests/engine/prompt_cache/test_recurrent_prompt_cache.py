@@ -154,7 +154,7 @@ def test_what_is_damaged_is_computed(model, tmp_path, kind, cuts):
         expected, _ = ask(first, TEXT)
         wait_for_writes(first)
         folder = first._prompt_cache._folder if kind == "blocks" else first._prompt_cache._states.folder
-        names = [name for name, extent in folder._known.items() if extent is not None]
+    names = [name for name, extent in folder._known.items() if extent is not None]  # all, now that it is closed
     assert names
     for name in names:
         content = bytearray((tmp_path / name).read_bytes())
