@@ -6,6 +6,7 @@ transformers is the exception: it is the project's own, of the extra `bench`.
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -73,11 +74,15 @@ class Environment:
 
 # Natively as its own users build it, and for AVX2 (CMake's default without the former) on a machine that has more.
 _LLAMA = ("cmake", "ninja", "llama-cpp-python==0.3.36")
-LLAMA = Environment("llama", _LLAMA, variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"})
+# Without AMX: with it, 0.3.36 ends with a segmentation fault in `ggml_backend_amx_mul_mat` (llama.cpp's issue 20824).
+_NO_AMX = "-mno-amx-tile -mno-amx-int8" if platform.machine() == "x86_64" else ""
+_NATIVE = f"-DGGML_NATIVE=ON '-DCMAKE_C_FLAGS={_NO_AMX}' '-DCMAKE_CXX_FLAGS={_NO_AMX}'"
+_COMPILED_ANEW = ("--no-cache-dir",)  # or pip takes what it compiled for the other
+LLAMA = Environment("llama", _LLAMA, options=_COMPILED_ANEW, variables={"CMAKE_ARGS": _NATIVE})
 LLAMA_AVX2 = Environment(
     "llama-avx2",
     _LLAMA,
-    options=("--no-cache-dir",),  # or pip takes what it compiled for the other
+    options=_COMPILED_ANEW,
     variables={"CMAKE_ARGS": "-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF"},
     isa=AVX2,
 )
