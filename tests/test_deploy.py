@@ -16,6 +16,7 @@ from moeflow.cli.main import EXIT_BAD_INPUT, main
 from moeflow.cli.serve import serve
 from moeflow.server.config import ServerConfig
 from moeflow.server.metrics import Metrics
+from moeflow.server.model_pool import ModelPool
 from tests.test_documents import ROOT
 
 UNIT = ROOT / "deploy" / "moeflow.service"
@@ -59,7 +60,7 @@ def test_systemd_takes_the_service_and_finds_it_confined(tmp_path):
 
 def exported() -> set[str]:
     """Return the names of all samples in /metrics, those that only some servers have included."""
-    text = Metrics(lambda: None, list, lambda: 0, lambda: None).exposition().decode()
+    text = Metrics(ModelPool(max_queue=0)).exposition().decode()
     found = set()
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
         found |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}

@@ -1,7 +1,8 @@
 """--config FILE: options of verbs in a TOML file, for what neither the command line nor the environment sets.
 
-Keys are options without their dashes, and `model`. Those at the top hold for every verb, those in a verb's table
-(`[serve]`, `[bench.serve]`) for that one, and go first. Other verbs' tables are not looked into.
+Keys are options without their dashes, and `model`; `models` is a list of those that `serve` serves together. Those at
+the top hold for every verb, those in a verb's table (`[serve]`, `[bench.serve]`) for that one, and go first. Other
+verbs' tables are not looked into.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ else:
     tomllib = on_demand("tomllib")
 
 _MODEL = "model"  # the one argument that a file may set
+_MODELS = "models"  # --model, where it may be given several times
 
 
 def _read_config(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
@@ -106,7 +108,7 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def _key(param: click.Parameter) -> str:
     """Return the name of an option in a file: its long form without dashes."""
-    return max(param.opts, key=len).lstrip("-")
+    return _MODELS if param.name == _MODELS else max(param.opts, key=len).lstrip("-")
 
 
 def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

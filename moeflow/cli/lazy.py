@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.checkpoint.hub.model_name import parse_model_name
     from moeflow.checkpoint.hub.pull import pull
     from moeflow.checkpoint.hub.remote_headers import HEADERS_PREFIX, remote_headers
+    from moeflow.checkpoint.identity import called
     from moeflow.checkpoint.open import open_checkpoint
     from moeflow.engine.lending import LendSettings, lend
     from moeflow.engine.ranks.join import JoinSettings, join
@@ -53,6 +54,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.llm import LLM
     from moeflow.models.registry import read_bare_config, read_model_config
     from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan
+    from moeflow.planner.choices.lossy_routing import served_name
     from moeflow.planner.choices.packed_files import carry_predictor, find_damage, pack, used_packed_weights_file
     from moeflow.planner.choices.prompt_cache_choice import default_prompt_folder
     from moeflow.planner.figures.policy_map import num_map_points, policy_map
@@ -69,7 +71,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.server.config import ServerConfig
     from moeflow.server.jobs.journal import Journal
     from moeflow.server.jobs.local import answer_file, check_input
-    from moeflow.server.launch import serve
+    from moeflow.server.launch import PlannedModel, serve, serve_several
     from moeflow.train.builtin import builtin_folder, builtin_source, ensure_builtin_model, with_dense_source
     from moeflow.train.classifiers.classifier import ClassifierRecipe, ClassifierTexts, train_classifier
     from moeflow.train.importance_learning import ensure_importance
@@ -103,6 +105,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.speculation.prompts": "read_prompts",
     "moeflow.bench.speculation.run": "SpeculationRun",
     "moeflow.checkpoint.hub.cached_models": "cached_models plan_removal unfinished_bytes",
+    "moeflow.checkpoint.identity": "called",
     "moeflow.checkpoint.hub.cache_layout": "repositories",
     "moeflow.checkpoint.hub.local_models": "find_model hub_cache local_path",
     "moeflow.checkpoint.hub.model_name": "parse_model_name",
@@ -118,6 +121,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.llm": "LLM",
     "moeflow.models.registry": "read_bare_config read_model_config",
     "moeflow.planner.apply_plan": "machine_notice overruled settings_from_plan",
+    "moeflow.planner.choices.lossy_routing": "served_name",
     "moeflow.planner.choices.packed_files": "carry_predictor find_damage pack used_packed_weights_file",
     "moeflow.planner.made_files": "made_files",
     "moeflow.planner.plan_text": "speed_and_memory what_to_expect",
@@ -134,7 +138,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.server.config": "ServerConfig",
     "moeflow.server.jobs.journal": "Journal",
     "moeflow.server.jobs.local": "answer_file check_input",
-    "moeflow.server.launch": "serve",
+    "moeflow.server.launch": "PlannedModel serve serve_several",
     "moeflow.train.builtin": "builtin_folder builtin_source ensure_builtin_model with_dense_source",
     "moeflow.train.classifiers.classifier": "ClassifierRecipe ClassifierTexts train_classifier",
     "moeflow.train.importance_learning": "ensure_importance",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from moeflow.cli.plan import output
     from moeflow.core.plan import Plan
     from moeflow.llm import LLM
+    from moeflow.planner.hardware.host import HostResources
     from moeflow.planner.settings import Settings
     from moeflow.planner.usage import Usage
 else:
@@ -55,15 +56,22 @@ def fetch_if_named(model: str | None) -> None:
         pulling.fetch_if_named(model)
 
 
-def planned(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, **always: Any) -> Plan:
+def planned(
+    overrides: dict[str, Any],
+    usage: Usage,
+    *,
+    explains: bool = False,
+    resources: HostResources | None = None,
+    **always: Any,
+) -> Plan:
     """Return the plan for what the user set; what was left open is chosen for `usage`.
 
-    `explains`: print it instead, and end the verb.
+    `explains`: print it instead, and end the verb. `resources`: what the machine offers, by default what it does now.
     Raises: as `prepare` and `plan_for_start`.
     """
     settings = prepare(overrides, **always)
     with watched_steps("Planning") as on_step:
-        plan = lazy.plan_for_start(settings, usage, on_step)
+        plan = lazy.plan_for_start(settings, usage, on_step, resources)
     if explains:
         for table in output.plan_tables(plan):
             tables.show(table)

@@ -14,6 +14,8 @@ from moeflow.cli import lazy
 from moeflow.cli.help import Command, GroupedOption
 from moeflow.cli.local_model import fetch_if_named, planned
 from moeflow.cli.options import byte_count, explain_option, pull_option, served_engine_options
+from moeflow.cli.params import complete_model
+from moeflow.cli.served_models import chosen_models, named_paths, serve_all, split_name
 from moeflow.planner.usage import SERVING
 
 EPILOG = """\b
@@ -24,6 +26,8 @@ Examples:
   moeflow serve ~/models/mixtral.Q4_0.gguf       a GGUF file
   moeflow serve Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M --pull
       a model by its name, fetched if it is not here
+  moeflow serve --model small=~/models/olmoe --model ~/mixtral.Q4_0.gguf
+      several, each loaded when a request names it; what is idle makes room
   MOEFLOW_API_KEY=secret moeflow serve --host 0.0.0.0
 \b
 Then open the printed address in a browser, or ask from a shell:
@@ -39,6 +43,14 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 @served_engine_options
 @pull_option
 @explain_option
+@click.option(
+    "--model",
+    "models",
+    metavar="[NAME=]MODEL",
+    multiple=True,
+    shell_complete=complete_model,
+    help="One of several models, each loaded when a request names it; may be given several times.",
+)
 @click.option(
     "--model-name", cls=GroupedOption, group="API", help="The model's name in the API.  [default: its folder or file]"
 )
@@ -160,6 +172,7 @@ def serve(
     overrides: dict[str, Any],
     pulls: bool,
     explains: bool,
+    models: tuple[str, ...],
     model_name: str | None,
     data_dir: Path | None,
     **server_overrides: Any,
@@ -167,12 +180,19 @@ def serve(
     """Serve a model: an OpenAI-compatible API and a page to talk to it.
 
     MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model is
-    served.
+    served. Several (--model) share --memory, or what is free at the start; names in requests tell which one is meant.
     """
-    if pulls:
-        fetch_if_named(overrides["model"])
+    chosen = chosen_models(overrides["model"], models)
     config = lazy.ServerConfig(**server_overrides, data_dir=data_dir or overrides["cache_dir"] / "jobs")
-    overrides = {**overrides, "model_name": model_name}
+    if len(chosen) > 1:
+        if model_name or explains:
+            flag = "--model-name" if model_name else "--explain"
+            raise click.UsageError(f"{flag} is for one model; several are named by --model NAME=MODEL")
+        return serve_all(overrides, named_paths(chosen, pulls=pulls), config)
+    name, model = split_name(chosen[0]) if chosen else ("", None)
+    if pulls:
+        fetch_if_named(model)
+    overrides = {**overrides, "model": model, "model_name": model_name or name or None}
     if explains:
         planned(overrides, SERVING, explains=True, is_served=True)
     return lazy.serve(lambda: planned(overrides, SERVING, is_served=True), config)

@@ -122,6 +122,7 @@ class Plan:
 
     config: EngineConfig  # complete: what the engine runs with
     num_replicas: int = 1  # engines of this configuration, which share the machine
+    memory_bytes: int = 0  # that its processes hold at most, on the processor; 0: not known
     goal: Goal
     workload: Workload  # that it was decided for
     machine: str  # its name

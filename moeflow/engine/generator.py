@@ -113,6 +113,13 @@ class Generator:
                 if delta.finish_reason is not None:
                     return
 
+    def close(self) -> None:
+        """End threads and processes that work on text; the client is its owner's to end."""
+        self.lanes.close()
+        self._checks.shutdown(wait=False)
+        self._checker.close()
+        self.tokenizer.close()
+
 
 async def _without_numbers(
     numbered: AsyncGenerator[tuple[int, TextDelta], None],

@@ -127,6 +127,7 @@ class Decision:
         self.routing = routing
         self.machine: Machine | None = None  # once its speed is asked for, if that is known
         self.reasons: Reasons = []
+        self.memory_bytes = 0  # of all replicas; 0: not known, as a device has its own
 
     def config(self) -> EngineConfig:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
@@ -160,7 +161,7 @@ class Decision:
         expert_parallel = self._expert_parallel(cpu_isa, plan)
         speculators.check(parallel)
         held = RankMemory.of(self._costs(weights), parallel)
-        share = kv_share(has_slots=plan is not None, is_limited=is_limited)
+        share = kv_share(has_slots=plan is not None, takes_all=is_limited and not settings.shares_memory)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
             self._with_reserved_kv(weights, batching.max_num_seqs, held),
@@ -173,6 +174,9 @@ class Decision:
         )
         if parallel is not None:
             held.explain(cache.num_bytes, reasons)
+        if device == "cpu" and not self.offloads_to_torch:
+            own_bytes = weight_bytes + budget.overhead_bytes + budget.num_here * cache.num_bytes
+            self.memory_bytes = self.num_replicas * (own_bytes if plan is None else budget.free_bytes)
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=served_name(settings.model_name or called(self.checkpoint.path), settings),
@@ -358,7 +362,8 @@ class Decision:
         limit = self.budget.free_bytes
         if plan is None and not self.usage.reserves_kv:
             left = max(self.budget.left(weights), 0.0)
-            limit -= int(left * (1 - kv_share(has_slots=False, is_limited=self.settings.memory_bytes is not None)))
+            takes_all = self.settings.memory_bytes is not None and not self.settings.shares_memory
+            limit -= int(left * (1 - kv_share(has_slots=False, takes_all=takes_all)))
         return self.usage.objective({RAM: limit})
 
     def _costs(self, weights: WeightChoice) -> ModelCosts:

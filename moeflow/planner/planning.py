@@ -19,7 +19,7 @@ from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Wanted
 from moeflow.planner.estimate import RENEW
-from moeflow.planner.hardware.host import host_resources
+from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
 from moeflow.planner.hardware.this_machine import how_measured, machine_for_start, this_machine, was_disturbed
 from moeflow.planner.model_files import bare_config
@@ -52,13 +52,20 @@ class PlanRequest:
     routing: RoutingProfile | None = None  # None: what was learnt of this model, or even routing
 
 
-def plan_for_start(settings: Settings, usage: Usage = SERVING, on_step: OnStep = lambda _: None) -> Plan:
+def plan_for_start(
+    settings: Settings,
+    usage: Usage = SERVING,
+    on_step: OnStep = lambda _: None,
+    resources: HostResources | None = None,
+) -> Plan:
     """Return the plan that an engine is about to start with.
+
+    `resources` is what the machine offers, by default what it does now.
 
     Blocks: for a moment; up to three seconds where this machine was never measured.
     Raises: as `resolve`.
     """
-    here = resources_for(settings)
+    here = resources or resources_for(settings)
 
     def machine(wanted: Wanted) -> Machine:
         return machine_for_start(

@@ -109,7 +109,11 @@ def _resolve(
             config, reasons = with_pipeline(decision.config(), overrides, shape)
             return Resolved(_plan(config, usage, [*decision.reasons, *reasons]), None)
         decision = Decision(settings, usage, resources, checkpoint, shape, machine_of, routing=routing)
-        plan = replace(_plan(decision.config(), usage, decision.reasons), num_replicas=decision.num_replicas)
+        plan = replace(
+            _plan(decision.config(), usage, decision.reasons),
+            num_replicas=decision.num_replicas,
+            memory_bytes=decision.memory_bytes,
+        )
         is_unknown = decision.machine is None or (plan.config.experts is not None and not decision.machine.has(DISK))
         if is_unknown or shape.is_encoder_only:
             return Resolved(plan, None)

@@ -460,6 +460,7 @@ class Settings:
         ),
     )
     is_served: bool = False  # by a process of its own, which memory_bytes has to cover, too
+    shares_memory: bool = False  # with other models: keys and values leave room for them
     cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
     cache_dir: Path | None = None  # where the built-in model, packed experts and prompts are kept
 

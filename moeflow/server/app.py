@@ -25,6 +25,7 @@ from moeflow.server.guard.hosts import host_check
 from moeflow.server.guard.origins import origin_check
 from moeflow.server.guard.refusal import Guard
 from moeflow.server.jobs.data_folder import Jobs
+from moeflow.server.model_pool import ModelPool
 from moeflow.server.page import add_page
 from moeflow.server.request_log import RequestLog
 from moeflow.server.service import Service
@@ -38,15 +39,16 @@ class Application(FastAPI):
         return RequestLog(super().build_middleware_stack())
 
 
-def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
-    """Return the ASGI application. Without a generator it answers "loading" until one is attached.
+def create_app(generator: Generator | None, config: ServerConfig, pool: ModelPool | None = None) -> FastAPI:
+    """Return the ASGI application. Without a generator it answers "loading" until one is attached, or else
+    serves those of `pool`, which are loaded as they are asked for.
 
     Its `state.service` is where to attach one, and where to begin draining; `state.jobs` is where batch jobs are to
     be attached, which need a data folder.
     """
     # The pages that FastAPI makes for documents load scripts from elsewhere; the document itself stays.
     app = Application(title="moeflow", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
-    service = app.state.service = Service(config)
+    service = app.state.service = Service(config, pool)
     jobs: Jobs | None = None
     app.state.jobs = jobs
     if generator is not None:

@@ -21,6 +21,7 @@ from moeflow.engine.merging import merge
 from moeflow.engine.text.output_text import TextDelta
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.admission import Ticket
+from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service
 
 
@@ -34,6 +35,7 @@ class Prepared(NamedTuple):
 
 async def start_generation(
     service: Service,
+    model_name: str | None,
     request_id: str,
     prepare: Callable[[Generator], Awaitable[Prepared]],
     num_sequences: int,
@@ -43,16 +45,17 @@ async def start_generation(
 ) -> Generation:
     """Admit, prepare and check one request of so many sequences; the work begins when the result is iterated.
 
+    It is for the model of that name, or the first, which is loaded if it is not there.
     One of a batch job takes no place in the queue and no part in the latencies that are reported.
 
     Blocks: on tokenizing, in threads of the generator's, so that a long prompt holds nobody up.
     Raises: ApiError, RequestError, ChatTemplateError.
     """
-    generator = service.require_generator(is_batch=is_batch)
-    ticket = service.admission.admit(num_sequences, max_num_seqs=generator.client.model.max_num_seqs, is_batch=is_batch)
+    served = await service.require_model(model_name, is_batch=is_batch)
+    generator, model = served.loaded, served.info
+    ticket = served.admission.admit(num_sequences, max_num_seqs=model.max_num_seqs, is_batch=is_batch)
     try:
         prompts, sampling, shown = await prepare(generator)
-        model = generator.client.model
         check_lengths(prompts, model.max_model_len)
         streams = [
             generator.stream(
@@ -68,7 +71,7 @@ async def start_generation(
     except BaseException:
         ticket.close()
         raise
-    return Generation(generator, streams, prompts, sampling.n, ticket, service)
+    return Generation(served, streams, prompts, sampling.n, ticket, service)
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], max_model_len: int) -> None:
@@ -102,14 +105,15 @@ class Generation:
 
     def __init__(
         self,
-        generator: Generator,
+        served: ServedModel,
         streams: list[AsyncGenerator[TextDelta, None]],
         prompts: list[list[int]],
         n: int,
         ticket: Ticket,
         service: Service,
     ) -> None:
-        self.generator = generator
+        self.generator = served.loaded
+        self._served = served
         self.prompts = prompts
         self.n = n
         self.num_prompt_tokens = sum(map(len, prompts))
@@ -123,7 +127,7 @@ class Generation:
         self._streams = streams
         self._ticket = ticket
         self._service = service
-        self._metrics = service.metrics
+        self._metrics = service.metrics.latencies(served.name)
         self._first_token_s: dict[int, float] = {}
         self._num_tokens: dict[int, int] = {}
 
@@ -146,12 +150,16 @@ class Generation:
             if not self._ticket.is_batch:
                 self._metrics.request_duration.observe(time.monotonic() - self._ticket.admitted_s)
         except Exception as error:
-            self._metrics.failed.inc()
+            self._service.metrics.failed.inc()
             if isinstance(error, EngineError):
-                self._service.require_engine()  # knows better whether the engine ended or died
+                self._require_engine()  # knows better whether the engine ended or died
             raise
         finally:
             self.close()
+
+    def _require_engine(self) -> None:
+        self._service.require_open()
+        self._served.require_engine(self.generator)
 
     def close(self) -> None:
         """Give back the place in the queue; again is harmless."""
@@ -184,7 +192,7 @@ class Generation:
     def _check_end(self, delta: TextDelta) -> None:
         if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        self._service.require_engine()  # likewise: it ends what is left when the server shuts down
+        self._require_engine()  # likewise: it ends what is left when the server shuts down
         if delta.finish_reason is FinishReason.CANCELLED:
             raise ApiError(503, "cancelled", "the request was cancelled in the engine")
         raise ApiError(500, "generation_failed", delta.error or "the engine failed on this request")

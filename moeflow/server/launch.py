@@ -2,7 +2,8 @@
 
 HTTP answers from the start ("loading"), so that probes and the page can see how far it is. The first SIGTERM
 or Ctrl-C lets running requests finish within the deadline, the second ends at once. When the engine dies for good, so
-does the server, for whatever watches it to start it again.
+does the server, for whatever watches it to start it again. Where there are several models, each is loaded when it is
+asked for, and the server outlives their engines.
 """
 
 from __future__ import annotations
@@ -13,34 +14,41 @@ import gc
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from moeflow.core.errors import ConfigError, MoeflowError
 from moeflow.core.plan import Plan
 from moeflow.engine.generator import Generator
-from moeflow.engine.process.supervisor import Supervisor
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.plan_text import what_to_expect
 from moeflow.server.config import ServerConfig
 from moeflow.server.listener import listen, url
+from moeflow.server.loading import load_model
 from moeflow.server.logs import configure_logs
 
 if TYPE_CHECKING:
     from moeflow.server import app as web_app
-    from moeflow.server import http_server
+    from moeflow.server import http_server, model_pool, served_model
     from moeflow.server.jobs import data_folder
     from moeflow.server.service import Service
 else:
     web_app = on_demand("moeflow.server.app")
     http_server = on_demand("moeflow.server.http_server")
+    model_pool = on_demand("moeflow.server.model_pool")
+    served_model = on_demand("moeflow.server.served_model")
     data_folder = on_demand("moeflow.server.jobs.data_folder")
 
 Result = TypeVar("Result")
+
+
+class PlannedModel(NamedTuple):
+    """One of several models."""
+
+    path: str
+    plan: Callable[[], Plan]  # called in a thread, each time that the model is loaded
+
 
 _BROKEN = 0  # among signals: the engine or HTTP has failed
 _FORCED = 128  # shells' way to say "ended by signal": 128 + its number
@@ -59,16 +67,60 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
         decided = plan()
         if expected := what_to_expect(decided):
             print(expected, file=sys.stderr)
-        if not config.is_loopback and config.api_key is None:
-            print(
-                f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr
-            )
+        _warn_if_open(config)
         return asyncio.run(_serve(listener, decided, config))
+
+
+def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config: ServerConfig) -> int:
+    """Serve several models, by their names, likewise; each is loaded when a request asks for it.
+
+    `budget_bytes` is the memory of all that are loaded together.
+
+    Blocks: until a signal ends it.
+    Raises: ConfigError for host or port.
+    """
+    configure_logs(config.log_level, config.log_format)
+    with listen(config) as listener:
+        _warn_if_open(config)
+        return asyncio.run(_serve_several(listener, models, budget_bytes, config))
+
+
+def _warn_if_open(config: ServerConfig) -> None:
+    if not config.is_loopback and config.api_key is None:
+        print(f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr)
+
+
+async def _serve_several(
+    listener: socket.socket, models: Mapping[str, PlannedModel], budget_bytes: int, config: ServerConfig
+) -> int:
+    sources = [
+        served_model.ModelSource(name, model.path, partial(_prepare, model.plan, config))
+        for name, model in models.items()
+    ]
+    pool = model_pool.ModelPool(sources, max_queue=config.max_queue, budget_bytes=budget_bytes)
+    with _received_signals() as signals:
+        app = web_app.create_app(None, config, pool)
+        jobs = app.state.jobs = _open_jobs(config, app.state.service)
+        http = http_server.HttpServer(app)
+        async with _answering(http, jobs, listener, signals):
+            if jobs is not None:
+                jobs.worker.wake()
+            print(f"moeflow serves {', '.join(models)} at {url(listener)}", flush=True)
+            return await _until_end(http, jobs, signals, config)
+
+
+def _prepare(plan: Callable[[], Plan], config: ServerConfig) -> served_model.Loadable:
+    decided = plan()
+
+    async def load(on_failure: Callable[[], None]) -> Generator:
+        return await load_model(decided, config, on_failure=on_failure)
+
+    return served_model.Loadable(decided.memory_bytes, load)
 
 
 async def _serve(listener: socket.socket, plan: Plan, config: ServerConfig) -> int:
     with _received_signals() as signals:
-        loading = asyncio.create_task(_load(plan, config, on_failure=lambda: signals.put_nowait(_BROKEN)))
+        loading = asyncio.create_task(load_model(plan, config, on_failure=lambda: signals.put_nowait(_BROKEN)))
         try:
             await asyncio.to_thread(_import_http)  # takes as long as the engine's process needs to load
             app = web_app.create_app(None, config)
@@ -89,29 +141,48 @@ async def _answer(
     config: ServerConfig,
 ) -> int:
     """Answer until a signal or the engine's death ends it; return the exit code."""
-    service: Service = http.service
-    answering = asyncio.create_task(http.serve(sockets=[listener]))
-    answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
-    try:
+    async with _answering(http, jobs, listener, signals):
         generator = await _unless(signals, loading)
         if isinstance(generator, int):
             return 1 if generator == _BROKEN else 0  # told to end before there was anything to finish
         gc.freeze()  # what is loaded stays: going through it for garbage would stop everybody for 100 ms
-        service.attach(generator)
+        http.service.attach(generator)
         if jobs is not None:
             jobs.worker.wake()  # goes on with what an earlier server left
         print(f"moeflow serves {generator.client.model.name} at {url(listener)}", flush=True)
-        ended_by: int | None = await signals.get()
-        if ended_by != _BROKEN:
-            service.drain()
-            if jobs is not None:
-                await jobs.close()
-            ended_by = await _unless(signals, generator.client.shutdown(config.shutdown_deadline_s))
-            if ended_by is None:
-                return 0
-        http.force_exit = ended_by != _BROKEN  # else requests still get to know what happened
-        await generator.client.shutdown(0)
-        return _FORCED + ended_by if ended_by != _BROKEN else 1
+        return await _until_end(http, jobs, signals, config)
+
+
+async def _until_end(
+    http: http_server.HttpServer, jobs: data_folder.Jobs | None, signals: asyncio.Queue[int], config: ServerConfig
+) -> int:
+    """Wait for a signal or an engine's death and end all engines; return the exit code."""
+    service: Service = http.service
+    ended_by: int | None = await signals.get()
+    if ended_by != _BROKEN:
+        service.drain()
+        if jobs is not None:
+            await jobs.close()
+        ended_by = await _unless(signals, service.models.shutdown(config.shutdown_deadline_s))
+        if ended_by is None:
+            return 0
+    http.force_exit = ended_by != _BROKEN  # else requests still get to know what happened
+    await service.models.shutdown(0)
+    return _FORCED + ended_by if ended_by != _BROKEN else 1
+
+
+@contextlib.asynccontextmanager
+async def _answering(
+    http: http_server.HttpServer,
+    jobs: data_folder.Jobs | None,
+    listener: socket.socket,
+    signals: asyncio.Queue[int],
+) -> AsyncIterator[None]:
+    """Answer requests meanwhile."""
+    answering = asyncio.create_task(http.serve(sockets=[listener]))
+    answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
+    try:
+        yield
     finally:
         http.should_exit = True
         await answering
@@ -140,38 +211,6 @@ def _open_jobs(config: ServerConfig, service: Service) -> data_folder.Jobs | Non
     except ConfigError as error:
         print(f"warning: no /v1/files and /v1/batches: {error}", file=sys.stderr)
         return None
-
-
-async def _load(plan: Plan, config: ServerConfig, *, on_failure: Callable[[], None]) -> Generator:
-    """Load model and tokenizer side by side; if one fails, nothing is left of the other."""
-    columns = (TextColumn(f"loading {plan.config.model_name}"), BarColumn(), DownloadColumn(binary_units=True))
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("load", total=None)
-        starting = asyncio.create_task(
-            Supervisor.start(
-                plan.config,
-                plan.num_replicas,
-                max_restarts=config.max_engine_restarts,
-                timeout_s=config.engine_timeout_s,
-                on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
-                on_failure=on_failure,
-            )
-        )
-        try:
-            tokenizer = await asyncio.to_thread(_load_tokenizer, plan.config.model_path)
-            return Generator(await starting, tokenizer)
-        except BaseException:
-            starting.cancel()  # cleans up by itself, unless it had just succeeded
-            with contextlib.suppress(asyncio.CancelledError, MoeflowError):
-                await (await starting).shutdown(0)
-            raise
-
-
-def _load_tokenizer(model: str) -> Tokenizer:
-    tokenizer = Tokenizer.load(model)
-    tokenizer.warm_up()
-    return tokenizer
 
 
 async def _unless(

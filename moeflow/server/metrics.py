@@ -5,16 +5,19 @@ Every application has its own registry, so that several can live in one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats, LenderStats, ModelInfo
+from moeflow.engine.messages import LenderStats
 from moeflow.server.errors import ApiError
+from moeflow.server.model_metrics import ModelCollector, kv_usage
+from moeflow.server.model_pool import ModelPool
 from moeflow.server.speculation_metrics import SpeculationCollector
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
@@ -140,25 +143,26 @@ _LENDER_GAUGES: tuple[tuple[str, str, Callable[[LenderStats], float]], ...] = ( 
 )
 
 
+class Latencies(NamedTuple):
+    """How long requests to one model take."""
+
+    time_to_first_token: Histogram
+    time_per_output_token: Histogram
+    request_duration: Histogram
+
+
 class Metrics:
     """The registry and everything in it.
 
-    `stats` returns the newest snapshot of all engines, None before it is there; `replicas` how each of them is;
-    `model` what is served, None until it is loaded.
+    The engines' numbers are those of all models together, loaded ones and those before them; some are there of each.
     """
 
-    def __init__(
-        self,
-        stats: Callable[[], EngineStats | None],
-        replicas: Callable[[], Sequence[ReplicaStatus]],
-        num_unfinished: Callable[[], int],
-        model: Callable[[], ModelInfo | None],
-    ) -> None:
+    def __init__(self, models: ModelPool) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_ModelCollector(model))
-        self._registry.register(_EngineCollector(stats, num_unfinished))
-        self._registry.register(_ReplicaCollector(replicas))
-        self._registry.register(SpeculationCollector(stats, replicas))
+        self._registry.register(ModelCollector(models))
+        self._registry.register(_EngineCollector(models))
+        self._registry.register(_ReplicaCollector(models))
+        self._registry.register(SpeculationCollector(models))
         self._refused = Counter(
             "moeflow_requests_rejected",
             "Requests answered with an error object instead of a result, by the error's code",
@@ -170,24 +174,32 @@ class Metrics:
             "Requests, streamed or not, that failed after work had begun",
             registry=self._registry,
         )
-        self.time_to_first_token = Histogram(
+        self._time_to_first_token = Histogram(
             "moeflow_time_to_first_token_seconds",
             "From a request's arrival to a sequence's first token",
+            ["model"],
             buckets=_LATENCY_BUCKETS_S,
             registry=self._registry,
         )
-        self.time_per_output_token = Histogram(
+        self._time_per_output_token = Histogram(
             "moeflow_time_per_output_token_seconds",
             "Mean time between the tokens of a finished sequence",
+            ["model"],
             buckets=_PER_TOKEN_BUCKETS_S,
             registry=self._registry,
         )
-        self.request_duration = Histogram(
+        self._request_duration = Histogram(
             "moeflow_request_duration_seconds",
             "From a request's arrival to its last token",
+            ["model"],
             buckets=_DURATION_BUCKETS_S,
             registry=self._registry,
         )
+
+    def latencies(self, model: str) -> Latencies:
+        """Return where the times of requests to a model go."""
+        histograms = (self._time_to_first_token, self._time_per_output_token, self._request_duration)
+        return Latencies(*(histogram.labels(model) for histogram in histograms))
 
     def count_refusal(self, error: ApiError) -> None:
         """Count one refused request under its code."""
@@ -198,38 +210,15 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _ModelCollector(Collector):
-    """Says what is served."""
-
-    def __init__(self, model: Callable[[], ModelInfo | None]) -> None:
-        self._model = model
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield one sample with facts as labels."""
-        if (model := self._model()) is None:
-            return
-        yield InfoMetricFamily(
-            "moeflow_model",  # prometheus_client makes it moeflow_model_info
-            "What is served",
-            value={
-                "name": model.name,
-                "model_type": model.model_type,
-                "weight_format": model.weight_format,
-                "lossy_top_k": str(model.lossy_top_k),  # not 0: a predictor chooses an encoder's experts
-            },
-        )
-
-
 class _EngineCollector(Collector):
     """Reads the engine's snapshot when Prometheus asks, instead of copying it on every pass."""
 
-    def __init__(self, stats: Callable[[], EngineStats | None], num_unfinished: Callable[[], int]) -> None:
-        self._stats = stats
-        self._num_unfinished = num_unfinished
+    def __init__(self, models: ModelPool) -> None:
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that the engine counts."""
-        stats = self._stats() or EngineStats()
+        stats = self._models.stats()
         for name, text, field in _GAUGES:
             yield GaugeMetricFamily(name, text, value=getattr(stats, field))
         for name, text, field in _COUNTERS:
@@ -240,28 +229,28 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily(
             "moeflow_sequences_unfinished",
             "Sequences admitted and not finished, as the queue bound counts them",
-            value=self._num_unfinished(),
+            value=self._models.num_unfinished,
         )
 
 
 class _ReplicaCollector(Collector):
     """Likewise, for each replica."""
 
-    def __init__(self, replicas: Callable[[], Sequence[ReplicaStatus]]) -> None:
-        self._replicas = replicas
+    def __init__(self, models: ModelPool) -> None:
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that have a label for the replica."""
-        replicas = self._replicas()
+        replicas = self._models.replicas()
         for name, text, value in _REPLICA_GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=["replica"])
-            for number, replica in enumerate(replicas):
-                gauge.add_metric([str(number)], value(replica))
+            for label, replica in replicas.items():
+                gauge.add_metric([label], value(replica))
             yield gauge
         for name, text, field in _REPLICA_COUNTERS:
             counter = CounterMetricFamily(name, text, labels=["replica"])
-            for number, replica in enumerate(replicas):
-                counter.add_metric([str(number)], getattr(replica.stats, field))
+            for label, replica in replicas.items():
+                counter.add_metric([label], getattr(replica.stats, field))
             yield counter
         labels = ["replica", "rank"]
         for name, text, field in _RANK_GAUGES:
@@ -270,20 +259,17 @@ class _ReplicaCollector(Collector):
             yield _of_ranks(CounterMetricFamily(name, text, labels=labels), field, replicas)
         for name, text, of_lender in _LENDER_GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=["replica", "lender"])
-            for number, replica in enumerate(replicas):
+            for label, replica in replicas.items():
                 for lender in replica.stats.lenders:
-                    gauge.add_metric([str(number), lender.address], of_lender(lender))
+                    gauge.add_metric([label, lender.address], of_lender(lender))
             yield gauge
 
 
-def _of_ranks(metric: GaugeMetricFamily | CounterMetricFamily, field: str, replicas: Sequence[ReplicaStatus]) -> Metric:
+def _of_ranks(
+    metric: GaugeMetricFamily | CounterMetricFamily, field: str, replicas: Mapping[str, ReplicaStatus]
+) -> Metric:
     """Return a metric with the values of all ranks of all replicas."""
-    for number, replica in enumerate(replicas):
+    for name, replica in replicas.items():
         for rank, stats in enumerate(replica.stats.ranks):
-            metric.add_metric([str(number), str(rank)], getattr(stats, field))
+            metric.add_metric([name, str(rank)], getattr(stats, field))
     return metric
-
-
-def kv_usage(stats: EngineStats) -> float:
-    """Return the share of KV blocks held by running sequences, 0 to 1."""
-    return stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from moeflow.engine.client import ReplicaStatus
-from moeflow.engine.messages import EngineStats, SpeculatorStats
+from moeflow.engine.messages import SpeculatorStats
+from moeflow.server.model_pool import ModelPool
 
 _BY_DEPTH: tuple[tuple[str, str, Callable[[SpeculatorStats], list[int]]], ...] = (
     (
@@ -27,15 +27,12 @@ _BY_DEPTH: tuple[tuple[str, str, Callable[[SpeculatorStats], list[int]]], ...] =
 class SpeculationCollector(Collector):
     """Reads snapshots when Prometheus asks. Without speculators there are no samples."""
 
-    def __init__(
-        self, stats: Callable[[], EngineStats | None], replicas: Callable[[], Sequence[ReplicaStatus]]
-    ) -> None:
-        self._stats = stats
-        self._replicas = replicas
+    def __init__(self, models: ModelPool) -> None:
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Yield counters of all replicas together, and for each who of it rests."""
-        stats = self._stats() or EngineStats()
+        stats = self._models.stats()
         for name, text, of_speculator in _BY_DEPTH:
             counter = CounterMetricFamily(name, text, labels=["speculator", "depth"])
             for speculator in stats.speculators:
@@ -54,9 +51,9 @@ class SpeculationCollector(Collector):
             "1 if it does not guess now, because that does not pay or it has failed",
             labels=["replica", "speculator"],
         )
-        for number, replica in enumerate(self._replicas()):
+        for name, replica in self._models.replicas().items():
             for speculator in replica.stats.speculators:
-                resting.add_metric([str(number), speculator.name], speculator.is_resting)
+                resting.add_metric([name, speculator.name], speculator.is_resting)
         yield resting
 
 

@@ -20,7 +20,7 @@ def served(monkeypatch):
     """Stand in for the server: the settings and configuration that it was started with."""
     calls = []
     monkeypatch.setitem(vars(lazy), "serve", lambda plan, config: calls.append((plan(), config)) or 0)
-    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, usage, on_step: settings)
+    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, usage, on_step, resources: settings)
     for name in ("MOEFLOW_API_KEY", "MOEFLOW_CACHE"):
         monkeypatch.delenv(name, raising=False)
     return calls

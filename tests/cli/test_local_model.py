@@ -54,7 +54,7 @@ def test_a_model_of_ones_own_needs_nothing_made(made, tmp_path):
 def test_what_is_expected_is_shown_of_what_is_loaded(monkeypatch, tmp_path, capsys, shows_expected):
     asked, loaded = [], []
 
-    def plan_for_start(settings, usage, on_step):
+    def plan_for_start(settings, usage, on_step, resources):
         asked.append(usage)
         return f"plan {len(asked)}"
 
@@ -70,7 +70,7 @@ def test_what_is_expected_is_shown_of_what_is_loaded(monkeypatch, tmp_path, caps
 
 
 def test_a_plan_that_is_to_be_explained_is_printed_and_nothing_loaded(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, usage, on_step: PLAN)
+    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, usage, on_step, resources: PLAN)
     with pytest.raises(click.exceptions.Exit) as ended:
         load(overrides("./my/model", tmp_path), SERVING, explains=True)
     assert ended.value.exit_code == 0

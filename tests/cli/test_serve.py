@@ -10,6 +10,7 @@ from moeflow.cli.main import main
 from moeflow.core.errors import ConfigError
 from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
+from moeflow.server.launch import PlannedModel
 
 EVERY_OPTION = """
     --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
@@ -30,7 +31,7 @@ def served(monkeypatch):
         return 0
 
     monkeypatch.setitem(vars(lazy), "serve", serve)
-    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, usage, on_step: settings)
+    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, usage, on_step, resources: settings)
     monkeypatch.delenv("MOEFLOW_API_KEY", raising=False)
     return calls
 
@@ -94,6 +95,79 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
 def test_the_servers_exit_code_is_the_shells(served, monkeypatch):
     monkeypatch.setitem(vars(lazy), "serve", lambda prepare, config: 3)
     assert run().exit_code == 3
+
+
+@pytest.fixture
+def several(monkeypatch, tmp_path, served):
+    """Stand in for the server of several models; return what it was started with, and a folder with two models."""
+    calls: list[tuple[dict[str, Settings], int]] = []
+
+    def serve_several(models: dict[str, PlannedModel], budget_bytes: int, config: ServerConfig) -> int:
+        calls.append(({name: model.plan() for name, model in models.items()}, budget_bytes))
+        return 0
+
+    monkeypatch.setitem(vars(lazy), "serve_several", serve_several)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    return calls
+
+
+def run_several(*args: str):
+    return CliRunner().invoke(main, ["serve", *args], catch_exceptions=False)
+
+
+def test_several_models_have_their_names_and_one_budget(several, tmp_path):
+    assert run_several("./one", "--model", "2nd=two", "--memory", "3GiB", "--cache-dir", "c").exit_code == 0
+    ((models, budget_bytes),) = several
+    common = {"memory_bytes": budget_bytes, "cache_dir": Path("c"), "is_served": True, "shares_memory": True}
+    assert models == {
+        "one": Settings(model=str(tmp_path / "one"), model_name="one", **common),
+        "2nd": Settings(model=str(tmp_path / "two"), model_name="2nd", **common),
+    }
+    assert budget_bytes == 3 * 1024**3
+
+
+def test_without_a_budget_it_is_what_is_free_at_the_start(several):
+    assert run_several("--model", "one", "--model", "two", "--quantize", "int8").exit_code == 0
+    ((models, budget_bytes),) = several
+    assert [(it.memory_bytes, it.quantize) for it in models.values()] == [(None, "int8")] * 2
+    assert 0 < budget_bytes <= lazy.host_resources().total_bytes
+
+
+def test_one_model_by_the_option_is_one_model_and_may_have_a_name(several, served):
+    assert run_several("--model", "me=one").exit_code == 0
+    assert run_several("--model", "two").exit_code == 0
+    assert [(it.model, it.model_name, it.shares_memory) for it, _ in served] == [
+        ("one", "me", False),
+        ("two", None, False),
+    ]
+    assert several == []
+
+
+def test_a_file_lists_several_models_and_the_command_line_goes_first(several, served, tmp_path):
+    (tmp_path / "c.toml").write_text('[serve]\nmodels = ["one", "b=two"]\n')
+    assert run_several("--config", "c.toml").exit_code == 0
+    assert list(several[0][0]) == ["one", "b"]
+    assert run_several("--config", "c.toml", "two").exit_code == 0
+    assert [it.model for it, _ in served] == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["one", "--model", "one"], "two models are called 'one': give one another name, NAME=one"),
+        (["one", "--model", "three"], "three"),
+        (["one", "--model", "two", "--model-name", "x"], "--model-name is for one model"),
+        (["one", "--model", "two", "--explain"], "--explain is for one model"),
+        (["one", "--model", "two", "--trace", "t.json"], "--trace is for one model"),
+    ],
+)
+def test_what_several_models_cannot_be_served_with(several, args, reason):
+    result = CliRunner().invoke(main, ["serve", *args])
+    assert result.exit_code == 2
+    assert reason in result.stderr
+    assert several == []
 
 
 @pytest.fixture

@@ -81,4 +81,4 @@ def check_closing_ends_the_work(stream: Any, engine: FakeClient, app: FastAPI) -
     next(iter(stream))
     next(iter(stream))
     stream.close()
-    assert eventually(lambda: not engine.live and app.state.service.admission.num_unfinished == 0)
+    assert eventually(lambda: not engine.live and app.state.service.models.num_unfinished == 0)

@@ -94,4 +94,4 @@ async def test_a_full_queue_is_429_with_a_time_to_come_back(make_app, engine):
         engine.pause_after = None
         assert [(await task).status_code for task in running] == [200] * 5
         assert (await http.post("/v1/completions", json=body)).status_code == 200
-    assert app.state.service.admission.num_unfinished == 0
+    assert app.state.service.models.num_unfinished == 0

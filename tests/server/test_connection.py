@@ -80,7 +80,7 @@ def test_a_request_that_does_not_go_on_is_answered_and_closed(address, app, begu
     assert headers["connection"] == "close"
     assert headers["x-request-id"].startswith("req_")
     assert refusals(app, "request_timeout") == 1
-    assert app.state.service.admission.num_unfinished == 0
+    assert app.state.service.models.num_unfinished == 0
 
 
 def test_a_connection_that_asks_nothing_is_closed_without_a_word(address):
@@ -147,7 +147,7 @@ def test_a_client_that_stops_reading_is_given_up(address, engine, app):
     with send(address, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body):
         assert eventually(lambda: len(engine.live) == 1)
         assert eventually(lambda: bool(engine.cancelled), HANG_S)
-        assert eventually(lambda: not engine.live and app.state.service.admission.num_unfinished == 0)
+        assert eventually(lambda: not engine.live and app.state.service.models.num_unfinished == 0)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_what_is_not_http_gets_an_error_object(address, app, sent, status):
     assert headers["x-request-id"]
     assert "bytearray" not in error["message"]
     assert refusals(app, "invalid_http") == 1
-    assert eventually(lambda: app.state.service.admission.num_unfinished == 0)
+    assert eventually(lambda: app.state.service.models.num_unfinished == 0)
 
 
 def test_nonsense_after_a_request_does_not_disturb_its_answer(address, engine):

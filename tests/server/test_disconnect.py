@@ -51,7 +51,7 @@ def read_until(connection: socket.socket, end: bytes) -> bytes:
 
 
 def is_idle(engine: FakeClient, app: FastAPI) -> Callable[[], bool]:
-    return lambda: not engine.live and app.state.service.admission.num_unfinished == 0
+    return lambda: not engine.live and app.state.service.models.num_unfinished == 0
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -65,7 +65,7 @@ def test_leaving_cancels_the_work(address, engine, app, prompt, stream, pause_af
     assert eventually(lambda: len(engine.live) == num_sequences)
     if stream and pause_after:
         read_until(connection, b"data: ")
-    assert app.state.service.admission.num_unfinished == num_sequences
+    assert app.state.service.models.num_unfinished == num_sequences
     connection.close()
     assert eventually(is_idle(engine, app))
     assert len(engine.cancelled) == num_sequences

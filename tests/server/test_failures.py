@@ -32,7 +32,7 @@ async def test_a_failed_pass_is_an_error_of_that_request(http, engine, app):
     chunks, error = read_broken_events((await http.post(COMPLETIONS, json={**BODY, "stream": True})).text)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Gr"  # the third token is half a character
     assert error["message"] == "out of memory"
-    assert app.state.service.admission.num_unfinished == 0
+    assert app.state.service.models.num_unfinished == 0
     engine.fail_after = None
     assert (await http.post(COMPLETIONS, json=BODY)).status_code == 200
 
@@ -41,7 +41,7 @@ async def test_one_failed_sequence_ends_its_mates(http, engine, app):
     engine.fail_after = 5
     assert (await http.post(COMPLETIONS, json={**BODY, "prompt": ["a", "b"], "n": 2})).status_code == 500
     assert not engine.live
-    assert app.state.service.admission.num_unfinished == 0
+    assert app.state.service.models.num_unfinished == 0
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
@@ -57,7 +57,7 @@ async def test_the_engine_dies_while_it_works(http, engine, app, prompt):
     assert "died" in response.json()["error"]["message"]
     _, error = read_broken_events((await streaming).text)
     assert error["code"] == "engine_unavailable"
-    assert app.state.service.admission.num_unfinished == 0
+    assert app.state.service.models.num_unfinished == 0
 
 
 async def test_a_dead_engine_is_no_health(http, engine):
@@ -171,10 +171,10 @@ async def test_a_client_that_leaves_before_anything_could_be_sent_gives_its_plac
     scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": COMPLETIONS}
     scope |= {"raw_path": COMPLETIONS.encode(), "query_string": b"", "root_path": "", "headers": headers}
     answering = asyncio.create_task(app(scope, receive, send))
-    while app.state.service.admission.num_unfinished == 0:
+    while app.state.service.models.num_unfinished == 0:
         await asyncio.sleep(0)
     await asyncio.wait((answering,), timeout=0.2)
-    assert app.state.service.admission.num_unfinished == 0
+    assert app.state.service.models.num_unfinished == 0
     answering.cancel()
 
 
@@ -188,7 +188,7 @@ async def test_draining_while_a_prompt_is_tokenized(http, engine, app, monkeypat
 
     monkeypatch.setattr(service.loaded, "encode", drain_and_encode)
     assert (await http.post(COMPLETIONS, json={**BODY, "echo": True})).status_code == 200
-    assert service.admission.num_unfinished == 0
+    assert service.models.num_unfinished == 0
 
 
 async def test_what_is_cancelled_at_the_deadline_says_so(http, engine, app):

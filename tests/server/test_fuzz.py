@@ -103,7 +103,7 @@ def test_no_body_breaks_the_server(tokenizer, requests):
             is_anthropic = path == "/v1/messages"
             fields = {"message", "type"} if is_anthropic else {"message", "type", "param", "code"}
             assert set(response.json()["error"]) - ({"details"} if is_anthropic else set()) == fields
-        assert app.state.service.admission.num_unfinished == 0
+        assert app.state.service.models.num_unfinished == 0
         assert not engine.live
 
     run()

@@ -98,7 +98,7 @@ def test_closing_a_stream_ends_the_work(client, engine, app):
     stream = client.chat.completions.create(model=NAME, messages=HELLO, stream=True)
     next(iter(stream))
     stream.close()
-    assert eventually(lambda: not engine.live and app.state.service.admission.num_unfinished == 0)
+    assert eventually(lambda: not engine.live and app.state.service.models.num_unfinished == 0)
     assert len(engine.cancelled) == 1
 
 

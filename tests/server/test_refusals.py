@@ -201,7 +201,7 @@ async def test_a_fault_of_ours_tells_nothing_of_its_inside(http, app, monkeypatc
     def fail(*args, **fields):
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(app.state.service, "require_generator", fail)
+    monkeypatch.setattr(app.state.service, "require_model", fail)
     error = error_of(await http.post(CHAT, json={"messages": HELLO}), 500)
     assert error["type"] == "server_error"
     assert "secret" not in error["message"]
@@ -210,4 +210,4 @@ async def test_a_fault_of_ours_tells_nothing_of_its_inside(http, app, monkeypatc
 async def test_a_refused_request_leaves_the_queue(http, app):
     for body in ({"prompt": "x" * 999}, {"prompt": "", "n": 3}, {"prompt": [999]}):
         error_of(await http.post("/v1/completions", json=body), 400)
-    assert app.state.service.admission.num_unfinished == 0
+    assert app.state.service.models.num_unfinished == 0

@@ -125,7 +125,7 @@ async def test_a_request_that_fails_in_the_middle(http, engine, lines, stream, s
 
 @pytest.mark.anyio
 async def test_a_fault_of_ours_has_a_line_and_an_id_too(http, app, lines, monkeypatch):
-    monkeypatch.setattr(app.state.service, "require_generator", lambda: 1 / 0)
+    monkeypatch.setattr(app.state.service, "require_model", lambda *args, **fields: 1 / 0)
     response = await http.post("/v1/chat/completions", json=CHAT)
     assert response.status_code == 500
     assert (lines.one()["end"], lines.one()["id"]) == ("internal_error", response.headers["x-request-id"])

@@ -89,12 +89,16 @@ async def test_times_are_measured_per_sequence_and_per_request(http):
         body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 100, "stream": stream}
         assert (await http.post("/v1/completions", json=body)).status_code == 200
     values = await read_metrics(http)
-    assert values["moeflow_time_to_first_token_seconds_count"] == 8
-    assert values["moeflow_time_per_output_token_seconds_count"] == 8
-    assert values["moeflow_request_duration_seconds_count"] == 2
-    assert 0 < values["moeflow_time_to_first_token_seconds_sum"] < 8 * values["moeflow_request_duration_seconds_sum"]
-    per_token = values["moeflow_time_per_output_token_seconds_sum"] / 8
-    assert 0 < per_token * len(REPLY.encode()) < values["moeflow_request_duration_seconds_sum"]
+    assert values[f"moeflow_time_to_first_token_seconds_count[{NAME}]"] == 8
+    assert values[f"moeflow_time_per_output_token_seconds_count[{NAME}]"] == 8
+    assert values[f"moeflow_request_duration_seconds_count[{NAME}]"] == 2
+    assert (
+        0
+        < values[f"moeflow_time_to_first_token_seconds_sum[{NAME}]"]
+        < 8 * values[f"moeflow_request_duration_seconds_sum[{NAME}]"]
+    )
+    per_token = values[f"moeflow_time_per_output_token_seconds_sum[{NAME}]"] / 8
+    assert 0 < per_token * len(REPLY.encode()) < values[f"moeflow_request_duration_seconds_sum[{NAME}]"]
     assert values["moeflow_sequences_unfinished"] == 0
 
 
@@ -190,6 +194,7 @@ async def test_models(http):
         "created": 1_700_000_000,
         "owned_by": "moeflow",
         "max_model_len": 256,
+        "status": "ready",
     }
     assert (await http.get(f"/v1/models/{NAME}")).json() == model
     response = await http.get("/v1/models/other/name")

@@ -28,3 +28,8 @@ class TextLanes:
         """Return what `work`, on texts of so many characters in all, returns. Raises: what it raises."""
         lane = self._long if num_chars > LONG_CHARS else self._short
         return await asyncio.get_running_loop().run_in_executor(lane, work)
+
+    def close(self) -> None:
+        """End the threads once they have done what they are at."""
+        self._short.shutdown(wait=False)
+        self._long.shutdown(wait=False)

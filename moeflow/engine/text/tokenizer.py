@@ -127,6 +127,11 @@ class Tokenizer:
         if self.has_chat_template:
             self._chat_template.warm_up()
 
+    def close(self) -> None:
+        """End the processes that render; later prompts start new ones."""
+        if self.has_chat_template:
+            self._chat_template.close()
+
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None) -> list[int]:
         """Return the tokens of `chat_prompt` without tools."""
         return self.chat_prompt(messages, max_tokens=max_tokens).token_ids

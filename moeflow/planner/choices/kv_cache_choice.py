@@ -116,11 +116,14 @@ def min_kv_bytes(settings: Settings, shape: ModelConfig, dtype: str) -> int:
     return settings.kv_cache_bytes or -(-min_tokens // BLOCK_SIZE) * _block_bytes(shape, kv_dtype)
 
 
-def kv_share(*, has_slots: bool, is_limited: bool) -> float:
-    """Return how much of what weights leave keys and values may take: all, if the user said what that is."""
+def kv_share(*, has_slots: bool, takes_all: bool) -> float:
+    """Return how much of what weights leave keys and values may take.
+
+    `takes_all`: the user said what that is, and nobody else needs it.
+    """
     if has_slots:
         return KV_SHARE_BESIDE_SLOTS
-    return 1.0 if is_limited else KV_SHARE
+    return 1.0 if takes_all else KV_SHARE
 
 
 def num_kept_blocks(settings: Settings, cache: KVCacheChoice, share: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
@@ -13,6 +15,8 @@ from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.jobs.batch_store import FINAL
 from moeflow.server.jobs.data_folder import Jobs, get_jobs, writing
+from moeflow.server.jobs.lines import first_model_name
+from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service, get_service
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
@@ -25,11 +29,14 @@ async def create_batch(
     jobs: Annotated[Jobs, Depends(get_jobs)],
 ) -> BatchObject:
     """Begin a job. Its input is checked first; the job's state shows the result."""
-    model = service.require_generator().client.model
+    service.require_open()
+    if service.models.only is not None:
+        await service.require_model(None)
     file = require_file(jobs, body.input_file_id, "input_file_id")
     if file.purpose != "batch":
         message = f"{file.id} was not uploaded as the input of a batch"
         raise ApiError(400, "invalid_value", message, param="input_file_id")
+    model = await asyncio.to_thread(_model_of, service, jobs.files.path(file.id))
     expiry = body.output_expires_after
     with writing():
         batch = jobs.batches.create(
@@ -68,6 +75,13 @@ async def cancel_batch(batch_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) 
     with writing():
         jobs.worker.cancel(batch)
     return batch
+
+
+def _model_of(service: Service, source: Path) -> ServedModel:
+    """Return the model that a job's first request names. Raises: ApiError 404 if several are served, and not that."""
+    if service.models.only is not None:
+        return service.models.only  # a request for another one is refused by itself
+    return service.models.find(first_model_name(source, service.config.max_body_bytes))
 
 
 def _require_batch(jobs: Jobs, batch_id: str) -> BatchObject:

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the one model that is served, and the check that a request means it."""
+"""`GET /v1/models`: the models that are served, loaded or not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
-from moeflow.engine.messages import ModelInfo
-from moeflow.server.errors import ApiError
+from moeflow.server.served_model import ModelStatus, ServedModel
 from moeflow.server.service import Service, get_service
 
 router = APIRouter()
@@ -21,39 +20,40 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "moeflow"
-    max_model_len: int
+    max_model_len: int | None  # null until it is loaded
+    status: ModelStatus
 
 
 class ModelList(BaseModel):
-    """All models of this server: one."""
+    """All models of this server."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
-def served_model(service: Service, name: str | None) -> ModelInfo:
-    """Return the served model if that is the one asked for; no name is also fine.
-
-    Raises: ApiError 404 for another name, 503 while there is no model.
-    """
-    model = service.require_generator().client.model
-    if name is not None and name != model.name:
-        message = f"The model {name[:80]!r} is not served here; this server has {model.name!r}"
-        raise ApiError(404, "model_not_found", message, param="model")
-    return model
-
-
 @router.get("/v1/models", tags=["OpenAI"])
 async def list_models(service: Annotated[Service, Depends(get_service)]) -> ModelList:
-    """List the served model."""
-    return ModelList(data=[_card(served_model(service, None))])
+    """List the served models."""
+    _require_names(service)
+    return ModelList(data=[_card(model) for model in service.models.all])
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"])
 async def get_model(name: str, service: Annotated[Service, Depends(get_service)]) -> ModelCard:
-    """Describe the served model."""
-    return _card(served_model(service, name))
+    """Describe a served model, without loading it."""
+    _require_names(service)
+    return _card(service.models.find(name))
 
 
-def _card(model: ModelInfo) -> ModelCard:
-    return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
+def _require_names(service: Service) -> None:
+    """Return if it is known what is served: one model is before it takes work. Raises: ApiError 503."""
+    service.require_open()
+    if service.models.only is not None:
+        service.models.only.require(is_batch=False)
+
+
+def _card(model: ServedModel) -> ModelCard:
+    created, max_model_len = model.created, None
+    if model.generator is not None:
+        created, max_model_len = model.info.created, model.info.max_model_len
+    return ModelCard(id=model.name, created=created, max_model_len=max_model_len, status=model.status)

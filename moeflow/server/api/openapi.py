@@ -45,7 +45,7 @@ def stream_of(*chunks: type[BaseModel], is_typed: bool = False) -> dict[int | st
 
 def complete_document(app: FastAPI, service: Service, *unseen: type[BaseModel]) -> None:
     """Add to the document what FastAPI cannot see: the models that `stream_of` refers to, and what a request may
-    ask of the model that is served, as soon as it is loaded.
+    ask of the model that is served, as soon as it is loaded; of several, each has its own limits.
     """
     write = app.openapi
 

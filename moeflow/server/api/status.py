@@ -6,11 +6,12 @@ import time
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, create_model
 
 from moeflow.engine.client import EngineState
 from moeflow.engine.messages import EncoderInfo, EngineStats, LenderStats, ModelInfo, RankStats, SpeculatorStats
+from moeflow.server.served_model import ModelStatus
 from moeflow.server.service import Service, Status, get_service
 
 router = APIRouter(tags=["status"])
@@ -26,7 +27,7 @@ class StatusResponse(BaseModel):
 class HealthResponse(StatusResponse):
     """And how many engines compute."""
 
-    num_replicas: int  # 0 until they are loaded
+    num_replicas: int  # of all models; 0 until one is loaded
     num_replicas_ready: int
 
 
@@ -55,12 +56,24 @@ ReplicaFacts: Any = create_model(
     is_slow=(bool, ...),  # it gets no new sequences
     **_fields(EngineStats) | _LISTS,
 )
+
+
+class ServedModelFacts(BaseModel):
+    """A model that is served, loaded or not."""
+
+    name: str  # empty until it is known
+    status: ModelStatus
+    memory_bytes: int  # that it was planned to hold, of the memory that several models share; 0: not loaded, or alone
+    num_loads: int  # because requests asked for it
+
+
 StatsResponse: Any = create_model(
     "StatsResponse",
     status=(Status, ...),
     uptime_s=(float, ...),
     num_unfinished=(int, ...),  # sequences as the queue bound counts them
-    model=(ModelFacts | None, ...),  # null until it is loaded
+    model=(ModelFacts | None, ...),  # null until it is loaded, and where all of several are meant
+    models=(list[ServedModelFacts], ...),
     replicas=(list[ReplicaFacts], ...),  # each of the engines; all else is theirs together
     **_fields(EngineStats) | _LISTS,
 )
@@ -71,13 +84,15 @@ StatsResponse: Any = create_model(
 async def health(service: Annotated[Service, Depends(get_service)]) -> Any:
     """Answer 200 as long as the server need not be restarted, else 503.
 
-    It need not while one of its engines computes, or is started anew. If all there are do not answer, that is one
+    It need not while one of its engines computes, or is started anew, nor where models are loaded when they are asked
+    for. If all there are do not answer, that is one
     reason; the server ends them after a while by itself, so whoever watches should be patient.
     """
     if service.status in ("failed", "stalled"):
         return _unavailable(service)
-    ready = [replica for replica in service.replicas() if replica.state is EngineState.READY]
-    return HealthResponse(status=service.status, num_replicas=len(service.replicas()), num_replicas_ready=len(ready))
+    replicas = service.models.replicas().values()
+    ready = [replica for replica in replicas if replica.state is EngineState.READY]
+    return HealthResponse(status=service.status, num_replicas=len(replicas), num_replicas_ready=len(ready))
 
 
 @router.get("/ready", response_model=StatusResponse)
@@ -93,18 +108,26 @@ def _unavailable(service: Service) -> Response:
 
 
 @router.get("/stats", response_model=StatsResponse)
-async def stats(service: Annotated[Service, Depends(get_service)]) -> Any:
-    """Return the engine's newest numbers and the model's facts."""
-    loaded = service.loaded
+async def stats(
+    service: Annotated[Service, Depends(get_service)],
+    model: Annotated[str | None, Query(description="Of several, whose numbers are wanted; else all together.")] = None,
+) -> Any:
+    """Return the engine's newest numbers and the model's facts: of several models, those of all or of one."""
+    models = service.models
+    chosen = models.only if model is None else models.find(model)
+    replicas = list(models.replicas().values()) if chosen is None else chosen.replicas()
+    admissions = models.num_unfinished if chosen is None else chosen.admission.num_unfinished
     return {
         "status": service.status,
         "uptime_s": time.monotonic() - service.started_s,
-        "num_unfinished": service.admission.num_unfinished,
-        "model": None if loaded is None else msgspec.to_builtins(loaded.client.model),
-        "replicas": [
-            {"state": it.state, "is_slow": it.is_slow, **msgspec.to_builtins(it.stats)} for it in service.replicas()
+        "num_unfinished": admissions,
+        "model": None if chosen is None or chosen.generator is None else msgspec.to_builtins(chosen.info),
+        "models": [
+            {"name": it.name, "status": it.status, "memory_bytes": it.memory_bytes, "num_loads": it.num_loads}
+            for it in models.all
         ],
-        **msgspec.to_builtins(service.stats() or EngineStats()),
+        "replicas": [{"state": it.state, "is_slow": it.is_slow, **msgspec.to_builtins(it.stats)} for it in replicas],
+        **msgspec.to_builtins(models.stats() if chosen is None else chosen.stats()),
     }
 
 

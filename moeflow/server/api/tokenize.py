@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field
 from moeflow.core.errors import RequestError
 from moeflow.engine.generator import num_chars
 from moeflow.server.api.chat.chat_objects import ChatMessage
-from moeflow.server.api.models import served_model
 from moeflow.server.api.schema.field_rules import Rule, exactly_one
 from moeflow.server.api.schema.sampling_fields import TokenIds
 from moeflow.server.api.schema.strict_model import StrictModel
@@ -57,28 +56,28 @@ class DetokenizeResponse(BaseModel):
 @router.post("/tokenize", response_model=TokenizeResponse, tags=["tokens"])
 async def tokenize(body: TokenizeRequest, service: Annotated[Service, Depends(get_service)]) -> Response:
     """Turn a text or a conversation into token ids."""
-    model = served_model(service, body.model)
-    generator = service.require_generator()
-    if body.messages is not None:
-        messages = [message.plain() for message in body.messages]
-        size, encode = num_chars(messages), partial(generator.tokenizer.apply_chat_template, messages)
-    else:
-        text, special = body.prompt or "", body.add_special_tokens is not False
-        size, encode = len(text), partial(generator.tokenizer.encode, text, add_special_tokens=special)
+    async with service.using(body.model) as model:
+        generator, max_model_len = model.loaded, model.info.max_model_len
+        if body.messages is not None:
+            messages = [message.plain() for message in body.messages]
+            size, encode = num_chars(messages), partial(generator.tokenizer.apply_chat_template, messages)
+        else:
+            text, special = body.prompt or "", body.add_special_tokens is not False
+            size, encode = len(text), partial(generator.tokenizer.encode, text, add_special_tokens=special)
 
-    def work() -> bytes:  # all of it, as a million numbers take long to write, too
-        tokens = encode()
-        return msgspec.json.encode({"tokens": tokens, "count": len(tokens), "max_model_len": model.max_model_len})
+        def work() -> bytes:  # all of it, as a million numbers take long to write, too
+            tokens = encode()
+            return msgspec.json.encode({"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len})
 
-    return Response(await generator.lanes.run(size, work), media_type="application/json")
+        return Response(await generator.lanes.run(size, work), media_type="application/json")
 
 
 @router.post("/detokenize", tags=["tokens"])
 async def detokenize(body: DetokenizeRequest, service: Annotated[Service, Depends(get_service)]) -> DetokenizeResponse:
     """Turn token ids into text, special tokens included."""
-    model = served_model(service, body.model)
-    generator = service.require_generator()
-    if any(token_id >= model.vocab_size for token_id in body.tokens):
-        raise RequestError(f"token ids must be below {model.vocab_size}, the size of the vocabulary", param="tokens")
-    decode = partial(generator.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return DetokenizeResponse(prompt=await generator.lanes.run(len(body.tokens), decode))
+    async with service.using(body.model) as model:
+        vocab_size = model.info.vocab_size
+        if any(token_id >= vocab_size for token_id in body.tokens):
+            raise RequestError(f"token ids must be below {vocab_size}, the size of the vocabulary", param="tokens")
+        decode = partial(model.loaded.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return DetokenizeResponse(prompt=await model.loaded.lanes.run(len(body.tokens), decode))

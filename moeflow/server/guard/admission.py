@@ -22,6 +22,7 @@ class Admission:
         self._clock = clock
         self._mean_duration_s = 1.0
         self.num_unfinished = 0
+        self.num_open = 0  # requests under way, those of batch jobs included
 
     def admit(self, num_sequences: int, *, max_num_seqs: int, is_batch: bool = False) -> Ticket:
         """Admit a request of so many sequences. Batch requests are not counted: their job limits how many there are.
@@ -59,6 +60,8 @@ class Ticket:
         self.is_batch = is_batch
         self._admission = admission
         self._num_left = num_sequences
+        self._is_open = True
+        admission.num_open += 1
 
     def finish_one(self) -> None:
         """Give back a sequence that has come to its end."""
@@ -69,6 +72,8 @@ class Ticket:
     def close(self) -> None:
         """Give back what is left; again is harmless."""
         self._give_back(self._num_left)
+        self._admission.num_open -= self._is_open
+        self._is_open = False
 
     def _give_back(self, num_sequences: int) -> None:
         self._num_left -= num_sequences

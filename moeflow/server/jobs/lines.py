@@ -83,6 +83,17 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, bytes
             yield number, raw.strip()
 
 
+def first_model_name(path: Path, max_line_bytes: int) -> str | None:
+    """Return the model that the first request of a file names; None: none, or the line is no request."""
+    try:
+        with path.open("rb") as file:
+            number, raw = next(read_lines(file, max_line_bytes))
+        name = parse_line(number, raw).body.get("model")
+    except (LineError, OSError, StopIteration):  # which the check of the whole input tells of
+        return None
+    return name if isinstance(name, str) else None
+
+
 def scan(path: Path, *, max_line_bytes: int, max_lines: int | None = None, endpoint: str | None = None) -> Input:
     """Check every line of a file. With `endpoint`, all requests must be for that one. Raises: OSError."""
     found = Input()

@@ -26,6 +26,7 @@ from moeflow.server.api.schema.sampling_fields import SamplerFields
 from moeflow.server.errors import ApiError, as_api_error, from_pydantic
 from moeflow.server.jobs.journal import Journal
 from moeflow.server.jobs.lines import BatchLine, parse_line, read_lines
+from moeflow.server.model_pool import ModelLoadError
 from moeflow.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -47,18 +48,28 @@ _ENDPOINTS = {
 }
 
 
+class ModelMissingError(EngineError):
+    """The job's model cannot be loaded now."""
+
+
 async def run_job(
-    service: Service, source: Path, journal: Journal, max_line_bytes: int, on_sync: Callable[[], None] = lambda: None
+    service: Service,
+    source: Path,
+    journal: Journal,
+    max_line_bytes: int,
+    on_sync: Callable[[], None] = lambda: None,
+    *,
+    model: str | None = None,
 ) -> None:
     """Answer what is not yet done of an input file that was scanned. Cancelling it leaves a journal to go on with.
 
-    `on_sync` is called about once a second.
+    `on_sync` is called about once a second. `model` is the one that all requests are for, by default the first.
 
     Raises: EngineError if the engine is gone or goes: what it left open is not written down; ConfigError if the error
     file is another job's; OSError.
     """
     syncing = asyncio.create_task(_sync(journal, on_sync))
-    running = asyncio.create_task(_run(service, source, journal, max_line_bytes))
+    running = asyncio.create_task(_run(service, source, journal, max_line_bytes, model))
     try:
         await asyncio.wait((running, syncing), return_when=asyncio.FIRST_COMPLETED)
         await (running if running.done() else syncing)  # syncing ends by an error only, such as a full disk
@@ -76,8 +87,8 @@ async def _sync(journal: Journal, on_sync: Callable[[], None]) -> None:
         on_sync()
 
 
-async def _run(service: Service, source: Path, journal: Journal, max_line_bytes: int) -> None:
-    window = asyncio.Semaphore(WINDOW * _require_engine(service))
+async def _run(service: Service, source: Path, journal: Journal, max_line_bytes: int, model: str | None) -> None:
+    window = asyncio.Semaphore(WINDOW * await _num_computed_together(service, model))
     try:
         with source.open("rb") as file:
             async with asyncio.TaskGroup() as group:
@@ -87,27 +98,28 @@ async def _run(service: Service, source: Path, journal: Journal, max_line_bytes:
                         await asyncio.sleep(0)  # thousands of these must not hold others up
                         continue
                     await window.acquire()
-                    group.create_task(_answer_in_window(service, line, journal, window))
+                    group.create_task(_answer_in_window(service, line, model, journal, window))
     except* (MoeflowError, OSError) as errors:
         raise _first(errors) from None
 
 
-async def _answer_in_window(service: Service, line: BatchLine, journal: Journal, window: asyncio.Semaphore) -> None:
+async def _answer_in_window(
+    service: Service, line: BatchLine, model: str | None, journal: Journal, window: asyncio.Semaphore
+) -> None:
     try:
-        await _answer(service, line, journal)
+        await _answer(service, line, model, journal)
     finally:
         window.release()
 
 
-async def _answer(service: Service, line: BatchLine, journal: Journal) -> None:
+async def _answer(service: Service, line: BatchLine, model: str | None, journal: Journal) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            answer = await start(service, line)
+            answer = await start(service, line, model)
             body = await gather(answer)
         except Exception as error:  # whatever a request may raise concerns its line alone, unless the engine is gone
             refusal = from_pydantic(error) if isinstance(error, ValidationError) else as_api_error(error)
-            if refusal.status_code == 503:
-                raise EngineError(refusal.detail) from None
+            _check_there(refusal)
             if refusal.code == "internal_error":
                 logger.exception("request %r failed", line.custom_id[:80])
             if refusal.status_code < 500 or attempt == ATTEMPTS:
@@ -119,8 +131,8 @@ async def _answer(service: Service, line: BatchLine, journal: Journal) -> None:
             return
 
 
-async def start(service: Service, line: BatchLine) -> Answer:
-    """Check a request as its endpoint does, and begin it with batch priority.
+async def start(service: Service, line: BatchLine, model: str | None = None) -> Answer:
+    """Check a request as its endpoint does, and begin it with batch priority. A job's requests are all for one model.
 
     Raises: ValidationError, ApiError, RequestError.
     """
@@ -128,6 +140,11 @@ async def start(service: Service, line: BatchLine) -> Answer:
     body = endpoint.schema.model_validate(line.body)
     if body.stream:
         raise RequestError("the answers of a batch come whole: leave stream out", param="stream")
+    if body.model is None:
+        body = body.model_copy(update={"model": model})
+    elif model is not None and service.models.find(body.model).name != model:
+        message = f"the batch is for {model!r}: put requests for other models into a file of their own"
+        raise RequestError(message, param="model")
     return await endpoint.start(service, body, is_batch=True)
 
 
@@ -135,12 +152,21 @@ def _request_id(line: BatchLine, journal: Journal) -> str:
     return f"req-{journal.result_ids[line.custom_id].removeprefix('batch_req_')}"
 
 
-def _require_engine(service: Service) -> int:
+async def _num_computed_together(service: Service, model: str | None) -> int:
     """Return how many requests the engine computes together. Raises: EngineError if there is none."""
     try:
-        return service.require_generator(is_batch=True).client.model.max_num_seqs
+        return (await service.require_model(model, is_batch=True)).info.max_num_seqs
     except ApiError as error:
+        _check_there(error)
         raise EngineError(error.detail) from None
+
+
+def _check_there(refusal: ApiError) -> None:
+    """Raises: EngineError if a request was refused because nobody computes it now."""
+    if isinstance(refusal, ModelLoadError):
+        raise ModelMissingError(refusal.detail) from None
+    if refusal.status_code == 503:
+        raise EngineError(refusal.detail) from None
 
 
 def _first(errors: BaseExceptionGroup[Any]) -> BaseException:

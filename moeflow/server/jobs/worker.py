@@ -26,7 +26,7 @@ from moeflow.server.jobs.batch_store import FINAL, BatchStore, Outcome, count, r
 from moeflow.server.jobs.file_store import FileStore
 from moeflow.server.jobs.journal import EXPIRED, Journal, JournalError
 from moeflow.server.jobs.lines import Input, scan
-from moeflow.server.jobs.runner import run_job
+from moeflow.server.jobs.runner import ModelMissingError, run_job
 from moeflow.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 MAX_LINES = 50_000  # OpenAI's limit
 LOOK_S = 0.2  # how soon a cancellation is noticed
 ENGINE_RETRY_S = 1.0
+LOAD_RETRY_S = 30.0  # somebody has to mend the model, or free memory
 DISK_RETRY_S = 10.0  # somebody has to make room
 BREATH = 100  # lines that are written before others are let in
 _LATE = "This request could not be executed before the completion window expired."
@@ -111,8 +112,7 @@ class BatchWorker:
         return batch.status == "cancelling" or self._left_s(batch) <= 0
 
     def _is_served(self, batch: BatchObject) -> bool:
-        loaded = self._service.loaded
-        return self._service.is_lasting and loaded is not None and loaded.client.model.name == batch.model
+        return self._service.is_lasting(batch.model)
 
     def _left_s(self, batch: BatchObject) -> float:
         return batch.expires_at - self._batches.now
@@ -137,7 +137,7 @@ class BatchWorker:
                 self._fail(batch, "internal_error", "the server failed on this batch; its log has the details")
         except EngineError as error:  # not the job's fault: a later start goes on
             logger.warning("batch %s waits: %s", batch.id, error)
-            await asyncio.sleep(ENGINE_RETRY_S)
+            await asyncio.sleep(LOAD_RETRY_S if isinstance(error, ModelMissingError) else ENGINE_RETRY_S)
         except OSError as error:
             logger.warning("batch %s waits, its results cannot be written: %s", batch.id, error)
             await asyncio.sleep(DISK_RETRY_S)
@@ -201,6 +201,7 @@ class BatchWorker:
                 journal,
                 self._service.config.max_body_bytes,
                 on_sync=lambda: count(batch, journal.totals),
+                model=batch.model,
             )
         )
         try:

@@ -108,7 +108,7 @@ def test_wishes_without_sense_are_refused(overrides):
 
 
 def test_blocks_that_nobody_uses_give_memory_back_to_experts_unless_the_user_said_how_much_there_is():
-    share = kv_share(has_slots=True, is_limited=True)
+    share = kv_share(has_slots=True, takes_all=True)
     cache = KVCacheChoice("float32", num_blocks=400, block_bytes=MIB, max_model_len=512)
     assert share == KV_SHARE_BESIDE_SLOTS
     assert num_kept_blocks(Settings(), cache, share) == 100
@@ -117,5 +117,5 @@ def test_blocks_that_nobody_uses_give_memory_back_to_experts_unless_the_user_sai
 
 
 def test_keys_and_values_take_all_that_a_limit_leaves_beside_weights_that_stay():
-    assert kv_share(has_slots=False, is_limited=True) == 1
-    assert kv_share(has_slots=False, is_limited=False) == 0.25
+    assert kv_share(has_slots=False, takes_all=True) == 1
+    assert kv_share(has_slots=False, takes_all=False) == 0.25

@@ -98,7 +98,7 @@ async def test_only_a_window_of_the_input_is_in_the_engine(service, engine, tmp_
     for _ in range(60):  # and some more on a busy machine
         await asyncio.sleep(0.002 if len(engine.live) >= WINDOW * engine.model.max_num_seqs else 0.05)
     assert len(engine.live) == WINDOW * engine.model.max_num_seqs
-    assert service.admission.num_unfinished == 0  # the job stands in no queue
+    assert service.models.num_unfinished == 0  # the job stands in no queue
     engine.pause_after = None
     assert (await job).totals.completed == 100
 

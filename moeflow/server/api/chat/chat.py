@@ -13,7 +13,6 @@ from moeflow.server.api.chat.chat_objects import ChatChunk, ChatRequest, ChatRes
 from moeflow.server.api.chat.chat_writer import ChatWriter
 from moeflow.server.api.choices import Envelope, ListWriter
 from moeflow.server.api.conversation.conversation import start_conversation
-from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of
@@ -36,10 +35,12 @@ async def start_chat(service: Service, body: ChatRequest, *, is_batch: bool = Fa
 
     Raises: ApiError, RequestError.
     """
-    model = served_model(service, body.model)
+    model = (await service.require_model(body.model, is_batch=is_batch)).info
     envelope = Envelope(
         f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "chat.completion", "chat.completion.chunk"
     )
-    generation, form = await start_conversation(service, envelope.id, body.conversation(), is_batch=is_batch)
+    generation, form = await start_conversation(
+        service, body.model, envelope.id, body.conversation(), is_batch=is_batch
+    )
     choices = ChatWriter(form, with_logprobs=bool(body.logprobs))
     return Answer(generation, ListWriter(generation, choices, envelope, with_usage=body.wants_usage))

@@ -18,7 +18,6 @@ from moeflow.server.api.answer import Answer, respond
 from moeflow.server.api.choices import Choice, Envelope, ListWriter, token_trees
 from moeflow.server.api.completions.completion_objects import CompletionChunk, CompletionRequest, CompletionResponse
 from moeflow.server.api.logprobs import CompletionLogprobsWriter
-from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.guard.body import JsonRoute
@@ -44,7 +43,7 @@ async def start_completion(service: Service, body: CompletionRequest, *, is_batc
 
     Raises: ApiError, RequestError.
     """
-    model = served_model(service, body.model)
+    model = (await service.require_model(body.model, is_batch=is_batch)).info
     prompts = body.prompts()
 
     sampling, form = body.to_sampling_params(), body.answer_form()
@@ -56,7 +55,8 @@ async def start_completion(service: Service, body: CompletionRequest, *, is_batc
         return Prepared(encoded, replace(sampling, grammar=grammar))
 
     envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "text_completion", "text_completion")
-    generation = await start_generation(service, envelope.id, prepare, len(prompts) * sampling.n, is_batch=is_batch)
+    num_sequences = len(prompts) * sampling.n
+    generation = await start_generation(service, body.model, envelope.id, prepare, num_sequences, is_batch=is_batch)
     choices = _Writer(body, prompts, generation)
     return Answer(generation, ListWriter(generation, choices, envelope, with_usage=body.wants_usage))
 

@@ -77,7 +77,7 @@ class AnswerEvents:
 
 
 async def start_conversation(
-    service: Service, request_id: str, asked: Conversation, *, is_batch: bool = False
+    service: Service, model_name: str | None, request_id: str, asked: Conversation, *, is_batch: bool = False
 ) -> tuple[Generation, AnswerForm]:
     """Check and admit a request; the work begins when the generation is iterated.
 
@@ -101,6 +101,6 @@ async def start_conversation(
         shown = generator.tokenizer.special_ids_of(chat_format.markers(asked.tools.tools))
         return Prepared([prompt.token_ids], replace(asked.sampling, grammar=grammar), shown)
 
-    generation = await start_generation(service, request_id, prepare, asked.sampling.n, is_batch=is_batch)
+    generation = await start_generation(service, model_name, request_id, prepare, asked.sampling.n, is_batch=is_batch)
     (form,) = forms
     return generation, form

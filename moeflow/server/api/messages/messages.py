@@ -13,7 +13,6 @@ from moeflow.server.api.conversation.conversation import start_conversation
 from moeflow.server.api.messages.message_object import MESSAGE_EVENTS, MessageObject, TokenCount
 from moeflow.server.api.messages.message_request import CountRequest, MessageRequest
 from moeflow.server.api.messages.message_writer import MessageWriter
-from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.errors import AnthropicErrorResponse
 from moeflow.server.guard.body import JsonRoute
@@ -45,9 +44,9 @@ async def start_message(service: Service, body: MessageRequest) -> Answer:
 
     Raises: ApiError, RequestError.
     """
-    model = served_model(service, body.model)
+    model = (await service.require_model(body.model)).info
     message_id = f"msg_{uuid.uuid4().hex}"
-    generation, form = await start_conversation(service, message_id, body.conversation())
+    generation, form = await start_conversation(service, body.model, message_id, body.conversation())
     head = {"id": message_id, "type": "message", "role": "assistant", "model": model.name}
     return Answer(generation, MessageWriter(generation, form, head, max_tokens=body.max_tokens))
 
@@ -55,7 +54,7 @@ async def start_message(service: Service, body: MessageRequest) -> Answer:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, service: Annotated[Service, Depends(get_service)]) -> TokenCount:
     """Count the tokens of a conversation, tools included."""
-    served_model(service, body.model)
-    asked = body.asked(SamplingParams())
-    prompt = await service.require_generator().encode_chat(asked.messages, asked.tools.tools, asked.variables)
+    async with service.using(body.model) as model:
+        asked = body.asked(SamplingParams())
+        prompt = await model.loaded.encode_chat(asked.messages, asked.tools.tools, asked.variables)
     return TokenCount(input_tokens=len(prompt.token_ids))

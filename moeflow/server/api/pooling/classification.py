@@ -11,7 +11,6 @@ from fastapi import APIRouter, Depends, Request
 from moeflow.core.embedding_bytes import decode_embedding
 from moeflow.core.errors import RequestError
 from moeflow.engine.pooling_choice import classification
-from moeflow.server.api.models import served_model
 from moeflow.server.api.pooling.classification_objects import ClassificationRequest, ClassificationResponse
 from moeflow.server.api.pooling.pooled import pool
 from moeflow.server.errors import ApiError
@@ -29,12 +28,12 @@ async def classify(
 ) -> dict[str, Any]:
     """Sort one or several texts into the model's classes. A model without classes is as good as not there."""
     record_of(request.scope).prompt = body.input if service.config.log_prompts else None
-    model = served_model(service, body.model)
+    model = (await service.require_model(body.model)).info
     try:
         pooling = classification(model)
     except RequestError as error:
         raise ApiError(404, "no_classes", str(error), param="model") from error
-    found, num_tokens = await pool(service, request, body.inputs(), pooling, "classify")
+    found, num_tokens = await pool(service, request, model.name, body.inputs(), pooling, "classify")
     probabilities = [decode_embedding(data) for data in found]
     return {
         "id": f"classify-{uuid.uuid4().hex}",

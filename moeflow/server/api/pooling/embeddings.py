@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends, Request
 
 from moeflow.core.embedding_bytes import decode_embedding
 from moeflow.engine.pooling_choice import check_pooling
-from moeflow.server.api.models import served_model
 from moeflow.server.api.pooling.embedding_objects import EmbeddingRequest, EmbeddingResponse
 from moeflow.server.api.pooling.pooled import pool
 from moeflow.server.guard.body import JsonRoute
@@ -25,10 +24,10 @@ async def create_embeddings(
 ) -> dict[str, Any]:
     """Make a vector of one or several texts: of the model's last hidden states."""
     record_of(request.scope).prompt = body.input if service.config.log_prompts else None
-    model = served_model(service, body.model)
+    model = (await service.require_model(body.model)).info
     pooling, inputs = check_pooling(model, body.to_pooling_params(model)), body.inputs()
 
-    vectors, num_tokens = await pool(service, request, inputs, pooling, "embd")
+    vectors, num_tokens = await pool(service, request, model.name, inputs, pooling, "embd")
     is_base64 = body.encoding_format == "base64"
     return {
         "object": "list",

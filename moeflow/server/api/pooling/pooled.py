@@ -17,7 +17,12 @@ from moeflow.server.service import Service
 
 
 async def pool(
-    service: Service, request: Request, inputs: list[str | list[int]], pooling: PoolingParams, kind: str
+    service: Service,
+    request: Request,
+    model_name: str,
+    inputs: list[str | list[int]],
+    pooling: PoolingParams,
+    kind: str,
 ) -> tuple[list[bytes], int]:
     """Return the float32 numbers made of each input, and how many tokens these have; `kind` begins the request's id.
 
@@ -28,7 +33,7 @@ async def pool(
         return Prepared(await generator.encode(inputs), NO_TOKENS)
 
     request_id = f"{kind}-{uuid.uuid4().hex}"
-    generation = await start_generation(service, request_id, prepare, len(inputs), pooling=pooling)
+    generation = await start_generation(service, model_name, request_id, prepare, len(inputs), pooling=pooling)
     record_of(request.scope).work = generation
     vectors = await while_connected(request.receive, _vectors(generation))
     return vectors, generation.num_prompt_tokens

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.server.api.answer import Answer, respond
 from moeflow.server.api.conversation.conversation import start_conversation
-from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.api.paging import After, page
 from moeflow.server.api.responses.response_items import Item, ListedItem
@@ -58,10 +57,10 @@ async def start_response(service: Service, body: ResponseRequest, *, is_batch: b
 
     Raises: ApiError, RequestError.
     """
-    model = served_model(service, body.model)
+    model = (await service.require_model(body.model, is_batch=is_batch)).info
     response_id = f"resp_{uuid.uuid4().hex}"
     asked = body.conversation(_history(service, body))
-    generation, form = await start_conversation(service, response_id, asked, is_batch=is_batch)
+    generation, form = await start_conversation(service, body.model, response_id, asked, is_batch=is_batch)
     is_stored = body.store is not False and not is_batch
 
     def store(response: dict[str, Any]) -> None:
@@ -77,9 +76,9 @@ async def count_input_tokens(
     body: InputTokensRequest, service: Annotated[Service, Depends(get_service)]
 ) -> InputTokens:
     """Count the tokens of a conversation, tools and stored responses before it included."""
-    served_model(service, body.model)
-    asked = body.asked(_history(service, body), SamplingParams())
-    prompt = await service.require_generator().encode_chat(asked.messages, asked.tools.tools, asked.variables)
+    async with service.using(body.model) as model:
+        asked = body.asked(_history(service, body), SamplingParams())
+        prompt = await model.loaded.encode_chat(asked.messages, asked.tools.tools, asked.variables)
     return InputTokens(object="response.input_tokens", input_tokens=len(prompt.token_ids))
 
 

@@ -1,0 +1,49 @@
+"""Loads one model: engine and tokenizer side by side, with a bar where a terminal watches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from moeflow.core.errors import MoeflowError
+from moeflow.core.plan import Plan
+from moeflow.engine.generator import Generator
+from moeflow.engine.process.supervisor import Supervisor
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.server.config import ServerConfig
+
+
+async def load_model(plan: Plan, config: ServerConfig, *, on_failure: Callable[[], None]) -> Generator:
+    """Load model and tokenizer side by side; if one fails, nothing is left of the other."""
+    columns = (TextColumn(f"loading {plan.config.model_name}"), BarColumn(), DownloadColumn(binary_units=True))
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("load", total=None)
+        starting = asyncio.create_task(
+            Supervisor.start(
+                plan.config,
+                plan.num_replicas,
+                max_restarts=config.max_engine_restarts,
+                timeout_s=config.engine_timeout_s,
+                on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
+                on_failure=on_failure,
+            )
+        )
+        try:
+            tokenizer = await asyncio.to_thread(_load_tokenizer, plan.config.model_path)
+            return Generator(await starting, tokenizer)
+        except BaseException:
+            starting.cancel()  # cleans up by itself, unless it had just succeeded
+            with contextlib.suppress(asyncio.CancelledError, MoeflowError):
+                await (await starting).shutdown(0)
+            raise
+
+
+def _load_tokenizer(model: str) -> Tokenizer:
+    tokenizer = Tokenizer.load(model)
+    tokenizer.warm_up()
+    return tokenizer

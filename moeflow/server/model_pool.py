@@ -1,0 +1,254 @@
+"""All models of a server: finds the one that a request names, loads it if it is not there, and unloads others for it.
+
+Models have one memory budget together. When it would be exceeded, those that were not asked for longest are unloaded,
+but never one that somebody uses: who needs its memory waits, so long, and is refused then. Whoever waits for memory
+for long goes before new requests for what is loaded; else a model that is never idle would keep others out for ever.
+
+A model without a source is there from the start and stays: a server of one model has just that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from moeflow.core.errors import MoeflowError, QueueFullError
+from moeflow.core.units import format_bytes
+from moeflow.engine.client import ReplicaStatus
+from moeflow.engine.generator import Generator
+from moeflow.engine.messages import EngineStats
+from moeflow.engine.process.stats_sum import summed
+from moeflow.server.errors import ApiError
+from moeflow.server.served_model import MAX_WAIT_S, RETRY_AFTER_S, Loadable, ModelSource, ServedModel
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 5.0  # how long new requests for loaded models go before one that waits for memory
+_BATCH_PAUSE_S = 4 * RETRY_AFTER_S  # jobs begin nothing for so long where a request was refused because of their work
+_LOOK_S = 0.02
+_MAX_NAMED = 20  # models in a message
+
+
+class ModelLoadError(ApiError):
+    """A model that cannot be loaded; the next request tries again."""
+
+
+class ModelPool:
+    """The models, in the order of their names' listing. The first one is meant where a request names none."""
+
+    def __init__(
+        self,
+        sources: Sequence[ModelSource] = (),
+        *,
+        max_queue: int,
+        budget_bytes: int = 0,
+        max_wait_s: float = MAX_WAIT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Without sources there is one model, which has to be attached. The budget is that of those with sources."""
+        self._models = [ServedModel(max_queue, source) for source in sources] or [ServedModel(max_queue)]
+        self._max_queue = max_queue
+        self._budget_bytes = budget_bytes
+        self._max_wait_s, self._patience_s = max_wait_s, patience_s
+        self._loading: dict[ServedModel, asyncio.Task[None]] = {}
+        self._num_waiting: dict[ServedModel, int] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
+        self._wanted_since_s: float | None = None  # memory, by the one that waits for it
+        self._refused_at_s = float("-inf")
+        self._is_closed = False
+
+    @property
+    def all(self) -> Sequence[ServedModel]:
+        """Every model, loaded or not."""
+        return self._models
+
+    @property
+    def only(self) -> ServedModel | None:
+        """The one model; None: there are several, which come and go."""
+        return self._models[0] if self._models[0].source is None else None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences admitted and not finished, as the queue bounds count them."""
+        return sum(model.admission.num_unfinished for model in self._models)
+
+    def stats(self) -> EngineStats:
+        """The newest snapshot of all engines together, with the totals of those that were unloaded."""
+        return summed([model.stats() for model in self._models])
+
+    def replicas(self) -> dict[str, ReplicaStatus]:
+        """How each of the engines is, by its number; where there are several models, behind the model's name."""
+        return {
+            str(number) if self.only else f"{model.name} {number}": replica
+            for model in self._models
+            for number, replica in enumerate(model.replicas())
+        }
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return the model of that name, or the first. Raises: ApiError 404 with the names that there are."""
+        if name is None or not self._models[0].name:
+            return self._models[0]
+        found = next((model for model in self._models if model.name == name), None)
+        if found is None:
+            names = ", ".join(repr(model.name) for model in self._models[:_MAX_NAMED])
+            more = len(self._models) - _MAX_NAMED
+            message = f"The model {name[:80]!r} is not served here; this server has {names}"
+            raise ApiError(404, "model_not_found", message + (f" and {more} more" if more > 0 else ""), param="model")
+        return found
+
+    async def load(self, model: ServedModel, *, is_batch: bool = False) -> None:
+        """Return when a model is loaded; that is so until the caller awaits something, or uses it.
+
+        Blocks: while it is loaded, and before that for memory; requests of batch jobs also for as long as others wait.
+        Raises: ModelLoadError; ApiError 503 if models that are busy hold the memory; QueueFullError.
+        """
+        if model.source is None:
+            return
+        deadline_s = time.monotonic() + self._max_wait_s
+        while not model.generator or self._is_held_back(is_batch=is_batch):
+            if self._is_closed:
+                return
+            if not model.generator:
+                await self._loaded(model)
+            elif is_batch or time.monotonic() < deadline_s:
+                await asyncio.sleep(_LOOK_S)
+            else:
+                raise self._busy(f"Requests for other models go before those for {model.name!r} now")
+        model.used_at_s = time.monotonic()
+
+    async def _loaded(self, model: ServedModel) -> None:
+        """Wait until a load, the one under way or a new one, has ended."""
+        waiting = self._num_waiting.get(model, 0)
+        if waiting > self._max_queue:
+            raise QueueFullError(
+                f"{waiting} requests wait for {model.name!r} to be loaded; try again later", retry_after_s=RETRY_AFTER_S
+            )
+        self._num_waiting[model] = waiting + 1
+        try:
+            with model.in_use():
+                loading = self._loading.get(model) or self._begin(model)
+                await asyncio.wait((loading,))
+        finally:
+            self._num_waiting[model] -= 1
+        if not loading.cancelled() and (error := loading.exception()) is not None:
+            raise error
+
+    def _begin(self, model: ServedModel) -> asyncio.Task[None]:
+        loading = self._loading[model] = asyncio.create_task(self._load(model))
+        model.is_loading = True
+
+        def forget(done: asyncio.Task[None]) -> None:
+            del self._loading[model]
+            model.is_loading = False
+            if not done.cancelled():
+                done.exception()  # has been told to whoever waited
+
+        loading.add_done_callback(forget)
+        return loading
+
+    async def _load(self, model: ServedModel) -> None:
+        assert model.source is not None, "what has no source is never unloaded"
+        begun_s = time.monotonic()
+        try:
+            loadable = await asyncio.to_thread(model.source.prepare)
+            num_bytes = min(loadable.memory_bytes or self._budget_bytes, self._budget_bytes)
+            async with self._one_at_a_time:
+                await self._make_room(model, num_bytes)
+                generator = await self._started(model, loadable)
+        except (MoeflowError, OSError) as error:
+            model.num_failed_loads += 1
+            logger.error("model %s cannot be loaded: %s", model.name, error)
+            reason = str(error).replace(model.source.path, model.name)
+            raise ModelLoadError(
+                500, "model_load_failed", f"The model {model.name!r} cannot be loaded: {reason}", param="model"
+            ) from error
+        model.attach(generator, num_bytes)
+        model.num_loads += 1
+        model.load_s_total += time.monotonic() - begun_s
+        logger.info("model %s is loaded, and may hold %s", model.name, format_bytes(num_bytes))
+
+    async def _started(self, model: ServedModel, loadable: Loadable) -> Generator:
+        died = partial(self._note_death, model)
+        return await loadable.load(died)
+
+    def _note_death(self, model: ServedModel) -> None:
+        """Unload a model whose engine has died for good; the next request loads it again."""
+        if model.generator is not None and not self._is_closed:
+            self._begin_unloading(model)
+
+    async def _make_room(self, model: ServedModel, num_bytes: int) -> None:
+        """Unload what was not used for longest, as soon as what nobody uses is enough. Raises: ApiError 503."""
+        self._wanted_since_s = time.monotonic()
+        try:
+            while (missing_bytes := self._held_bytes + num_bytes - self._budget_bytes) > 0:
+                leaving = self._least_used(missing_bytes)
+                if leaving:
+                    await asyncio.wait([self._begin_unloading(each) for each in leaving])
+                elif time.monotonic() - self._wanted_since_s < self._max_wait_s:
+                    await asyncio.sleep(_LOOK_S)
+                else:
+                    raise self._busy(f"There is no memory for {model.name!r} ({format_bytes(num_bytes)}) now")
+        finally:
+            self._wanted_since_s = None
+
+    @property
+    def _held_bytes(self) -> int:
+        return sum(model.memory_bytes for model in self._models)
+
+    def _least_used(self, num_bytes: int) -> list[ServedModel]:
+        """Return models that nobody uses and that hold so many bytes together; none if they do not."""
+        idle = [model for model in self._models if model.generator is not None and model.is_idle]
+        found: list[ServedModel] = []
+        for model in sorted(idle, key=lambda it: it.used_at_s):
+            if num_bytes > 0:
+                found.append(model)
+                num_bytes -= model.memory_bytes
+        return [] if num_bytes > 0 else found
+
+    def _begin_unloading(self, model: ServedModel) -> asyncio.Task[None]:
+        """End a model's engine; from now on requests have to load it."""
+        generator = model.detach()
+        ending = asyncio.create_task(_end(generator))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        logger.info("model %s is unloaded", model.name)
+        return ending
+
+    def _is_held_back(self, *, is_batch: bool) -> bool:
+        """Whether a new request for a loaded model has to wait, as somebody else has waited for memory long enough."""
+        now_s = time.monotonic()
+        if is_batch and now_s - self._refused_at_s < _BATCH_PAUSE_S:
+            return True
+        return self._wanted_since_s is not None and now_s - self._wanted_since_s >= self._patience_s
+
+    def _busy(self, why: str) -> ApiError:
+        self._refused_at_s = time.monotonic()
+        busy = [repr(model.name) for model in self._models if model.generator is not None and not model.is_idle]
+        return ApiError(
+            503,
+            "models_busy",
+            f"{why}: {', '.join(busy) or 'others'} {'is' if len(busy) == 1 else 'are'} at work; try again soon",
+            headers={"Retry-After": str(RETRY_AFTER_S)},
+        )
+
+    def close(self) -> None:
+        """Load nothing any more; who waits for that is let go."""
+        self._is_closed = True
+        for loading in self._loading.values():
+            loading.cancel()
+
+    async def shutdown(self, deadline_s: float) -> None:
+        """Let running requests finish within the deadline, cancel the rest, end all engines."""
+        self.close()
+        loaded = [model.generator for model in self._models if model.generator is not None]
+        await asyncio.gather(*(generator.client.shutdown(deadline_s) for generator in loaded))
+        await asyncio.gather(*self._loading.values(), *self._ending, return_exceptions=True)
+
+
+async def _end(generator: Generator) -> None:
+    await generator.client.shutdown(0)
+    generator.close()
