@@ -239,6 +239,16 @@ class ModelConfig:
         return tuple(layer for layer in self.attention_layers if self.heads_of(layer).has_keys)
 
     @property
+    def stage_borders(self) -> tuple[int, ...]:
+        """The layers before which the decoder can be cut: no layer from there on attends to keys before it."""
+        shared = [
+            (heads.kv_layer, it) for it in self.attention_layers if (heads := self.heads_of(it)).kv_layer is not None
+        ]
+        return tuple(
+            border for border in range(1, self.num_layers) if not any(own < border <= layer for own, layer in shared)
+        )
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """The decoder's layers that attend, ascending."""
         recurrent = frozenset(() if self.recurrent is None else self.recurrent.layers)
