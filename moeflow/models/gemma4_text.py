@@ -133,8 +133,8 @@ def _kv_layers(reader: ConfigReader, are_local: Sequence[bool]) -> list[int | No
     last = {is_local: layer for layer, is_local in enumerate(are_local[: max(num_own, 0)])}
     if num_shared < 0 or (num_shared and set(are_local) != last.keys()):
         raise reader.error(
-            f"'num_kv_shared_layers' is {num_shared}, of {len(are_local)} layers: before the last ones that share there "
-            "is none of each kind"
+            f"'num_kv_shared_layers' is {num_shared}, of {len(are_local)} layers: before those that share there is "
+            "none of each kind"
         )
     return [None if layer < num_own else last[is_local] for layer, is_local in enumerate(are_local)]
 

@@ -79,7 +79,8 @@ class StageForward:
         """Return hidden states, and the context with what layers from here on get besides, if they get something."""
         if not self._input_size:
             return coming, context
-        hidden, inputs = coming.split([self._like.shape[1], coming.shape[1] - self._like.shape[1]], dim=1)
+        size = self._like.shape[1]
+        hidden, inputs = coming[:, :size], coming[:, size:]
         by_layer = inputs.contiguous().reshape(len(coming), -1, self._input_size)
         return hidden.contiguous(), replace(context, layer_inputs=by_layer)
 

@@ -152,8 +152,8 @@ class PackedDecoder:
         memory = () if states is None else states.layers
         if (len(blocks), len(memory)) != (self._num_caches, len(mixers)):
             raise ValueError(
-                f"{self._num_caches} layers that keep keys and values and {len(mixers)} with states need as many KV caches and "
-                f"memories of states, not {len(blocks)} and {len(memory)}"
+                f"{self._num_caches} layers that keep keys and values and {len(mixers)} with states need as many "
+                f"KV caches and memories of states, not {len(blocks)} and {len(memory)}"
             )
         for mixer, layer in zip(mixers, memory, strict=True):
             check_floats(layer.slots, (len(layer.slots), mixer.state_values))

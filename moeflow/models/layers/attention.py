@@ -128,7 +128,8 @@ class Attention:
     def mix(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Store K and V in the cache, unless they are another layer's, and attend.
 
-        Shapes: qkv [T, (Q + 2 KV) * D], or [T, Q * D], from `qkv_proj`, of this rank's heads, used up -> [T, Q * D] of all heads.
+        Shapes: qkv [T, (Q + 2 KV) * D], or [T, Q * D], from `qkv_proj`, of this rank's heads, used up -> [T, Q * D]
+        of all heads.
         """
         blocks, ranks = context.kv.layer(self._kv_layer), self._ranks
         if ranks is None:

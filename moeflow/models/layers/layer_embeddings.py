@@ -30,7 +30,7 @@ TABLE_NAME = "model.embed_tokens_per_layer.weight"
 
 
 class LayerEmbedding:
-    """What all layers get: `(norm(projection(e)) + table row) / sqrt(2)`, each scaled, where e is a token's embedding."""
+    """What layers get of a token's embedding e: `(norm(projection(e)) + row of the table) / sqrt(2)`, each scaled."""
 
     def __init__(self, config: ModelConfig, sizes: LayerEmbeddings, allocator: WeightAllocator) -> None:
         self._size, self._num_layers = sizes.size, config.num_layers
@@ -56,7 +56,7 @@ class LayerEmbedding:
 
 
 class LayerInput:
-    """What a layer makes of its own, behind its network: `(h + norm(projection(function(gate(h)) * input))) * scale`."""
+    """What a layer makes of its own input, at last: `(h + norm(projection(function(gate(h)) * input))) * scale`."""
 
     def __init__(self, config: ModelConfig, sizes: LayerEmbeddings, allocator: WeightAllocator, layer_idx: int) -> None:
         first_layer = 0 if allocator.own_layers is None else allocator.own_layers.start

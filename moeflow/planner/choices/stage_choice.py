@@ -34,8 +34,8 @@ def choose_stages(settings: Settings, costs: ModelCosts) -> StageConfig | None:
     borders = costs.shape.stage_borders
     if number > len(borders) + 1:
         raise ConfigError(
-            f"{number} stages (--stages) cannot share {num_layers} layers, the last of which attend to keys and values of "
-            f"earlier ones: use at most {len(borders) + 1}"
+            f"{number} stages (--stages) cannot share {num_layers} layers, the last of which attend to keys and values "
+            f"of earlier ones: use at most {len(borders) + 1}"
         )
     num_of_each = balanced(_layer_loads(costs), _ends_load(costs), number, borders)
     return StageConfig(num_layers=num_of_each, costs=micro_batch_costs(costs))
@@ -48,8 +48,8 @@ def _check_borders(num_of_each: Sequence[int], shape: ModelConfig) -> None:
     for start in starts:
         if start not in borders:
             raise ConfigError(
-                f"layers cannot be cut before layer {start} (--stages), as a later one attends to keys and values of an "
-                f"earlier one: cut before one of {', '.join(map(str, borders))}"
+                f"layers cannot be cut before layer {start} (--stages), as a later one attends to keys and values of "
+                f"an earlier one: cut before one of {', '.join(map(str, borders))}"
             )
 
 
@@ -72,7 +72,7 @@ def balanced(layers: Sequence[float], first: float, number: int, borders: Sequen
         """Return the greatest load, and the layers of each stage, of the layers from this one on."""
         if stages == 1:
             return before[-1] - before[start], (len(layers) - start,)
-        found = [(math.inf, (0,))]
+        found: list[tuple[float, tuple[int, ...]]] = [(math.inf, ())]
         for stop in borders:
             if stop <= start:
                 continue

@@ -164,11 +164,11 @@ def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApar
     if not apart.layers:
         return choice
     if choice.embeddings == "float32":
-        tokens, *others = (
+        tokens, head, layer_table = (
             _keeper_of(checkpoint, [name]) if name in checkpoint.tensors else None for name in CausalLM.embedding_names
         )
         assert tokens is not None, "there are token embeddings"
-        head, layer_table = (None if it == tokens else it for it in others)
+        head, layer_table = (None if it == tokens else it for it in (head, layer_table))
         choice = replace(choice, embeddings=tokens, head=head, layer_table=layer_table)
     if choice.matrices != "float32":
         return choice
