@@ -6,7 +6,6 @@ Shows progress on stderr, so that stdout stays the verb's own.
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,7 @@ def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
 
 
 def _path_of(model: str | None) -> str | None:
-    return model if model is None or os.path.lexists(model) else lazy.local_path(model)
+    return None if model is None else lazy.local_path(model)
 
 
 def fetch_if_named(model: str | None) -> None:
