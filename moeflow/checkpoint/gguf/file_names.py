@@ -92,6 +92,13 @@ def gguf_start(path: Path) -> Path:
     return gguf_start(path / models[0].files[0])
 
 
+def start_of(model: str) -> str:
+    """Return the same of a path as text, which stays as it is if it is one of its own. Raises: as `gguf_start`."""
+    path = Path(model)
+    start = gguf_start(path)
+    return model if start == path else str(start)
+
+
 def _missing(files: list[str]) -> tuple[str, ...]:
     part = parse_part_name(files[0])
     if part is None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from moeflow.checkpoint.gguf.file_names import gguf_models, gguf_start
+from moeflow.checkpoint.gguf.file_names import gguf_models, start_of
 from moeflow.checkpoint.hub.cache_layout import commit_of, repository_folder, snapshots
 from moeflow.checkpoint.hub.file_choice import choose_files, has_choice, shards_of
 from moeflow.checkpoint.hub.model_name import MAIN, ModelName, parse_model_name
@@ -33,9 +33,7 @@ def local_path(model: str) -> str:
     not here, or only partly.
     """
     if os.path.lexists(model):
-        path = Path(model)
-        start = gguf_start(path)
-        return model if start == path else str(start)
+        return start_of(model)
     name = parse_model_name(model)
     if name is None:
         return model
