@@ -147,6 +147,7 @@ def _formats(choice: WeightChoice, settings: Settings, *, has_device: bool) -> F
         activation_bytes=2 if has_device else 4,
         routers=choice.routers,
         head=choice.head,
+        layer_table=choice.layer_table,
         layers=choice.layers,
         is_wide=choice.is_exact,
     )
@@ -230,6 +231,7 @@ def _config(
         weight_format=choice.matrices,
         embedding_format=choice.embeddings,
         head_format=choice.head or "",
+        layer_table_format=choice.layer_table or "",
         layer_formats=choice.layers,
         mix=choice.mix or "",
         router_format=choice.routers,

@@ -152,8 +152,18 @@ def formats_of(config: EngineConfig) -> WeightFormats:
     """Return the formats in which an engine's weights are packed."""
     names = (config.weight_format, config.embedding_format, config.router_format)
     matrices, embeddings, routers = (cast(WeightFormat, name) for name in names)
-    head = cast(WeightFormat, config.head_format) if config.head_format else None
-    return WeightFormats(matrices, embeddings, routers, is_wide=config.is_wide, head=head, layers=config.layer_formats)
+    head, layer_table = (
+        cast(WeightFormat, name) if name else None for name in (config.head_format, config.layer_table_format)
+    )
+    return WeightFormats(
+        matrices,
+        embeddings,
+        routers,
+        is_wide=config.is_wide,
+        head=head,
+        layer_table=layer_table,
+        layers=config.layer_formats,
+    )
 
 
 def pack(
