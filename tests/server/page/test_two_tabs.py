@@ -1,11 +1,22 @@
-"""Two tabs at one conversation: nothing of either is lost, what is removed stays so, and each shows what the other did."""
+"""Two tabs at one conversation: nothing of either is lost, what is removed stays so, each shows what the other did."""
 
 from __future__ import annotations
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, clear, history, kept_ids, names, retry_button, send, send_and_wait, turns
+from tests.server.page.parts import (
+    answer,
+    button,
+    clear,
+    history,
+    kept_ids,
+    names,
+    retry_button,
+    send,
+    send_and_wait,
+    turns,
+)
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -172,7 +183,7 @@ RANDOM_TABS = """async (seed) => {
       tab.writing = conversation.addAnswer(prompt);
       truth[tab.writing.id] = { content: "", state: "running" };
     }
-    const isAtWork = ({ conversation, writing }) => writing.state === "running" && conversation.messages.includes(writing);
+    const isAtWork = ({ conversation: { messages }, writing: it }) => it.state === "running" && messages.includes(it);
     if (!tabs.every((it) => !it.writing || isAtWork(it))) disturbed = true;
   }
   for (const tab of tabs) {
