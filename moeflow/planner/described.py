@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.identity import called
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.errors import CheckpointError, ConfigError
@@ -225,7 +226,7 @@ def _config(
         memory_bytes = model.machine.level(RAM).capacity_bytes
     return EngineConfig(
         model_path=_path(settings),
-        model_name=settings.model_name or Path(str(settings.model)).stem,
+        model_name=settings.model_name or called(Path(str(settings.model))),
         dtype="bfloat16" if has_device else "float32",
         weight_format=choice.matrices,
         embedding_format=choice.embeddings,

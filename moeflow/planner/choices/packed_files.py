@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.gguf.file_names import whole_name
 from moeflow.checkpoint.identity import pulled_name
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, is_packed_weights_file, read_slab_index
@@ -45,7 +46,7 @@ def packed_weights_file_place(cache_dir: Path | None, checkpoint: Checkpoint, sp
 
 def _file_name(model: Path) -> str:
     name = pulled_name(model)
-    return model.resolve().stem if name is None else name.replace("/", "--").replace(":", "-")
+    return Path(whole_name(model.resolve().name)).stem if name is None else name.replace("/", "--").replace(":", "-")
 
 
 def find_packed_weights_file(
