@@ -37,8 +37,7 @@ CASES = {
     "dense": {"add_head_count_kv": [2, 2, 1]},
     "for phones": PHONE
     | {"add_head_count_kv": 2, "add_shared_kv_layers": 2, "add_feed_forward_length": [48] * 4 + [96] * 2},
-    "layers share keys that are values": PHONE
-    | {"add_head_count_kv": [2, 2, 1] * 2, "add_shared_kv_layers": 3},
+    "layers share keys that are values": PHONE | {"add_head_count_kv": [2, 2, 1] * 2, "add_shared_kv_layers": 3},
     "tokens are embedded for each layer": {
         "add_head_count_kv": 2,
         "add_embedding_length_per_layer_input": 20,
