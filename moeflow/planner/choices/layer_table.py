@@ -19,9 +19,7 @@ def stays_on_disk(costs: ModelCosts, packed_file: Path | None, reasons: Reasons)
         return False
     size, row = format_bytes(costs.layer_table_bytes), format_bytes(costs.layer_table_bytes / sizes.vocab_size)
     if packed_file is None:
-        reasons.append(
-            ("layer embeddings", f"{size} in memory; of packed weights (`moeflow pack`) they stay on disk")
-        )
+        reasons.append(("layer embeddings", f"{size} in memory; of packed weights (`moeflow pack`) they stay on disk"))
         return False
     reasons.append(("layer embeddings", f"{size} stay on disk, in the packed weights: a token needs {row} of them"))
     return True
