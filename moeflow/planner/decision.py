@@ -180,6 +180,7 @@ class Decision:
             weight_format=weights.matrices,
             embedding_format=weights.embeddings,
             head_format=weights.head or "",
+            layer_table_format=weights.layer_table or "",
             layer_formats=weights.layers,
             mix=weights.mix or "",
             importance_file=self._importance_file(weights),
@@ -369,6 +370,7 @@ class Decision:
             kv=kv_dtype,
             routers=weights.routers,
             head=weights.head,
+            layer_table=weights.layer_table,
             layers=weights.layers,
             is_wide=weights.is_exact,
         )

@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.gguf.file_names import whole_name
 from moeflow.checkpoint.identity import pulled_name
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, is_packed_weights_file, read_slab_index
@@ -45,7 +46,7 @@ def packed_weights_file_place(cache_dir: Path | None, checkpoint: Checkpoint, sp
 
 def _file_name(model: Path) -> str:
     name = pulled_name(model)
-    return model.resolve().stem if name is None else name.replace("/", "--").replace(":", "-")
+    return Path(whole_name(model.resolve().name)).stem if name is None else name.replace("/", "--").replace(":", "-")
 
 
 def find_packed_weights_file(
@@ -151,8 +152,18 @@ def formats_of(config: EngineConfig) -> WeightFormats:
     """Return the formats in which an engine's weights are packed."""
     names = (config.weight_format, config.embedding_format, config.router_format)
     matrices, embeddings, routers = (cast(WeightFormat, name) for name in names)
-    head = cast(WeightFormat, config.head_format) if config.head_format else None
-    return WeightFormats(matrices, embeddings, routers, is_wide=config.is_wide, head=head, layers=config.layer_formats)
+    head, layer_table = (
+        cast(WeightFormat, name) if name else None for name in (config.head_format, config.layer_table_format)
+    )
+    return WeightFormats(
+        matrices,
+        embeddings,
+        routers,
+        is_wide=config.is_wide,
+        head=head,
+        layer_table=layer_table,
+        layers=config.layer_formats,
+    )
 
 
 def pack(
