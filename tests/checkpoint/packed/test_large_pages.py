@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 
 import pytest
 
@@ -166,14 +167,19 @@ def test_a_disk_that_fails_is_a_line_in_the_log(file, caplog, what):
 def test_it_ends_after_the_page_that_it_is_at(file):
     pages = FakePages()
     thread = LargePages(file, file.stat(), lambda _: pages)
+    is_at_a_page, may_go_on = threading.Event(), threading.Event()
     collapse = pages.collapse
 
-    def then_close(start):
+    def slowly(start):
+        is_at_a_page.set()
+        may_go_on.wait()
         collapse(start)
-        thread._has_to_end.set()
 
-    pages.collapse = then_close
+    pages.collapse = slowly
     thread.begin()
+    is_at_a_page.wait()
+    thread._has_to_end.set()  # as `close` begins
+    may_go_on.set()
     thread.close()
     assert pages.asked == ["settle", ("collapse", 0)]
     assert not thread._thread.is_alive()
