@@ -1,6 +1,7 @@
 """Gemma 4 in GGUF files: layers with a window have heads and positions of their own.
 
-The last layers may attend to keys of earlier ones, and have wider networks, as their tensors show. Positions of the others turn the first pairs of a head alone, which the table of rotary factors says.
+Positions of the others turn the first pairs of a head alone, which the table of rotary factors says. The last layers
+may attend to keys of earlier ones, and have wider networks, as their tensors show.
 """
 
 from __future__ import annotations
