@@ -109,15 +109,12 @@ class ModelPool:
         if model.source is None:
             return
         deadline_s = time.monotonic() + self._max_wait_s
-        while not model.generator or self._is_held_back(is_batch=is_batch):
-            if self._is_closed:
-                return
-            if not model.generator:
-                await self._loaded(model)
-            elif is_batch or time.monotonic() < deadline_s:
-                await asyncio.sleep(_LOOK_S)
-            else:
+        while model.generator is not None and self._is_held_back(is_batch=is_batch) and not self._is_closed:
+            if not is_batch and time.monotonic() >= deadline_s:
                 raise self._busy(f"Requests for other models go before those for {model.name!r} now")
+            await asyncio.sleep(_LOOK_S)
+        while model.generator is None and not self._is_closed:
+            await self._loaded(model)  # then it is this request's turn, whoever waits
         model.used_at_s = time.monotonic()
 
     async def _loaded(self, model: ServedModel) -> None:
