@@ -35,7 +35,7 @@ class Prepared(NamedTuple):
 
 async def start_generation(
     service: Service,
-    model_name: str | None,
+    served: ServedModel,
     request_id: str,
     prepare: Callable[[Generator], Awaitable[Prepared]],
     num_sequences: int,
@@ -45,13 +45,12 @@ async def start_generation(
 ) -> Generation:
     """Admit, prepare and check one request of so many sequences; the work begins when the result is iterated.
 
-    It is for the model of that name, or the first, which is loaded if it is not there.
+    `served` has just been required: nothing was awaited since, and from now on the request's place keeps it loaded.
     One of a batch job takes no place in the queue and no part in the latencies that are reported.
 
     Blocks: on tokenizing, in threads of the generator's, so that a long prompt holds nobody up.
     Raises: ApiError, RequestError, ChatTemplateError.
     """
-    served = await service.require_model(model_name, is_batch=is_batch)
     generator, model = served.loaded, served.info
     ticket = served.admission.admit(num_sequences, max_num_seqs=model.max_num_seqs, is_batch=is_batch)
     try:

@@ -35,9 +35,9 @@ async def start_chat(service: Service, body: ChatRequest, *, is_batch: bool = Fa
 
     Raises: ApiError, RequestError.
     """
-    model = (await service.require_model(body.model, is_batch=is_batch)).info
+    served = await service.require_model(body.model, is_batch=is_batch)
     envelope = Envelope(
-        f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "chat.completion", "chat.completion.chunk"
+        f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), served.name, "chat.completion", "chat.completion.chunk"
     )
     generation, form = await start_conversation(
         service, body.model, envelope.id, body.conversation(), is_batch=is_batch

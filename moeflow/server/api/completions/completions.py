@@ -43,7 +43,7 @@ async def start_completion(service: Service, body: CompletionRequest, *, is_batc
 
     Raises: ApiError, RequestError.
     """
-    model = (await service.require_model(body.model, is_batch=is_batch)).info
+    served = await service.require_model(body.model, is_batch=is_batch)
     prompts = body.prompts()
 
     sampling, form = body.to_sampling_params(), body.answer_form()
@@ -54,9 +54,9 @@ async def start_completion(service: Service, body: CompletionRequest, *, is_batc
             grammar = await generator.checked(plain_grammar(form), form if isinstance(form, UserGrammar) else None)
         return Prepared(encoded, replace(sampling, grammar=grammar))
 
-    envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "text_completion", "text_completion")
+    envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), served.name, "text_completion", "text_completion")
     num_sequences = len(prompts) * sampling.n
-    generation = await start_generation(service, body.model, envelope.id, prepare, num_sequences, is_batch=is_batch)
+    generation = await start_generation(service, served, envelope.id, prepare, num_sequences, is_batch=is_batch)
     choices = _Writer(body, prompts, generation)
     return Answer(generation, ListWriter(generation, choices, envelope, with_usage=body.wants_usage))
 

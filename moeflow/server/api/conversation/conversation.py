@@ -19,6 +19,7 @@ from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content
 from moeflow.server.api.conversation.conversation_grammar import grammar_of
 from moeflow.server.api.conversation.tool_wish import ToolWish
 from moeflow.server.generation import Generation, Prepared, start_generation
+from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service
 
 
@@ -77,9 +78,9 @@ class AnswerEvents:
 
 
 async def start_conversation(
-    service: Service, model_name: str | None, request_id: str, asked: Conversation, *, is_batch: bool = False
+    service: Service, served: ServedModel, request_id: str, asked: Conversation, *, is_batch: bool = False
 ) -> tuple[Generation, AnswerForm]:
-    """Check and admit a request; the work begins when the generation is iterated.
+    """Check and admit a request; the work begins when the generation is iterated. `served` as for `start_generation`.
 
     Raises: ApiError, RequestError, ChatTemplateError.
     """
@@ -101,6 +102,6 @@ async def start_conversation(
         shown = generator.tokenizer.special_ids_of(chat_format.markers(asked.tools.tools))
         return Prepared([prompt.token_ids], replace(asked.sampling, grammar=grammar), shown)
 
-    generation = await start_generation(service, model_name, request_id, prepare, asked.sampling.n, is_batch=is_batch)
+    generation = await start_generation(service, served, request_id, prepare, asked.sampling.n, is_batch=is_batch)
     (form,) = forms
     return generation, form

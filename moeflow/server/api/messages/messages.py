@@ -44,10 +44,10 @@ async def start_message(service: Service, body: MessageRequest) -> Answer:
 
     Raises: ApiError, RequestError.
     """
-    model = (await service.require_model(body.model)).info
+    served = await service.require_model(body.model)
     message_id = f"msg_{uuid.uuid4().hex}"
-    generation, form = await start_conversation(service, body.model, message_id, body.conversation())
-    head = {"id": message_id, "type": "message", "role": "assistant", "model": model.name}
+    generation, form = await start_conversation(service, served, message_id, body.conversation())
+    head = {"id": message_id, "type": "message", "role": "assistant", "model": served.name}
     return Answer(generation, MessageWriter(generation, form, head, max_tokens=body.max_tokens))
 
 

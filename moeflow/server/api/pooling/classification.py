@@ -28,12 +28,13 @@ async def classify(
 ) -> dict[str, Any]:
     """Sort one or several texts into the model's classes. A model without classes is as good as not there."""
     record_of(request.scope).prompt = body.input if service.config.log_prompts else None
-    model = (await service.require_model(body.model)).info
+    served = await service.require_model(body.model)
+    model = served.info
     try:
         pooling = classification(model)
     except RequestError as error:
         raise ApiError(404, "no_classes", str(error), param="model") from error
-    found, num_tokens = await pool(service, request, model.name, body.inputs(), pooling, "classify")
+    found, num_tokens = await pool(service, request, served, body.inputs(), pooling, "classify")
     probabilities = [decode_embedding(data) for data in found]
     return {
         "id": f"classify-{uuid.uuid4().hex}",

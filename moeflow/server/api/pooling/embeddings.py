@@ -24,10 +24,11 @@ async def create_embeddings(
 ) -> dict[str, Any]:
     """Make a vector of one or several texts: of the model's last hidden states."""
     record_of(request.scope).prompt = body.input if service.config.log_prompts else None
-    model = (await service.require_model(body.model)).info
+    served = await service.require_model(body.model)
+    model = served.info
     pooling, inputs = check_pooling(model, body.to_pooling_params(model)), body.inputs()
 
-    vectors, num_tokens = await pool(service, request, model.name, inputs, pooling, "embd")
+    vectors, num_tokens = await pool(service, request, served, inputs, pooling, "embd")
     is_base64 = body.encoding_format == "base64"
     return {
         "object": "list",

@@ -13,18 +13,21 @@ from moeflow.engine.messages import NO_TOKENS
 from moeflow.server.disconnect import while_connected
 from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.request_log import record_of
+from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service
 
 
 async def pool(
     service: Service,
     request: Request,
-    model_name: str,
+    served: ServedModel,
     inputs: list[str | list[int]],
     pooling: PoolingParams,
     kind: str,
 ) -> tuple[list[bytes], int]:
     """Return the float32 numbers made of each input, and how many tokens these have; `kind` begins the request's id.
+
+    `served` as for `start_generation`.
 
     Raises: ApiError, EngineError, RequestError.
     """
@@ -33,7 +36,7 @@ async def pool(
         return Prepared(await generator.encode(inputs), NO_TOKENS)
 
     request_id = f"{kind}-{uuid.uuid4().hex}"
-    generation = await start_generation(service, model_name, request_id, prepare, len(inputs), pooling=pooling)
+    generation = await start_generation(service, served, request_id, prepare, len(inputs), pooling=pooling)
     record_of(request.scope).work = generation
     vectors = await while_connected(request.receive, _vectors(generation))
     return vectors, generation.num_prompt_tokens

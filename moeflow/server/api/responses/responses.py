@@ -57,17 +57,17 @@ async def start_response(service: Service, body: ResponseRequest, *, is_batch: b
 
     Raises: ApiError, RequestError.
     """
-    model = (await service.require_model(body.model, is_batch=is_batch)).info
+    served = await service.require_model(body.model, is_batch=is_batch)
     response_id = f"resp_{uuid.uuid4().hex}"
     asked = body.conversation(_history(service, body))
-    generation, form = await start_conversation(service, body.model, response_id, asked, is_batch=is_batch)
+    generation, form = await start_conversation(service, served, response_id, asked, is_batch=is_batch)
     is_stored = body.store is not False and not is_batch
 
     def store(response: dict[str, Any]) -> None:
         if is_stored:
             service.responses.put(response, [item.stored() for item in body.items()], body.previous_response_id)
 
-    head = _head(response_id, model.name, body, asked.sampling)
+    head = _head(response_id, served.name, body, asked.sampling)
     return Answer(generation, ResponseWriter(generation, form, head, store))
 
 
