@@ -29,18 +29,24 @@ OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 
 def map_weights(
-    index: SlabIndex, on_bytes: OnBytes | None = None, *, left_out: Collection[int] = (), as_tensors: bool = True
+    index: SlabIndex,
+    on_bytes: OnBytes | None = None,
+    *,
+    left_out: Collection[int] = (),
+    left_on_disk: range = range(0),
+    as_tensors: bool = True,
 ) -> LaidOutMemory:
     """Return a model's weights as they lie in its file, as torch's tensors or NumPy's arrays.
 
-    Experts in `left_out`, of any layer, are not brought in: their pages come when somebody computes with them.
+    Experts in `left_out`, of any layer, and what is in the bytes `left_on_disk` behind all experts are not brought in:
+    their pages come when somebody computes with them.
 
     Raises: CheckpointError if the file is not what the index says any more, or cannot be read; CapacityError if the
     system refuses the addresses.
     """
     spec = index.spec
     content = _map(index)
-    _bring_in(content, index, _ranges_without(index.spec, left_out), on_bytes or _ignore)
+    _bring_in(content, index, _ranges_without(index.spec, left_out, left_on_disk), on_bytes or _ignore)
     whole = array_on(np.frombuffer(content, np.uint8), "cpu" if as_tensors else None)
     first = spec.offset(0)
     slabs = whole[first : spec.resident_start].reshape(spec.num_layers, spec.num_experts, spec.stride_bytes)
@@ -72,10 +78,11 @@ def _map(index: SlabIndex) -> mmap.mmap:
     return content
 
 
-def _ranges_without(spec: SlabSpec, left_out: Collection[int]) -> list[range]:
-    """Return the bytes of a file without some experts of each layer."""
+def _ranges_without(spec: SlabSpec, left_out: Collection[int], left_on_disk: range) -> list[range]:
+    """Return the bytes of a file without some experts of each layer, and without some bytes behind them."""
     starts = [spec.offset(layer * spec.num_experts + it) for layer in range(spec.num_layers) for it in sorted(left_out)]
-    bounds = [0, *(bound for start in starts for bound in (start, start + spec.stride_bytes)), spec.file_bytes]
+    gaps = [range(start, start + spec.stride_bytes) for start in starts] + [left_on_disk] * bool(left_on_disk)
+    bounds = [0, *(bound for gap in gaps for bound in (gap.start, gap.stop)), spec.file_bytes]
     return [range(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop]
 
 

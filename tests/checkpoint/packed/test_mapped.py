@@ -31,6 +31,14 @@ def test_weights_are_what_was_written(index):
     assert seen == [(spec.file_bytes, spec.file_bytes)]
 
 
+def test_what_stays_on_disk_comes_when_it_is_read(index):
+    spec, seen = index.spec, []
+    left = range(spec.resident_start + PAGE_BYTES, spec.resident_start + 2 * PAGE_BYTES)
+    memory = map_weights(index, lambda *counts: seen.append(counts), left_on_disk=left)
+    assert seen[-1] == (spec.file_bytes - PAGE_BYTES,) * 2
+    assert memory.block(3 * PAGE_BYTES).numpy().tobytes() == resident(spec)
+
+
 def test_a_dense_model_has_no_experts_to_map(tmp_path):
     spec = make_spec(num_layers=0, num_experts=0, slab_bytes=0, resident_bytes=PAGE_BYTES)
     memory = map_weights(write_packed_weights_file(tmp_path / "model.slabs", spec))
