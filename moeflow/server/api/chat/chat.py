@@ -39,8 +39,6 @@ async def start_chat(service: Service, body: ChatRequest, *, is_batch: bool = Fa
     envelope = Envelope(
         f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), served.name, "chat.completion", "chat.completion.chunk"
     )
-    generation, form = await start_conversation(
-        service, body.model, envelope.id, body.conversation(), is_batch=is_batch
-    )
+    generation, form = await start_conversation(service, served, envelope.id, body.conversation(), is_batch=is_batch)
     choices = ChatWriter(form, with_logprobs=bool(body.logprobs))
     return Answer(generation, ListWriter(generation, choices, envelope, with_usage=body.wants_usage))
