@@ -44,18 +44,20 @@ void prepare_head(const Isa& isa, const AttentionInputCall& call, const Heads& h
 
 void prepare_token(const Isa& isa, const AttentionInputCall& call, int64_t token) {
   const int64_t dim = call.cache.head_dim, kv_heads = call.cache.num_heads;
-  const int64_t stride = call.qkv_stride == 0 ? (call.num_heads + 2 * kv_heads) * dim : call.qkv_stride;
+  const int64_t num_projected = call.num_heads + (call.has_keys ? 2 * kv_heads : 0);
+  const int64_t stride = call.qkv_stride == 0 ? num_projected * dim : call.qkv_stride;
   float* const q = call.qkv + token * stride;
   float* const k = q + call.num_heads * dim;
   float* const v = k + kv_heads * dim;
   Heads queries{call.q_norm, 0}, keys{call.k_norm, 0};
   if (call.q_norm != nullptr && call.norm_all_heads) {
     queries.all_heads = isa.inverse_rms(q, call.num_heads * dim, call.eps);
-    keys.all_heads = isa.inverse_rms(k, kv_heads * dim, call.eps);
+    if (call.has_keys) keys.all_heads = isa.inverse_rms(k, kv_heads * dim, call.eps);
   }
   for (int64_t head = 0; head < call.num_heads; ++head) {
     prepare_head(isa, call, queries, token, head, q + head * dim);
   }
+  if (!call.has_keys) return;
   for (int64_t head = 0; call.v_norm != nullptr && head < kv_heads; ++head) {
     float* const x = v + head * dim;
     isa.scale_row(x, isa.inverse_rms(x, dim, call.eps), call.v_norm, dim, x);

@@ -425,7 +425,8 @@ void bind_attention(nb::module_& m) {
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::sin>{"sin"},
            Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::dim>{"rotary_dim"},
            FIELD(AttentionInputCall, slots), FIELD(AttentionInputCall, norms_last),
-           FIELD(AttentionInputCall, is_interleaved), FIELD(AttentionInputCall, v_norm));
+           FIELD(AttentionInputCall, is_interleaved), FIELD(AttentionInputCall, v_norm),
+           FIELD(AttentionInputCall, has_keys));
   def_call<WriteKVCall>(
       m, "write_kv", [](const Isa&, const WriteKVCall& call) { write_kv(call); }, FIELD(WriteKVCall, cache),
       FIELD(WriteKVCall, num_tokens), FIELD(WriteKVCall, slots), FIELD(WriteKVCall, k), FIELD(WriteKVCall, k_stride),
@@ -597,11 +598,18 @@ void bind_layers(nb::module_& m) {
            FIELD(AttentionLayer, v_norm), FIELD(AttentionLayer, norm_all_heads), FIELD(AttentionLayer, clip), FIELD(AttentionLayer, sliding_window),
            FIELD(AttentionLayer, scale), FIELD(AttentionLayer, soft_cap), FIELD(AttentionLayer, sinks),
            FIELD(AttentionLayer, rotary), FIELD(AttentionLayer, norms_last), FIELD(AttentionLayer, is_interleaved),
-           FIELD(AttentionLayer, is_gated), LatentField{"latent"});
+           FIELD(AttentionLayer, is_gated), LatentField{"latent"}, FIELD(AttentionLayer, has_keys));
+  nb::class_<LayerInput> input(m, "LayerInput");
+  def_init(input, FIELD(LayerInput, gate), FIELD(LayerInput, projection), FIELD(LayerInput, norm),
+           FIELD(LayerInput, function), FIELD(LayerInput, scale));
+  def_call(m, "layer_input", &layer_input, Field<LayerInputCall, &LayerInputCall::layer>{"layer"},
+           FIELD(LayerInputCall, inputs), FIELD(LayerInputCall, inputs_stride), FIELD(LayerInputCall, num_tokens),
+           FIELD(LayerInputCall, hidden));
   nb::class_<DecoderLayer> layer(m, "DecoderLayer");
   def_init(layer, FIELD(DecoderLayer, in_proj), FIELD(DecoderLayer, in_bias), FIELD(DecoderLayer, input_norm),
            FIELD(DecoderLayer, order), OptionalField<DecoderLayer, &DecoderLayer::attention>{"attention"},
-           OptionalField<DecoderLayer, &DecoderLayer::recurrent>{"recurrent"}, FIELD(DecoderLayer, stage));
+           OptionalField<DecoderLayer, &DecoderLayer::recurrent>{"recurrent"}, FIELD(DecoderLayer, stage),
+           OptionalField<DecoderLayer, &DecoderLayer::input>{"input"});
   nb::class_<RotaryTable> rotary(m, "RotaryTable");
   def_init(rotary, FIELD(RotaryTable, cos), FIELD(RotaryTable, sin), FIELD(RotaryTable, dim));
   using SequenceCount = Field<DecoderPass, &DecoderPass::call, &DecoderCall::sequences, &Sequences::count>;
@@ -612,7 +620,7 @@ void bind_layers(nb::module_& m) {
   def_init(pass, FIELD(DecoderPass, layers), FIELD(DecoderPass, caches), FIELD(DecoderPass, states), FIELD(DecoderPass, rotary),
            PASS_FIELD(num_tokens), PASS_FIELD(slots), SequenceCount{"num_sequences"}, SequenceArrays{"sequences"},
            PASS_FIELD(slot_floats), StateCount{"num_states"}, StateArrays{"state_sequences"}, PASS_FIELD(tree_masks), PASS_FIELD(topk_ids), PASS_FIELD(normed), PASS_FIELD(topk_weights),
-           PASS_FIELD(keeps_inputs));
+           PASS_FIELD(keeps_inputs), PASS_FIELD(layer_inputs), PASS_FIELD(inputs_stride));
   pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "routers_ahead"_a, "guesses"_a,
            "fetcher"_a.none());
   m.attr("ABSENT") = kAbsent;

@@ -183,6 +183,7 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& of_laye
   input.is_interleaved = layer.is_interleaved;
   input.qkv_stride = row;
   input.v_norm = layer.v_norm;
+  input.has_keys = layer.has_keys;
   attention_input(isa, input);
   AttentionCall attending{cache, projected, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
                           attended};
@@ -210,6 +211,14 @@ const float* mix(const Isa& isa, const DecoderCall& call, int64_t number, Betwee
   return mixed;
 }
 
+// What layer `number` gets for each token besides, if it gets something, goes into `hidden`.
+void add_layer_input(const Isa& isa, const DecoderCall& call, int64_t number) {
+  const LayerInput& layer = call.layers[number]->input;
+  if (layer.gate.data == nullptr) return;
+  const float* const inputs = call.layer_inputs + number * layer.size();
+  layer_input(isa, LayerInputCall{layer, inputs, call.inputs_stride, call.num_tokens, call.hidden});
+}
+
 }  // namespace
 
 int64_t decoder(const Isa& isa, const DecoderCall& call) {
@@ -230,12 +239,14 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
     if (call.keeps_inputs) stage.normed = call.normed + i * tokens * layer.hidden();
     if (stage.router.data == nullptr) {
       moe_stage(isa, stage);
+      add_layer_input(isa, call, i);
       continue;
     }
     if (call.topk_ids != nullptr) stage.topk_ids = call.topk_ids + num_routed * tokens * stage.routing.top_k;
     const int64_t number = num_routed++;
     if (stage.layer.slots == nullptr) {
       moe_stage(isa, stage);
+      add_layer_input(isa, call, i);
       continue;
     }
     if (!call.keeps_inputs) stage.normed = call.normed;

@@ -204,6 +204,7 @@ struct AttentionInputCall {
   bool is_interleaved = false;  // neighbours are rotated against each other, else halves
   int64_t qkv_stride = 0;       // floats from a token's row to the next; 0: they lie side by side
   const float* v_norm = nullptr;  // [head_dim], or null: values are not normalised
+  bool has_keys = true;  // else rows are queries alone, and nothing is stored: keys and values are another layer's
 };
 constexpr int64_t kMaxInterleaved = 2048;  // dimensions that are rotated so
 void attention_input(const Isa& isa, const AttentionInputCall& call);
@@ -301,7 +302,29 @@ struct AttentionLayer {
   // The result is multiplied by the sigmoids of gates, as many, which follow queries, keys and values. Without `latent`.
   bool is_gated;
   const LatentProjections* latent;  // or null
+  bool has_keys = true;  // as in AttentionInputCall; else its cache is an earlier layer's
 };
+
+// What a layer makes of an input of its own for each token, of `size` values: hidden += norm(projection * units), where
+// units = function(gate * hidden) * input; and then hidden *= scale.
+struct LayerInput {
+  Matrix gate;        // [size, hidden]; without data: there is none
+  Matrix projection;  // [hidden, size]
+  Norm norm;
+  Nonlinearity function;
+  const float* scale;  // or null: 1
+
+  int64_t size() const { return gate.rows; }
+};
+
+struct LayerInputCall {
+  LayerInput layer;
+  const float* inputs;  // [num_tokens, size], rows `inputs_stride` floats apart
+  int64_t inputs_stride;
+  int64_t num_tokens;
+  float* hidden;  // [num_tokens, hidden]; changed
+};
+void layer_input(const Isa& isa, const LayerInputCall& call);
 
 // Neighbours among a token's values.
 struct ValueRange {
@@ -317,6 +340,7 @@ struct DecoderLayer {
   AttentionLayer attention;
   RecurrentMixer recurrent;  // in the place of attention, if it has channels
   MoEStageCall stage;        // its weights; the rest is filled in
+  LayerInput input{};        // what comes last, if there is such; only where it has all of its experts
 
   bool attends() const { return recurrent.conv.num_channels == 0; }
   int64_t hidden() const { return in_proj.front().cols; }
@@ -355,6 +379,9 @@ struct DecoderCall {
   float* const* states;
   int64_t slot_floats;
   StateSequences state_sequences;
+  // What layers get for each token besides, [num_tokens, num_layers, their size], rows `inputs_stride` floats apart.
+  const float* layer_inputs = nullptr;
+  int64_t inputs_stride = 0;
   // Of each layer with a router, what it chose: [layers with routers, num_tokens, top_k]; or null.
   int64_t* topk_ids = nullptr;
   // What experts get, [num_tokens, hidden]: of the layer that the pass stops at, or where `keeps_inputs` of each layer,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
+from moeflow.checkpoint.gguf.file_names import whole_name
 from moeflow.kernels.on_demand import on_demand, torch
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def content_fingerprint(checkpoint: Checkpoint) -> str:
 
 def called(model: Path) -> str:
     """Return what the model at a path is called: by its repository if it was pulled, else by its folder or file."""
-    return pulled_name(model) or model.stem
+    return pulled_name(model) or Path(whole_name(model.name)).stem
 
 
 def pulled_name(path: Path) -> str | None:
@@ -81,7 +82,9 @@ def pulled_name(path: Path) -> str | None:
     if at == 0 or not parts[at - 1].startswith(cache_layout.FOLDER):
         return None
     repo = parts[at - 1].removeprefix(cache_layout.FOLDER).replace("--", "/")
-    return f"{repo}:{file_choice.tag_of(path.name)}" if path.suffix == ".gguf" else repo
+    if path.suffix != ".gguf":
+        return repo
+    return f"{repo}:{file_choice.tag_of('/'.join(parts[at + 2 :]))}"
 
 
 def _size_and_time(file: Path) -> tuple[int, int]:

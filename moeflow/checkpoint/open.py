@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
+from moeflow.checkpoint.gguf.file_names import gguf_start
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.checkpoint.regular_file import open_stream, stat_file
 from moeflow.checkpoint.renamed.registry import with_known_names
@@ -36,11 +37,14 @@ _PULL = "`moeflow pull OWNER/NAME` fetches it"
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a Hugging Face folder, a GGUF file, or a folder as fairseq or FasterTransformer has it; reads headers only.
 
+    A part of a GGUF model, and a folder with one, stand for the whole of it.
+
     Raises: CheckpointError if there is nothing of the kind, or it is damaged or not supported.
     """
     path = Path(path)
     if "\0" in str(path) or not os.path.lexists(path):
         raise CheckpointError("does not exist", file=path, remedy=_WHAT_TO_NAME + f", or a model by its name; {_PULL}")
+    path = gguf_start(path)
     mode = stat_file(path).st_mode
     if stat.S_ISDIR(mode):
         if not os.path.lexists(path / "config.json"):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN
+from moeflow.checkpoint.gguf.file_names import gguf_start
 from moeflow.checkpoint.gguf.header import read_gguf_header
 from moeflow.checkpoint.json_file import read_json_object
 from moeflow.core.errors import CheckpointError
@@ -19,6 +20,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
     Raises: CheckpointError if the model has no tokenizer, or one that cannot be read.
     """
+    path = gguf_start(path)
     if path.is_dir():
         file = path / "tokenizer.json"
         return _from_json(read_json_object(file, MAX_TOKENIZER_BYTES), file)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moeflow.checkpoint.gguf.file_names import start_of
 from moeflow.cli import lazy
 from moeflow.cli.plan.plan_option import settings_of
 from moeflow.cli.watched import watched_bar, watched_steps
@@ -46,7 +47,9 @@ def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
 
 
 def _path_of(model: str | None) -> str | None:
-    return model if model is None or os.path.lexists(model) else lazy.local_path(model)
+    if model is None:
+        return None
+    return start_of(model) if os.path.lexists(model) else lazy.local_path(model)
 
 
 def fetch_if_named(model: str | None) -> None:

@@ -127,6 +127,7 @@ class EngineConfig:
     weight_format: str  # of matrices: a `WeightFormat`
     embedding_format: str  # of token embeddings and the output projection: likewise
     head_format: str = ""  # of the output projection, where it has another than token embeddings
+    layer_table_format: str = ""  # of embeddings for each layer, where it has another than those of tokens
     layer_formats: tuple[LayerFormats, ...] = ()  # of each layer's matrices, where they are not all of one format
     mix: str = ""  # that all of these are: a `Mix`; empty: none
     importance_file: str = ""  # says which inputs matter, for rounding to a mix; empty: that is not known

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
@@ -59,6 +59,17 @@ class HeadSizes:
     num_kv_heads: int
     head_dim: int
     values_are_keys: bool = False  # one projection makes both
+    kv_layer: int | None = None  # the earlier layer whose keys and values they attend to; None: the layer has its own
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the layer has keys and values of its own."""
+        return self.kv_layer is None
+
+    @property
+    def num_key_projections(self) -> int:
+        """Projections that make keys and values: two, one for both, or none."""
+        return (1 if self.values_are_keys else 2) if self.has_keys else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,14 @@ class AttentionKind:
     rope: RopeConfig | None  # None: queries and keys are not rotated
     sliding_window: int | None  # tokens a query sees, itself included; None: all
     heads: HeadSizes | None = None  # None: as `ModelConfig` has them
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEmbeddings:
+    """A table that embeds tokens for each layer anew (Gemma 4): with what a layer's part of a row says it goes on."""
+
+    size: int  # of each layer's part
+    vocab_size: int  # rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +168,11 @@ class ModelConfig:
     unused_prefixes: tuple[str, ...] = ()  # of tensors' names that nothing is computed with, as of further predictors
     dense_layers: tuple[int, ...] = ()  # layers of an MoE model that have no experts
     dense_intermediate_size: int = 0  # of those layers
+    wide_layers: tuple[int, ...] = ()  # layers of a dense model whose networks are twice as wide
     shared_intermediate_size: int = 0  # of an expert that all tokens of a layer go to besides; 0: there is none
     has_shared_gate: bool = False  # whether a number that it says of a token weighs its result
     tie_word_embeddings: bool = False
+    layer_embeddings: LayerEmbeddings | None = None  # None: tokens are embedded once
     embedding_scale: float = 1.0  # of token embeddings as they go into the first layer
     logit_scale: float = 1.0  # of the hidden states that meet the output projection
     logit_soft_cap: float | None = None  # c: logits become c tanh(logit / c)
@@ -213,8 +234,23 @@ class ModelConfig:
         return max((self.num_heads + 2 * heads.num_kv_heads) * heads.head_dim for heads in of_heads)
 
     @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The decoder's layers that keep keys and values, ascending: those that attend, but not to another layer's."""
+        return tuple(layer for layer in self.attention_layers if self.heads_of(layer).has_keys)
+
+    @property
+    def stage_borders(self) -> tuple[int, ...]:
+        """The layers before which the decoder can be cut: no layer from there on attends to keys before it."""
+        shared = [
+            (heads.kv_layer, it) for it in self.attention_layers if (heads := self.heads_of(it)).kv_layer is not None
+        ]
+        return tuple(
+            border for border in range(1, self.num_layers) if not any(own < border <= layer for own, layer in shared)
+        )
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The decoder's layers that attend, and so keep keys and values, ascending."""
+        """The decoder's layers that attend, ascending."""
         recurrent = frozenset(() if self.recurrent is None else self.recurrent.layers)
         return tuple(layer for layer in range(self.num_layers) if layer not in recurrent)
 
@@ -257,7 +293,7 @@ class ModelConfig:
         latent = self.latent
         if latent is None:
             num_queries = self.num_heads * (2 if self.has_attention_gate else 1)
-            num_keys = (1 if heads.values_are_keys else 2) * heads.num_kv_heads
+            num_keys = heads.num_key_projections * heads.num_kv_heads
             return self.hidden_size * heads.head_dim * (num_queries + num_keys)
         queries = self.num_heads * latent.query_dim
         rank = latent.q_lora_rank
@@ -317,7 +353,7 @@ class ModelConfig:
     @property
     def num_norms(self) -> int:
         """Norms of hidden states in a layer of the decoder."""
-        return 2 + 2 * self.has_post_norms + 3 * self.has_norms_of_experts
+        return 2 + 2 * self.has_post_norms + 3 * self.has_norms_of_experts + (self.layer_embeddings is not None)
 
     @property
     def num_expert_biases(self) -> int:
@@ -342,15 +378,36 @@ class ModelConfig:
         expert = matrices * self.intermediate_size + self.num_expert_biases
         experts = num_moe * self.num_experts * (expert + self.hidden_size)
         shared = num_moe * (matrices * self.shared_intermediate_size + self.hidden_size * self.has_shared_gate)
-        dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
+        dense = matrices * (num_dense * self.dense_width + len(self.wide_layers) * self.dense_width)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
-        embeddings += self.num_learned_positions * self.hidden_size
+        embeddings += self.num_learned_positions * self.hidden_size + self.layer_table_values
+        embeddings += self.num_layers * self.layer_input_values
         mixers = 0
         if self.recurrent is not None:
             mixer_values = self.recurrent.projection_values(self.hidden_size) + self.recurrent.mixer.small_values
             mixers = len(self.recurrent.layers) * mixer_values
         return attention + mixers + experts + shared + dense + embeddings + classifier
+
+    @property
+    def dense_width(self) -> int:
+        """Hidden units of the networks of layers without experts, but for wide ones."""
+        return self.dense_intermediate_size if self.num_experts else self.intermediate_size
+
+    def dense_width_of(self, layer_idx: int) -> int:
+        """Return the hidden units of a layer's network."""
+        return self.dense_width * (2 if layer_idx in self.wide_layers else 1)
+
+    @property
+    def layer_table_values(self) -> int:
+        """Numbers of the table that embeds tokens for each layer, of which a token reads a row."""
+        table = self.layer_embeddings
+        return 0 if table is None else table.vocab_size * self.num_layers * table.size
+
+    @property
+    def layer_input_values(self) -> int:
+        """Weights by which a layer makes its input of token embeddings, and goes on with that."""
+        return 0 if self.layer_embeddings is None else 3 * self.layer_embeddings.size * self.hidden_size
 
     @property
     def num_learned_positions(self) -> int:
@@ -365,15 +422,22 @@ class ModelConfig:
         expert = self.num_ffn_matrices * self.hidden_size * self.intermediate_size
         idle = self.num_moe_layers * expert * idle_experts
         table = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
-        return self.num_parameters - idle - table
+        return self.num_parameters - idle - table - self.layer_table_values
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
         """Return what one token's keys and values take over all layers, in bytes."""
+        return self._kv_bytes(kv_dtype, self.kv_layers)
+
+    def attended_bytes_per_token(self, kv_dtype: str) -> int:
+        """Return what is read of them by queries of all layers: once more where layers share them."""
+        return self._kv_bytes(kv_dtype, self.attention_layers)
+
+    def _kv_bytes(self, kv_dtype: str, layers: Sequence[int]) -> int:
         value_bytes, scale_bytes = KV_FORMATS[kv_dtype]
         num_rows = 2 if self.latent is None else 1  # keys and values, or both in one
         return sum(
             heads.num_kv_heads * (num_rows * heads.head_dim * value_bytes + 2 * scale_bytes)
-            for heads in map(self.heads_of, self.attention_layers)
+            for heads in map(self.heads_of, layers)
         )
 
 

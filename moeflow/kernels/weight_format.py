@@ -14,7 +14,7 @@ least error (csrc/quantize.cpp); a *mix* says which, for each matrix of a model 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal, get_args
 
 WeightFormat = Literal[
@@ -72,11 +72,15 @@ class LayerFormats:
     down: WeightFormat
     shared_up: WeightFormat | None = None  # of a shared expert; None: as of the others
     shared_down: WeightFormat | None = None  # likewise
+    layer_input: WeightFormat | None = None  # of what takes an input of the layer's own; None: as `up`
 
     def of(self, part: str) -> WeightFormat:
         """Return the format of what a field is about."""
         found: WeightFormat | None = getattr(self, part)
-        return found or self.of(part.removeprefix("shared_"))
+        return found or self.of("up" if part == "layer_input" else part.removeprefix("shared_"))
+
+
+LAYER_PARTS: Final = frozenset(field.name for field in fields(LayerFormats))
 
 
 def _of_blocks(

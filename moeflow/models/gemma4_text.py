@@ -1,22 +1,24 @@
 """Gemma 4 for text: local layers, and global ones with wider heads, whose keys are their values, too.
 
-Experts are beside a network that all tokens go to. Models for phones, whose last layers share keys and values with
-earlier ones and which embed tokens in each layer anew, are refused.
+Experts are beside a network that all tokens go to. In models for phones the last layers attend to keys and values of
+earlier ones, and have wider networks for that; and tokens are embedded for each layer anew.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from moeflow.core.brief import brief
-from moeflow.core.model_config import AttentionKind, ConfigReader, HeadSizes, ModelConfig, RopeConfig
+from moeflow.core.model_config import AttentionKind, ConfigReader, HeadSizes, LayerEmbeddings, ModelConfig, RopeConfig
 from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import read_decoder_config, read_num_layers, read_sliding_layers
 from moeflow.models.gemma3_text import read_activation, read_soft_cap
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.layer_embeddings import LayerInput
 from moeflow.models.layers.mlp import NAMES as NETWORK_NAMES
 from moeflow.models.layers.mlp import dense_mlp
 from moeflow.models.layers.moe import ExpertNames, expert_kind
@@ -26,6 +28,7 @@ from moeflow.models.layers.shared_network import SharedNames
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+_KEY_PARTS: Final = ("k_proj", "v_proj", "k_norm")
 _INTERVAL: Final = 6  # of global layers, where a config does not list them
 _NAMES: Final = ExpertNames(block="moe", router="router.proj", shared=SharedNames(NETWORK_NAMES))
 # What transformers takes where a config says nothing.
@@ -38,15 +41,11 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
     "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262_144,
 }
 _ROPES: Final[Mapping[str, Mapping[str, Any]]] = {
     _LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},
     _GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
-}
-# What is not computed, and why.
-_REFUSED: Final = {
-    "hidden_size_per_layer_input": "layers that embed tokens anew are",
-    "num_kv_shared_layers": "layers that share keys and values are",
 }
 _MAX_THETA, _MAX_FACTOR = 1e15, 1e6
 
@@ -59,13 +58,12 @@ def read_config(reader: ConfigReader) -> ModelConfig:
 def read_text_config(reader: ConfigReader, model_type: str) -> ModelConfig:
     """Return the model's shape. Raises: CheckpointError."""
     reader = ConfigReader({**_DEFAULTS, **reader.raw}, reader.file)
-    for key, what in _REFUSED.items():
-        if reader.raw.get(key):
-            raise reader.error(f"{key!r} is {brief(reader.raw[key])}: {what} not supported")
     if reader.raw.get("use_bidirectional_attention") not in (None, "vision"):  # which is about images' tokens
         raise reader.error("'use_bidirectional_attention' is not null or 'vision', which alone are supported")
     kinds = _attention_kinds(reader)
     has_bias = reader.get(bool, "attention_bias", False)
+    has_experts = reader.get(bool, "enable_moe_block", False)
+    shared = [layer for layer, kind in enumerate(kinds) if kind.heads is not None and not kind.heads.has_keys]
     return read_decoder_config(
         reader,
         model_type=model_type,
@@ -80,11 +78,28 @@ def read_text_config(reader: ConfigReader, model_type: str) -> ModelConfig:
         has_post_norms=True,
         has_layer_scales=True,
         hidden_act=read_activation(reader),
-        **(_read_experts(reader) if reader.get(bool, "enable_moe_block", False) else {}),
+        # Files may have what makes keys and values in layers that take others'.
+        unused_prefixes=tuple(f"model.layers.{layer}.self_attn.{part}" for layer in shared for part in _KEY_PARTS),
+        wide_layers=tuple(shared) if reader.get(bool, "use_double_wide_mlp", False) else (),
+        layer_embeddings=_read_layer_embeddings(reader),
+        **(_read_experts(reader) if has_experts else {}),
     )
 
 
+def _read_layer_embeddings(reader: ConfigReader) -> LayerEmbeddings | None:
+    size = reader.get(int, "hidden_size_per_layer_input")
+    if size == 0:
+        return None
+    vocab_size = reader.positive("vocab_size_per_layer_input")
+    if vocab_size < reader.positive("vocab_size"):
+        raise reader.error(f"tokens are embedded for each layer, but only {vocab_size}: fewer than there are")
+    return LayerEmbeddings(reader.positive("hidden_size_per_layer_input"), vocab_size)
+
+
 def _read_experts(reader: ConfigReader) -> dict[str, Any]:
+    for key in ("hidden_size_per_layer_input", "use_double_wide_mlp"):
+        if reader.raw.get(key):
+            raise reader.error(f"{key!r} is {brief(reader.raw[key])}: not supported beside experts")
     return {
         "num_experts": reader.positive("num_experts"),
         "top_k": reader.positive("top_k_experts"),
@@ -99,13 +114,29 @@ def _attention_kinds(reader: ConfigReader) -> tuple[AttentionKind, ...]:
     num_layers = read_num_layers(reader)
     are_local = list(read_sliding_layers(reader) or ((it + 1) % _INTERVAL > 0 for it in range(num_layers)))
     are_local[-1] = False
-    window = reader.positive("sliding_window", 512)
+    window, kv_layers = reader.positive("sliding_window", 512), _kv_layers(reader, are_local)
     kinds = []
     for layer_idx, is_local in enumerate(are_local):
-        heads = _read_heads(reader, layer_idx, is_local=is_local)
+        heads = replace(_read_heads(reader, layer_idx, is_local=is_local), kv_layer=kv_layers[layer_idx])
+        source = heads if heads.kv_layer is None else _read_heads(reader, heads.kv_layer, is_local=is_local)
+        if (source.num_kv_heads, source.head_dim) != (heads.num_kv_heads, heads.head_dim):
+            raise reader.error(f"layer {layer_idx} attends to keys of layer {heads.kv_layer}, whose heads are others")
         rope = _read_rope(reader, _LOCAL if is_local else _GLOBAL, heads.head_dim)
         kinds.append(AttentionKind(rope, window if is_local else None, heads))
     return tuple(kinds)
+
+
+def _kv_layers(reader: ConfigReader, are_local: Sequence[bool]) -> list[int | None]:
+    """Return the layer whose keys and values each attends to: the last of its kind that has some; None: its own."""
+    num_shared = reader.get(int, "num_kv_shared_layers", 0)
+    num_own = len(are_local) - num_shared
+    last = {is_local: layer for layer, is_local in enumerate(are_local[: max(num_own, 0)])}
+    if num_shared < 0 or (num_shared and set(are_local) != last.keys()):
+        raise reader.error(
+            f"'num_kv_shared_layers' is {num_shared}, of {len(are_local)} layers: before those that share there is "
+            "none of each kind"
+        )
+    return [None if layer < num_own else last[is_local] for layer, is_local in enumerate(are_local)]
 
 
 def _read_heads(reader: ConfigReader, layer_idx: int, *, is_local: bool) -> HeadSizes:
@@ -160,5 +191,7 @@ def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> D
     if config.num_experts:
         choose = Routing(config.top_k, renormalize=True)
         return DecoderLayer(config, allocator, attention, NormedExperts(config, allocator, choose, _NAMES))
-    mlp = dense_mlp(allocator, config.hidden_size, config.intermediate_size, expert_kind(config))
-    return DecoderLayer(config, allocator, attention, mlp)
+    mlp = dense_mlp(allocator, config.hidden_size, config.dense_width_of(layer_idx), expert_kind(config))
+    sizes = config.layer_embeddings
+    layer_input = None if sizes is None else LayerInput(config, sizes, allocator, layer_idx)
+    return DecoderLayer(config, allocator, attention, mlp, layer_input=layer_input)

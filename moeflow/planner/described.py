@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.identity import called
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.errors import CheckpointError, ConfigError
@@ -146,6 +147,7 @@ def _formats(choice: WeightChoice, settings: Settings, *, has_device: bool) -> F
         activation_bytes=2 if has_device else 4,
         routers=choice.routers,
         head=choice.head,
+        layer_table=choice.layer_table,
         layers=choice.layers,
         is_wide=choice.is_exact,
     )
@@ -224,11 +226,12 @@ def _config(
         memory_bytes = model.machine.level(RAM).capacity_bytes
     return EngineConfig(
         model_path=_path(settings),
-        model_name=settings.model_name or Path(str(settings.model)).stem,
+        model_name=settings.model_name or called(Path(str(settings.model))),
         dtype="bfloat16" if has_device else "float32",
         weight_format=choice.matrices,
         embedding_format=choice.embeddings,
         head_format=choice.head or "",
+        layer_table_format=choice.layer_table or "",
         layer_formats=choice.layers,
         mix=choice.mix or "",
         router_format=choice.routers,

@@ -5,8 +5,12 @@ Settings name a model by its path, which is long, and nobody's business outside.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import PurePath
+from typing import Final
+
+_GGUF: Final = re.compile(r"(-\d{5}-of-\d{5})?\.gguf")  # of a model in parts, its first's number goes, too
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
@@ -19,4 +23,4 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def _end(name: str, depth: int) -> str:
-    return "/".join(PurePath(name).parts[-depth:]).replace(".gguf", "")
+    return _GGUF.sub("", "/".join(PurePath(name).parts[-depth:]))

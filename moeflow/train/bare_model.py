@@ -70,7 +70,7 @@ def sequences_context(
     ends = list(accumulate(counts))
     config = model.config
     kv = KVStorage(
-        layers=[it for it in config.attention_layers if it - model.first_layer in range(len(model.layers))],
+        layers=[it for it in config.kv_layers if it - model.first_layer in range(len(model.layers))],
         num_blocks=ends[-1],
         block_size=BLOCK_SIZE,
         num_kv_heads=config.num_kv_heads,

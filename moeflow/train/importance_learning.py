@@ -91,6 +91,11 @@ def learn_importance(
     shape = read_model_config(checkpoint)
     if shape.encoder is not None:
         raise ConfigError(f"{checkpoint.path} is an encoder-decoder: what its inputs are worth is not learnt")
+    if shape.layer_embeddings is not None or shape.kv_layers != shape.attention_layers:
+        raise ConfigError(
+            f"{checkpoint.path} has layers that share keys and values or get inputs of their own, and layers are run "
+            "one by one here: what their inputs are worth is not learnt"
+        )
     _check_memory(checkpoint)
     passes = [texts[start : start + _PASS_SEQUENCES] for start in range(0, len(texts), _PASS_SEQUENCES)]
     num_steps, found = shape.num_layers * len(passes), dict[str, Floats]()

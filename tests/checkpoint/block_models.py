@@ -18,9 +18,12 @@ FAMILIES = ("llama", "qwen3moe")
 SPREAD = 0.06  # of weights, so that neither hidden states nor scores grow
 
 
-def write_block_model(file: Path, family: str, kind_of: Callable[[str], str]) -> Path:
-    """Write a model; `kind_of` says of each matrix, by gguf's name, in which blocks it is, or "F32"."""
-    writer = gguf.GGUFWriter(file, family)
+def write_block_model(file: Path, family: str, kind_of: Callable[[str], str], **parts: int) -> Path:
+    """Write a model; `kind_of` says of each matrix, by gguf's name, in which blocks it is, or "F32".
+
+    `parts` are arguments of gguf's writer that have it write several files.
+    """
+    writer = gguf.GGUFWriter(file, family, **parts)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)

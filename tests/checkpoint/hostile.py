@@ -23,7 +23,7 @@ from typing import Any
 import gguf
 
 from moeflow.core.errors import CheckpointError
-from tests.checkpoint.tiny_models import CONFIGS, gguf_writer, random_weights, write_folder, write_gguf
+from tests.checkpoint.tiny_models import CONFIGS, finish, gguf_writer, random_weights, write_folder, write_gguf
 
 MAX_BYTES = 500 * 10**6
 HANG_S = 120.0  # on a machine that is busy with other things, too
@@ -242,6 +242,23 @@ def _gguf_with(**values: Any) -> Maker:
     return make
 
 
+def _part_of(count: int) -> Maker:
+    """Return a maker of the first of so many parts, which is alone."""
+
+    def make(folder: Path) -> Path:
+        file = folder / f"model-00001-of-{min(count, 99999):05}.gguf"
+        writer = gguf_writer(file, "llama")
+        for key, value in (("split.no", 0), ("split.count", count), ("split.tensors.count", 2**63)):
+            writer.add_uint64(key, value)
+        for name, tensor in random_weights("llama").items():
+            if name == "model.norm.weight":
+                writer.add_tensor("output_norm.weight", tensor.numpy())
+        finish(writer)
+        return file
+
+    return make
+
+
 def _trailing(num_bytes: int) -> Maker:
     def make(folder: Path) -> Path:
         file = write_gguf(folder / "model.gguf", "llama", random_weights("llama"))
@@ -287,6 +304,9 @@ FOLDERS |= {
     "a megabyte behind a GGUF file's tensors": _trailing(10**6),
     "2^60 GGUF tensors": _gguf_of(2**60, 0),
     "2^60 GGUF keys": _gguf_of(1, 2**60),
+    "2^63 GGUF parts": _part_of(2**63),
+    "65535 GGUF parts": _part_of(2**16 - 1),
+    "a GGUF part alone": _part_of(512),
     "a GGUF array of 2^25 strings": _gguf_of(1, 1, more=lambda: _array_of(8, 2**25) + bytes(2**25 * 8)),
     "a GGUF array of 2^25 numbers": _gguf_of(1, 1, more=lambda: _array_of(6, 2**25) + bytes(2**25 * 4)),
     "a GGUF array of 2^60 numbers": _gguf_of(1, 1, more=lambda: _array_of(6, 2**60)),

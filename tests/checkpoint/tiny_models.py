@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 import struct
 from pathlib import Path
 
@@ -104,6 +105,7 @@ GGUF_NAMES = {
     "gemma3_text": "gemma3",
     "granitemoeshared": "granitemoe",
 }
+TOKENS = ["<unk>", "<s>", "</s>", "é", "▁", *string.ascii_lowercase, *string.ascii_uppercase[: VOCAB - 31]]
 IN_PAIRS = ("llama", "granitemoe")
 
 
@@ -198,9 +200,12 @@ def write_index(folder: Path, weight_map: dict[str, object]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-def gguf_writer(file: Path, family: str, *, skip: tuple[str, ...] = ()) -> gguf.GGUFWriter:
-    """Return gguf's own writer with the metadata that the family needs, but for the setters in `skip`."""
-    writer = gguf.GGUFWriter(file, GGUF_NAMES[family])
+def gguf_writer(file: Path, family: str, *, skip: tuple[str, ...] = (), **parts: int) -> gguf.GGUFWriter:
+    """Return gguf's own writer with the metadata that the family needs, but for the setters in `skip`.
+
+    `parts` are the writer's arguments that have it write several files.
+    """
+    writer = gguf.GGUFWriter(file, GGUF_NAMES[family], **parts)
     values = {
         "add_context_length": 128,
         "add_embedding_length": HIDDEN,
@@ -245,8 +250,12 @@ def gguf_writer(file: Path, family: str, *, skip: tuple[str, ...] = ()) -> gguf.
     for setter, value in values.items():
         if setter not in skip:
             getattr(writer, setter)(value)
-    writer.add_token_list(["<unk>", "<s>", "</s>", "é"])
-    writer.add_token_scores([0.0, -1.0, -2.0, -3.0])
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(TOKENS)
+    writer.add_token_scores([-float(number) for number in range(VOCAB)])
+    writer.add_token_types(
+        [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL] * (VOCAB - 3)
+    )
     writer.add_add_bos_token(True)
     return writer
 
@@ -264,12 +273,13 @@ def write_gguf(
     tensors: dict[str, torch.Tensor],
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     routers: GGMLQuantizationType | None = None,
+    **parts: int,
 ) -> Path:
     """Write the model as llama.cpp's conversion does: gguf's names, stacked experts, q and k in pairs.
 
-    Routers are of the same kind as other matrices unless another is named.
+    Routers are of the same kind as other matrices unless another is named; `parts` as in `gguf_writer`.
     """
-    writer = gguf_writer(file, family)
+    writer = gguf_writer(file, family, **parts)
     architecture = next(item for item, name in gguf.MODEL_ARCH_NAMES.items() if name == GGUF_NAMES[family])
     names = gguf.get_tensor_name_map(architecture, LAYERS)
     for name, tensor in _stacked(tensors).items():

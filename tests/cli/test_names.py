@@ -97,6 +97,43 @@ def test_a_plan_from_the_headers_of_a_gguf_file_names_the_model(hub, tmp_path):
     assert json.loads(planned.stdout)["config"]["model_path"] == "o/m-GGUF"
 
 
+@pytest.mark.slow
+def test_a_gguf_model_in_parts_is_looked_at_pulled_run_and_removed(hub, tmp_path):
+    how = {"split_max_tensors": 6}
+    write_gguf(tmp_path / "m-Q4_K_M.gguf", "mixtral", random_weights("mixtral"), **how)
+    whole = str(write_gguf(tmp_path / "whole.gguf", "mixtral", random_weights("mixtral")))
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    name, size = "o/m-GGUF:Q4_K_M", sum(part.stat().st_size for part in parts)
+    hub.add("o/m-GGUF", {f"Q4_K_M/{part.name}": part.read_bytes() for part in parts} | {"m-Q8_0.gguf": b"another"})
+    lengths = ("--prompt-len", "8", "--gen-len", "8")
+    planned = moeflow("plan", name, "--machine", "t4", "--json", *lengths)
+    assert planned.exit_code == 0, planned.stderr
+    assert json.loads(planned.stdout)["config"]["model_path"] == name
+    found = {it["topic"]: it["found"] for it in json.loads(moeflow("doctor", name, "--json").stdout)}
+    assert "mixtral" in found["model"]
+    assert "is no path here" in moeflow("generate", name, "-p", "a").stderr
+    assert moeflow("pull", name).exit_code == 0
+    (row,) = json.loads(moeflow("list", "--json").stdout)
+    assert (row["name"], row["size_bytes"], row["is_supported"]) == (name, size, True)
+    assert Path(row["path"]).name == parts[0].name
+    packed = Path(json.loads(moeflow("pack", name, "--json").stdout)["path"])
+    assert packed.name.startswith("o--m-GGUF-Q4_K_M-")
+    answers = {}
+    for model in (whole, name, row["path"], str(parts[0]), str(parts[2]), str(Path(row["path"]).parent)):
+        done = moeflow("generate", model, "-p", "ab z", "--max-tokens", "12", "--json", "--temperature", "0")
+        assert done.exit_code == 0, done.stderr
+        answer = json.loads(done.stdout)
+        answers[model] = answer["results"]
+        assert answer["model"] == {whole: "whole", str(parts[0]): "m-Q4_K_M", str(parts[2]): "m-Q4_K_M"}.get(
+            model, name
+        )
+    assert all(answer == answers[whole] for answer in answers.values())
+    removed = moeflow("rm", name, "--yes", "--json")
+    assert json.loads(removed.stdout)["deleted_bytes"] > size
+    assert not packed.exists()
+    assert "No models in" in moeflow("list").stderr
+
+
 def test_a_model_that_cannot_be_run_is_listed_as_such(hub):
     hub.add("o/Odd", {"config.json": b'{"model_type": "odd"}', "model.safetensors": b"none"})
     assert moeflow("pull", "o/Odd").exit_code == 0

@@ -935,6 +935,42 @@ void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t 
     }
   }
   expect_close(got.data(), want, 1e-5, "attention_input");
+
+  Floats queries;  // of a layer without keys of its own
+  for (int64_t token = 0; token < tokens; ++token) {
+    const float* const row = before.data() + token * kAll * dim;
+    queries.insert(queries.end(), row, row + kHeads * dim);
+  }
+  AttentionInputCall alone{cache.cache, queries.data(), tokens, kHeads, norms.data(), nullptr, norm_all_heads, 1e-6f, 0,
+                           RotaryTable{cos.data(), sin.data(), rotary_dim}, slots.data(), norms_last, is_interleaved};
+  alone.has_keys = false;
+  attention_input(isa, alone);
+  for (int64_t token = 0; token < tokens; ++token) {
+    const float* const row = qkv.data() + token * kAll * dim;
+    expect(std::equal(row, row + kHeads * dim, queries.data() + token * kHeads * dim), "queries alone");
+  }
+}
+
+void check_layer_input(const Isa& isa, Format format, int64_t tokens) {
+  constexpr int64_t kHidden = 70, kSize = 37, kLayers = 3;
+  const Weight gate = random_weight(format, kSize, kHidden), projection = random_weight(format, kHidden, kSize);
+  const Floats inputs = random_floats(tokens * kLayers * kSize), norm = random_floats(kHidden),
+               scale = random_floats(1), hidden = random_floats(tokens * kHidden);
+  Floats got = hidden, gates(tokens * kSize), added(tokens * kHidden);
+  const LayerInput layer{gate.matrix, projection.matrix, {norm.data(), 1e-6f}, Nonlinearity::kGeluTanh, scale.data()};
+  layer_input(isa, {layer, inputs.data() + kSize, kLayers * kSize, tokens, got.data()});  // of the second layer
+
+  linear(isa, {gate.matrix, hidden.data(), tokens, kHidden, nullptr, nullptr, gates.data()});
+  for (int64_t i = 0; i < tokens * kSize; ++i) {
+    const double x = gates[i], share = (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))) / 2;
+    gates[i] = static_cast<float>(x * share * inputs[(i / kSize * kLayers + 1) * kSize + i % kSize]);
+  }
+  linear(isa, {projection.matrix, gates.data(), tokens, kSize, nullptr, nullptr, added.data()});
+  normalise(isa, {added.data(), layer.norm, tokens, kHidden, added.data()});
+  std::vector<double> want;
+  for (int64_t i = 0; i < tokens * kHidden; ++i) want.push_back((static_cast<double>(hidden[i]) + added[i]) * scale[0]);
+  // Integers may round a unit's last bit to the next step.
+  expect_close(got.data(), want, format == Format::kF32 || format == Format::kBF16 ? 1e-4 : 0.1, "layer_input");
 }
 
 // Two sequences of a pass in one memory of slots: the second begins where the first has kept its state after two tokens.
@@ -1233,6 +1269,7 @@ void check_normed_experts(const Isa& isa, Format format, int64_t tokens) {
 void check_moe_stage(const Isa& isa) {
   for (const Format format : kFormats) {
     for (const int64_t tokens : {0, 1, 9}) {
+      check_layer_input(isa, format, tokens);
       check_moe_stage(isa, format, tokens);
       check_normed_experts(isa, format, tokens);
     }

@@ -39,10 +39,21 @@ def test_tokens_are_the_same_wherever_weights_lie(tmp_path, monkeypatch, family,
     mapped = config_of(model, cache_dir=tmp_path)
     assert mapped.packed_file == str(index.path)
     assert run(mapped, PROMPTS) == expected
+    parts = write_block_model(tmp_path / "parts.gguf", family, kind_of, split_max_tensors=9)
+    first, *others = sorted(tmp_path.glob("parts-*.gguf"))
+    in_parts = config_of(others[-1], cache_dir=tmp_path)
+    assert (len(others) > 2, parts.exists(), in_parts.model_path) == (True, False, str(first))
+    assert run(in_parts, PROMPTS) == expected
     if family == "llama":
         return
-    for num_slots in (4, 7):
-        experts = ExpertSlotsConfig(
-            packed_weights_file=str(index.path), num_slots=num_slots, slab_bytes=index.spec.slab_bytes
-        )
-        assert run(dataclasses.replace(resident, experts=experts), PROMPTS) == expected
+    packed = str(pack(str(first), None, cache_dir=tmp_path).path)
+    assert packed != mapped.packed_file
+    for path, file in ((first, packed), (model, mapped.packed_file)):
+        assert config_of(path, cache_dir=tmp_path).packed_file == file
+    for config, file, num_slots in (
+        (resident, str(index.path), 4),
+        (resident, str(index.path), 7),
+        (in_parts, packed, 4),
+    ):
+        experts = ExpertSlotsConfig(packed_weights_file=file, num_slots=num_slots, slab_bytes=index.spec.slab_bytes)
+        assert run(dataclasses.replace(config, experts=experts), PROMPTS) == expected

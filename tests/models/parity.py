@@ -82,9 +82,9 @@ def random_model(config: PretrainedConfig) -> PreTrainedModel:
         for name, weight in model.named_parameters():
             is_norm = "norm" in name and weight.dim() == 1
             weight.copy_(torch.randn(weight.shape) * (0.3 if is_norm else 0.15) + (1.0 if is_norm else 0.0))
-        for name, bias in model.named_buffers():
-            if name in model.state_dict():  # of routers' choices
-                bias.copy_(torch.randn(bias.shape) * 0.15)
+        for name, buffer in model.named_buffers():
+            if name in model.state_dict():  # biases of routers' choices, and what layers are multiplied by
+                buffer.copy_(torch.randn(buffer.shape) * 0.15 + ("layer_scalar" in name))
     return model
 
 
@@ -124,7 +124,7 @@ class Cache:
         self.block_ids: dict[str, list[int]] = defaultdict(list)
         self.slots: dict[str, int] = {}  # of states, in recurrent layers
         self.kv = KVStorage(
-            layers=config.attention_layers,
+            layers=config.kv_layers,
             num_blocks=num_blocks,
             block_size=block_size,
             num_kv_heads=config.num_kv_heads if num_kv_heads is None else num_kv_heads,

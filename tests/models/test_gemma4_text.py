@@ -1,10 +1,12 @@
 import pytest
+import torch
 from transformers import Gemma4TextConfig
 
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import HeadSizes
+from moeflow.models.layers.weight_allocator import WeightFormats
 from tests.models.fake_checkpoint import shape_of
-from tests.models.parity import SHAPE, Parity, make_pair
+from tests.models.parity import SHAPE, Cache, Parity, close, load, make_pair, tokens
 
 DENSE = SHAPE | {
     "head_dim": 12,
@@ -14,6 +16,16 @@ DENSE = SHAPE | {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
 MOE = DENSE | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 24}
+TABLE = {"hidden_size_per_layer_input": 20, "vocab_size_per_layer_input": 101}
+PHONE = (
+    DENSE
+    | TABLE
+    | {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+    }
+)
 YARN = {"rope_type": "yarn", "factor": 2.0}
 CONFIGS = {
     "as published": Gemma4TextConfig(**MOE, attention_k_eq_v=True, num_global_key_value_heads=1),
@@ -33,6 +45,14 @@ CONFIGS = {
         },
     ),
     "dense": Gemma4TextConfig(**DENSE, attention_k_eq_v=True, num_global_key_value_heads=1),
+    "for phones": Gemma4TextConfig(**PHONE, use_double_wide_mlp=True),
+    "layers share keys that are values": Gemma4TextConfig(
+        **PHONE | {"num_kv_shared_layers": 3},
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        attention_bias=True,
+    ),
+    "tokens are embedded for each layer": Gemma4TextConfig(**DENSE | TABLE, final_logit_softcapping=3.0),
 }
 
 
@@ -78,6 +98,26 @@ def test_what_google_leaves_out_is_as_transformers_has_it():
     assert shape.tie_word_embeddings is want.tie_word_embeddings is True
 
 
+def test_experts_beside_shared_keys(tmp_path):
+    """transformers cannot run this unless it tells of each layer."""
+    config = MOE | {"num_hidden_layers": 6, "layer_types": PHONE["layer_types"], "num_kv_shared_layers": 2}
+    pair = make_pair(Gemma4TextConfig(**config), tmp_path)
+    ids = tokens(40)
+    with torch.inference_mode():
+        want = pair.theirs(torch.tensor([ids]), output_hidden_states=True).logits[0]
+    for ours in (pair.ours, load(tmp_path, packed=WeightFormats("float32", "float32"))):
+        close(Cache(ours).run({"a": ids})["a"], want)
+
+
+def test_shared_keys_and_values_are_kept_once():
+    shape = shape_of(CONFIGS["for phones"].to_dict() | {"architectures": ["Gemma4ForCausalLM"]})
+    assert shape.kv_layers == (0, 1, 2, 3)
+    assert [shape.heads_of(layer).kv_layer for layer in range(6)] == [None] * 4 + [3, 2]
+    assert shape.kv_bytes_per_token("float32") == 4 * 2 * 2 * (12 + 12 + 24 + 12)
+    assert shape.attended_bytes_per_token("float32") == 4 * 2 * 2 * (4 * 12 + 2 * 24)
+    assert shape.wide_layers == (4, 5)
+
+
 def test_keys_and_values_of_each_layer_are_counted():
     shape = shape_of(raw())
     assert shape.kv_bytes_per_token("float32") == 4 * 2 * (2 * 12 + 2 * 12 + 24)
@@ -87,12 +127,18 @@ def test_keys_and_values_of_each_layer_are_counted():
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        (
-            {"hidden_size_per_layer_input": 8},
-            "'hidden_size_per_layer_input' is 8: layers that embed tokens anew are not",
-        ),
+        ({"hidden_size_per_layer_input": 8}, "'hidden_size_per_layer_input' is 8: not supported beside experts"),
         ({"hidden_size_per_layer_input": ...}, "'hidden_size_per_layer_input' is 256"),
-        ({"num_kv_shared_layers": 1}, "'num_kv_shared_layers' is 1: layers that share keys and values are not"),
+        ({"hidden_size_per_layer_input": -1}, "'hidden_size_per_layer_input' is -1, where at least 1"),
+        ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96}, "for each layer, but only 96"),
+        ({"use_double_wide_mlp": True}, "'use_double_wide_mlp' is True: not supported beside experts"),
+        ({"num_kv_shared_layers": 1}, "'num_kv_shared_layers' is 1, of 3 layers: .* none of each kind"),
+        ({"num_kv_shared_layers": 4}, "'num_kv_shared_layers' is 4, of 3 layers"),
+        ({"num_kv_shared_layers": -1}, "'num_kv_shared_layers' is -1"),
+        (
+            {"num_kv_shared_layers": 1, "layer_types": [*["sliding_attention", "full_attention"], "full_attention"]},
+            "layer 2 attends to keys of layer 1, whose heads are others",
+        ),
         ({"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is not null or 'vision'"),
         ({"hidden_activation": "relu"}, "'hidden_activation' is 'relu'"),
         ({"per_layer_config": {"0": {"hidden_size": 8}}}, "what it says of layer 0 is .*heads alone may differ"),

@@ -11,6 +11,11 @@ def test_models_are_called_by_the_ends_of_their_paths():
     assert list(found.values()) == ["suffix", "small.Q4_1", "self:int8"]
 
 
+def test_parts_of_a_model_are_called_as_the_whole():
+    found = short_names(("suffix", "/home/me/small-00001-of-00004.gguf:int8"))
+    assert list(found.values()) == ["suffix", "small:int8"]
+
+
 def test_a_number_alone_is_no_name():
     found = short_names(("suffix", "/home/me/model/speculators/1"))
     assert list(found.values()) == ["suffix", "speculators/1"]

@@ -291,7 +291,7 @@ _OTHERS = {
     "gemma4": Architecture(
         "gemma4_text",
         "Gemma4ForCausalLM",
-        WIDTH | {"sliding_window": "attention.sliding_window"},
+        {"sliding_window": "attention.sliding_window"},
         {"hidden_activation": "gelu_pytorch_tanh"},
         GEMMA4_NAMES,
         local_heads.LAYER_NAMES,
@@ -317,12 +317,6 @@ def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
     """Return the family; raises CheckpointError, naming what is supported, for any other."""
     reader = ConfigReader(metadata, file)
     name = reader.get(str, "general.architecture")
-    if reader.get(int, "split.count", 0) > 1:
-        raise CheckpointError(
-            f"is one of {metadata['split.count']} parts of a model",
-            file=file,
-            remedy="Join the parts first: llama-gguf-split --merge FIRST_PART WHOLE_FILE",
-        )
     if name == "llama":
         return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA
     if name == "granitemoe" and not reader.get(bool, "granitemoe.rope.scaling.finetuned", True):

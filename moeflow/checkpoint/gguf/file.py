@@ -1,4 +1,4 @@
-"""A GGUF file, seen as the Hugging Face checkpoint of the same model.
+"""A GGUF file, or several parts of one, seen as the Hugging Face checkpoint of the same model.
 
 Names, config and the order of q and k rows are Hugging Face's; quantized weights are widened to float32 when
 they are read, one tensor (of a stack of experts: one expert) at a time. The tokenizer inside is not looked
@@ -23,8 +23,9 @@ from moeflow.checkpoint.gguf.architectures import read_architecture
 from moeflow.checkpoint.gguf.blocks import widen_blocks
 from moeflow.checkpoint.gguf.config import translate_config, translate_token_ids
 from moeflow.checkpoint.gguf.cuts import Cut
-from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_gguf_header
+from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor
 from moeflow.checkpoint.gguf.names import cut_names, heads_in_pairs, huggingface_name, is_single_row, part_of
+from moeflow.checkpoint.gguf.parts import read_gguf_parts
 from moeflow.checkpoint.gguf.recurrent import huggingface_shape, is_decay
 from moeflow.checkpoint.gguf.rope import LONG_TABLES, ROPE_FACTORS
 from moeflow.checkpoint.gguf.tensor_types import TensorType
@@ -42,11 +43,12 @@ _BLOCKS: dict[TensorType, BlockKind] = {TensorType[kind]: kind for kind in GGUF_
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Piece:
     """Where a Hugging Face tensor lies: a whole GGUF tensor or one expert's slice of it."""
 
     shape: tuple[int, ...]
     quantization: TensorType
+    file: Path
     start: int  # byte in the file
     num_bytes: int
     pair_heads: int = 0  # heads whose rows are stored in pairs; 0: none
@@ -55,149 +57,151 @@ class _Part:
 
 
 class GGUFFile:
-    """A `Checkpoint` in a GGUF file."""
+    """A `Checkpoint` in a GGUF file, or in several parts of one."""
 
     def __init__(self, path: Path) -> None:
-        """Read and translate the header.
+        """Read and translate the header of a file, of several parts those of all, the first of which is named.
 
         Raises: CheckpointError, naming file, tensor and remedy, for a file that is damaged, of an
         unsupported architecture, or holds a tensor that is unknown or of an unsupported type.
         """
         self.path = path
         self.config_file = path
-        header = read_gguf_header(path)
+        header = read_gguf_parts(path)
         architecture = read_architecture(header.metadata, path)
-        self._file = RawFile(path)
+        self._files = {file: RawFile(file) for file in {path, *(it.file for it in header.tensors.values())}}
         self.config: Mapping[str, Any] = translate_config(
             header, architecture, lambda name: self._read_table(header, name), path
         )
         self.generation_config: Mapping[str, Any] = translate_token_ids(header.metadata, path)
         tables = {ROPE_FACTORS, *(LONG_TABLES.values() if architecture.may_be_long else ())}
-        self._parts: dict[str, _Part] = {}
+        self._pieces: dict[str, _Piece] = {}
         for tensor in header.tensors.values():
-            check_num_tensors(len(self._parts) + tensor.shape[0] * ("_exps" in tensor.name), path)
+            check_num_tensors(len(self._pieces) + tensor.shape[0] * ("_exps" in tensor.name), tensor.file)
             if tensor.name not in tables:
-                self._parts |= _split(tensor, architecture, self.config, path)
-        if not self._parts:
+                self._pieces |= _pieces_of(tensor, architecture, self.config)
+        if not self._pieces:
             raise CheckpointError("holds no weights", file=path, remedy=DOWNLOAD_AGAIN)
         self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(part.shape, part.num_bytes, _stored_as(part.quantization), path)
-            for name, part in self._parts.items()
+            name: TensorInfo(piece.shape, piece.num_bytes, _stored_as(piece.quantization), piece.file)
+            for name, piece in self._pieces.items()
         }
-        self.dtype: str = _commonest_dtype(self._parts)
+        self.dtype: str = _commonest_dtype(self._pieces)
 
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU, quantized ones as float32; raises as `Checkpoint.read` does."""
-        return self._read_part(name, self._part(name))
+        return self._read_piece(name, self._piece(name))
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
         """Return rows of a matrix: as blocks those that are of a `BlockKind`, others as floats.
 
         Raises: as `Checkpoint.read` does.
         """
-        part = self._part(name)
-        num_rows, num_cols = part.shape
-        row_bytes = part.num_bytes // max(num_rows, 1)
-        data = self._read_bytes(name, part, start, stop)
-        numbers = _numbers_of_rows(part, start, stop)
-        kind = _BLOCKS.get(part.quantization)
+        piece = self._piece(name)
+        num_rows, num_cols = piece.shape
+        row_bytes = piece.num_bytes // max(num_rows, 1)
+        data = self._read_bytes(name, piece, start, stop)
+        numbers = _numbers_of_rows(piece, start, stop)
+        kind = _BLOCKS.get(piece.quantization)
         if kind is not None:
             return StoredRows(data.view(stop - start, row_bytes), numbers, kind)
-        return StoredRows(_widen(data, part.quantization, (stop - start, num_cols)), numbers)
+        return StoredRows(_widen(data, piece.quantization, (stop - start, num_cols)), numbers)
 
     def close(self) -> None:
-        """Release the file."""
-        self._file.close()
+        """Release the files."""
+        for file in self._files.values():
+            file.close()
 
     def _read_table(self, header: GGUFHeader, name: str) -> list[float]:
         if name not in header.tensors:
             raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
-        factors: list[float] = self._read_part(name, _whole(header.tensors[name])).tolist()
+        factors: list[float] = self._read_piece(name, _whole(header.tensors[name])).tolist()
         return factors
 
-    def _read_part(self, name: str, part: _Part) -> torch.Tensor:
-        data = self._read_bytes(name, part, 0, part.shape[0])
-        weights = _widen(data, part.quantization, part.shape)
-        if part.is_decay:
+    def _read_piece(self, name: str, piece: _Piece) -> torch.Tensor:
+        data = self._read_bytes(name, piece, 0, piece.shape[0])
+        weights = _widen(data, piece.quantization, piece.shape)
+        if piece.is_decay:
             return torch.log(-weights.float())
-        return _pairs_to_halves(weights, part.pair_heads) if part.pair_heads else weights
+        return _pairs_to_halves(weights, piece.pair_heads) if piece.pair_heads else weights
 
-    def _read_bytes(self, name: str, part: _Part, start: int, stop: int) -> torch.Tensor:
+    def _read_bytes(self, name: str, piece: _Piece, start: int, stop: int) -> torch.Tensor:
         """Return some rows as they lie in the file."""
-        row_bytes = part.num_bytes // max(part.shape[0], 1)
-        if part.rows is None:
-            return self._file.read(part.start + start * row_bytes, (stop - start) * row_bytes, name)
-        runs = [(part.start + first * row_bytes, count * row_bytes) for first, count in _runs(part.rows[start:stop])]
-        return torch.cat([self._file.read(place, size, name) for place, size in runs])
+        file = self._files[piece.file]
+        row_bytes = piece.num_bytes // max(piece.shape[0], 1)
+        if piece.rows is None:
+            return file.read(piece.start + start * row_bytes, (stop - start) * row_bytes, name)
+        runs = [(piece.start + first * row_bytes, count * row_bytes) for first, count in _runs(piece.rows[start:stop])]
+        return torch.cat([file.read(place, size, name) for place, size in runs])
 
-    def _part(self, name: str) -> _Part:
-        if name not in self._parts:
+    def _piece(self, name: str) -> _Piece:
+        if name not in self._pieces:
             raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
-        return self._parts[name]
+        return self._pieces[name]
 
 
-def _whole(tensor: GGUFTensor) -> _Part:
-    return _Part(tensor.shape, tensor.quantization, tensor.start, tensor.num_bytes)
+def _whole(tensor: GGUFTensor) -> _Piece:
+    return _Piece(tensor.shape, tensor.quantization, tensor.file, tensor.start, tensor.num_bytes)
 
 
-def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any], file: Path) -> dict[str, _Part]:
+def _pieces_of(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any]) -> dict[str, _Piece]:
     """Return what a GGUF tensor holds under Hugging Face names: itself, or a stack's experts."""
     names = architecture.moe_names
     cut = architecture.cuts.get(part_of(tensor.name))
     if cut is not None:
-        return _cut(tensor, cut, config, file)
+        return _cut(tensor, cut, config)
     name = huggingface_name(tensor.name, names, architecture.layer_names)
     if name is None:
-        raise _misfit(f"is no part of a {architecture.model_type} model as it is known here", tensor, file)
+        raise _misfit(f"is no part of a {architecture.model_type} model as it is known here", tensor)
     if is_single_row(tensor.name, names) and len(tensor.shape) == 1:
         return {name: replace(_whole(tensor), shape=(1, *tensor.shape))}
     if names is None or "{}" not in name:
         whole = replace(_whole(tensor), shape=huggingface_shape(tensor.name, tensor.shape))
-        pair_heads = _pair_heads(tensor, architecture, config, file)
+        pair_heads = _pair_heads(tensor, architecture, config)
         return {name: replace(whole, pair_heads=pair_heads, is_decay=is_decay(tensor.name))}
     num_experts = config[names.count]
     if len(tensor.shape) < 2 or tensor.shape[0] != num_experts:
-        raise _misfit(f"has the shape {list(tensor.shape)}, where {num_experts} experts are expected", tensor, file)
-    return dict(_experts(tensor, name, num_experts, file))
+        raise _misfit(f"has the shape {list(tensor.shape)}, where {num_experts} experts are expected", tensor)
+    return dict(_experts(tensor, name, num_experts))
 
 
-def _experts(tensor: GGUFTensor, name: str, num_experts: int, file: Path) -> Iterator[tuple[str, _Part]]:
+def _experts(tensor: GGUFTensor, name: str, num_experts: int) -> Iterator[tuple[str, _Piece]]:
     """Yield the matrices of a stack; of an expert's, where `name` has several, they lie one below the other."""
     names, num_bytes = name.split("+"), tensor.num_bytes // num_experts
     rows, rest = divmod(tensor.shape[1], len(names))
     if rest:
-        raise _misfit(f"has {tensor.shape[1]} rows for each expert, not those of {len(names)} matrices", tensor, file)
+        raise _misfit(f"has {tensor.shape[1]} rows for each expert, not those of {len(names)} matrices", tensor)
     for number in range(num_experts * len(names)):
-        expert, part = divmod(number, len(names))
+        expert, matrix = divmod(number, len(names))
         size = num_bytes // len(names)
         shape, start = (rows, *tensor.shape[2:]), tensor.start + number * size
-        yield names[part].format(expert), _Part(shape, tensor.quantization, start, size)
+        yield names[matrix].format(expert), _Piece(shape, tensor.quantization, tensor.file, start, size)
 
 
-def _cut(tensor: GGUFTensor, cut: Cut, config: Mapping[str, Any], file: Path) -> dict[str, _Part]:
+def _cut(tensor: GGUFTensor, cut: Cut, config: Mapping[str, Any]) -> dict[str, _Piece]:
     """Return the tensors of Hugging Face whose rows a GGUF tensor has."""
     num_rows = tensor.shape[0]
     try:
         rows_of = cut(config, num_rows)
     except ValueError as error:
-        raise _misfit(str(error), tensor, file) from None
+        raise _misfit(str(error), tensor) from None
     row_bytes = tensor.num_bytes // max(num_rows, 1)
-    parts = {}
+    pieces = {}
     for name, rows in zip(cut_names(tensor.name, list(rows_of)), rows_of.values(), strict=True):
-        part = replace(_whole(tensor), shape=(len(rows), *tensor.shape[1:]), num_bytes=len(rows) * row_bytes)
+        piece = replace(_whole(tensor), shape=(len(rows), *tensor.shape[1:]), num_bytes=len(rows) * row_bytes)
         if isinstance(rows, range):
-            parts[name] = replace(part, start=tensor.start + rows.start * row_bytes)
+            pieces[name] = replace(piece, start=tensor.start + rows.start * row_bytes)
         else:
-            parts[name] = replace(part, rows=rows)
-    return parts
+            pieces[name] = replace(piece, rows=rows)
+    return pieces
 
 
-def _pair_heads(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any], file: Path) -> int:
+def _pair_heads(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any]) -> int:
     if not architecture.stores_pairs:
         return 0
     heads = heads_in_pairs(tensor.name, config["num_attention_heads"], config["num_key_value_heads"])
     if heads and tensor.shape[0] % (2 * heads):
-        raise _misfit(f"has {tensor.shape[0]} rows, which are no pairs for {heads} heads", tensor, file)
+        raise _misfit(f"has {tensor.shape[0]} rows, which are no pairs for {heads} heads", tensor)
     return heads
 
 
@@ -208,8 +212,8 @@ def _runs(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [(int(rows[start]), end - start) for start, end in zip(starts, ends, strict=True)]
 
 
-def _misfit(problem: str, tensor: GGUFTensor, file: Path) -> CheckpointError:
-    return CheckpointError(problem, file=file, tensor=tensor.name, remedy="Convert or download the model again")
+def _misfit(problem: str, tensor: GGUFTensor) -> CheckpointError:
+    return CheckpointError(problem, file=tensor.file, tensor=tensor.name, remedy="Convert or download the model again")
 
 
 def _widen(data: torch.Tensor, quantization: TensorType, shape: tuple[int, ...]) -> torch.Tensor:
@@ -231,17 +235,17 @@ def _stored_as(quantization: TensorType) -> str:
     return dtype or quantization.name
 
 
-def _numbers_of_rows(part: _Part, start: int, stop: int) -> NDArray[np.int64]:
+def _numbers_of_rows(piece: _Piece, start: int, stop: int) -> NDArray[np.int64]:
     """Return which rows of Hugging Face's matrix the rows [start, stop) of the file are."""
-    if not part.pair_heads:
+    if not piece.pair_heads:
         return np.arange(start, stop)
-    numbers: NDArray[np.int64] = _pairs_to_halves(np.arange(part.shape[0]), part.pair_heads).argsort()[start:stop]
+    numbers: NDArray[np.int64] = _pairs_to_halves(np.arange(piece.shape[0]), piece.pair_heads).argsort()[start:stop]
     return numbers
 
 
-def _commonest_dtype(parts: Mapping[str, _Part]) -> str:
+def _commonest_dtype(pieces: Mapping[str, _Piece]) -> str:
     """Return the dtype most bytes are stored in; float32 for quantized ones."""
     num_bytes: Counter[str] = Counter()
-    for part in parts.values():
-        num_bytes[_UNQUANTIZED.get(part.quantization, "float32")] += part.num_bytes
+    for piece in pieces.values():
+        num_bytes[_UNQUANTIZED.get(piece.quantization, "float32")] += piece.num_bytes
     return num_bytes.most_common(1)[0][0]

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata, which tensors it holds and where.
+"""The header of a GGUF file, a model or a part of one: its metadata, which tensors it holds and where.
 
 Reads and checks the format by its specification instead of through the gguf package's reader, which trusts
 every count and length in the file (a damaged one may send it round a loop of 2**60 turns, or return cut
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,6 +45,7 @@ class GGUFTensor:
     name: str
     shape: tuple[int, ...]  # outermost dimension first, as in torch
     quantization: TensorType
+    file: Path
     start: int  # byte in the file
     num_bytes: int
 
@@ -53,12 +54,13 @@ class GGUFTensor:
 class GGUFHeader:
     """All that stands before the weights."""
 
+    file: Path
     metadata: Mapping[str, Any]  # numbers, bools, strings and lists of these
-    tensors: Mapping[str, GGUFTensor]
+    tensors: dict[str, GGUFTensor]
 
 
 def read_gguf_header(file: Path) -> GGUFHeader:
-    """Return metadata and tensors of a file.
+    """Return metadata and tensors of a file; the first of several parts may have no tensors.
 
     Raises: CheckpointError if the file is missing, cut or damaged, or holds a tensor of a type that is not
     among `SUPPORTED`.
@@ -74,8 +76,8 @@ def read_gguf_header(file: Path) -> GGUFHeader:
         raise cursor.damaged(f"general.alignment is {brief(alignment)}, where a power of two is expected")
     data_start = -(-cursor.position // alignment) * alignment
     placed = [_place(tensor, data_start, alignment, cursor) for tensor in tensors]
-    _check_layout(placed, alignment, cursor)
-    return GGUFHeader(metadata, {tensor.name: tensor for tensor in placed})
+    _check_layout(placed, data_start, alignment, cursor)
+    return GGUFHeader(file, metadata, {tensor.name: tensor for tensor in placed})
 
 
 def gguf_header_bytes(file: Path) -> int | None:
@@ -246,7 +248,7 @@ def _read_tensor(cursor: _Cursor) -> GGUFTensor:
     block_size, block_bytes = BLOCK_SIZES[quantization]
     if 0 in shape or shape[-1] % block_size:
         raise cursor.damaged(f"shape {list(shape)} is impossible in {quantization.name}", name)
-    return GGUFTensor(name, shape, quantization, start, math.prod(shape) // block_size * block_bytes)
+    return GGUFTensor(name, shape, quantization, cursor.file, start, math.prod(shape) // block_size * block_bytes)
 
 
 def _place(tensor: GGUFTensor, data_start: int, alignment: int, cursor: _Cursor) -> GGUFTensor:
@@ -258,15 +260,13 @@ def _place(tensor: GGUFTensor, data_start: int, alignment: int, cursor: _Cursor)
         raise cursor.damaged(
             f"is cut: the tensor ends at byte {start + tensor.num_bytes}, the file has {cursor.size}", tensor.name
         )
-    return GGUFTensor(tensor.name, tensor.shape, tensor.quantization, start, tensor.num_bytes)
+    return replace(tensor, start=start)
 
 
-def _check_layout(tensors: list[GGUFTensor], alignment: int, cursor: _Cursor) -> None:
-    """Check that there are tensors, that names differ, that bytes do not overlap, and that none follow."""
-    if not tensors:
-        raise cursor.damaged("holds no tensors")
+def _check_layout(tensors: list[GGUFTensor], data_start: int, alignment: int, cursor: _Cursor) -> None:
+    """Check that names differ, that bytes do not overlap, and that none follow."""
     names: set[str] = set()
-    end = 0
+    end = data_start
     for tensor in sorted(tensors, key=lambda item: item.start):
         if tensor.name in names:
             raise cursor.damaged("occurs twice", tensor.name)

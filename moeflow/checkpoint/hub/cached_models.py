@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from moeflow.checkpoint.gguf.file_names import GGUFNames, gguf_models
 from moeflow.checkpoint.hub.cache_layout import commit_of, repositories, repository_folder, snapshots
-from moeflow.checkpoint.hub.file_choice import is_gguf_model, tag_of, whole_of
+from moeflow.checkpoint.hub.file_choice import tag_of
 from moeflow.checkpoint.hub.local_models import find_in_snapshot, find_model, snapshot_files
 from moeflow.checkpoint.hub.model_name import MAIN, ModelName
 from moeflow.core.errors import CheckpointError
@@ -18,10 +19,10 @@ from moeflow.core.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model that is here: a folder of safetensors, all of it, or a GGUF file; of a split one, the parts that are."""
+    """A model that is here: a folder of safetensors, all of it, or a GGUF file; of several parts, those that are."""
 
     name: ModelName
-    path: Path  # of a split GGUF file, its first part's
+    path: Path  # of several parts, the first one's
     files: tuple[Path, ...]  # links to its bytes
 
     @property
@@ -113,7 +114,7 @@ def plan_removal(name: ModelName, cache: Path) -> Removal:
     if name.file:
         names = (name, replace(name, file=name.file.upper()))  # as tags are listed
         listed = tuple(model for model in models if model.name in names)
-        path = None if listed else find_model(name, cache)  # which knows no split files
+        path = None if listed else find_model(name, cache)
         models = listed or tuple(model for model in models if model.path == path)
     if not models:
         raise CheckpointError(f"{name} is not here", remedy="`moeflow list` says what is")
@@ -136,17 +137,20 @@ def _delete_repository(folder: Path) -> None:
 def _models_in(repo: str, folder: Path, snapshot: Path) -> Iterator[CachedModel]:
     revision = _revision_of(snapshot.name, folder)
     files = snapshot_files(snapshot)
-    ggufs = sorted(file for file in files if is_gguf_model(file))
+    ggufs = gguf_models(files)
     if ".safetensors" in {Path(file).suffix for file in files} and _is_whole(ModelName(repo, revision), snapshot):
-        yield CachedModel(
-            ModelName(repo, revision), snapshot, tuple(snapshot / file for file in sorted(files - set(ggufs)))
-        )
-    wholes = sorted({whole_of(file) for file in ggufs})
-    tags = [tag_of(whole) for whole in wholes]
-    for whole, tag in zip(wholes, tags, strict=True):
-        part = tag if tags.count(tag) == 1 else Path(whole).name
-        parts = tuple(snapshot / file for file in ggufs if whole_of(file) == whole)
-        yield CachedModel(ModelName(repo, revision, part), parts[0], parts)
+        others = files.difference(*(model.files for model in ggufs))
+        yield CachedModel(ModelName(repo, revision), snapshot, tuple(snapshot / file for file in sorted(others)))
+    for model, name in zip(ggufs, _names_of(ggufs), strict=True):
+        parts = tuple(snapshot / file for file in model.files)
+        yield CachedModel(ModelName(repo, revision, name), parts[0], parts)
+
+
+def _names_of(models: list[GGUFNames]) -> Iterator[str]:
+    """Yield what tells each GGUF model from the others of a snapshot: the first of these that no other has."""
+    kinds = [[tag_of(it.whole), Path(it.whole).name, it.whole, it.files[0]] for it in models]
+    for names in kinds:
+        yield next(name for kind, name in enumerate(names) if [other[kind] for other in kinds].count(name) == 1)
 
 
 def _is_whole(name: ModelName, snapshot: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Which files of a repository a model needs: weights as safetensors or one GGUF file, and small ones that describe it.
+"""Which files of a repository a model needs: weights as safetensors or GGUF, and small ones that describe it.
 
 Pickles and code are never among them. Knows names of files only, so that what a hub lists and what lies in a folder are
 chosen from alike.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from moeflow.checkpoint.gguf.file_names import MAX_PARTS, SUFFIX, GGUFNames, gguf_models, whole_name
 from moeflow.checkpoint.hub.model_name import ModelName
 from moeflow.checkpoint.safetensors.folder import INDEX_FILE, PICKLE_SUFFIXES, SINGLE_FILE
 from moeflow.core.brief import brief
@@ -23,10 +24,7 @@ DEFAULT_TAG: Final = "Q4_K_M"  # of a GGUF file, where a name has none: what mos
 
 _SMALL_SUFFIXES: Final = (".json", ".jinja", ".txt")
 _POOLING: Final = re.compile(r"\d+_\w+/config\.json")  # of sentence-transformers
-_SUFFIX: Final = ".gguf"
-_PART = re.compile(r"-\d{5}-of-\d{5}$")  # ends the name of a GGUF file that was split, without its suffix
-_QUANTIZATION = re.compile(r"[-._]((UD-)?(I?Q\d\w*|MXFP4\w*|TQ\d\w*|F16|BF16|F32))$", re.IGNORECASE)
-_NO_MODELS: Final = ("mmproj", "imatrix")  # begin GGUF files that are parts of something else
+_QUANTIZATION = re.compile(r"(?:^|[-._])((UD-)?(I?Q\d\w*|MXFP4\w*|TQ\d\w*|F16|BF16|F32))$", re.IGNORECASE)
 _MOST_SHOWN: Final = 12
 
 
@@ -40,8 +38,8 @@ class FileChoice:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the model is one GGUF file."""
-        return len(self.weights) == 1 and self.weights[0].endswith(_SUFFIX)
+        """Whether the model is a GGUF file, or all parts of one, in order."""
+        return bool(self.weights) and self.weights[0].endswith(SUFFIX)
 
 
 def choose_files(name: ModelName, paths: Collection[str]) -> FileChoice:
@@ -52,18 +50,18 @@ def choose_files(name: ModelName, paths: Collection[str]) -> FileChoice:
     if not name.file and (SINGLE_FILE in paths or INDEX_FILE in paths):
         small = tuple(sorted(path for path in paths if _is_small(path)))
         return FileChoice((SINGLE_FILE,), small) if SINGLE_FILE in paths else FileChoice((), small, INDEX_FILE)
-    models = sorted(path for path in paths if is_gguf_model(path))
+    models = gguf_models(paths)
     if not models:
         raise _no_model(name, paths)
-    return FileChoice((_choose_gguf(name, models),))
+    return FileChoice(_choose_gguf(name, models))
 
 
 def has_choice(name: ModelName, paths: Collection[str]) -> bool:
     """Return whether there is anything among these files that a name may mean."""
     if not name.file and (SINGLE_FILE in paths or INDEX_FILE in paths):
         return True
-    models = {whole_of(path) for path in paths if is_gguf_model(path)}
-    return bool(_fitting(name.file, list(models)) if name.file else models)
+    models = gguf_models(paths)
+    return bool(_fitting(name.file, models) if name.file else models)
 
 
 def shards_of(index: Mapping[str, Any], name: ModelName) -> tuple[str, ...]:
@@ -79,59 +77,66 @@ def shards_of(index: Mapping[str, Any], name: ModelName) -> tuple[str, ...]:
     return tuple(sorted(files))
 
 
-def is_gguf_model(path: str) -> bool:
-    """Return whether a file is a GGUF file of a language model, by its name."""
-    return path.endswith(_SUFFIX) and not PurePosixPath(path).name.lower().startswith(_NO_MODELS)
-
-
 def tag_of(path: str) -> str:
-    """Return what tells a GGUF file from others of its repository: its quantization's tag, or its name."""
-    match = _QUANTIZATION.search(_stem(path))
-    return match[1].upper() if match else PurePosixPath(path).name
+    """Return what tells a GGUF file from others of its repository: its quantization's tag, or its name.
+
+    The tag ends its name, or that of the folder it lies in. A part of a file has the file's.
+    """
+    whole = PurePosixPath(whole_name(path))
+    match = _QUANTIZATION.search(whole.stem) or _QUANTIZATION.search(whole.parent.name)
+    return match[1].upper() if match else whole.name
 
 
-def _choose_gguf(name: ModelName, models: list[str]) -> str:
-    wholes: dict[str, list[str]] = {}
-    for path in models:
-        wholes.setdefault(whole_of(path), []).append(path)
-    found = _fitting(name.file or DEFAULT_TAG, list(wholes))
-    if not name.file and not found and len(wholes) == 1:
-        found = list(wholes)
-    there_are = "there are " + ", ".join(sorted({tag_of(whole) for whole in wholes})[:_MOST_SHOWN])
+def _choose_gguf(name: ModelName, models: list[GGUFNames]) -> tuple[str, ...]:
+    found = _fitting(name.file or DEFAULT_TAG, models)
+    if not name.file and not found and len(models) == 1:
+        found = models
     if not found:
+        there_are = "there are " + ", ".join(sorted({tag_of(model.whole) for model in models})[:_MOST_SHOWN])
         problem = (
             f"has no GGUF file {name.file!r}" if name.file else f"has several GGUF files, none of them {DEFAULT_TAG}"
         )
         raise CheckpointError(f"{name} {problem}: {there_are}", remedy=f"Name one of them, as in {name.repo}:TAG")
+    found = _preferred(found)
     if len(found) > 1:
+        begins = [model.files[0] for model in found]
         raise CheckpointError(
-            f"{name} may mean {' or '.join(found[:_MOST_SHOWN])}", remedy=f"Name the file, as in {name.repo}:{found[0]}"
+            f"{name} may mean {' or '.join(begins[:_MOST_SHOWN])}",
+            remedy=f"Name the file, as in {name.repo}:{begins[0]}",
         )
-    parts = wholes[found[0]]
-    if parts != found:
-        raise CheckpointError(
-            f"{name} is split over {len(parts)} files, and only whole GGUF files are read; {there_are}",
-            remedy="Take a whole one, or fetch its parts and join them: llama-gguf-split --merge FIRST_PART WHOLE_FILE",
-        )
-    return found[0]
+    return _all_parts(name, found[0])
 
 
-def whole_of(path: str) -> str:
-    """Return the name of the file that a part of a split GGUF file belongs to; of another file, its own."""
-    return _PART.sub("", path.removesuffix(_SUFFIX)) + _SUFFIX
+def _preferred(models: list[GGUFNames]) -> list[GGUFNames]:
+    """Leave out what lacks parts, and parts beside the same in one file, as long as there is anything else."""
+    whole = [model for model in models if not model.missing] or models
+    in_one = {model.whole for model in whole if model.whole in model.files}
+    return [model for model in whole if model.whole not in in_one or model.whole in model.files]
 
 
-def _stem(path: str) -> str:
-    return PurePosixPath(path).name.removesuffix(_SUFFIX)
+def _all_parts(name: ModelName, model: GGUFNames) -> tuple[str, ...]:
+    num_parts = len(model.files) + len(model.missing)
+    if num_parts > MAX_PARTS:
+        problem = f"is in {num_parts} parts, where at most {MAX_PARTS} are expected"
+    elif model.missing:
+        problem = f"is in {num_parts} parts, of which {model.missing[0]} is missing"
+    else:
+        return model.files
+    raise CheckpointError(f"{name} {problem}", remedy="Tell whoever made the repository, or take another file of it")
 
 
-def _fitting(wanted: str, wholes: list[str]) -> list[str]:
-    """Return the files of this name or tag; one whose tag only ends like it if there is no other."""
-    if wanted.endswith(_SUFFIX):
-        return [path for path in wholes if wanted in (path, PurePosixPath(path).name)]
+def _fitting(wanted: str, models: list[GGUFNames]) -> list[GGUFNames]:
+    """Return the models of this name or tag; one whose tag only ends like it if there is no other."""
+    if wanted.endswith(SUFFIX):
+        return [model for model in models if any(_is_called(wanted, path) for path in (model.whole, *model.files))]
     tag = re.compile(rf"(^|[-._]){re.escape(wanted)}$", re.IGNORECASE)
-    fitting = [path for path in wholes if tag.search(_stem(path))]
-    return [path for path in fitting if tag_of(path) == wanted.upper()] or fitting
+    fitting = [model for model in models if tag.search(PurePosixPath(model.whole).stem)]
+    tagged = [model for model in models if tag_of(model.whole) == wanted.upper()]
+    return tagged or fitting
+
+
+def _is_called(wanted: str, path: str) -> bool:
+    return wanted in (path, PurePosixPath(path).name)
 
 
 def _is_small(path: str) -> bool:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from moeflow.checkpoint.gguf.file_names import gguf_models, start_of
 from moeflow.checkpoint.hub.cache_layout import commit_of, repository_folder, snapshots
 from moeflow.checkpoint.hub.file_choice import choose_files, has_choice, shards_of
 from moeflow.checkpoint.hub.model_name import MAIN, ModelName, parse_model_name
@@ -28,9 +29,12 @@ def hub_cache() -> Path:
 def local_path(model: str) -> str:
     """Return the path of a model: the text itself, or where the model of that name lies. What exists goes first.
 
-    Raises: CheckpointError if it is the name of a model that is not here, or only partly.
+    Of a GGUF model in several parts it is the first one's. Raises: CheckpointError if it is the name of a model that is
+    not here, or only partly.
     """
-    name = None if os.path.lexists(model) else parse_model_name(model)
+    if os.path.lexists(model):
+        return start_of(model)
+    name = parse_model_name(model)
     if name is None:
         return model
     found = find_model(name, hub_cache())
@@ -53,6 +57,7 @@ def find_model(name: ModelName, cache: Path) -> Path | None:
 def find_in_snapshot(name: ModelName, snapshot: Path) -> Path | None:
     """Return the model of that name in a snapshot. Raises: as `find_model`."""
     files = snapshot_files(snapshot)
+    files = files.difference(*(model.files for model in gguf_models(files) if model.missing))
     if not has_choice(name, files):
         return None
     choice = choose_files(name, files)

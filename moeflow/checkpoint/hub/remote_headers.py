@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from moeflow.checkpoint.gguf.file_names import parse_part_name
 from moeflow.checkpoint.gguf.header import gguf_header_bytes
 from moeflow.checkpoint.hub.file_choice import choose_files, shards_of
 from moeflow.checkpoint.hub.model_name import ModelName
@@ -32,7 +33,7 @@ HEADERS_PREFIX: Final = "moeflow-headers-"  # of folders with headers alone
 _NUM_CONNECTIONS: Final = 8
 _MAX_SMALL_BYTES: Final = MIB  # of a file that a plan may look at; tokenizers have more
 _LENGTH_BYTES: Final = 8  # of a safetensors header's length
-_FIRST_BYTES: Final = 256 * KIB  # of a file of weights, which mostly have its header
+_FIRST_BYTES: Final = 256 * KIB  # of a file of weights without vocabulary, which mostly have its header
 _MAX_HEADER_BYTES: Final = 256 * MIB  # the longest that are known are of vocabularies, and have some 10
 
 
@@ -52,9 +53,10 @@ def _write_headers(repository: Repository, folder: Path) -> Path:
     choice = choose_files(name, repository.files)
     if choice.is_gguf:
         folder.mkdir()
-        file = folder / Path(choice.weights[0]).name
-        _write_gguf(repository, choice.weights[0], file)
-        return file
+        places = [folder / Path(path).name for path in choice.weights]
+        with ThreadPoolExecutor(_NUM_CONNECTIONS) as pool:
+            list(pool.map(lambda path, place: _write_gguf(repository, path, place), choice.weights, places))
+        return places[0]
     small = [path for path in choice.small if repository.files[path].num_bytes <= _MAX_SMALL_BYTES]
     for path in small:
         _write(folder / path, hub_client.read_range(repository, path, 0, _MAX_SMALL_BYTES))
@@ -80,7 +82,8 @@ def _write_safetensors(repository: Repository, path: str, file: Path) -> None:
 
 def _write_gguf(repository: Repository, path: str, file: Path) -> None:
     num_bytes = repository.files[path].num_bytes
-    data, more = b"", MIB
+    part = parse_part_name(path)
+    data, more = b"", MIB if part is None or part.number == 1 else _FIRST_BYTES  # the first has the vocabulary
     while len(data) < min(num_bytes, _MAX_HEADER_BYTES):
         data += hub_client.read_range(repository, path, len(data), len(data) + more)
         _write(file, data)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeflow.bench.tables import Table
+from moeflow.checkpoint.gguf.file_names import whole_name
 from moeflow.core.hardware import DEVICE, DISK, FAR_APART, PINNED, RAM
 from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Forecast, Plan, Sensitivity, plan_to_json
 from moeflow.core.units import format_bytes, format_seconds
@@ -84,7 +85,7 @@ def policy_table(plan: Plan) -> Table:
 def short_name(model: str) -> str:
     """Return what tells a model from others: a folder's or file's name, of a bare config that of its folder, too."""
     path = Path(model)
-    return str(Path(*path.parts[-2:])) if path.name == "config.json" else path.name
+    return str(Path(*path.parts[-2:])) if path.name == "config.json" else whole_name(path.name)
 
 
 def _device_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:

@@ -56,6 +56,7 @@ def _weights(config: EngineConfig, checkpoint: Checkpoint) -> list[Any]:
         config.weight_format,
         config.embedding_format,
         config.head_format,
+        config.layer_table_format,
         config.router_format,
         config.mix,
         repr(config.layer_formats),

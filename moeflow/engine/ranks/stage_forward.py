@@ -8,6 +8,7 @@ nothing, such as a piece of a long prompt, it gets none, and begins the next one
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from moeflow.core.parallel_config import ParallelConfig, StageConfig
 from moeflow.kernels.arrays import rows_of
 from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.pass_input import PassInput
 from moeflow.parallel.group import Group
@@ -37,6 +39,9 @@ class StageForward:
         self._is_first, self._is_last = stage == 0, stage == parallel.num_stages - 1
         self._before, self._after = (group.channel(rank) for rank in neighbours(parallel, group.rank))
         self._like = torch.empty(0, model.config.hidden_size, dtype=model.dtype)
+        self._input_size = 0 if model.config.layer_embeddings is None else model.config.layer_embeddings.size
+        num_coming = (model.config.num_layers - model.first_layer) * self._input_size
+        self._coming = torch.empty(0, model.config.hidden_size + num_coming, dtype=model.dtype)
         self.num_micro_batches = lru_cache(lambda tokens: num_micro_batches(tokens, parallel.num_stages, stages.costs))
 
     @torch.inference_mode()
@@ -59,17 +64,30 @@ class StageForward:
     def _run_layers(self, piece: PassInput, label: str) -> Tensor:
         """Run this stage's layers over a micro-batch; return what results are made of, if this is the last: [n, H]."""
         token_ids, context = piece.tensors(self._kv, _DEVICE)
-        hidden = (
-            self._model.embed_at(token_ids, context.positions)
-            if self._is_first
-            else self._before.receive(label, self._like)
-        )
+        if self._is_first:
+            hidden, context = self._model.begin(token_ids, context)
+        else:
+            hidden, context = self._unpacked(self._before.receive(label, self._coming), context)
         hidden = self._model.run_layers(hidden, context)
         if not self._is_last:
-            self._after.send(label, hidden)
+            self._after.send(label, self._with_inputs(hidden, context))
             return self._like
         (rows,) = piece.logit_rows
         return rows_of(hidden, rows)
+
+    def _unpacked(self, coming: Tensor, context: ForwardContext) -> tuple[Tensor, ForwardContext]:
+        """Return hidden states, and the context with what layers from here on get besides, if they get something."""
+        if not self._input_size:
+            return coming, context
+        size = self._like.shape[1]
+        hidden, inputs = coming[:, :size], coming[:, size:]
+        by_layer = inputs.contiguous().reshape(len(coming), -1, self._input_size)
+        return hidden.contiguous(), replace(context, layer_inputs=by_layer)
+
+    def _with_inputs(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        """Return what the next stage gets: hidden states, and what its layers and later ones get besides."""
+        inputs = context.layer_inputs
+        return hidden if inputs is None else torch.cat([hidden, inputs[:, len(self._model.layers) :].flatten(1)], dim=1)
 
 
 def _labelled(given: PassInput) -> Iterator[tuple[str, PassInput]]:

@@ -59,7 +59,7 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
         num_kept=kept,
     )
     kv = KVStorage(
-        layers=range(len(model.layers)),
+        layers=model.config.kv_layers,
         num_blocks=draft.num_blocks,
         block_size=config.scheduler.block_size,
         num_kv_heads=model.config.num_kv_heads,

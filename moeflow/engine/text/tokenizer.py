@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from moeflow.checkpoint.gguf.file_names import gguf_start
 from moeflow.core.errors import CheckpointError, ContextLengthError, RequestError
 from moeflow.engine.text.chat_format import ChatFormat
 from moeflow.engine.text.chat_template import ChatTemplate
@@ -56,11 +57,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Load from a Hugging Face folder or a GGUF file.
+        """Load from a Hugging Face folder or a GGUF file, also one in parts.
 
         Raises: CheckpointError if there is no tokenizer or it is damaged.
         """
-        path = Path(path)
+        path = gguf_start(Path(path))
         return cls(read_gguf(path) if path.suffix == ".gguf" else read_folder(path))
 
     def save(self, folder: str | Path) -> None:

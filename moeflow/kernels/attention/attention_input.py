@@ -22,16 +22,18 @@ def attention_input(
 ) -> Tensor:
     """Prepare queries, keys and values as `heads` says, store K and V of all tokens, and return the queries.
 
-    Without `rotary` nothing is rotated. Shapes: qkv [T, (Q + 2 KV) * D], which may be overwritten -> [T, Q, D].
+    Without `rotary` nothing is rotated, and without keys nothing is stored.
+    Shapes: qkv [T, (Q + 2 KV) * D], or [T, Q * D] without keys, which may be overwritten -> [T, Q, D].
     """
     if blocks.handle is not None and row_ops.accepts(qkv):
         return row_ops.attention_input(qkv, heads, rotary, blocks, metadata.slots)
-    num_rotated = heads.num_heads + heads.num_kv_heads
-    sizes = [num_rotated * heads.head_dim, heads.num_kv_heads * heads.head_dim]
+    num_keys = heads.num_kv_heads if heads.has_keys else 0
+    num_rotated = heads.num_heads + num_keys
+    sizes = [num_rotated * heads.head_dim, num_keys * heads.head_dim]
     qk, v = torch.split(qkv, sizes, dim=-1)
     if not heads.norms_last:
         qk = _normalise(qk, heads)
-    if heads.v_norm is not None:
+    if heads.v_norm is not None and heads.has_keys:
         v = rms_norm(v.reshape(len(v), heads.num_kv_heads, heads.head_dim), heads.v_norm, heads.eps).flatten(1)
     if heads.clip is not None:
         qk, v = qk.clamp(-heads.clip, heads.clip), v.clamp(-heads.clip, heads.clip)
@@ -40,7 +42,9 @@ def attention_input(
         qk = apply_rotary(_split_pairs(qk, rotary.dim) if heads.is_interleaved else qk, rotary.cos, rotary.sin)
     if heads.norms_last:
         qk = _normalise(qk.flatten(1), heads).view(qk.shape)
-    q, k = torch.split(qk, [heads.num_heads, heads.num_kv_heads], dim=1)
+    q, k = torch.split(qk, [heads.num_heads, num_keys], dim=1)
+    if not heads.has_keys:
+        return q
     write_kv(k, v.view(len(v), heads.num_kv_heads, heads.head_dim), blocks, metadata.slots)
     return q
 
@@ -54,13 +58,15 @@ def _split_pairs(qk: Tensor, size: int) -> Tensor:
 
 
 def _normalise(qk: Tensor, heads: Heads) -> Tensor:
-    """Apply norms, if there are some. Shapes: qk [T, (Q + KV) * D] -> the same."""
-    q_norm, k_norm = heads.q_norm, heads.k_norm
-    if q_norm is None or k_norm is None:
+    """Apply norms, if there are some. Shapes: qk [T, (Q + KV) * D], or [T, Q * D] -> the same."""
+    if heads.q_norm is None and heads.k_norm is None:
         return qk
-    q, k = torch.split(qk, [heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim], dim=-1)
+    q_size = heads.num_heads * heads.head_dim
     parts = []
-    for x, norm in ((q, q_norm), (k, k_norm)):
+    for x, norm in ((qk[:, :q_size], heads.q_norm), (qk[:, q_size:], heads.k_norm)):
+        if norm is None:
+            parts.append(x)
+            continue
         size = norm.numel()
-        parts.append(rms_norm(x.view(len(x), x.shape[1] // size, size), norm, heads.eps).flatten(1))
+        parts.append(rms_norm(x.reshape(len(x), x.shape[1] // size, size), norm, heads.eps).flatten(1))
     return torch.cat(parts, dim=-1)

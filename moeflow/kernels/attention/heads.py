@@ -24,7 +24,13 @@ class Heads:
     eps: float = 0.0  # of the norms
     clip: float | None = None  # queries, keys and values are cut to [-clip, clip]
     norms_last: bool = False  # norms of single heads come after the rotation, else first
+    has_keys: bool = True  # else a row is queries alone, which attend to another layer's keys and values
     is_interleaved: bool = False  # positions rotate neighbours against each other, else the halves of a head
+
+    @property
+    def row_size(self) -> int:
+        """Values of a row: of queries, and of keys and values if there are some."""
+        return (self.num_heads + (2 * self.num_kv_heads if self.has_keys else 0)) * self.head_dim
 
     @property
     def norms_all_heads(self) -> bool:

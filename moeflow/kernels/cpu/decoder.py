@@ -51,7 +51,12 @@ class PackedDecoder:
         self.routed = [number for number, layer in enumerate(layers) if layer.stage.router is not None]
         self.has_slots = any(layer.stage.slots is not None for layer in layers)
         self._handles = [layer.bind() for layer in layers]
+        for number, layer in enumerate(layers):
+            if layer.attention is not None and layer.attention.layers_back > number:
+                raise ValueError(f"layer {number} attends to a layer that is not here")
         self._attentions = [layer.attention for layer in layers if layer.attention is not None]
+        self._num_caches = sum(not attention.layers_back for attention in self._attentions)
+        self._num_inputs = sum(layer.layer_input is not None for layer in layers)
         # How wide heads are that a pass's tables rotate.
         self._rotated = sorted({(it.rotary, it.heads.head_dim) for it in self._attentions if it.rotary is not None})
         stages = [layers[number].stage for number in self.routed]
@@ -67,6 +72,7 @@ class PackedDecoder:
         blocks: Sequence[KVBlocks],
         metadata: AttentionMetadata,
         states: PassStates | None = None,
+        layer_inputs: Array | None = None,
         *,
         keeps_choices: bool = False,
         keeps_inputs: bool = False,
@@ -75,7 +81,8 @@ class PackedDecoder:
 
         It keeps what routers choose, and what the experts of all layers, or their dense networks, get, if asked to.
 
-        Shapes: hidden [T, H] float32, which is changed; blocks one a layer that attends.
+        Shapes: hidden [T, H] float32, which is changed; blocks one a layer that keeps keys and values; layer_inputs
+        [T, layers or more, P] float32, if layers get such.
         """
         first = self.layers[0]
         num_tokens = hidden.shape[0]
@@ -85,7 +92,8 @@ class PackedDecoder:
                 raise ValueError(f"layers need tables of rotary positions up to {number}, of which {len(rotary)} are")
             check_rotary(rotary[number], num_tokens, head_dim)
         self._check_memory(blocks, states)
-        caches, memory = iter(blocks), iter(() if states is None else states.layers)
+        inputs_stride = self._check_inputs(layer_inputs, num_tokens)
+        memory = iter(() if states is None else states.layers)
         keeps_choices |= self.has_slots
         topk_ids = ids_like(hidden, len(self.routed), num_tokens, self._top_k) if keeps_choices else None
         num_kept = len(self.layers) if keeps_inputs else int(self.has_slots)
@@ -93,7 +101,7 @@ class PackedDecoder:
         topk_weights = floats_like(hidden, num_tokens, self._top_k) if self.has_slots else None
         handle = _cpu.DecoderPass(
             layers=self._handles,
-            caches=[None if layer.attention is None else next(caches).handle for layer in self.layers],
+            caches=self._caches(blocks),
             states=[address(next(memory).slots) if layer.attention is None else 0 for layer in self.layers],
             num_tokens=num_tokens,
             rotary=[_cpu.RotaryTable(cos=address(it.cos), sin=address(it.sin), dim=it.dim) for it in rotary],
@@ -108,18 +116,44 @@ class PackedDecoder:
             normed=address(normed),
             topk_weights=address(topk_weights),
             keeps_inputs=keeps_inputs,
+            layer_inputs=address(layer_inputs),
+            inputs_stride=inputs_stride,
         )
-        looked_at = (self, blocks, rotary, metadata, states)
+        looked_at = (self, blocks, rotary, metadata, states, layer_inputs)
         return PackedPass(hidden, topk_ids, normed, topk_weights, self.routed, handle, looked_at)
+
+    def _caches(self, blocks: Sequence[KVBlocks]) -> list[object]:
+        """Return the cache that each layer attends to; None: it does not."""
+        own, caches = iter(blocks), list[object]()
+        for layer in self.layers:
+            attention = layer.attention
+            if attention is None:
+                caches.append(None)
+            else:
+                back = attention.layers_back
+                caches.append(caches[-back] if back else next(own).handle)
+        return caches
+
+    def _check_inputs(self, layer_inputs: Array | None, num_tokens: int) -> int:
+        """Return how many values a token's inputs are. Raises: ValueError unless they are what layers need."""
+        if not self._num_inputs:
+            return 0
+        if layer_inputs is None or layer_inputs.shape[1] < self._num_inputs:
+            raise ValueError(f"{self._num_inputs} layers get inputs of their own")
+        num_layers, size = layer_inputs.shape[1:]
+        check_floats(layer_inputs, (num_tokens, num_layers, size))
+        if any(layer.layer_input is None or layer.layer_input.gate.rows != size for layer in self.layers):
+            raise ValueError(f"inputs of {size} values are not for each layer")
+        return int(num_layers * size)
 
     def _check_memory(self, blocks: Sequence[KVBlocks], states: PassStates | None) -> None:
         """Raise ValueError unless each layer has its keys and values or states there."""
         mixers = [layer.mixer for layer in self.layers if not isinstance(layer.mixer, PackedAttention)]
         memory = () if states is None else states.layers
-        if (len(blocks), len(memory)) != (len(self._attentions), len(mixers)):
+        if (len(blocks), len(memory)) != (self._num_caches, len(mixers)):
             raise ValueError(
-                f"{len(self._attentions)} layers that attend and {len(mixers)} with states need as many KV caches and "
-                f"memories of states, not {len(blocks)} and {len(memory)}"
+                f"{self._num_caches} layers that keep keys and values and {len(mixers)} with states need as many "
+                f"KV caches and memories of states, not {len(blocks)} and {len(memory)}"
             )
         for mixer, layer in zip(mixers, memory, strict=True):
             check_floats(layer.slots, (len(layer.slots), mixer.state_values))

@@ -12,6 +12,7 @@ from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.latent_attention import PackedLatents
+from moeflow.kernels.cpu.layer_input import PackedLayerInput
 from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.cpu.row_ops import check_interleaved
 from moeflow.kernels.cpu.stages import MoEStage, bind_norm
@@ -37,6 +38,7 @@ class PackedAttention:
     rotary: int | None  # which of a pass's tables it rotates by; None: it does not
     latents: PackedLatents | None = None  # of latent attention: `heads` are then those that meet latents
     is_gated: bool = False  # by as many values as it returns, which follow queries, keys and values; not with latents
+    layers_back: int = 0  # before this one, to the layer whose keys and values it attends to; 0: it has its own
 
     @property
     def in_size(self) -> int:
@@ -44,8 +46,7 @@ class PackedAttention:
         heads = self.heads
         if self.latents is not None:
             return self.latents.projected_size
-        num_queries = (2 if self.is_gated else 1) * heads.num_heads
-        return (num_queries + 2 * heads.num_kv_heads) * heads.head_dim
+        return heads.row_size + (heads.num_heads * heads.head_dim if self.is_gated else 0)
 
     @property
     def out_size(self) -> int:
@@ -75,6 +76,7 @@ class PackedAttention:
             is_interleaved=heads.is_interleaved,
             is_gated=self.is_gated,
             latent=None if self.latents is None else self.latents.handle,
+            has_keys=heads.has_keys,
         )
 
 
@@ -88,6 +90,7 @@ class PackedLayer:
     mixer: PackedAttention | RecurrentMixer
     stage: MoEStage  # what follows
     order: Sequence[range] = ()  # where in what is projected lies what is mixed; empty: it is that
+    layer_input: PackedLayerInput | None = None  # what comes last; not where experts are elsewhere
 
     @property
     def hidden(self) -> int:
@@ -118,4 +121,5 @@ class PackedLayer:
             attention=mixer.bind() if isinstance(mixer, PackedAttention) else None,
             recurrent=None if isinstance(mixer, PackedAttention) else recurrent.bind_mixer(mixer),
             stage=stage.handle,
+            input=None if self.layer_input is None else self.layer_input.handle,
         )

@@ -113,11 +113,11 @@ def sample(logits: Any, samplings: Sequence[tuple[int, float, float, int, float,
 def attention_input(qkv: Array, heads: Heads, rotary: RotaryTable | None, blocks: KVBlocks, slots: Array) -> Array:
     """Prepare queries, keys and values, store K and V, and return the queries, which stay where they are.
 
-    Shapes: qkv [T, (Q + 2 KV) * D], overwritten; slots [T] int64 -> [T, Q, D].
+    Shapes: qkv [T, (Q + 2 KV) * D], or [T, Q * D] without keys, overwritten; slots [T] int64 -> [T, Q, D].
     """
     num_heads, head_dim = heads.num_heads, heads.head_dim
     num_tokens, row = qkv.shape
-    if row != (num_heads + 2 * heads.num_kv_heads) * head_dim or head_dim != blocks.head_dim:
+    if row != heads.row_size or head_dim != blocks.head_dim:
         raise ValueError(f"rows of {row} values and blocks for heads of {blocks.head_dim} do not fit {heads}")
     check_interleaved(heads)
     if slots.shape[0] != num_tokens:
@@ -141,6 +141,7 @@ def attention_input(qkv: Array, heads: Heads, rotary: RotaryTable | None, blocks
         norms_last=heads.norms_last,
         is_interleaved=heads.is_interleaved,
         v_norm=address(heads.v_norm),
+        has_keys=heads.has_keys,
     )
     queries = qkv[:, : num_heads * head_dim]
     return queries.reshape(num_tokens, num_heads, head_dim)

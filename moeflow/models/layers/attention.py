@@ -65,9 +65,9 @@ class Attention:
         self.rotary = None if kind.rope is None else config.ropes.index(kind.rope)  # which of a pass's tables
         sizes = config.heads_of(layer_idx)
         q_size, kv_size = config.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
-        parts = {"q_proj": self.rows_per_query * q_size, "k_proj": kv_size}
-        if not sizes.values_are_keys:
-            parts["v_proj"] = kv_size
+        key_parts = ("k_proj", "v_proj")[: sizes.num_key_projections]
+        parts = {"q_proj": self.rows_per_query * q_size} | dict.fromkeys(key_parts, kv_size)
+        self._kv_layer = layer_idx if sizes.kv_layer is None else sizes.kv_layer
         self._ranks = ranks = _rank_heads(config, allocator)
         self.qkv_proj = Linear(
             allocator,
@@ -81,7 +81,8 @@ class Attention:
         if qk_norm is not None:
             per_head = qk_norm != "all_heads"
             self.q_norm = allocator.empty(sizes.head_dim if per_head else q_size)
-            self.k_norm = allocator.empty(sizes.head_dim if per_head else kv_size)
+            if sizes.has_keys:
+                self.k_norm = allocator.empty(sizes.head_dim if per_head else kv_size)
         self._sinks = allocator.empty(config.num_heads) if config.has_attention_sinks else None  # ranks have all
         self.scores = Scores(
             sliding_window=kind.sliding_window,
@@ -101,6 +102,7 @@ class Attention:
             eps=config.rms_norm_eps,
             clip=config.clip_qkv,
             norms_last=qk_norm == "per_rotated_head",
+            has_keys=sizes.has_keys,
             is_interleaved=kind.rope is not None and kind.rope.is_interleaved,
         )
 
@@ -121,14 +123,15 @@ class Attention:
 
     def for_kernels(self) -> PackedAttention:
         """See `TokenMixer`."""
-        return PackedAttention(self.heads, self.scores, self.rotary)
+        return PackedAttention(self.heads, self.scores, self.rotary, layers_back=self.layer_idx - self._kv_layer)
 
     def mix(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
-        """Store K and V in the cache and attend.
+        """Store K and V in the cache, unless they are another layer's, and attend.
 
-        Shapes: qkv [T, (Q + 2 KV) * D] from `qkv_proj`, of this rank's heads, used up -> [T, Q * D] of all heads.
+        Shapes: qkv [T, (Q + 2 KV) * D], or [T, Q * D], from `qkv_proj`, of this rank's heads, used up -> [T, Q * D]
+        of all heads.
         """
-        blocks, ranks = context.kv.layer(self.layer_idx), self._ranks
+        blocks, ranks = context.kv.layer(self._kv_layer), self._ranks
         if ranks is None:
             return self.attend_over(blocks, qkv, rotary, context.attention)
         if not self._is_normed_here and self.q_norm is not None and self.k_norm is not None:
@@ -145,7 +148,7 @@ class Attention:
     def store(
         self, blocks: KVBlocks, qkv: Tensor, rotary: Sequence[RotaryTable], metadata: AttentionMetadata
     ) -> Tensor:
-        """Store K and V in blocks, and return the queries [T, Q, D]; qkv is used up."""
+        """Store K and V in blocks, if there are some, and return the queries [T, Q, D]; qkv is used up."""
         table = None if self.rotary is None else rotary[self.rotary]
         return attention_input(qkv, self.heads, table, blocks, metadata)
 
@@ -163,14 +166,17 @@ class Attention:
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
         names = {part: [f"{prefix}.{part}.weight"] for part in (*self.qkv_proj.parts, *self.o_proj.parts)}
-        return {"v_proj": names["k_proj"]} | names  # where there is none, what makes keys makes values, too
+        # Where there is none, what makes keys makes values, too; queries stand for what a layer does not have.
+        keys = names.get("k_proj", names["q_proj"])
+        return {"k_proj": keys, "v_proj": keys} | names
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
         yield from self.qkv_proj.named_weights(prefix)
         yield from self.o_proj.named_weights(prefix)
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.q_norm is not None:
             yield f"{prefix}.{self._names.q_norm}.weight", self.q_norm
+        if self.k_norm is not None:
             yield f"{prefix}.{self._names.k_norm}.weight", self.k_norm
         if self._sinks is not None:
             yield f"{prefix}.sinks", self._sinks

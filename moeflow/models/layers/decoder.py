@@ -18,6 +18,7 @@ from moeflow.models.layers.added_positions import PositionTable
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
+from moeflow.models.layers.layer_embeddings import TABLE_NAME, LayerEmbedding
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.packed_layers import PackedLayers
@@ -33,7 +34,8 @@ class CausalLM:
     Of a model that is cut into stages it is one stage: some of the layers, and in the first all that is no layer.
     """
 
-    embedding_names: Final = ("model.embed_tokens.weight", "lm_head.weight")  # of tensors, as far as there are such
+    # Of tensors, as far as there are such.
+    embedding_names: Final = ("model.embed_tokens.weight", "lm_head.weight", TABLE_NAME)
 
     def __init__(
         self,
@@ -55,6 +57,8 @@ class CausalLM:
         self.embed_tokens = ends.embedding(config.vocab_size, config.hidden_size)
         added = config.added_positions
         self.embed_positions = None if added is None else PositionTable(added, config.hidden_size, ends)
+        sizes = config.layer_embeddings
+        self.embed_layers = None if sizes is None else LayerEmbedding(config, sizes, ends)
         layers = [
             make_layer(config, (allocator if layer_idx in own else elsewhere).in_layer(layer_idx), layer_idx)
             for layer_idx in range(config.num_layers)
@@ -73,7 +77,18 @@ class CausalLM:
 
         Shapes: token_ids [T] int64 -> [T, H].
         """
-        return self.norm(self.run_layers(self.embed_at(token_ids, context.positions), context))
+        return self.norm(self.run_layers(*self.begin(token_ids, context)))
+
+    @without_gradients
+    def begin(self, token_ids: Array, context: ForwardContext) -> tuple[Array, ForwardContext]:
+        """Return what goes into the first layer, and the context with what layers get besides.
+
+        Shapes: token_ids [T] int64 -> [T, H].
+        """
+        hidden = self.embed_at(token_ids, context.positions)
+        if self.embed_layers is not None:
+            context = replace(context, layer_inputs=self.embed_layers(token_ids, hidden))
+        return hidden, context
 
     @without_gradients
     def embed(self, token_ids: Array) -> Array:
@@ -181,6 +196,8 @@ class CausalLM:
             yield "model.embed_tokens.weight", whole(self.embed_tokens)
             if self.embed_positions is not None and self.embed_positions.weight is not None:
                 yield "model.embed_positions.weight", self.embed_positions.weight
+            if self.embed_layers is not None:
+                yield from self.embed_layers.named_weights()
         for layer_idx, layer in enumerate(self.layers, self.first_layer):
             yield from layer.named_weights(f"model.layers.{layer_idx}")
         if not self._has_ends:

@@ -18,6 +18,7 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.divided_experts import Routed
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.latent_attention import LatentAttention
+from moeflow.models.layers.layer_embeddings import LayerInput
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
@@ -49,22 +50,29 @@ class DecoderLayer:
         mixer: TokenMixer,
         mlp: MLP | FusedMLP | MoE,
         names: LayerNames = LayerNames(),  # frozen
+        layer_input: LayerInput | None = None,
     ) -> None:
+        """`layer_input` is what comes last, with the layer's scale."""
         self.mixer = mixer
         self.mlp = mlp
+        self._layer_input = layer_input
         self._names = names
         self.input_layernorm = Norm.of(config, allocator)
         has_own_norms = config.has_norms_of_experts and isinstance(mlp, MoE)
         # Before the feed-forward network.
         self.post_attention_layernorm = Norm.of(config, allocator, has_weight=not has_own_norms)
         self._post_norms = (Norm.of(config, allocator), Norm.of(config, allocator)) if config.has_post_norms else None
-        self._scale = allocator.empty(1) if config.has_layer_scales else None
+        self._scale = allocator.empty(1) if config.has_layer_scales and layer_input is None else None
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Shapes: hidden [T, H] -> [T, H]."""
         attended = self.attention(self.pre_attention(hidden), rotary, context)
-        return self.post_attention(hidden, attended)
+        hidden = self.post_attention(hidden, attended)
+        if self._layer_input is None:
+            return hidden
+        assert context.layer_inputs is not None, "nothing is said of what layers get besides"
+        return self._layer_input(hidden, context.layer_inputs)
 
     @property
     def self_attn(self) -> Attention | LatentAttention:
@@ -91,6 +99,8 @@ class DecoderLayer:
         weight = projection.weight
         if self._stage is None or mixer is None or not isinstance(weight, PackedWeight | PackedStack):
             return None
+        layer_input = None if self._layer_input is None else self._layer_input.packed
+        assert self._layer_input is None or layer_input is not None, "some weights are packed, and some are not"
         return PackedLayer(
             in_proj=weight.parts if isinstance(weight, PackedStack) else (weight,),
             in_bias=projection.bias,
@@ -98,6 +108,7 @@ class DecoderLayer:
             mixer=mixer,
             stage=self._stage,
             order=self.mixer.order,
+            layer_input=layer_input,
         )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:
@@ -166,7 +177,8 @@ class DecoderLayer:
         ups, downs = self.mlp.matrix_names(prefix)
         shared = self.mlp.shared_matrix_names(prefix) if isinstance(self.mlp, MoE) else {}
         mixer = self.self_attn.matrix_names(f"{prefix}.{self._names.mixer}")
-        return mixer | {"up": ups, "down": downs} | shared
+        inputs = {} if self._layer_input is None else self._layer_input.matrix_names(prefix)
+        return mixer | {"up": ups, "down": downs} | shared | inputs
 
     def _make_stage(self) -> MoEStage | None:
         out_proj, norm = self.mixer.out_proj, self.post_attention_layernorm
@@ -182,6 +194,8 @@ class DecoderLayer:
         yield from self.mixer.named_weights(f"{prefix}.{names.mixer}")
         yield from self.mlp.named_weights(prefix)
         yield from self.input_layernorm.named_weights(f"{prefix}.{names.input_norm}")
+        if self._layer_input is not None:
+            yield from self._layer_input.named_weights(prefix)
         if self._scale is not None:
             yield f"{prefix}.layer_scalar", self._scale
         if self._post_norms is None:

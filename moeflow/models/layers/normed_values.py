@@ -22,8 +22,10 @@ class NormedValues(Attention):
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> None:
         super().__init__(config, allocator, layer_idx, qk_norm="per_head")
-        self.heads = replace(self.heads, v_norm=allocator.ones(self.heads.head_dim))
-        self._values_are_keys = config.heads_of(layer_idx).values_are_keys
+        sizes = config.heads_of(layer_idx)
+        if sizes.has_keys:
+            self.heads = replace(self.heads, v_norm=allocator.ones(self.heads.head_dim))
+        self._values_are_keys = sizes.values_are_keys and sizes.has_keys
 
     @property
     def order(self) -> Sequence[range]:

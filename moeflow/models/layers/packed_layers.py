@@ -65,6 +65,7 @@ class PackedLayers:
             blocks,
             context.attention,
             context.all_states(),
+            context.layer_inputs,
             keeps_choices=keeps,
             keeps_inputs=keeps_inputs,
         )

@@ -31,7 +31,7 @@ from moeflow.kernels.cpu.packed_weights import (
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.on_demand import on_demand, torch
-from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats, WeightFormat
+from moeflow.kernels.weight_format import BITS_PER_VALUE, LAYER_PARTS, LayerFormats, WeightFormat
 from moeflow.models.layers.expert_weights import (
     Destination,
     ExpertSlabs,
@@ -61,8 +61,14 @@ Weight: TypeAlias = "Tensor | PackedWeight"
 StackedWeight: TypeAlias = "Weight | PackedStack"
 # topk_ids [T, K] of a layer, and what its router was asked about, [T, H]; None where that was not kept
 OnRoute = Callable[[Array, Array | None], None]
-# Projections of latent attention that have no field of their own in `LayerFormats`, and whose format they have.
-_FORMATS_OF: Final = {"q_a_proj": "q_proj", "q_b_proj": "q_proj", "kv_a_proj_with_mqa": "k_proj"}
+# Projections that have no field of their own in `LayerFormats`, and whose format they have.
+_FORMATS_OF: Final = {
+    "q_a_proj": "q_proj",
+    "q_b_proj": "q_proj",
+    "kv_a_proj_with_mqa": "k_proj",
+    "per_layer_input_gate": "layer_input",
+    "per_layer_projection": "layer_input",
+}
 Take = Callable[[int], Array | None]  # bytes of an expert -> memory, a row for each
 
 
@@ -75,7 +81,13 @@ class WeightFormats:
     routers: WeightFormat = "float32"  # small, and rounding them changes which experts are asked: never in integers
     is_wide: bool = False  # whether integers meet activations of 16 bits, see `PackedWeight`
     head: WeightFormat | None = None
+    layer_table: WeightFormat | None = None  # of embeddings for each layer; None: as of tokens
     layers: tuple[LayerFormats, ...] = ()  # of each layer instead of `matrices`; empty: all have that
+
+    @property
+    def of_layer_table(self) -> WeightFormat:
+        """That of a table that embeds tokens for each layer."""
+        return self.layer_table or self.embeddings
 
     @property
     def up_projections(self) -> WeightFormat:
@@ -188,8 +200,10 @@ class WeightAllocator:
     def _format_of(self, name: str) -> WeightFormat | None:
         if self.packed is None:
             return None
-        found: WeightFormat = getattr(self.layer, _FORMATS_OF.get(name, name), self.packed.matrices)
-        return found
+        if self.layer is None:
+            return self.packed.matrices
+        part = _FORMATS_OF.get(name, name)
+        return self.layer.of(part) if part in LAYER_PARTS else self.packed.matrices
 
     def head(self, rows: int, cols: int, own: Sequence[range] | None = None) -> Weight:
         """Do the same for the output projection."""
@@ -198,6 +212,17 @@ class WeightAllocator:
     def embedding(self, rows: int, cols: int, own: Sequence[range] | None = None) -> Weight:
         """Do the same for token embeddings."""
         return self._matrix(rows, cols, self.packed.embeddings if self.packed else None, own)
+
+    def layer_table(self, rows: int, cols: int) -> Weight:
+        """Do the same for a table that embeds tokens for each layer."""
+        return self._matrix(rows, cols, self.packed.of_layer_table if self.packed else None)
+
+    def outside_layers(self, rows: int, cols: int) -> Weight:
+        """Do the same for a matrix that is in no layer: in the format of all, or where layers differ as routers."""
+        packed = self.packed
+        if packed is None:
+            return self._matrix(rows, cols, None)
+        return self._matrix(rows, cols, packed.routers if packed.layers else packed.matrices)
 
     def up_projection(self, dims: UpProjectionShape) -> Array | PackedUpProjection:
         """Return latent attention's matrix from latents to keys and values, to be filled: [H * (N + V), L]."""

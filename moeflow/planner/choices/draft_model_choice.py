@@ -54,7 +54,7 @@ def choose_draft_model(
     if path == OWN:
         weights = _weights(weight_format, checkpoint, can_pack=bool(cpu_isa))
         return _config(name, checkpoint, shape, weights, settings, cpu_isa)
-    place = path if Path(path).exists() else local_models.local_path(path)
+    place = local_models.local_path(path)
     if not Path(place).exists():
         raise ConfigError(
             f"speculator {name!r} is unknown, and there is no such file: name suffix, {EARLY_EXIT}, {OWN}:int8, "

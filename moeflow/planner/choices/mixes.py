@@ -63,6 +63,7 @@ def _layer(mix: Mix, shape: ModelConfig, layer: int) -> LayerFormats:
         up=most(shape.hidden_size),
         down=downs(width),
         shared_down=downs(shape.shared_intermediate_size) if has_shared else None,
+        layer_input=most(shape.hidden_size, shape.layer_embeddings.size) if shape.layer_embeddings else None,
     )
 
 
@@ -104,7 +105,8 @@ def _attended(shape: ModelConfig) -> int:
 
 def _width(shape: ModelConfig, layer: int) -> int:
     """Return the units of a layer's experts, or of its dense network."""
-    return shape.dense_intermediate_size if layer in shape.dense_layers else shape.intermediate_size
+    is_dense = layer in shape.dense_layers or not shape.num_experts
+    return shape.dense_width_of(layer) if is_dense else shape.intermediate_size
 
 
 def _values(shape: ModelConfig, layers: tuple[LayerFormats, ...]) -> Counter[WeightFormat]:
@@ -125,6 +127,7 @@ def _values(shape: ModelConfig, layers: tuple[LayerFormats, ...]) -> Counter[Wei
             (formats.down, matrix),
             (formats.of("shared_up"), (shape.num_ffn_matrices - 1) * shared),
             (formats.of("shared_down"), shared),
+            (formats.of("layer_input"), 2 * shape.layer_input_values // 3),
         ):
             values[weight_format] += count
     return values

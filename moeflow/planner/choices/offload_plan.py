@@ -44,6 +44,8 @@ def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
             activation_bytes=2 if config.dtype == "bfloat16" else 4,
             routers=config.router_format,
             head=config.head_format or None,
+            layer_table=config.layer_table_format or None,
+            is_table_on_disk=bool(config.packed_file),
             layers=config.layer_formats,
             is_wide=config.is_wide,
         ),

@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.gguf.file_names import whole_name
 from moeflow.checkpoint.identity import pulled_name
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, is_packed_weights_file, read_slab_index
@@ -29,7 +30,7 @@ from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.expert_predictor import saved
 from moeflow.models.importance import known_importance
 from moeflow.models.layers.weight_allocator import WeightFormats
-from moeflow.models.packing import names_in_part, pack_model, slab_spec
+from moeflow.models.packing import layer_table_range, names_in_part, pack_model, slab_spec
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.weight_choice import explicit_choice, own_precision
 from moeflow.planner.hardware.host import host_resources
@@ -45,7 +46,7 @@ def packed_weights_file_place(cache_dir: Path | None, checkpoint: Checkpoint, sp
 
 def _file_name(model: Path) -> str:
     name = pulled_name(model)
-    return model.resolve().stem if name is None else name.replace("/", "--").replace(":", "-")
+    return Path(whole_name(model.resolve().name)).stem if name is None else name.replace("/", "--").replace(":", "-")
 
 
 def find_packed_weights_file(
@@ -93,7 +94,8 @@ def map_packed(
         index = _read_index(file, slab_spec(checkpoint, formats))
     else:
         index = ensure_packed_weights_file(checkpoint, file, config, on_bytes)
-    return map_weights(index, on_bytes, left_out=left_out, as_tensors=as_tensors)
+    table = layer_table_range(checkpoint, formats, index.spec)
+    return map_weights(index, on_bytes, left_out=left_out, left_on_disk=table, as_tensors=as_tensors)
 
 
 def ensure_packed_weights_file(
@@ -151,8 +153,18 @@ def formats_of(config: EngineConfig) -> WeightFormats:
     """Return the formats in which an engine's weights are packed."""
     names = (config.weight_format, config.embedding_format, config.router_format)
     matrices, embeddings, routers = (cast(WeightFormat, name) for name in names)
-    head = cast(WeightFormat, config.head_format) if config.head_format else None
-    return WeightFormats(matrices, embeddings, routers, is_wide=config.is_wide, head=head, layers=config.layer_formats)
+    head, layer_table = (
+        cast(WeightFormat, name) if name else None for name in (config.head_format, config.layer_table_format)
+    )
+    return WeightFormats(
+        matrices,
+        embeddings,
+        routers,
+        is_wide=config.is_wide,
+        head=head,
+        layer_table=layer_table,
+        layers=config.layer_formats,
+    )
 
 
 def pack(

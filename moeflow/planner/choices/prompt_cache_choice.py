@@ -29,7 +29,7 @@ def choose_prompt_cache(
     obstacles = {
         "prefixes are not shared (--no-prefix-caching)": not settings.prefix_caching,
         f"keys and values of a {shape.model_type} model depend on all of a text": shape.encoder is not None,
-        f"no layer of a {shape.model_type} model has keys and values": not shape.attention_layers,
+        f"no layer of a {shape.model_type} model has keys and values": not shape.kv_layers,
         "the CPU's kernels do not compute, whose results alone are the same every time": not cpu_isa,
         "ranks (--ranks, --stages) have a part of the keys and values each": shares_layers,
     }

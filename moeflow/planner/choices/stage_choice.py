@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import StageConfig
 from moeflow.planner.costs.micro_batches import micro_batch_costs
 from moeflow.planner.costs.model_costs import ModelCosts
@@ -22,15 +24,33 @@ def choose_stages(settings: Settings, costs: ModelCosts) -> StageConfig | None:
                 f"stages of {', '.join(map(str, wanted))} layers (--stages) have {sum(wanted)} together, but the model "
                 f"has {num_layers}: name as many, or say only how many stages there are"
             )
+        _check_borders(wanted, costs.shape)
         return StageConfig(num_layers=wanted, costs=micro_batch_costs(costs))
     (number,) = wanted
     if number == 1:
         return None
     if number > num_layers:
         raise ConfigError(f"{number} stages (--stages) cannot share {num_layers} layers: use fewer")
-    return StageConfig(
-        num_layers=balanced(_layer_loads(costs), _ends_load(costs), number), costs=micro_batch_costs(costs)
-    )
+    borders = costs.shape.stage_borders
+    if number > len(borders) + 1:
+        raise ConfigError(
+            f"{number} stages (--stages) cannot share {num_layers} layers, the last of which attend to keys and values "
+            f"of earlier ones: use at most {len(borders) + 1}"
+        )
+    num_of_each = balanced(_layer_loads(costs), _ends_load(costs), number, borders)
+    return StageConfig(num_layers=num_of_each, costs=micro_batch_costs(costs))
+
+
+def _check_borders(num_of_each: Sequence[int], shape: ModelConfig) -> None:
+    """Raise ConfigError if stages are cut where a layer attends to keys and values of one before."""
+    *starts, _ = accumulate(num_of_each)
+    borders = shape.stage_borders
+    for start in starts:
+        if start not in borders:
+            raise ConfigError(
+                f"layers cannot be cut before layer {start} (--stages), as a later one attends to keys and values of "
+                f"an earlier one: cut before one of {', '.join(map(str, borders))}"
+            )
 
 
 def num_stages(settings: Settings) -> int:
@@ -39,10 +59,11 @@ def num_stages(settings: Settings) -> int:
     return wanted[0] if len(wanted) == 1 else len(wanted)
 
 
-def balanced(layers: Sequence[float], first: float, number: int) -> tuple[int, ...]:
+def balanced(layers: Sequence[float], first: float, number: int, borders: Sequence[int]) -> tuple[int, ...]:
     """Return how many layers each of so many stages has, at least one, so that the greatest load is the least.
 
-    `layers` are the loads of layers, `first` is what the first stage has beside its own.
+    `layers` are the loads of layers, `first` is what the first stage has beside its own; stages begin at `borders`, of
+    which there are enough.
     """
     before = list(accumulate(layers, initial=0.0))
 
@@ -51,8 +72,10 @@ def balanced(layers: Sequence[float], first: float, number: int) -> tuple[int, .
         """Return the greatest load, and the layers of each stage, of the layers from this one on."""
         if stages == 1:
             return before[-1] - before[start], (len(layers) - start,)
-        found = []
-        for stop in range(start + 1, len(layers) - stages + 2):
+        found: list[tuple[float, tuple[int, ...]]] = [(math.inf, ())]
+        for stop in borders:
+            if stop <= start:
+                continue
             rest, counts = best(stop, stages - 1)
             own = before[stop] - before[start] + (first if start == 0 else 0.0)
             found.append((max(own, rest), (stop - start, *counts)))

@@ -41,6 +41,7 @@ class WeightChoice:
     is_exact: bool = False  # nor are activations that integers meet: these have 16 bits, else 8
     routers: WeightFormat = "float32"
     head: WeightFormat | None = None  # of the output projection; None: as embeddings
+    layer_table: WeightFormat | None = None  # of embeddings for each layer; None: as of tokens
     layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices, most being in `matrices`; empty: all are
     mix: Mix | None = None  # that these are; None: as the file has them, or one for all
 
@@ -52,7 +53,8 @@ class WeightChoice:
     @property
     def has_integers(self) -> bool:
         """Whether any weights are integers, so that activations become integers, too."""
-        names = {self.matrices, self.embeddings, self.head, *(name for it in self.layers for name in astuple(it))}
+        outside = (self.matrices, self.embeddings, self.head, self.layer_table)
+        names = {*outside, *(name for it in self.layers for name in astuple(it))}
         return not names <= {*DTYPES, None}
 
     @property
@@ -64,6 +66,7 @@ class WeightChoice:
             self.routers,
             is_wide=self.is_exact,
             head=self.head,
+            layer_table=self.layer_table,
             layers=self.layers,
         )
 
@@ -161,8 +164,12 @@ def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApar
     if not apart.layers:
         return choice
     if choice.embeddings == "float32":
-        formats = [_keeper_of(checkpoint, [name]) for name in CausalLM.embedding_names if name in checkpoint.tensors]
-        choice = replace(choice, embeddings=formats[0], head=formats[-1] if len(set(formats)) > 1 else None)
+        tokens, head, layer_table = (
+            _keeper_of(checkpoint, [name]) if name in checkpoint.tensors else None for name in CausalLM.embedding_names
+        )
+        assert tokens is not None, "there are token embeddings"
+        head, layer_table = (None if it == tokens else it for it in (head, layer_table))
+        choice = replace(choice, embeddings=tokens, head=head, layer_table=layer_table)
     if choice.matrices != "float32":
         return choice
     layers = tuple(

@@ -49,6 +49,8 @@ class Formats:
     activation_bytes: int = 4  # of one value between operations
     routers: str | None = None  # None: as matrices
     head: str | None = None  # of the output projection; None: as embeddings
+    layer_table: str | None = None  # of the table that embeds tokens for each layer; None: as embeddings
+    is_table_on_disk: bool = False  # in the file that weights are mapped from: a token reads one row of it
     layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices instead of `matrices`; empty: all have that
     is_wide: bool = False  # whether integers meet activations of 16 bits
 
@@ -63,6 +65,16 @@ class Formats:
     def of_routers(self) -> str:
         """The format of what chooses experts."""
         return self.routers or self.matrices
+
+    @property
+    def of_layer_table(self) -> str:
+        """The format of the table that embeds tokens for each layer."""
+        return self.layer_table or self.embeddings
+
+    @property
+    def outside_layers(self) -> str:
+        """The format of what makes layers' inputs of token embeddings."""
+        return self.of_routers if self.layers else self.matrices
 
     @property
     def of_head(self) -> str:
@@ -146,13 +158,19 @@ class ModelCosts:
 
     @property
     def dense_values(self) -> int:
-        """Weights of the feed-forward network of one layer that has no experts."""
-        return self.shape.num_ffn_matrices * self.shape.hidden_size * self.dense_width
+        """Weights of the feed-forward network of one layer that has no experts, on average."""
+        return self._dense_values(range(self.shape.num_layers))
+
+    def _dense_values(self, layers: Sequence[int]) -> int:
+        """Return the same of some layers."""
+        shape, dense = self.shape, set(layers).difference(self.shape.moe_layers)
+        num_units = sum(map(shape.dense_width_of, dense)) // len(dense) if shape.wide_layers else shape.dense_width
+        return shape.num_ffn_matrices * shape.hidden_size * num_units
 
     @property
     def dense_width(self) -> int:
-        """Hidden units of that network."""
-        return self.shape.dense_intermediate_size if self.shape.num_experts else self.shape.intermediate_size
+        """Hidden units of that network, on average."""
+        return self.dense_values // (self.shape.num_ffn_matrices * self.shape.hidden_size)
 
     @property
     def shared_values(self) -> int:
@@ -198,7 +216,7 @@ class ModelCosts:
         total = 0.0
         of_heads = Counter(map(shape.heads_of, layers)) or {shape.heads_of(0): 1}
         for heads, count in of_heads.items():
-            values = ("k_proj",) if heads.values_are_keys else ("k_proj", "v_proj")
+            values = ("k_proj", "v_proj")[: heads.num_key_projections]
             queries_bytes = shape.num_heads * queries * formats.bytes_of("q_proj", layers=layers)
             keys_bytes = len(values) * heads.num_kv_heads * keys * formats.bytes_of(*values, layers=layers)
             total += count * heads.head_dim * (queries_bytes + keys_bytes)
@@ -219,7 +237,21 @@ class ModelCosts:
         values = self.shape.vocab_size * self.shape.hidden_size
         own = 0.0 if self.shape.tie_word_embeddings else head * bits_per_value(self.formats.of_head)
         positions = self.shape.num_learned_positions * self.shape.hidden_size * FLOAT32_BYTES
-        return values * (bits_per_value(self.formats.embeddings) + own) / 8 + positions
+        of_tokens = values * (bits_per_value(self.formats.embeddings) + own) / 8
+        making = (
+            self.shape.num_layers * self.shape.layer_input_values // 3 * bits_per_value(self.formats.outside_layers)
+        )
+        return of_tokens + positions + self.held_table_bytes + making / 8
+
+    @property
+    def layer_table_bytes(self) -> float:
+        """The table that embeds tokens for each layer."""
+        return self.shape.layer_table_values * bits_per_value(self.formats.of_layer_table) / 8
+
+    @property
+    def held_table_bytes(self) -> float:
+        """As much of it as is in memory."""
+        return 0.0 if self.formats.is_table_on_disk else self.layer_table_bytes
 
     @property
     def model_bytes(self) -> float:
@@ -265,7 +297,9 @@ class ModelCosts:
         attention = len(layers) * (self._qkv_bytes(layers, shares.queries, shares.keys) + outputs)
         if shape.recurrent is not None:
             attention += len(shape.recurrent.layers) * shape.recurrent.mixer.small_values * FLOAT32_BYTES
-        networks = len(dense) * self._network_bytes(self.dense_values, dense) * shares.dense
+        networks = len(dense) * self._network_bytes(self._dense_values(dense), dense) * shares.dense if dense else 0.0
+        input_values = len(layers) * shape.layer_input_values // 3 * 2
+        networks += input_values * self.formats.bytes_of("layer_input", layers=layers)
         routers = len(moe) * self.router_values * bits_per_value(self.formats.of_routers) / 8
         experts = len(moe) * shape.num_experts * self._network_bytes(self.expert_values, moe) * shares.experts
         biases = len(moe) * shape.num_experts * shape.num_expert_biases * FLOAT32_BYTES  # a rank has all
@@ -294,7 +328,7 @@ class ModelCosts:
         once for all queries of a sequence; num_states: sequences whose states are read and written.
         """
         shape, num_layers = self.shape, max(self.shape.num_layers, 1)
-        num_bytes = num_read * self.kv_layer_bytes
+        num_bytes = num_read * self.shape.attended_bytes_per_token(self.formats.kv) / num_layers
         widths = shape.num_heads * (shape.head_dim + shape.latent_dim) if shape.latent else 2 * shape.attended_size
         num_flops = 2.0 * widths * num_seen
         if shape.recurrent is not None:
@@ -382,7 +416,15 @@ class ModelCosts:
         num_moe = len(shape.moe_layers)
         moe = [(num_moe, work) for work in [*self.until_experts(num_tokens)[1:], experts]]
         dense = [(shape.num_layers - num_moe, self.dense(num_tokens))]
-        return [(count, work) for count, work in moe + dense if count]
+        inputs = [(shape.num_layers if shape.layer_embeddings else 0, self.layer_input(num_tokens))]
+        return [(count, work) for count, work in moe + dense + inputs if count]
+
+    def layer_input(self, num_tokens: float) -> Work:
+        """Return what makes one layer's own input, of token embeddings, and what the layer makes of that."""
+        values = self.shape.layer_input_values
+        making = bits_per_value(self.formats.outside_layers) / 8
+        num_bytes = values / 3 * (making + 2 * self.formats.bytes_of("layer_input"))
+        return self._matrix(values, num_tokens, num_bytes)
 
     def row_operations(self, num_tokens: float) -> Work:
         """Return what passes through a layer's operations on rows: norms, rotation, residuals, storing K and V."""

@@ -15,19 +15,24 @@ _ROW_BYTES = 4 * KIB  # of a token: positions, slots, block tables, Python's obj
 _SLACK = 1.25  # what the allocator cannot use of what was freed
 _NUM_HIDDEN = 8  # rows of the hidden size: hidden states, residual, norms, results
 _NUM_PAIR = 4  # rows for each token and expert: gathered, gate and up, result, the result in its place
+_NUM_INPUTS = 4  # rows of what all layers get besides: projected, normalised, from the table, their sum
 _NUM_LOGITS = 4  # rows of the vocabulary's size: logits, edited, as probabilities, sorted
 
 
 def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
     """Return what a pass over so many tokens, of which so many are sampled, takes at most."""
     width = max(
-        shape.intermediate_size, shape.dense_intermediate_size, shape.shared_intermediate_size, shape.hidden_size
+        shape.intermediate_size * (2 if shape.wide_layers else 1),
+        shape.dense_intermediate_size,
+        shape.shared_intermediate_size,
+        shape.hidden_size,
     )
     attention = 3 * shape.qkv_size
     if shape.recurrent is not None:
         attention = max(attention, 3 * shape.recurrent.mixer.in_features)
     experts = max(shape.top_k, 1) * _NUM_PAIR * width + 4 * shape.num_experts
-    row_bytes = _FLOAT * (_NUM_HIDDEN * shape.hidden_size + attention + experts) + _ROW_BYTES
+    inputs = _NUM_INPUTS * shape.num_layers * (0 if shape.layer_embeddings is None else shape.layer_embeddings.size)
+    row_bytes = _FLOAT * (_NUM_HIDDEN * shape.hidden_size + attention + experts + inputs) + _ROW_BYTES
     return int(_BASE_BYTES + _SLACK * num_tokens * row_bytes + num_sampled * sampled_bytes(shape))
 
 

@@ -156,19 +156,66 @@ def test_files_in_place_of_links_are_counted(hub, cache):
     assert list(cache.iterdir()) == []
 
 
-def test_a_split_file_of_another_tool_is_one_model(hub, cache):
-    hub.add("o/g", {"g-Q8_0.gguf": b"88"})
-    snapshot = fetch("o/g", cache).parent
-    for number, data in enumerate((b"1", b"22"), 1):
-        blob = snapshot.parents[1] / "blobs" / (str(number) * 64)
-        blob.write_bytes(data)
-        (snapshot / f"g-Q4_K_M-0000{number}-of-00002.gguf").symlink_to(f"../../blobs/{blob.name}")
-    assert {str(it.name): it.num_bytes for it in cached_models(cache)} == {"o/g:Q4_K_M": 3, "o/g:Q8_0": 2}
-    removal = plan_removal(parse_model_name("o/g:q4_k_m"), cache)
-    assert removal.num_bytes == 3
+def parts(tag: str, *data: bytes, folder: str = "") -> dict[str, bytes]:
+    return {f"{folder}g-{tag}-{number:05}-of-{len(data):05}.gguf": it for number, it in enumerate(data, 1)}
+
+
+def test_a_model_in_parts_is_one(hub, cache):
+    files = parts("Q4_K_M", b"1", b"22") | parts("Q6_K", b"333", b"4444", b"5", folder="Q6_K/") | {"g-Q8_0.gguf": b"88"}
+    hub.add("o/g", files)
+    for tag, first in (
+        ("Q4_K_M", "g-Q4_K_M-00001-of-00002"),
+        ("q6_k", "Q6_K/g-Q6_K-00001-of-00003"),
+        ("Q8_0", "g-Q8_0"),
+    ):
+        path = fetch(f"o/g:{tag}", cache)
+        assert path.relative_to(path.parents[first.count("/")]).as_posix() == f"{first}.gguf"
+        assert pulled_name(path) == called(path) == f"o/g:{tag.upper()}"
+    models = cached_models(cache)
+    assert {str(it.name): it.num_bytes for it in models} == {"o/g:Q4_K_M": 3, "o/g:Q6_K": 8, "o/g:Q8_0": 2}
+    for model in models:
+        assert find_model(model.name, cache) == model.path
+    for name, num_bytes in (("o/g:q6_k", 8), ("o/g:g-Q4_K_M-00001-of-00002.gguf", 3)):
+        removal = plan_removal(parse_model_name(name), cache)
+        assert removal.num_bytes == num_bytes
+        removal.run()
+    assert [str(it.name) for it in cached_models(cache)] == ["o/g:Q8_0"]
+    assert [it.read_bytes() for it in (cache / "models--o--g" / "blobs").iterdir()] == [b"88"]
+
+
+def test_parts_that_another_tool_has_fetched_in_part(hub, cache):
+    hub.add("o/g", parts("Q4_K_M", b"1", b"22", b"333") | {"g-Q8_0.gguf": b"88"})
+    path = fetch("o/g:Q4_K_M", cache)
+    fetch("o/g:Q8_0", cache)
+    second = path.with_name("g-Q4_K_M-00002-of-00003.gguf")
+    second.unlink()
+    assert find_model(ModelName("o/g", file="Q4_K_M"), cache) is None
+    assert {str(it.name): it.num_bytes for it in cached_models(cache)} == {"o/g:Q4_K_M": 4, "o/g:Q8_0": 2}
+    hub.requests.clear()
+    assert fetch("o/g:Q4_K_M", cache) == path
+    assert (second.read_bytes(), hub.sent()) == (b"22", []), "whose bytes were here"
+    second.unlink()
+    removal = plan_removal(ModelName("o/g", file="Q4_K_M"), cache)
+    assert removal.num_bytes == 4
     removal.run()
     assert [str(it.name) for it in cached_models(cache)] == ["o/g:Q8_0"]
-    assert len(list((snapshot.parents[1] / "blobs").iterdir())) == 1
+    assert unfinished_bytes(cache) == {"o/g": 2}
+
+
+def test_models_of_one_tag_have_names_of_their_own(hub, cache):
+    files = {f"{folder}/m-Q8_0.gguf": folder.encode() for folder in ("a", "b")}
+    hub.add("o/g", files | parts("Q4_K_M", b"1", b"22") | {"g-Q4_K_M.gguf": b"333"})
+    for path in (*files, "g-Q4_K_M-00001-of-00002.gguf", "g-Q4_K_M.gguf"):
+        fetch(f"o/g:{path}", cache)
+    models = cached_models(cache)
+    assert {str(it.name): it.num_bytes for it in models} == {
+        "o/g:a/m-Q8_0.gguf": 1,
+        "o/g:b/m-Q8_0.gguf": 1,
+        "o/g:g-Q4_K_M-00001-of-00002.gguf": 3,
+        "o/g:g-Q4_K_M.gguf": 3,
+    }
+    for model in models:
+        assert find_model(model.name, cache) == model.path
 
 
 def test_whole_blobs_without_links_are_of_a_pull_that_broke_off(hub, cache):

@@ -29,6 +29,8 @@ OTHERS = [
     "onnx/model.onnx",
     ".gitattributes",
 ]
+PARTS = ("big/m-Q6_K-00001-of-00002.gguf", "big/m-Q6_K-00002-of-00002.gguf")
+TWO_SPLITS = ["m-Q6_K-00001-of-00001.gguf", "m-Q6_K-00001-of-00002.gguf", "m-Q6_K-00002-of-00002.gguf"]
 GGUF = [
     "m-Q4_K_M.gguf",
     "m-UD-Q4_K_M.gguf",
@@ -38,8 +40,7 @@ GGUF = [
     "m-Q4_K_S.gguf",
     "mmproj-m-F16.gguf",
     "imatrix.gguf",
-    "big/m-Q6_K-00001-of-00002.gguf",
-    "big/m-Q6_K-00002-of-00002.gguf",
+    *PARTS,
 ]
 
 
@@ -65,18 +66,51 @@ def test_a_single_file_goes_before_an_index():
         ("Q8_0", "m.Q8_0.gguf"),
         ("BF16", "m-bf16.gguf"),
         ("m-Q4_K_S.gguf", "m-Q4_K_S.gguf"),
+        ("Q6_K", PARTS),
+        ("m-Q6_K.gguf", PARTS),
+        ("big/m-Q6_K.gguf", PARTS),
+        ("m-Q6_K-00001-of-00002.gguf", PARTS),
     ],
 )
-def test_a_tag_or_a_name_means_one_gguf_file(file, chosen):
+def test_a_tag_or_a_name_means_one_gguf_file_or_all_its_parts(file, chosen):
     choice = choose_files(ModelName(REPO, file=file), GGUF)
-    assert (choice.weights, choice.small, choice.is_gguf) == ((chosen,), (), True)
+    weights = (chosen,) if isinstance(chosen, str) else chosen
+    assert (choice.weights, choice.small, choice.is_gguf) == (weights, (), True)
+
+
+@pytest.mark.parametrize(
+    ("file", "chosen"),
+    [
+        ("Q4_K_M", "Q4_K_M/model-00001-of-00002.gguf"),
+        ("q8_0", "x.Q8_0/m-00001-of-00001.gguf"),
+        ("BF16", "BF16/a-BF16-00001-of-00002.gguf"),
+        ("Q5_0", "m-Q5_0.gguf"),
+        ("m-Q5_0-00002-of-00003.gguf", "m-Q5_0-00001-of-00003.gguf"),
+        ("Q6_K", "m-Q6_K-00001-of-00002.gguf"),
+    ],
+)
+def test_folders_tell_quantizations_and_whole_models_go_first(file, chosen):
+    paths = [
+        *(f"Q4_K_M/model-0000{number}-of-00002.gguf" for number in (1, 2)),
+        "x.Q8_0/m-00001-of-00001.gguf",
+        *(f"BF16/a-BF16-0000{number}-of-00002.gguf" for number in (2, 1)),
+        "m-Q5_0.gguf",
+        *(f"m-Q5_0-0000{number}-of-00003.gguf" for number in (1, 2, 3)),
+        *(f"m-Q6_K-0000{number}-of-00002.gguf" for number in (1, 2)),
+        "m-Q6_K-00003-of-00003.gguf",
+    ]
+    weights = choose_files(ModelName(REPO, file=file), paths).weights
+    assert weights[0] == chosen
+    assert len(weights) == (1 if "-of-" not in chosen else int(chosen[-6]))
 
 
 @pytest.mark.parametrize(
     ("file", "paths", "said"),
     [
         ("Q4_K", GGUF, "has no GGUF file 'Q4_K': there are BF16, IQ4_XS, Q4_K_M, Q4_K_S, Q6_K, Q8_0, UD-Q4_K_M"),
-        ("Q6_K", GGUF, "is split over 2 files"),
+        ("Q6_K", GGUF[:-1], "is in 2 parts, of which big/m-Q6_K-00002-of-00002.gguf is missing"),
+        ("Q6_K", ["m-Q6_K-00600-of-00600.gguf"], "is in 600 parts, where at most 512 are expected"),
+        ("Q6_K", TWO_SPLITS, "may mean m-Q6_K-00001-of-00001.gguf or m-Q6_K-00001-of-00002.gguf"),
         ("F16", GGUF, "has no GGUF file 'F16'"),
         ("Q8_0", FOLDER, "has no GGUF files"),
         ("", ["a-Q8_0.gguf", "a-Q5_0.gguf"], "several GGUF files, none of them Q4_K_M: there are Q5_0, Q8_0"),
@@ -99,6 +133,7 @@ def test_the_only_gguf_file_needs_no_tag():
 
 def test_a_file_without_a_known_tag_is_called_by_its_name():
     assert (tag_of("x/model.gguf"), tag_of("m-UD-IQ1_S.gguf")) == ("model.gguf", "UD-IQ1_S")
+    assert tag_of("x/model-00001-of-00002.gguf") == "model.gguf"
 
 
 @pytest.mark.parametrize(

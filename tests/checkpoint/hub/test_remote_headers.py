@@ -65,6 +65,22 @@ def test_a_gguf_file_whose_header_takes_several_pieces(hub, tmp_path, monkeypatc
     assert max(ends) < file.stat().st_size - 1
 
 
+def test_a_gguf_model_in_parts(hub, tmp_path, monkeypatch):
+    write_gguf(tmp_path / "m.gguf", "mixtral", random_weights("mixtral"), split_max_tensors=4, small_first_shard=True)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) > 4
+    monkeypatch.setattr(module, "MIB", 400)
+    monkeypatch.setattr(module, "_FIRST_BYTES", 300)
+    hub.add("o/m", {f"Q8_0/{part.name}": part.read_bytes() for part in parts})
+    with remote_headers(parse_model_name("o/m:Q8_0")) as path:
+        assert facts(path) == facts(parts[0])
+        assert path.name == parts[0].name
+    assert len({it.path for it in hub.sent()}) == len(parts)
+    asked = [[int(place) for place in it.range.removeprefix("bytes=").split("-")] for it in hub.sent()]
+    num_bytes = sum(stop + 1 - start for start, stop in asked)
+    assert num_bytes < 6000 < sum(part.stat().st_size for part in parts) / 10
+
+
 def test_what_has_no_header_is_an_error(hub, monkeypatch):
     monkeypatch.setattr(module, "MIB", 100)
     monkeypatch.setattr(module, "_MAX_HEADER_BYTES", 1000)

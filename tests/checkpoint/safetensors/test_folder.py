@@ -145,7 +145,8 @@ class TestWhatIsThere:
         assert "Pickle can run code" in refused(tmp_path / "pytorch_model.bin").remedy
 
     def test_gguf_in_a_folder(self, tmp_path):
-        (tmp_path / "model.Q4_0.gguf").touch()
+        for name in ("model.Q4_0.gguf", "model.Q8_0.gguf"):
+            (tmp_path / name).touch()
         error = refused(tmp_path)
         assert "model.Q4_0.gguf" in error.problem
         assert "instead of the folder" in error.remedy

@@ -15,6 +15,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    Gemma4TextConfig,
     LlamaConfig,
     MixtralConfig,
     OlmoeConfig,
@@ -63,6 +64,17 @@ MODELS: dict[str, PretrainedConfig] = {
         topk_group=1,
         moe_intermediate_size=32,
         first_k_dense_replace=1,
+    ),
+    "gemma4_text": Gemma4TextConfig(
+        **SHAPE | {"num_hidden_layers": 6},
+        head_dim=16,
+        global_head_dim=32,
+        sliding_window=11,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        hidden_size_per_layer_input=20,
+        vocab_size_per_layer_input=258,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
     ),
 }
 OFTEN_CUT = MicroBatchCosts(fixed_s=0.0, expert_s=0.0, num_experts=0, top_k=0, token_s=1.0)
@@ -117,6 +129,8 @@ def alone(models):
         ("mixtral", {"quantize": "int4", "kv_dtype": "int8"}, {"stages": "5"}),
         ("mixtral", {"dtype": "bfloat16", "prefix_caching": False}, {"stages": "2", "is_often_cut": False}),
         ("llama", {}, {"stages": "4,1"}),
+        ("gemma4_text", {"quantize": "int8"}, {"stages": "3"}),
+        ("gemma4_text", {"kv_dtype": "int8"}, {"stages": "1,1,4"}),
         ("olmoe", {}, {"stages": "3"}),
         ("qwen3_moe", {"kv_dtype": "bfloat16"}, {"stages": "3"}),
         ("deepseek_v3", {"kv_dtype": "int8"}, {"stages": "2"}),

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import AttentionKind, HeadSizes
 from moeflow.planner.choices.stage_choice import balanced, choose_stages
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.settings import Settings
@@ -23,16 +25,17 @@ def cut(shape, stages, formats=FORMATS):
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(0, 40), st.data())
 def test_no_other_cut_has_a_smaller_greatest_load(layers, first, data):
-    number = data.draw(st.integers(1, len(layers)))
+    borders = sorted(data.draw(st.sets(st.integers(1, len(layers) - 1)))) if len(layers) > 1 else []
+    number = data.draw(st.integers(1, len(borders) + 1))
 
     def greatest(bounds):
         loads = [sum(layers[start:stop]) for start, stop in pairwise(bounds)]
         return max(loads[0] + first, *loads)
 
-    cuts = [(0, *inner, len(layers)) for inner in combinations(range(1, len(layers)), number - 1)]
-    counts = balanced(layers, first, number)
+    cuts = [(0, *inner, len(layers)) for inner in combinations(borders, number - 1)]
+    counts = balanced(layers, first, number, borders)
     bounds = [sum(counts[:stage]) for stage in range(number + 1)]
-    assert min(counts) >= 1
+    assert set(bounds[1:-1]) <= set(borders)
     assert bounds[-1] == len(layers)
     assert greatest(bounds) == min(greatest(bounds) for bounds in cuts)
 
@@ -55,6 +58,27 @@ def test_a_large_vocabulary_and_dense_layers_count():
 
 def test_layers_by_hand_stay_as_they_are():
     assert cut(MIXTRAL, "10,22") == (10, 22)
+
+
+SHARING = replace(
+    MIXTRAL,
+    num_layers=6,
+    attention_kinds=tuple(
+        AttentionKind(MIXTRAL.rope, None, HeadSizes(MIXTRAL.num_kv_heads, MIXTRAL.head_dim, kv_layer=kv_layer))
+        for kv_layer in (None, None, None, None, 3, 2)
+    ),
+)
+
+
+def test_layers_stay_with_those_whose_keys_they_attend_to():
+    assert SHARING.stage_borders == (1, 2)
+    assert cut(SHARING, "2") == (2, 4)
+    assert cut(SHARING, "3") == (1, 1, 4)
+    assert cut(SHARING, "1,5") == (1, 5)
+    with pytest.raises(ConfigError, match=r"4 stages .* attend to keys and values of earlier ones: use at most 3"):
+        cut(SHARING, "4")
+    with pytest.raises(ConfigError, match=r"cut before layer 3 .* cut before one of 1, 2"):
+        cut(SHARING, "1,2,3")
 
 
 @pytest.mark.parametrize("stages", [None, "1"])

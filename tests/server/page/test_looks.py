@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import httpx
@@ -83,25 +84,73 @@ def test_a_phone_needs_no_sideways_scrolling(app, serve, open_page, say):
     assert overflow() == 0
 
 
-def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, say, go_on):
-    numbers = [f"No. {i}\n\n" for i in range(80)]  # every one a paragraph
-    say("".join(numbers), until="".join(numbers[:40]))
+def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, engine, say, go_on):
+    numbers = [f"No. {i}\n\n" for i in range(140)]  # every one a paragraph
+    beginning = "".join(numbers[:100])
+    say("".join(numbers), until=beginning)
+    engine.guesses_per_pass = len(beginning) - 1  # it comes at once, so that its first paragraphs were never in view
     send(page, "Count.")
-    expect(answer(page).locator("p")).to_have_count(40)
-    expect(answer(page).get_by_text("No. 39")).to_be_in_viewport()
-    top = page.evaluate("scrollY") - 1000
-    page.evaluate("(top) => scrollTo(0, top)", top)
+    expect(answer(page).get_by_text("No. 99")).to_be_in_viewport()
+    for _ in range(10):
+        text, top = paragraph_in_the_middle(page)
+        page.evaluate("scrollBy(0, -200)")
+        assert top_of_paragraph(page, text) == pytest.approx(top + 200, abs=1)
+    text, top = paragraph_in_the_middle(page)
+    engine.guesses_per_pass = 0
     go_on()
-    expect(answer(page).locator("p")).to_have_count(80)
-    assert page.evaluate("scrollY") == top
+    expect(answer(page).locator("p")).to_have_count(140)
+    assert top_of_paragraph(page, text) == pytest.approx(top, abs=1)
     button(page, "To the end").click()
-    expect(answer(page).get_by_text("No. 79")).to_be_in_viewport()
+    expect(answer(page).get_by_text("No. 139")).to_be_in_viewport()
     expect(button(page, "To the end")).to_be_hidden()
     page.reload()
-    expect(answer(page).get_by_text("No. 79")).to_be_in_viewport()
+    expect(answer(page).get_by_text("No. 139")).to_be_in_viewport()
     page.keyboard.press("Control+Home")
-    page.mouse.wheel(0, -10_000)
+    page.mouse.wheel(0, -100_000)
     expect(answer(page).get_by_text("No. 0", exact=True)).to_be_in_viewport()
+
+
+def test_a_conversation_opens_at_its_end(page, say):
+    say(("Text.\n\n```\n" + "code\n" * 30 + "```\n\n") * 12 + "The end.")
+    send_and_wait(page, "Much code, please.")  # of which only what comes near the view is drawn
+    expect(answer(page).get_by_text("The end.")).to_be_in_viewport()
+    page.reload()
+    expect(answer(page).get_by_text("The end.")).to_be_in_viewport()
+    expect(button(page, "To the end")).to_be_hidden()
+
+
+def test_room_between_the_blocks_of_an_answer(page, say):
+    say("One.\n\n## Two\n\nThree.\n\n---\n\nFour.")
+    send_and_wait(page, "Write.")
+    boxes = [block.bounding_box() for block in answer(page).locator("> *").all()]
+    gaps = [below["y"] - above["y"] - above["height"] for above, below in itertools.pairwise(boxes)]
+    before_heading, after_heading, before_line, after_line = gaps
+    assert before_heading > after_heading > 8
+    assert before_line == after_line > after_heading
+
+
+def paragraph_in_the_middle(page):
+    """Return the text and the top edge, in pixels of the view, of the answer's paragraph nearest to its middle."""
+    settle(page)
+    return answer(page).evaluate(
+        """(answer) => {
+          const distance = (it) => Math.abs(it.getBoundingClientRect().top - innerHeight / 2);
+          const nearest = [...answer.querySelectorAll("p")].reduce((a, b) => (distance(b) < distance(a) ? b : a));
+          return [nearest.textContent, nearest.getBoundingClientRect().top];
+        }"""
+    )
+
+
+def top_of_paragraph(page, text):
+    settle(page)
+    return answer(page).get_by_text(text, exact=True).evaluate("(it) => it.getBoundingClientRect().top")
+
+
+def settle(page):
+    """Wait until the browser has drawn what came near the view, and has put the view right for it."""
+    page.evaluate(
+        "(async () => { for (let i = 0; i < 3; i += 1) await new Promise((done) => requestAnimationFrame(done)); })()"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
