@@ -291,7 +291,7 @@ _OTHERS = {
     "gemma4": Architecture(
         "gemma4_text",
         "Gemma4ForCausalLM",
-        WIDTH | {"sliding_window": "attention.sliding_window"},
+        {"sliding_window": "attention.sliding_window"},
         {"hidden_activation": "gelu_pytorch_tanh"},
         GEMMA4_NAMES,
         local_heads.LAYER_NAMES,

@@ -1,6 +1,7 @@
 """Gemma 4 in GGUF files: layers with a window have heads and positions of their own.
 
-Positions of the others turn the first pairs of a head alone, which the table of rotary factors says.
+Positions of the others turn the first pairs of a head alone, which the table of rotary factors says. The last layers
+may attend to keys of earlier ones, and have wider networks, as their tensors show.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ LAYER_NAMES: Final = {
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
     "layer_output_scale.weight": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
     "ffn_gate_inp.scale": "moe.router.scale",
     "ffn_down_exps.scale": "moe.router.per_expert_scale",
 }
@@ -42,8 +46,13 @@ def local_head_keys(reader: ConfigReader, tensors: Mapping[str, GGUFTensor], rea
     )
     local_dim, global_dim = _head_dim(reader, "_swa"), _head_dim(reader, "")
     factors = read_factors(tensors, global_dim, read_table, reader.file)
-    are_keys = [f"blk.{layer}.attn_v.weight" not in tensors for layer, is_local in enumerate(are_local) if not is_local]
-    return {
+    num_own = len(are_local) - reader.get(int, "attention.shared_kv_layers", 0)
+    are_keys = [
+        f"blk.{layer}.attn_v.weight" not in tensors
+        for layer, is_local in enumerate(are_local[: max(num_own, 0)])
+        if not is_local
+    ]
+    return _networks(reader, tensors, len(are_local)) | {
         "num_key_value_heads": counts[0],
         "head_dim": local_dim,
         "layer_types": [_LOCAL if is_local else _GLOBAL for is_local in are_local],
@@ -61,6 +70,19 @@ def local_head_keys(reader: ConfigReader, tensors: Mapping[str, GGUFTensor], rea
             },
         },
     }
+
+
+def _networks(reader: ConfigReader, tensors: Mapping[str, GGUFTensor], num_layers: int) -> dict[str, Any]:
+    """Return how wide networks are, and how many rows the table of embeddings for each layer has."""
+    stated: Any = reader.raw.get("feed_forward_length")
+    if isinstance(stated, list):
+        widths = _of_layers(reader, "feed_forward_length", int)
+        width = ConfigReader({"feed_forward_length": widths[0]}, reader.file).positive("feed_forward_length")
+    else:
+        width = reader.positive("feed_forward_length")
+    last, table = tensors.get(f"blk.{num_layers - 1}.ffn_gate.weight"), tensors.get("per_layer_token_embd.weight")
+    found = {"intermediate_size": width, "use_double_wide_mlp": last is not None and last.shape[0] == 2 * width}
+    return found if table is None else found | {"vocab_size_per_layer_input": table.shape[0]}
 
 
 def _of_layers(reader: ConfigReader, key: str, kind: type) -> list[Any]:

@@ -160,12 +160,12 @@ at("conversation").addEventListener("click", ({ target }) => {
 chat.addEventListener("change", showChat);
 chat.addEventListener("saved", () => conversations.show());
 chat.addEventListener("end", ({ detail: answer }) => {
-  complain(store.error ?? "");
+  if (chat.turns.some((turn) => turn.answer === answer)) complain(store.error ?? "");
   composer.answerEnded(answer.state === "done");
 });
-store.addEventListener("change", ({ detail: ids }) => {
+store.addEventListener("change", async ({ detail: ids }) => {
   if (store.error) complain(store.error);
-  library.takeOver(ids);
+  if (await library.takeOver(ids)) complain("The conversation that was open here was deleted in another tab.");
 });
 for (const part of [chat, composer]) {
   part.addEventListener("announce", (event) => announce(event.detail));
@@ -184,3 +184,4 @@ server.poll();
 await store.recover();
 await library.openAddressed();
 conversations.show();
+store.forgetRemoved();

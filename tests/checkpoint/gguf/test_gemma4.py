@@ -21,6 +21,11 @@ from tests.models.parity import random_model
 from tests.models.test_gemma4_text import CONFIGS
 
 ROPE = {"rope_type": "proportional", "rope_theta": 1e6}
+PHONE = {
+    "add_block_count": 6,
+    "add_sliding_window_pattern": [True, True, False] * 2,
+    "add_embedding_length_per_layer_input": 20,
+}
 CASES = {
     "as published": {"add_head_count_kv": [2, 2, 1]},
     "values of their own, biased, capped logits, untied": {
@@ -30,6 +35,14 @@ CASES = {
         "add_rope_freq_base_swa": 300.0,
     },
     "dense": {"add_head_count_kv": [2, 2, 1]},
+    "for phones": PHONE
+    | {"add_head_count_kv": 2, "add_shared_kv_layers": 2, "add_feed_forward_length": [48] * 4 + [96] * 2},
+    "layers share keys that are values": PHONE | {"add_head_count_kv": [2, 2, 1] * 2, "add_shared_kv_layers": 3},
+    "tokens are embedded for each layer": {
+        "add_head_count_kv": 2,
+        "add_embedding_length_per_layer_input": 20,
+        "add_final_logit_softcapping": 3.0,
+    },
 }
 EXPERTS = {"add_expert_count": 8, "add_expert_used_count": 3, "add_expert_feed_forward_length": 24}
 COMMON = {
@@ -57,7 +70,7 @@ COMMON = {
 
 def tensors_of(model):
     """Yield tensors' names and contents as the conversion has them."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA4, 3)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA4, model.config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
@@ -123,6 +136,8 @@ def test_rows_of_stacked_experts_are_those_of_the_folder(tmp_path):
     [
         ({"add_shared_kv_layers": 1}, None, "'num_kv_shared_layers' is 1"),
         ({"add_embedding_length_per_layer_input": 8}, None, "'hidden_size_per_layer_input' is 8"),
+        ({"add_feed_forward_length": [48, 48]}, None, "feed_forward_length.*3 values of int"),
+        ({"add_feed_forward_length": [0, 48, 48]}, None, "'feed_forward_length' is 0"),
         ({"add_sliding_window_pattern": [True, False]}, None, "sliding_window_pattern.*3 values of bool"),
         ({"add_head_count_kv": [2, 1]}, None, "head_count_kv.*3 values of int"),
         ({"add_rope_dimension_count": 12}, None, r"rope\.dimension_count' is 12, a head has 24 dimensions"),

@@ -58,3 +58,28 @@ def retry_button(page: Page) -> Locator:
 def history(page: Page) -> Locator:
     """The list of conversations, which is open where the window is wide."""
     return page.get_by_role("dialog", name="Conversations")
+
+
+def names(page: Page) -> Locator:
+    """Of the conversations in the list."""
+    return history(page).get_by_role("link")
+
+
+def clear(page: Page) -> None:
+    """Remove all conversations."""
+    button(page, "Settings").click()
+    page.once("dialog", lambda dialog: dialog.accept())
+    button(page, "Clear everything").click()
+    expect(turns(page)).to_have_count(0)
+
+
+def kept_ids(page: Page) -> list[str]:
+    """The ids of what the browser holds, in both tables and for the time of a reload."""
+    return page.evaluate(
+        """async () => {
+          const { ConversationStore } = await import("/conversations/store.js");
+          const store = new ConversationStore();
+          const unsaved = store.unsaved.read();
+          return [...(await store.heads()), ...(await store.all()), ...(unsaved ? [unsaved] : [])].map((it) => it.id);
+        }"""
+    )

@@ -7,13 +7,9 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, history, send_and_wait, turns
+from tests.server.page.parts import answer, button, clear, history, names, send_and_wait, turns
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-
-def names(page):
-    return history(page).get_by_role("link")
 
 
 def test_conversations_are_listed_found_and_opened(page, say):
@@ -72,13 +68,6 @@ def exported(page, name, tmp_path):
     path = tmp_path / download.value.suggested_filename
     download.value.save_as(path)
     return path
-
-
-def clear(page):
-    button(page, "Settings").click()
-    page.once("dialog", lambda dialog: dialog.accept())
-    button(page, "Clear everything").click()
-    expect(names(page)).to_have_count(0)
 
 
 def test_export_and_import(page, say, tmp_path):
@@ -151,15 +140,3 @@ def test_import_from_elsewhere(page, tmp_path):
     expect(names(page)).to_have_text(["Hi", "Colours"])
     button(page, "Later version").click()
     expect(answer(page)).to_have_text("Blue.")
-
-
-def test_two_tabs_see_the_same_conversations(page, say):
-    say("First.")
-    send_and_wait(page, "One?")
-    other = page.context.new_page()
-    other.goto(page.url)
-    expect(answer(other)).to_have_text("First.")
-    say("Second.")
-    send_and_wait(other, "Two?")
-    expect(turns(page)).to_have_count(2)
-    expect(answer(page)).to_have_text("Second.")

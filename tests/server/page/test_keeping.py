@@ -7,25 +7,9 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, history, send, send_and_wait, turns
+from tests.server.page.parts import answer, button, clear, history, kept_ids, names, send, send_and_wait, turns
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-
-def names(page):
-    return history(page).get_by_role("link")
-
-
-def kept_ids(page):
-    """The ids of what the browser holds, in both tables and for the time of a reload."""
-    return page.evaluate(
-        """async () => {
-          const { ConversationStore } = await import("/conversations/store.js");
-          const store = new ConversationStore();
-          const unsaved = store.unsaved.read();
-          return [...(await store.heads()), ...(await store.all()), ...(unsaved ? [unsaved] : [])].map((it) => it.id);
-        }"""
-    )
 
 
 def import_file(page, path, content):
@@ -41,13 +25,6 @@ def streaming(page, say):
     expect(answer(page)).to_have_text("Here I am")
     expect(names(page)).to_have_count(1)
     return page
-
-
-def clear(page):
-    button(page, "Settings").click()
-    page.once("dialog", lambda dialog: dialog.accept())
-    button(page, "Clear everything").click()
-    expect(turns(page)).to_have_count(0)
 
 
 def test_deleted_while_an_answer_is_written(streaming):
@@ -66,18 +43,6 @@ def test_cleared_while_an_answer_is_written(streaming):
     assert kept_ids(streaming) == []
 
 
-@pytest.mark.parametrize("remove", [lambda page: button(page, "Delete").click(), clear], ids=["delete", "clear"])
-def test_removed_in_another_tab(streaming, remove):
-    other = streaming.context.new_page()
-    other.goto(streaming.url)
-    expect(turns(other)).to_have_count(1)
-    remove(other)
-    expect(turns(streaming)).to_have_count(0)
-    streaming.reload()
-    expect(history(streaming)).to_contain_text("Conversations are kept here")
-    assert kept_ids(streaming) == []
-
-
 def test_undo_puts_back_what_was_not_saved_yet(streaming):
     button(streaming, "Delete").click()
     button(streaming, "Undo").click()
@@ -85,21 +50,6 @@ def test_undo_puts_back_what_was_not_saved_yet(streaming):
     expect(names(streaming)).to_have_text(["A secret"])
     streaming.reload()
     expect(answer(streaming)).to_have_text("Here I am")
-
-
-def test_undo_in_one_tab_is_heard_in_another(page, say):
-    say("First.")
-    send_and_wait(page, "One?")
-    other = page.context.new_page()
-    other.goto(page.url)
-    button(page, "Delete").click()
-    expect(turns(other)).to_have_count(0)
-    button(page, "Undo").click()
-    names(other).click()
-    say("Second.")
-    send_and_wait(other, "Two?")
-    other.reload()
-    expect(answer(other)).to_have_text("Second.")
 
 
 def test_trying_a_failed_turn_again_keeps_what_came_after_it(page, say):
@@ -192,18 +142,3 @@ def test_a_name_is_given_to_the_conversation_it_was_typed_for(page, say):
     expect(turns(page)).to_have_count(1)
     page.keyboard.press("Enter")
     expect(names(page)).to_have_text(["SECOND", "first"])
-
-
-def test_an_edit_stays_open_when_another_tab_changes_the_conversation(page, say):
-    say("First.")
-    send_and_wait(page, "One?")
-    other = page.context.new_page()
-    other.goto(page.url)
-    expect(answer(other)).to_have_text("First.")
-    button(page, "Edit").click()
-    editor = page.get_by_role("textbox", name="Edit the question")
-    editor.fill("Something long")
-    say("Second.")
-    send_and_wait(other, "Two?")
-    page.wait_for_timeout(300)  # for what should not come
-    expect(editor).to_have_value("Something long")

@@ -34,9 +34,9 @@ export class Chat extends EventTarget {
     return this.conversation.turns();
   }
 
-  /** Whether a prompt is being edited. */
-  get isEditing() {
-    return this.views.some((view) => view.isEditing);
+  /** What a running answer without text waits for. */
+  get waitingFor() {
+    return this.server.isLoaded ? "Waiting for the first token…" : "Waiting for the model to load…";
   }
 
   /** The last answer that has numbers. */
@@ -153,7 +153,13 @@ export class Chat extends EventTarget {
 
   async save(conversation = this.conversation) {
     await this.store.save(conversation);
+    if (conversation === this.conversation) this.showChanged();
     this.dispatchEvent(new Event("saved"));
+  }
+
+  /** Show what another tab has added. */
+  showChanged() {
+    keepingBottom(() => this.showTurns());
   }
 
   /** Show the path of the conversation. Turns that answer the same message keep their view, and so focus and scroll. */
@@ -161,7 +167,7 @@ export class Chat extends EventTarget {
     const old = new Map(this.views.map((view) => [view.turn.prompt.parent, view]));
     this.views = this.turns.map((turn) => {
       const view = old.get(turn.prompt.parent) ?? new TurnView(this.actions);
-      view.show(turn, this.versionsOf(turn));
+      view.show(turn, this.versionsOf(turn), this.waitingFor);
       return view;
     });
     const elements = this.views.map((view) => view.element);
@@ -180,9 +186,8 @@ export class Chat extends EventTarget {
     // Screen readers wait for the end of an answer instead of reading every piece.
     this.log.setAttribute("aria-busy", String(Boolean(this.running)));
     const view = this.views.find((it) => it.answer === answer);
-    const waitingFor = this.server.isLoaded ? "Waiting for the first token…" : "Waiting for the model to load…";
     keepingBottom(() => {
-      view?.update(waitingFor);
+      view?.update(this.waitingFor);
       this.dispatchEvent(new Event("change"));
     });
   }

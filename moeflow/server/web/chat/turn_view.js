@@ -34,10 +34,6 @@ export class TurnView {
     return this.turn.answer;
   }
 
-  get isEditing() {
-    return !this.editor.form.hidden;
-  }
-
   listen() {
     const { copy, retry, edit } = this.parts;
     copy.addEventListener("click", () => this.actions.onCopy(this.answer.content, copy));
@@ -47,14 +43,14 @@ export class TurnView {
     copyPrompt.addEventListener("click", () => this.actions.onCopy(promptText(this.turn.prompt), copyPrompt));
   }
 
-  /** Show a turn, one of versions. */
-  show(turn, { prompts, answers }) {
+  /** Show a turn, one of versions; `waitingFor` as in `update`. */
+  show(turn, { prompts, answers }, waitingFor) {
     if (turn.prompt !== this.turn?.prompt) this.showPrompt(turn.prompt);
     if (turn.answer !== this.turn?.answer) this.text.reset();
     this.turn = turn;
     this.promptVersions.show(prompts, turn.prompt);
     this.answerVersions.show(answers, turn.answer);
-    this.update();
+    this.update(waitingFor);
   }
 
   showPrompt({ content, files = [] }) {
@@ -65,7 +61,7 @@ export class TurnView {
   }
 
   /** Show the turn as it is now. `waitingFor` says what a running answer without text waits for. */
-  update(waitingFor = "") {
+  update(waitingFor) {
     const { parts, answer } = this;
     parts.answer.hidden = !answer;
     if (!answer) return;

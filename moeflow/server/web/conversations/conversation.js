@@ -2,23 +2,26 @@
 // a version beside what is there; of each group of versions one is chosen, and the chosen ones are the path shown.
 // A prompt whose answer never came is shown but not sent: chat templates want user and assistant to alternate.
 
+import { mergeMessages, withoutVain } from "./merge.js";
+
 const MAX_TITLE = 60; // characters
 
 export class Conversation {
   /** From `record()`, as it was kept or imported; without one a new conversation. */
-  constructor({ id = newId(), title = "", updatedAt = Date.now(), savedAt = 0, messages = [], chosen = {} } = {}) {
-    Object.assign(this, { id, title, updatedAt, savedAt });
+  constructor({ id = newId(), title = "", updatedAt = Date.now(), messages = [], chosen = {} } = {}) {
+    Object.assign(this, { id, title, updatedAt });
     this.wasRunning = messages.some((message) => message.state === "running"); // in another tab, or before a reload
     this.messages = messages.map(asLeft);
+    this.isRenamed = false; // here, and not saved yet
     this.chosen = { ...chosen }; // the id of the child to show, by that of its parent, "" for the first prompts'
   }
 
   /** What is kept: plain data. */
   record() {
-    const { id, title, updatedAt, savedAt, chosen } = this;
+    const { id, title, updatedAt, chosen } = this;
     // What was guessed is larger than all else, and would crowd out the conversation.
     const messages = this.messages.map((it) => (it.passes ? { ...it, passes: [] } : it));
-    return { id, title, updatedAt, savedAt, chosen, messages };
+    return { id, title, updatedAt, chosen, messages };
   }
 
   get isEmpty() {
@@ -59,6 +62,19 @@ export class Conversation {
       .map((prompt) => ({ prompt, answer: path.find((message) => message.parent === prompt.id) ?? null }));
   }
 
+  rename(title) {
+    this.title = title;
+    this.isRenamed = true;
+  }
+
+  /** Take in what another tab has made of this conversation. What is shown here stays, and what follows it is added. */
+  absorb({ title, updatedAt, messages, chosen }) {
+    if (!this.isRenamed) this.title = title;
+    this.updatedAt = Math.max(this.updatedAt, updatedAt);
+    this.messages = mergeMessages(this.messages, messages);
+    this.chosen = { ...chosen, ...this.chosen };
+  }
+
   choose(message) {
     this.chosen[message.parent] = message.id;
   }
@@ -69,10 +85,9 @@ export class Conversation {
 
   /** An answer to come. One that failed before its first word makes room for it, unless the conversation went on below it. */
   addAnswer(prompt) {
-    const isInVain = (message) =>
-      message.parent === prompt.id && isBlank(message) && message.state !== "running" && !this.children(message.id).length;
-    this.messages = this.messages.filter((message) => !isInVain(message));
-    return this.add(newAnswer(), prompt.id);
+    const answer = this.add(newAnswer(), prompt.id);
+    this.messages = withoutVain(this.messages);
+    return answer;
   }
 
   add(message, parent) {
@@ -81,11 +96,6 @@ export class Conversation {
     this.choose(added);
     return added;
   }
-}
-
-/** Whether nothing of an answer came. */
-export function isBlank({ content, reasoning, toolCalls }) {
-  return !content && !reasoning && !toolCalls?.length;
 }
 
 function newAnswer() {

@@ -43,19 +43,21 @@ export class Library {
     this.open(new Conversation());
   }
 
-  /** Another tab has changed conversations. If the open one is among them, leave it if it was removed, or else show it
-   *  as it is now, if it is at rest in both. */
+  /** Another tab has changed conversations. If the open one is among them, leave it if it was removed, or else show
+   *  what was added, once no answer is being written to it there. Return whether it was left. */
   async takeOver(ids) {
     const { id } = this.current;
-    if (this.store.removed.has(id)) this.begin();
-    else if (ids.includes(id)) await this.showChanged(id);
+    const isLeft = this.store.removed.has(id);
+    if (isLeft) this.begin();
+    else if (ids.includes(id)) this.showChanged(await this.store.load(id));
     this.onShown();
+    return isLeft;
   }
 
-  async showChanged(id) {
-    const changed = await this.store.load(id);
-    const isAtRest = id === this.current.id && !this.chat.running && !this.chat.isEditing;
-    if (isAtRest && changed && !changed.wasRunning && changed.savedAt !== this.current.savedAt) this.chat.open(changed);
+  showChanged(changed) {
+    if (!changed || changed.id !== this.current.id || changed.wasRunning) return;
+    this.current.absorb(changed);
+    this.chat.showChanged();
   }
 
   /** A conversation as it is: the open one may not be kept so yet. Null if there is none of this id. */
@@ -67,7 +69,7 @@ export class Library {
   async rename(id, title) {
     const conversation = await this.find(id);
     if (!conversation) return; // another tab has deleted it
-    conversation.title = title;
+    conversation.rename(title);
     await this.store.save(conversation);
   }
 

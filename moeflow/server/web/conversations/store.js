@@ -1,12 +1,14 @@
 // All conversations, kept in this browser: what the list shows of each is apart from its messages, so that the list
 // is there at once. Emits "change" when another tab has changed some (their ids in `detail`) or when a save has failed.
-// What was removed stays so, whoever still works on it, here or in another tab, unless it is restored.
+// Several tabs may work on one conversation: to save it is to merge it with what is kept. What was removed stays so,
+// whoever still works on it, here or in another tab, unless it is restored: of each a mark stays in the list.
 
 import { Stored } from "../storage.js";
 import { Conversation } from "./conversation.js";
 import { openTables } from "./tables.js";
 
 const NOTHING = { heads: undefined, records: undefined };
+const MARKS_STAY_MS = 30 * 24 * 3600 * 1000; // longer than tabs stay open that know of nothing
 
 export class ConversationStore extends EventTarget {
   constructor() {
@@ -22,7 +24,7 @@ export class ConversationStore extends EventTarget {
   /** Id, name and time of all conversations, the latest first. */
   async heads() {
     const heads = await (await this.tables).all("heads");
-    return heads.sort((a, b) => b.updatedAt - a.updatedAt);
+    return heads.filter((head) => !head.removedAt).sort((a, b) => b.updatedAt - a.updatedAt);
   }
 
   /** Return a conversation, or null. One that could not be recovered is only in what `saveLeaving` kept. */
@@ -32,17 +34,35 @@ export class ConversationStore extends EventTarget {
     return record ? new Conversation(record) : null;
   }
 
-  /** Return whether it is kept. */
+  /** Save a conversation, which takes in what other tabs have added. Return whether it is kept. */
   async save(conversation, event = "saved") {
-    if (conversation.isEmpty || this.removed.has(conversation.id)) return false;
-    conversation.savedAt = Date.now();
-    const { id, name, updatedAt } = conversation;
-    return this.write(id, { heads: { id, name, updatedAt }, records: conversation.record() }, event);
+    const { id, isEmpty } = conversation;
+    if (isEmpty || this.removed.has(id)) return false;
+    const merge = ({ heads: head, records: kept }) => {
+      if (head?.removedAt && event !== "restored") this.markRemoved([id]); // this tab had not heard of it
+      if (this.removed.has(id)) return { heads: head };
+      if (kept) conversation.absorb(new Conversation(kept));
+      const { name, updatedAt } = conversation;
+      return { heads: { id, name, updatedAt }, records: conversation.record() };
+    };
+    if (!(await this.write([id], event, (tables) => tables.update(id, merge)))) return false;
+    conversation.isRenamed = false;
+    if (this.removed.has(id)) this.dispatchEvent(new CustomEvent("change", { detail: [id] }));
+    return !this.removed.has(id);
   }
 
-  async remove(id) {
-    this.markRemoved([id]);
-    await this.write(id, NOTHING, "removed");
+  remove(id) {
+    return this.removeAll([id]);
+  }
+
+  removeAll(ids) {
+    this.markRemoved(ids);
+    const mark = (id) => ({ heads: { id, removedAt: Date.now() } });
+    return this.write(ids, "removed", async (tables) => {
+      // Where not even a mark finds room, what is removed goes all the same.
+      const remove = (id) => tables.update(id, () => mark(id)).catch(() => tables.update(id, () => NOTHING));
+      await Promise.all(ids.map(remove));
+    });
   }
 
   /** Save a conversation that was removed. */
@@ -55,9 +75,7 @@ export class ConversationStore extends EventTarget {
   async clear(open) {
     this.unsaved.remove();
     this.markRemoved([open]); // at once: its answer is about to be stopped, and would be saved
-    this.markRemoved((await this.heads()).map((head) => head.id));
-    await (await this.tables).clear();
-    this.tell("removed", [...this.removed]);
+    await this.removeAll([open, ...(await this.heads()).map((head) => head.id)]);
   }
 
   markRemoved(ids) {
@@ -75,8 +93,6 @@ export class ConversationStore extends EventTarget {
   hear({ event, ids }) {
     if (event === "removed") this.markRemoved(ids);
     if (event === "restored") ids.forEach((id) => this.removed.delete(id));
-    // A tab that saves what is removed had not heard of that yet.
-    if (event === "saved") ids.filter((id) => this.removed.has(id)).forEach((id) => this.remove(id));
     this.dispatchEvent(new CustomEvent("change", { detail: ids }));
   }
 
@@ -93,16 +109,16 @@ export class ConversationStore extends EventTarget {
     return (await (await this.tables).all("records")).map((record) => new Conversation(record));
   }
 
-  /** Return whether that succeeded; `error` says why not. */
-  async write(id, values, event) {
+  /** Have `action` change the tables and tell other tabs. Return whether that succeeded; `error` says why not. */
+  async write(ids, event, action) {
     try {
-      await (await this.tables).set(id, values);
+      await action(await this.tables);
       this.error = null;
     } catch (error) {
       this.error = `This browser could not keep the conversation (${error?.name ?? "unknown reason"}); export it before you close the page.`;
       this.dispatchEvent(new CustomEvent("change", { detail: [] }));
     }
-    this.tell(event, [id]);
+    this.tell(event, ids);
     return !this.error;
   }
 
@@ -113,14 +129,18 @@ export class ConversationStore extends EventTarget {
     this.save(conversation);
   }
 
-  /** Save what `saveLeaving` kept, unless it was saved after all, or is newer in another tab. */
+  /** Save what `saveLeaving` kept. */
   async recover() {
     const record = this.unsaved.read();
-    if (!record) return;
-    const kept = await (await this.tables).get("records", record.id);
-    const isNewer = !(kept?.savedAt > record.savedAt) && !this.removed.has(record.id);
-    if (isNewer && !(await this.save(new Conversation(record)))) return; // it stays the only copy
-    this.unsaved.remove();
+    if (record) await this.save(new Conversation(record));
+    if (!this.error) this.unsaved.remove(); // or else it is the only copy
+  }
+
+  /** Forget what was removed so long ago that nobody can still have it open. */
+  async forgetRemoved() {
+    const tables = await this.tables;
+    const isOld = ({ removedAt }) => removedAt < Date.now() - MARKS_STAY_MS;
+    for (const { id } of (await tables.all("heads")).filter(isOld)) await tables.update(id, () => NOTHING);
   }
 }
 

@@ -29,21 +29,25 @@ class KeptTables {
     return outcome(this.database.transaction(table).objectStore(table).getAll());
   }
 
-  /** Set a value in each of several tables under one key, all or none; undefined deletes. */
-  set(key, values) {
-    const transaction = this.database.transaction(Object.keys(values), "readwrite");
-    for (const [table, value] of Object.entries(values)) {
-      if (value === undefined) transaction.objectStore(table).delete(key);
-      else transaction.objectStore(table).put(value, key);
-    }
-    return completed(transaction);
-  }
-
-  clear() {
-    const names = [...this.database.objectStoreNames];
-    const transaction = this.database.transaction(names, "readwrite");
-    for (const name of names) transaction.objectStore(name).clear();
-    return completed(transaction);
+  /** Put what `change` makes of the values under one key in all tables, given and returned by table, in their place;
+   *  undefined deletes. All or nothing is changed, and nobody else comes in between, not even another tab. */
+  async update(key, change) {
+    const transaction = this.database.transaction(this.database.objectStoreNames, "readwrite");
+    const stores = [...transaction.objectStoreNames].map((name) => transaction.objectStore(name));
+    const work = async () => {
+      const values = await Promise.all(stores.map((store) => outcome(store.get(key))));
+      try {
+        const changed = change(Object.fromEntries(stores.map((store, i) => [store.name, values[i]])));
+        for (const store of stores) {
+          if (changed[store.name] === undefined) store.delete(key);
+          else store.put(changed[store.name], key);
+        }
+      } catch (error) {
+        transaction.abort();
+        throw error;
+      }
+    };
+    await Promise.all([work(), completed(transaction)]);
   }
 }
 
@@ -60,15 +64,13 @@ class PassingTables {
     return structuredClone([...this.tables[table].values()]);
   }
 
-  async set(key, values) {
-    for (const [table, value] of Object.entries(values)) {
-      if (value === undefined) this.tables[table].delete(key);
-      else this.tables[table].set(key, structuredClone(value));
+  async update(key, change) {
+    const tables = Object.entries(this.tables);
+    const changed = structuredClone(change(Object.fromEntries(tables.map(([name, table]) => [name, table.get(key)]))));
+    for (const [name, table] of tables) {
+      if (changed[name] === undefined) table.delete(key);
+      else table.set(key, changed[name]);
     }
-  }
-
-  async clear() {
-    for (const table of Object.values(this.tables)) table.clear();
   }
 }
 
