@@ -59,7 +59,9 @@ class PassResult:
     pooled: dict[Request, Array] = field(default_factory=dict)  # hidden states [n, H] that become a vector
 
 
-class _Closable(Protocol):
+class Closable(Protocol):
+    """What has threads or files."""
+
     def close(self) -> None:
         """End threads, close files."""
 
@@ -131,6 +133,7 @@ class ModelRunner:
         self._model = model
         self._experts, self._lossy = experts, lossy
         self._recorder = recorder
+        self._closed_too: list[Closable] = []
         self._trace, self._trace_file, self._graph_file = trace, config.trace_file, config.graph_file
         self._row = None if trace is None else trace.row(PASSES)
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
@@ -186,6 +189,10 @@ class ModelRunner:
             return self._replica.add_stats(self._no_expert_stats)
         return self._no_expert_stats if self._experts is None else self._experts.stats()
 
+    def close_too(self, part: Closable) -> None:
+        """Have `close` end this, too."""
+        self._closed_too.append(part)
+
     def close(self) -> None:
         """End what reads experts and what records, all of it even if some cannot be ended; the model cannot be run any
         more.
@@ -199,8 +206,9 @@ class ModelRunner:
             closing.callback(self._masks.close)
             closing.callback(self._forward.close)
 
-    def _parts(self) -> Iterator[_Closable]:
+    def _parts(self) -> Iterator[Closable]:
         yield self._model
+        yield from self._closed_too
         others = (self._recorder, self._replica, self._ranks, self._lossy, self._experts)
         yield from filter(None, others)
 

@@ -116,6 +116,9 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         others = OtherProcesses(ranks, upkeep, replica)
         runner = ModelRunner(served, config, info, experts, recorder, trace, others, lossy)
         on_failure.pop_all()
+        if memory.pages is not None:
+            memory.pages.begin()
+            runner.close_too(memory.pages)
         return runner
 
 

@@ -31,6 +31,7 @@ from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.expert_weights import Destination
+from moeflow.models.layers.layer_embeddings import TABLE_NAME
 from moeflow.models.layers.moe import expert_kind
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import fill, fill_in_threads, outline
@@ -183,6 +184,18 @@ def names_in_part(checkpoint: Checkpoint, formats: WeightFormats, spec: SlabSpec
     last = first + spec.part_bytes(number) - 1
     blocks = range(bisect_right(starts, first) - 1, bisect_right(starts, last))
     return [name for name, block, *_ in _places(model, memory) if block in blocks]
+
+
+def layer_table_range(checkpoint: Checkpoint, formats: WeightFormats, spec: SlabSpec) -> range:
+    """Return where the packed weights have the table that embeds tokens for each layer; empty: there is none."""
+    shape = read_model_config(checkpoint)
+    if shape.layer_embeddings is None:
+        return range(0)
+    memory = NotedMemory()
+    model = _build_resident(checkpoint, shape, formats, memory)
+    (number,) = (block for name, block, *_ in _places(model, memory) if name == TABLE_NAME)
+    starts = list(accumulate((whole_pages(block.nbytes) for block in memory.blocks), initial=spec.resident_start))
+    return range(starts[number], starts[number + 1])
 
 
 def _layout(model: LanguageModel, memory: NotedMemory) -> str:

@@ -30,6 +30,7 @@ from moeflow.planner.choices.kv_cache_choice import (
     min_kv_bytes,
     num_kept_blocks,
 )
+from moeflow.planner.choices.layer_table import stays_on_disk
 from moeflow.planner.choices.lossy_routing import choose_lossy_routing, predictor_of, served_name
 from moeflow.planner.choices.packed_files import find_packed_weights_file, place_of_packed_weights
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
@@ -127,6 +128,7 @@ class Decision:
         self.routing = routing
         self.machine: Machine | None = None  # once its speed is asked for, if that is known
         self.reasons: Reasons = []
+        self._is_table_on_disk = False  # of embeddings for each layer, once weights are chosen
 
     def config(self) -> EngineConfig:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
@@ -147,6 +149,8 @@ class Decision:
         batching = _default_batching(settings, self.usage)
         budget.set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
+        file = self._find_packed_file(weights) if cpu_isa else None
+        self._is_table_on_disk = stays_on_disk(self._costs(weights), file, reasons)
         dtype = "float32" if cpu_isa else weights.matrices
         budget.parallel = self._ranks(weights, batching, cpu_isa)
         is_limited = bool(cpu_isa and settings.memory_bytes)
@@ -371,6 +375,7 @@ class Decision:
             routers=weights.routers,
             head=weights.head,
             layer_table=weights.layer_table,
+            is_table_on_disk=self._is_table_on_disk,
             layers=weights.layers,
             is_wide=weights.is_exact,
         )

@@ -24,6 +24,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from moeflow.checkpoint.packed.large_pages import LargePages
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import compute_setup
@@ -131,6 +132,15 @@ def test_while_routing_is_recorded(mixtral, tmp_path, monkeypatch):
         traces.append(file.stat().st_size)
         file.unlink()
     assert traces[0] == traces[1] > 0
+
+
+def test_its_pages_are_looked_after_while_the_engine_lives(mixtral, monkeypatch):
+    seen = []
+    monkeypatch.setattr(LargePages, "begin", lambda _: seen.append("begun"))
+    monkeypatch.setattr(LargePages, "close", lambda _: seen.append("ended"))
+    with closing(Engine.load(config_of(mixtral / "model", mixtral, quantize="int8"))):
+        assert seen == ["begun"]
+    assert seen == ["begun", "ended"]
 
 
 LLAMA3 = {

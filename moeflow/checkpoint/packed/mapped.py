@@ -10,52 +10,68 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
 
+from moeflow.checkpoint.packed.large_pages import LargePages
 from moeflow.checkpoint.packed.layout import PACK_AGAIN, SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.arrays import array_on
 from moeflow.kernels.lazy_memory import advise_huge_pages
+from moeflow.kernels.mapped_pages import MappedPages
 
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python does not name: Linux 5.14 and later
+_KNOWS_PAGES: Final = sys.platform == "linux"  # how they lie, and how they become large
 _STEP_BYTES: Final = 128 * MIB  # between two reports, and two chances for Ctrl-C
 
 OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 
 def map_weights(
-    index: SlabIndex, on_bytes: OnBytes | None = None, *, left_out: Collection[int] = (), as_tensors: bool = True
+    index: SlabIndex,
+    on_bytes: OnBytes | None = None,
+    *,
+    left_out: Collection[int] = (),
+    left_on_disk: range = range(0),
+    as_tensors: bool = True,
 ) -> LaidOutMemory:
     """Return a model's weights as they lie in its file, as torch's tensors or NumPy's arrays.
 
-    Experts in `left_out`, of any layer, are not brought in: their pages come when somebody computes with them.
+    Experts in `left_out`, of any layer, and what is in the bytes `left_on_disk` behind all experts are not brought in:
+    their pages come when somebody computes with them.
 
     Raises: CheckpointError if the file is not what the index says any more, or cannot be read; CapacityError if the
     system refuses the addresses.
     """
     spec = index.spec
-    content = _map(index)
-    _bring_in(content, index, _ranges_without(index.spec, left_out), on_bytes or _ignore)
-    whole = array_on(np.frombuffer(content, np.uint8), "cpu" if as_tensors else None)
+    content, identity = _map(index)
+    ranges = _ranges_without(index.spec, left_out, left_on_disk)
+    _bring_in(content, index, ranges, on_bytes or _ignore)
+    as_mapped = np.frombuffer(content, np.uint8)
+    whole = array_on(as_mapped, "cpu" if as_tensors else None)
     first = spec.offset(0)
     slabs = whole[first : spec.resident_start].reshape(spec.num_layers, spec.num_experts, spec.stride_bytes)
-    return LaidOutMemory(whole[spec.resident_start :], slabs if spec.num_slabs else None, is_filled=True)
+    pages = LargePages(index.path, identity, partial(MappedPages, as_mapped, ranges)) if _KNOWS_PAGES else None
+    resident = whole[spec.resident_start :]
+    return LaidOutMemory(resident, slabs if spec.num_slabs else None, is_filled=True, pages=pages)
 
 
-def _map(index: SlabIndex) -> mmap.mmap:
-    """Map the whole file. What is written to it here, nothing as a rule, would be this process's own."""
+def _map(index: SlabIndex) -> tuple[mmap.mmap, os.stat_result]:
+    """Map the whole file, and say which it is. What is written to it here, nothing as a rule, would be our own."""
     try:
         descriptor = os.open(index.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         remedy = "Check that the file is there and that you may read it"
         raise CheckpointError(f"cannot be opened ({error.strerror})", file=index.path, remedy=remedy) from error
     try:
-        size = os.fstat(descriptor).st_size
+        identity = os.fstat(descriptor)
+        size = identity.st_size
         if size != index.spec.file_bytes:  # a page past the end would end the process
             problem = f"is {size} bytes long instead of {index.spec.file_bytes}: it was cut"
             raise CheckpointError(problem, file=index.path, remedy=PACK_AGAIN)
@@ -69,13 +85,14 @@ def _map(index: SlabIndex) -> mmap.mmap:
     finally:
         os.close(descriptor)
     advise_huge_pages(content, 0, size)  # where the file system caches in large pages, they are mapped as such
-    return content
+    return content, identity
 
 
-def _ranges_without(spec: SlabSpec, left_out: Collection[int]) -> list[range]:
-    """Return the bytes of a file without some experts of each layer."""
+def _ranges_without(spec: SlabSpec, left_out: Collection[int], left_on_disk: range) -> list[range]:
+    """Return the bytes of a file without some experts of each layer, and without some bytes behind them."""
     starts = [spec.offset(layer * spec.num_experts + it) for layer in range(spec.num_layers) for it in sorted(left_out)]
-    bounds = [0, *(bound for start in starts for bound in (start, start + spec.stride_bytes)), spec.file_bytes]
+    gaps = [range(start, start + spec.stride_bytes) for start in starts] + [left_on_disk] * bool(left_on_disk)
+    bounds = [0, *(bound for gap in gaps for bound in (gap.start, gap.stop)), spec.file_bytes]
     return [range(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop]
 
 

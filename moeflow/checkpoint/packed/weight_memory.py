@@ -11,12 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.checkpoint.packed.file_io import whole_pages
+from moeflow.checkpoint.packed.large_pages import LargePages
 from moeflow.kernels.arrays import Array, address, is_numpy
 from moeflow.kernels.lazy_memory import ALIGNMENT, allocate_lazily
 
 
 class WeightMemory(Protocol):
     """Where a model takes the memory of its packed weights, and of what lies beside these."""
+
+    @property
+    def pages(self) -> LargePages | None:
+        """What puts mapped weights on large pages; None: they are not mapped."""
+        ...
 
     @property
     def is_filled(self) -> bool:
@@ -40,6 +46,7 @@ class WeightMemory(Protocol):
 class FreshMemory:
     """Zeros, to be filled by a loader."""
 
+    pages = None
     is_filled = False
     is_numpy = False
 
@@ -55,6 +62,7 @@ class FreshMemory:
 class NotedMemory:
     """Notes which blocks are asked for, and touches none of them; experts are kept elsewhere."""
 
+    pages = None
     is_filled = False
     is_numpy = True
 
@@ -81,8 +89,9 @@ class NotedMemory:
 class LaidOutMemory:
     """Memory laid out as in packed weights: each block from the start of a page, a layer's experts slab by slab."""
 
-    def __init__(self, resident: Any, slabs: Any = None, *, is_filled: bool) -> None:
+    def __init__(self, resident: Any, slabs: Any = None, *, is_filled: bool, pages: LargePages | None = None) -> None:
         """Take resident [bytes] uint8 for the blocks, slabs [L, E, stride] uint8; None: experts are kept elsewhere."""
+        self.pages = pages
         self.is_filled = is_filled
         self._resident = resident
         self._slabs = slabs

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ MIN_FREE_RAM = 2 * GIB  # the built-in model in bfloat16 with a small KV cache
 MIN_FREE_DISK = 2 * GIB  # the built-in model takes 1.3
 REINSTALL = "Install moeflow again: `make clean run` does it"
 NEEDED_PACKAGES = ("torch", "tokenizers", "safetensors", "fastapi")
+LARGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 COMPILERS = ("g++", "clang++")
 CPU_FLAGS = (
     "avx2",
@@ -90,6 +92,7 @@ def hardware(cpu_isa: str) -> list[Finding]:
         instruction_set(info),
         cpu_kernels(cpu_isa),
         memory(machine),
+        *large_pages(),
         *accelerator(machine),
     ]
 
@@ -138,6 +141,20 @@ def memory(machine: HostResources) -> Finding:
         return Finding("memory", Verdict.OK, found)
     remedy = f"Free {format_bytes(MIN_FREE_RAM)} for the built-in model, or use a smaller one"
     return Finding("memory", Verdict.WARN, found, remedy)
+
+
+def large_pages(setting: Path = LARGE_PAGES_SETTING) -> list[Finding]:
+    """Return whether those that ask get memory in large pages; nothing where the system does not say."""
+    try:
+        chosen = re.search(r"\[(\w+)\]", setting.read_text(encoding="ascii"))
+    except (OSError, UnicodeDecodeError):
+        return []
+    if chosen is None:
+        return []
+    if chosen[1] != "never":
+        return [Finding("large pages", Verdict.OK, f"{chosen[1]}: memory that asks for them lies on them")]
+    found = "never: what is not mapped from packed weights lies on pages of 4 KiB, so decoding may take twice as long"
+    return [Finding("large pages", Verdict.WARN, found, f"As root: echo madvise > {setting}")]
 
 
 def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia/version")) -> list[Finding]:

@@ -45,6 +45,7 @@ def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
             routers=config.router_format,
             head=config.head_format or None,
             layer_table=config.layer_table_format or None,
+            is_table_on_disk=bool(config.packed_file),
             layers=config.layer_formats,
             is_wide=config.is_wide,
         ),

@@ -30,7 +30,7 @@ from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.expert_predictor import saved
 from moeflow.models.importance import known_importance
 from moeflow.models.layers.weight_allocator import WeightFormats
-from moeflow.models.packing import names_in_part, pack_model, slab_spec
+from moeflow.models.packing import layer_table_range, names_in_part, pack_model, slab_spec
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.weight_choice import explicit_choice, own_precision
 from moeflow.planner.hardware.host import host_resources
@@ -94,7 +94,8 @@ def map_packed(
         index = _read_index(file, slab_spec(checkpoint, formats))
     else:
         index = ensure_packed_weights_file(checkpoint, file, config, on_bytes)
-    return map_weights(index, on_bytes, left_out=left_out, as_tensors=as_tensors)
+    table = layer_table_range(checkpoint, formats, index.spec)
+    return map_weights(index, on_bytes, left_out=left_out, left_on_disk=table, as_tensors=as_tensors)
 
 
 def ensure_packed_weights_file(

@@ -50,6 +50,7 @@ class Formats:
     routers: str | None = None  # None: as matrices
     head: str | None = None  # of the output projection; None: as embeddings
     layer_table: str | None = None  # of the table that embeds tokens for each layer; None: as embeddings
+    is_table_on_disk: bool = False  # in the file that weights are mapped from: a token reads one row of it
     layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices instead of `matrices`; empty: all have that
     is_wide: bool = False  # whether integers meet activations of 16 bits
 
@@ -240,12 +241,17 @@ class ModelCosts:
         making = (
             self.shape.num_layers * self.shape.layer_input_values // 3 * bits_per_value(self.formats.outside_layers)
         )
-        return of_tokens + positions + self.layer_table_bytes + making / 8
+        return of_tokens + positions + self.held_table_bytes + making / 8
 
     @property
     def layer_table_bytes(self) -> float:
         """The table that embeds tokens for each layer."""
         return self.shape.layer_table_values * bits_per_value(self.formats.of_layer_table) / 8
+
+    @property
+    def held_table_bytes(self) -> float:
+        """As much of it as is in memory."""
+        return 0.0 if self.formats.is_table_on_disk else self.layer_table_bytes
 
     @property
     def model_bytes(self) -> float:

@@ -9,8 +9,10 @@ import pytest
 
 import moeflow.checkpoint.packed.mapped as slab_map
 from moeflow.checkpoint.packed.file_io import PAGE_BYTES
+from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.checkpoint.packed.mapped import map_weights
 from moeflow.core.errors import CapacityError, CheckpointError
+from moeflow.core.units import MIB
 from tests.checkpoint.packed.slabs import make_spec, resident, slab, write_packed_weights_file
 
 
@@ -31,6 +33,14 @@ def test_weights_are_what_was_written(index):
     assert seen == [(spec.file_bytes, spec.file_bytes)]
 
 
+def test_what_stays_on_disk_comes_when_it_is_read(index):
+    spec, seen = index.spec, []
+    left = range(spec.resident_start + PAGE_BYTES, spec.resident_start + 2 * PAGE_BYTES)
+    memory = map_weights(index, lambda *counts: seen.append(counts), left_on_disk=left)
+    assert seen[-1] == (spec.file_bytes - PAGE_BYTES,) * 2
+    assert memory.block(3 * PAGE_BYTES).numpy().tobytes() == resident(spec)
+
+
 def test_a_dense_model_has_no_experts_to_map(tmp_path):
     spec = make_spec(num_layers=0, num_experts=0, slab_bytes=0, resident_bytes=PAGE_BYTES)
     memory = map_weights(write_packed_weights_file(tmp_path / "model.slabs", spec))
@@ -41,6 +51,19 @@ def test_the_file_is_never_written_to(index):
     before = index.path.read_bytes()
     map_weights(index).block(PAGE_BYTES)[:] = 7
     assert index.path.read_bytes() == before
+
+
+def test_pages_become_large_and_hold_what_they_held(tmp_path):
+    spec = make_spec(slab_bytes=MIB, resident_bytes=MIB)
+    file = write_packed_weights_file(tmp_path / "model.slabs", spec).path
+    file.write_bytes(file.read_bytes())  # copied just before, so that none of it is on disk yet
+    memory = map_weights(read_slab_index(file), left_out=[3], as_tensors=False)
+    memory.pages.begin()
+    memory.pages._thread.join()
+    assert memory.block(MIB).tobytes() == resident(spec)
+    for layer in range(spec.num_layers):
+        for expert, row in enumerate(memory.experts(spec.num_experts, MIB)):
+            assert row.tobytes() == slab(spec, layer, expert)
 
 
 def test_a_file_that_was_cut_meanwhile_is_an_error(index):

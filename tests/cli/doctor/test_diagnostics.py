@@ -40,6 +40,32 @@ def test_little_memory_is_a_warning_with_a_remedy():
     assert "2.0 GiB" in finding.remedy
 
 
+@pytest.mark.parametrize("setting", ["always [madvise] never\n", "[always] madvise never\n"])
+def test_large_pages_that_are_given_out_are_fine(tmp_path, setting):
+    file = tmp_path / "enabled"
+    file.write_text(setting)
+    (finding,) = diagnostics.large_pages(file)
+    assert finding.verdict is Verdict.OK
+    assert finding.found.startswith(setting.split("[")[1].split("]")[0])
+
+
+def test_large_pages_that_are_switched_off_are_a_warning_with_a_remedy(tmp_path):
+    file = tmp_path / "enabled"
+    file.write_text("always madvise [never]\n")
+    (finding,) = diagnostics.large_pages(file)
+    assert finding.verdict is Verdict.WARN
+    assert finding.found.startswith("never: ")
+    assert finding.remedy == f"As root: echo madvise > {file}"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"who knows", b"\xff[never]"])
+def test_a_system_that_does_not_say_is_not_judged(tmp_path, content):
+    file = tmp_path / "enabled"
+    if content is not None:
+        file.write_bytes(content)
+    assert diagnostics.large_pages(file) == []
+
+
 def test_a_cache_folder_that_does_not_exist_yet_is_judged_by_its_parent(tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")
     asked = []
