@@ -19,7 +19,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from moeflow import __version__
 from moeflow.server.request_log import RequestRecord, Work
 
 Attributes = dict[str, str | int | float | list[str]]
@@ -38,12 +37,12 @@ class RequestTracer:
 
     def __init__(self, endpoint: str | None = None) -> None:
         """`endpoint` is the base address of a collector; None: where OpenTelemetry's variables say."""
-        own = Resource({"service.name": "moeflow", "service.version": __version__})
+        own = Resource({"service.name": "moeflow"})
         address = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
         resource = Resource.create().merge(own).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=address)))
-        self._tracer = self._provider.get_tracer("moeflow", __version__)
+        self._tracer = self._provider.get_tracer("moeflow")
         self._propagator = TraceContextTextMapPropagator()
 
     def trace(self, record: RequestRecord) -> None:
