@@ -270,9 +270,10 @@ def test_nothing_of_it_is_imported_where_nobody_asks_for_it():
 def test_a_server_traces_where_the_environment_says_and_sends_the_last_ones_at_its_end(
     collector, monkeypatch, tmp_path
 ):
-    write_tiny_mixtral(tmp_path, max_position_embeddings=256)
+    model = tmp_path / "tiny-mixtral"
+    write_tiny_mixtral(model, max_position_embeddings=256)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-    server = Server(tmp_path)
+    server = Server(model)
     try:
         server.wait_until_ready()
         assert server.post(max_tokens=4).status_code == 200
