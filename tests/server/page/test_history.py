@@ -39,6 +39,21 @@ def test_conversations_are_listed_found_and_opened(page, say):
     expect(names(page)).to_have_count(2)
 
 
+def test_the_open_one_is_in_view_in_a_long_list(page, tmp_path):
+    records = [{"messages": [{"role": "user", "content": f"No. {i}"}]} for i in range(100)]
+    (tmp_path / "many.json").write_text(json.dumps(records))
+    page.get_by_label("Files to import").set_input_files([tmp_path / "many.json"])
+    expect(names(page)).to_have_count(100)
+    for name in (names(page).last.text_content(), names(page).first.text_content()):
+        page.evaluate(
+            "(hash) => (location.hash = hash)", names(page).get_by_text(name, exact=True).get_attribute("href")
+        )
+        expect(page.locator(".prompt-text")).to_have_text(name)
+        expect(names(page).get_by_text(name, exact=True)).to_be_in_viewport()
+        page.reload()
+        expect(names(page).get_by_text(name, exact=True)).to_be_in_viewport()
+
+
 def test_rename_delete_and_undo(page, say):
     say("Here.")
     send_and_wait(page, "Are you there?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import httpx
@@ -107,6 +108,25 @@ def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, engine
     page.keyboard.press("Control+Home")
     page.mouse.wheel(0, -100_000)
     expect(answer(page).get_by_text("No. 0", exact=True)).to_be_in_viewport()
+
+
+def test_a_conversation_opens_at_its_end(page, say):
+    say(("Text.\n\n```\n" + "code\n" * 30 + "```\n\n") * 12 + "The end.")
+    send_and_wait(page, "Much code, please.")  # of which only what comes near the view is drawn
+    expect(answer(page).get_by_text("The end.")).to_be_in_viewport()
+    page.reload()
+    expect(answer(page).get_by_text("The end.")).to_be_in_viewport()
+    expect(button(page, "To the end")).to_be_hidden()
+
+
+def test_room_between_the_blocks_of_an_answer(page, say):
+    say("One.\n\n## Two\n\nThree.\n\n---\n\nFour.")
+    send_and_wait(page, "Write.")
+    boxes = [block.bounding_box() for block in answer(page).locator("> *").all()]
+    gaps = [below["y"] - above["y"] - above["height"] for above, below in itertools.pairwise(boxes)]
+    before_heading, after_heading, before_line, after_line = gaps
+    assert before_heading > after_heading > 8
+    assert before_line == after_line > after_heading
 
 
 def paragraph_in_the_middle(page):

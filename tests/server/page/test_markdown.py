@@ -28,6 +28,7 @@ TEXTS = [
     "hard  \nbreak\\\nagain\n    not code\n\n\tcode\n\n  two spaces",
     "<div>\n<b>x</b>\n</div>\n\n<!-- note -->\n\n![pic](https://p.example/x.png) ![](https://p.example/y.png)",
     "Grüße 🦊 שלום\r\nlines\r\n\r\n- of\r\n- Windows\r\n\r\n```\r\nx\r\n```\r\n",
+    "- 1\n\n- שלום\n- plain\n\n> ציטוט\n\n| שם | x |\n|--|--|\n| 1 | 2 |",
     "a\n\n$$\nx = 1\n- y\n$$\n\nb $a_1$ c \\(d\\) \\[e\\] $5 and $10\n\n$$ open\n\nnext",
     "### third first\n# then first\n#### fourth",
 ]

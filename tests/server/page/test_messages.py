@@ -212,6 +212,10 @@ def test_text_from_right_to_left(page, say):
     directions = "elements => elements.map(it => getComputedStyle(it).direction)"
     assert answer(page).locator("p").evaluate_all(directions) == ["rtl", "ltr"]
     assert page.locator(".prompt-text").evaluate_all(directions) == ["rtl"]
+    say("- 1: שלום\n- plain\n\n> ציטוט\n\n| שם | value |\n| -- | -- |\n| plain | 1 |\n\n- plain\n- עולם")
+    send_and_wait(page, "Blocks")
+    assert answer(page).locator("ul, blockquote, table").evaluate_all(directions) == ["rtl", "rtl", "rtl", "ltr"]
+    assert answer(page).locator("li, td").evaluate_all(directions) == ["rtl", "rtl", "ltr", "ltr", "ltr", "ltr"]
     prompt_box(page).fill("שלום")
     assert page.locator("#prompt").evaluate_all(directions) == ["rtl"]
 

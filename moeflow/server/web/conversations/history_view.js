@@ -21,6 +21,7 @@ export class HistoryView {
     this.wide = matchMedia(WIDE);
     this.timer = null;
     this.shown = ""; // what the list shows
+    this.currentId = ""; // of the conversation marked in it
     this.numShown = 0; // of calls of `show`, so that an earlier one that comes later is not taken
     this.listen();
     this.place();
@@ -62,7 +63,9 @@ export class HistoryView {
     else this.panel.showModal();
     if (this.wide.matches) this.isOpen.write(this.panel.open);
     this.sayIfOpen();
-    if (this.panel.open) this.search.focus();
+    if (!this.panel.open) return;
+    this.showCurrent();
+    this.search.focus();
   }
 
   sayIfOpen() {
@@ -88,8 +91,15 @@ export class HistoryView {
     if (shown === this.shown) return; // drawn anew, the list would lose the focus
     this.shown = shown;
     this.list.replaceChildren(...heads.map((head) => this.item(head, head.id === current.id)));
+    if (current.id !== this.currentId) this.showCurrent();
+    this.currentId = current.id;
     this.none.hidden = heads.length > 0;
     this.none.textContent = isSearch ? "Nothing found." : "Conversations are kept here, in this browser alone.";
+  }
+
+  /** Scroll the open conversation into the view of a long list. */
+  showCurrent() {
+    this.list.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
   }
 
   item({ id, name }, isCurrent) {

@@ -6,7 +6,10 @@
 
 const ALIGNMENT = /text-align:(\w+)/;
 const TASK = /^\[([ xX])\] /;
-const BLOCKS_OF_TEXT = new Set(["p", "h3", "h4", "h5", "h6", "li", "td", "th", "blockquote"]);
+const BLOCKS_OF_TEXT = new Set(["p", "h3", "h4", "h5", "h6", "td", "th"]);
+const BLOCKS_OF_BLOCKS = new Set(["ul", "ol", "table", "blockquote"]);
+const LETTER = /\p{L}/u;
+const RIGHT_TO_LEFT = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Adlam}]/u;
 
 /** `env.topHeading` is the level of the text's first heading: it stands below the page's own two, whichever it is. */
 export function toNodes(tokens, env) {
@@ -15,6 +18,7 @@ export function toNodes(tokens, env) {
     if (token.hidden) continue; // the paragraph of a tight list's item
     if (token.nesting === 1) {
       const node = elementOf(token, env);
+      if (BLOCKS_OF_BLOCKS.has(node.tag) && isRightToLeft(tokens, i)) node.attributes.dir = "rtl";
       open.at(-1).push(wrapped(node));
       open.push(node.children);
     } else if (token.nesting === -1) {
@@ -66,6 +70,16 @@ function elementOf(token, env) {
   const alignment = ALIGNMENT.exec(token.attrGet("style") ?? "")?.[1];
   if (alignment) attributes.class = alignment; // the page's policy forbids styles in attributes
   return element(tag, attributes);
+}
+
+/** Whether the first letter in a block of blocks is written from right to left. `dir="auto"` would not look into blocks
+ *  that have a direction of their own; it decides where markers, columns and the line beside a quotation are. */
+function isRightToLeft(tokens, start) {
+  for (let i = start + 1; tokens[i].level > tokens[start].level; i += 1) {
+    const letter = tokens[i].type === "inline" ? LETTER.exec(tokens[i].content) : null;
+    if (letter) return RIGHT_TO_LEFT.test(letter[0]);
+  }
+  return false;
 }
 
 function headingTag(level, env) {
