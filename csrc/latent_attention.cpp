@@ -34,7 +34,7 @@ void store(const Isa& isa, const LatentAttentionCall& call, int64_t token, const
   float* const row = buffer.at_least(call.cache.head_dim);
   normalise_row(isa, call.projections.latent_norm, x, latent, row);
   rotate(isa, call, token, x + latent, row + latent);
-  write_kv_row(call.cache, call.slots[token], 0, row, nullptr);
+  write_latent_row(call.cache, call.slots[token], 0, row);
 }
 
 }  // namespace

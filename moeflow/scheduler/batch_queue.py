@@ -1,12 +1,13 @@
 """Requests of batch jobs that wait, in the order in which micro-batches of algorithm 2 are made of them.
 
-Knows nothing of passes; the scheduler takes from the head when there is a place.
+Knows nothing of passes; the scheduler takes from its beginning when there is a place.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import islice
 
 from moeflow.core.request import Request
 from moeflow.scheduler.offline_batching import form_micro_batches
@@ -44,15 +45,17 @@ class BatchQueue:
         """Take a request out, wherever it stands."""
         (self._formed if request in self._formed else self._arrived).remove(request)
 
-    def head(self) -> Request:
-        """Return the next request; there must be one."""
-        if not self._formed:
+    def first(self, passed_by: Collection[Request]) -> Request | None:
+        """Return the next request that is not passed by; None: there is none."""
+        num_seen = 0
+        while True:
+            for request in islice(self._formed, num_seen, None):
+                if request not in passed_by:
+                    return request
+            if not self._arrived:
+                return None
+            num_seen = len(self._formed)
             self._form()
-        return self._formed[0]
-
-    def pop(self) -> Request:
-        """Take out the request that `head` has shown."""
-        return self._formed.popleft()
 
     def expected_tokens(self, request: Request) -> int:
         """Return how many tokens a request will probably have in the end."""
@@ -74,5 +77,5 @@ class BatchQueue:
             cache_size=self._cache_size,
         )
         self._formed.extend(request for micro_batch in micro_batches for request in micro_batch)
-        if not self._formed:  # none fits beside a longest answer: one at a time does, the engine has seen to that
+        if not micro_batches:  # none fits beside a longest answer: one at a time does, the engine has seen to that
             self._formed.append(self._arrived.pop(0))

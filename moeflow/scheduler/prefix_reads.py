@@ -9,6 +9,8 @@ so that it keeps its own blocks and no more.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from moeflow.core.request import Request
 from moeflow.kv.block_tables import BlockTables, Filling
 from moeflow.scheduler.prefix_source import PrefixRead, PrefixSource
@@ -40,6 +42,11 @@ class PrefixReads:
     def holds(self, request: Request) -> bool:
         """Return whether a request waits."""
         return request in self._waiting
+
+    @property
+    def held(self) -> Set[Request]:
+        """The requests that wait."""
+        return self._waiting.keys()
 
     def begin(self, request: Request) -> bool:
         """Have a request wait whose table is open, if more of it can be read; its table is then closed again."""

@@ -23,7 +23,7 @@ Knows no tensors, no text and no clock. Whoever runs the pass reports back throu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -323,32 +323,41 @@ class Scheduler:
         """Whether a batch prompt could be computed if one of the decodes left it a place."""
         if any(not request.is_decoding for request in running):
             return True
-        return bool(self.batch_queue) and len(running) < self._max_batch and self._fits_to_the_end()
+        held = self._held_batch()
+        request = self.batch_queue.first(held)
+        has_place = len(running) + len(held) < self._max_batch
+        return request is not None and has_place and self._fits_to_the_end(request, held)
 
-    def _fits_to_the_end(self) -> bool:
-        """Whether all that run and the next batch request will probably have room until their answers end.
+    def _held_batch(self) -> set[Request]:
+        """Return the batch requests that wait for a prefix to be read."""
+        return {request for request in self._reads.held if request.is_batch}
+
+    def _fits_to_the_end(self, request: Request, held: Collection[Request]) -> bool:
+        """Whether a batch request, those before it and all that run will probably have room until their answers end.
 
         The condition is algorithm 2's, with those that run as the micro-batch that is being filled.
         """
-        requests = [*self.running, self.batch_queue.head()]
-        num_needed = sum(self._blocks_in_the_end(request) for request in requests)
-        return len(requests) == 1 or num_needed <= self.config.num_blocks
+        num_needed = sum(self._blocks_in_the_end(one) for one in (*self.running, *held, request))
+        return not self.running or num_needed <= self.config.num_blocks
 
     def _admit_batch_requests(self, plan: _Plan) -> None:
-        """Admit batch requests as long as there is room."""
+        """Admit batch requests as long as there is room.
+
+        Who waits for a prefix to be read is passed by and keeps its place, which is before all that are let in later.
+        """
+        passed_by = self._held_batch()
         num_running = len(self._running(is_batch=True))
-        while self.batch_queue and len(plan.entries) < self.config.max_num_seqs:
-            if (
-                not _chunk(self.batch_queue.head(), plan.budget)
-                or num_running >= self._max_batch
-                or not self._fits_to_the_end()
-            ):
+        while len(plan.entries) < self.config.max_num_seqs and num_running + len(passed_by) < self._max_batch:
+            request = self.batch_queue.first(passed_by)
+            if request is None or not _chunk(request, plan.budget) or not self._fits_to_the_end(request, passed_by):
                 return
-            if self._reads.holds(self.batch_queue.head()) or not self._open(self.batch_queue.head()):
+            if not self._open(request):
                 return
-            if self._reads.begin(self.batch_queue.head()):
-                return
-            self._begin(plan, self.batch_queue.pop())
+            if self._reads.begin(request):
+                passed_by.add(request)
+                continue
+            self.batch_queue.remove(request)
+            self._begin(plan, request)
             num_running += 1
 
     def _blocks_in_the_end(self, request: Request) -> int:

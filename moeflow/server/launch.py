@@ -27,10 +27,11 @@ from moeflow.server.config import ServerConfig
 from moeflow.server.listener import listen, url
 from moeflow.server.loading import load_model
 from moeflow.server.logs import configure_logs
+from moeflow.server.tracing_choice import is_tracing_wanted
 
 if TYPE_CHECKING:
     from moeflow.server import app as web_app
-    from moeflow.server import http_server, model_pool, served_model
+    from moeflow.server import http_server, model_pool, served_model, tracing
     from moeflow.server.jobs import data_folder
     from moeflow.server.service import Service
 else:
@@ -39,6 +40,7 @@ else:
     model_pool = on_demand("moeflow.server.model_pool")
     served_model = on_demand("moeflow.server.served_model")
     data_folder = on_demand("moeflow.server.jobs.data_folder")
+    tracing = on_demand("moeflow.server.tracing")
 
 Result = TypeVar("Result")
 
@@ -63,12 +65,13 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
     Raises: ConfigError for host or port; whatever keeps the model from loading.
     """
     configure_logs(config.log_level, config.log_format)
-    with listen(config) as listener:
+    tracer = _tracer_of(config)
+    with listen(config) as listener, contextlib.closing(tracer) if tracer else contextlib.nullcontext():
         decided = plan()
         if expected := what_to_expect(decided):
             print(expected, file=sys.stderr)
         _warn_if_open(config)
-        return asyncio.run(_serve(listener, decided, config))
+        return asyncio.run(_serve(listener, decided, config, tracer))
 
 
 def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config: ServerConfig) -> int:
@@ -80,9 +83,14 @@ def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config:
     Raises: ConfigError for host or port.
     """
     configure_logs(config.log_level, config.log_format)
-    with listen(config) as listener:
+    tracer = _tracer_of(config)
+    with listen(config) as listener, contextlib.closing(tracer) if tracer else contextlib.nullcontext():
         _warn_if_open(config)
-        return asyncio.run(_serve_several(listener, models, budget_bytes, config))
+        return asyncio.run(_serve_several(listener, models, budget_bytes, config, tracer))
+
+
+def _tracer_of(config: ServerConfig) -> tracing.RequestTracer | None:
+    return tracing.RequestTracer(config.otlp_endpoint) if is_tracing_wanted(config.otlp_endpoint) else None
 
 
 def _warn_if_open(config: ServerConfig) -> None:
@@ -91,7 +99,11 @@ def _warn_if_open(config: ServerConfig) -> None:
 
 
 async def _serve_several(
-    listener: socket.socket, models: Mapping[str, PlannedModel], budget_bytes: int, config: ServerConfig
+    listener: socket.socket,
+    models: Mapping[str, PlannedModel],
+    budget_bytes: int,
+    config: ServerConfig,
+    tracer: tracing.RequestTracer | None,
 ) -> int:
     sources = [
         served_model.ModelSource(name, model.path, partial(_prepare, model.plan, config))
@@ -99,7 +111,7 @@ async def _serve_several(
     ]
     pool = model_pool.ModelPool(sources, max_queue=config.max_queue, budget_bytes=budget_bytes)
     with _received_signals() as signals:
-        app = web_app.create_app(None, config, pool)
+        app = web_app.create_app(None, config, tracer.trace if tracer else None, pool=pool)
         jobs = app.state.jobs = _open_jobs(config, app.state.service)
         http = http_server.HttpServer(app)
         async with _answering(http, jobs, listener, signals):
@@ -118,12 +130,14 @@ def _prepare(plan: Callable[[], Plan], config: ServerConfig) -> served_model.Loa
     return served_model.Loadable(decided.memory_bytes, load)
 
 
-async def _serve(listener: socket.socket, plan: Plan, config: ServerConfig) -> int:
+async def _serve(
+    listener: socket.socket, plan: Plan, config: ServerConfig, tracer: tracing.RequestTracer | None
+) -> int:
     with _received_signals() as signals:
         loading = asyncio.create_task(load_model(plan, config, on_failure=lambda: signals.put_nowait(_BROKEN)))
         try:
             await asyncio.to_thread(_import_http)  # takes as long as the engine's process needs to load
-            app = web_app.create_app(None, config)
+            app = web_app.create_app(None, config, tracer.trace if tracer else None)
             jobs = app.state.jobs = _open_jobs(config, app.state.service)
             http = http_server.HttpServer(app)
         except BaseException:

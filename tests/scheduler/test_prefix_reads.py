@@ -231,6 +231,77 @@ def test_batch_requests_that_began_meanwhile_give_way_to_who_has_waited_for_a_re
     assert row.num_preemptions == 1
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_batch_requests_pass_by_one_that_waits_for_a_read(is_known):
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, num_blocks=400, max_num_seqs=4, max_num_batched_tokens=40)
+    long, *shorts = rows = [
+        batch_request(name, [ord(name)] * size, 2) for name, size in (("a", 18), ("b", 3), ("c", 2))
+    ]
+    for row in rows:
+        scheduler.add(row)
+    prefixes.found |= {long: 4 if is_known else None} | dict.fromkeys(shorts, 0)
+    batch = scheduler.schedule()
+    assert [entry.request for entry in batch.entries] == shorts
+    assert scheduler.waiting == [long]
+    finish_pass(scheduler, prefixes.model, batch)
+    prefixes.found[long] = 4
+    finish_pass(scheduler, prefixes.model, scheduler.schedule())
+    prefixes.end(*prefixes.reads)
+    assert [(entry.request, entry.start) for entry in scheduler.schedule().entries] == [(long, 16)]
+
+
+def test_a_batch_request_that_waited_for_a_read_is_the_next_to_begin():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, num_blocks=400, max_num_seqs=2, max_num_batched_tokens=40)
+    rows = [batch_request(str(number), [number] * (30 - number), 4) for number in range(20)]
+    for row in rows:
+        scheduler.add(row)
+    first = scheduler.batch_queue.first(())
+    prefixes.found = dict.fromkeys(rows, 0) | {first: 4}
+    begun = []
+    for number in range(100):
+        batch = scheduler.schedule()
+        begun += [entry.request for entry in batch.entries if entry.request not in begun]
+        finish_pass(scheduler, prefixes.model, batch)
+        if number == 9:
+            num_before = len(begun)
+            prefixes.end(*prefixes.reads)
+        late = batch_request(f"late {number}", [number] * 36, 4)
+        scheduler.add(late)
+        prefixes.found[late] = 0
+    assert begun.index(first) == num_before > 1
+    assert first.num_cached_tokens == 16
+    assert first.output_token_ids == generate_alone(first.prompt_token_ids, 4)
+
+
+def test_no_more_batch_requests_wait_for_reads_than_have_places():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, num_blocks=400, max_num_seqs=2, max_num_batched_tokens=40)
+    for number in range(5):
+        scheduler.add(batch_request(str(number), [number] * 10, 2))
+    assert not scheduler.schedule()
+    assert not scheduler.schedule()
+    assert len(prefixes.reads) == 2
+    run_to_end(scheduler, prefixes)
+
+
+def test_room_is_left_for_a_batch_request_that_waits_for_a_read():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, num_blocks=10, max_num_seqs=4, max_num_batched_tokens=40)
+    long, *shorts = rows = [batch_request(str(number), [number] * size, 4) for number, size in enumerate((14, 9, 8))]
+    for row in rows:
+        scheduler.add(row)
+    prefixes.found = {long: 3} | dict.fromkeys(shorts, 0)
+    batch = scheduler.schedule()
+    assert [entry.request for entry in batch.entries] == shorts[:1], (
+        "5 blocks for each of the first two, 3 for the last"
+    )
+    finish_pass(scheduler, prefixes.model, batch)
+    prefixes.end(*prefixes.reads)
+    assert long in [entry.request for entry in scheduler.schedule().entries]
+
+
 def test_equal_prompts_wait_for_one_read():
     prefixes = FakePrefixes()
     scheduler = make_scheduler(prefixes)

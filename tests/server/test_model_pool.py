@@ -92,7 +92,7 @@ def make_fleet(tokenizer: Tokenizer, *, max_queue: int = 64, **times) -> Fleet:
     fleet = Fleet(tokenizer)
     times = {"max_wait_s": 5.0, "patience_s": 5.0} | times
     pool = ModelPool([fleet.source(name) for name in SIZES], max_queue=max_queue, budget_bytes=100, **times)
-    fleet.app = create_app(None, ServerConfig(max_queue=max_queue), pool)
+    fleet.app = create_app(None, ServerConfig(max_queue=max_queue), pool=pool)
     return fleet
 
 
