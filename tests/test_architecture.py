@@ -159,6 +159,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "jinja2": ("engine/text/jinja_template.py",),
     "ray": ("engine/ranks/ray_cluster.py",),
     "zmq": ("engine/",),
+    "opentelemetry": ("server/tracing.py",),
     "click": ("cli/",),
     "huggingface_hub": ("checkpoint/hub/hub_client.py",),
     "httpx2": ("checkpoint/hub/hub_client.py",),

@@ -138,6 +138,13 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     help="Log prompts, too.",
 )
 @click.option(
+    "--otlp-endpoint",
+    cls=GroupedOption,
+    group="Log",
+    metavar="URL",
+    help="Where to send a trace of each request, by OTLP over HTTP.  [default: (OTEL_EXPORTER_OTLP_...)]",
+)
+@click.option(
     "--max-engine-restarts",
     cls=GroupedOption,
     group="Engine process",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.types import ASGIApp
@@ -26,26 +28,35 @@ from moeflow.server.guard.origins import origin_check
 from moeflow.server.guard.refusal import Guard
 from moeflow.server.jobs.data_folder import Jobs
 from moeflow.server.page import add_page
-from moeflow.server.request_log import RequestLog
+from moeflow.server.request_log import RequestLog, RequestRecord
 from moeflow.server.service import Service
 
 
 class Application(FastAPI):
     """FastAPI with the request log around everything, so that answers to failures have an id and a line, too."""
 
+    on_request_end: Callable[[RequestRecord], None] | None = None
+
     def build_middleware_stack(self) -> ASGIApp:
         """Put the log around what FastAPI builds."""
-        return RequestLog(super().build_middleware_stack())
+        return RequestLog(super().build_middleware_stack(), self.on_request_end)
 
 
-def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
+def create_app(
+    generator: Generator | None,
+    config: ServerConfig,
+    on_request_end: Callable[[RequestRecord], None] | None = None,
+) -> FastAPI:
     """Return the ASGI application. Without a generator it answers "loading" until one is attached.
+
+    `on_request_end` gets what is known of each request that is over.
 
     Its `state.service` is where to attach one, and where to begin draining; `state.jobs` is where batch jobs are to
     be attached, which need a data folder.
     """
     # The pages that FastAPI makes for documents load scripts from elsewhere; the document itself stays.
     app = Application(title="moeflow", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
+    app.on_request_end = on_request_end
     service = app.state.service = Service(config)
     jobs: Jobs | None = None
     app.state.jobs = jobs

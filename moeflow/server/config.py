@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
@@ -36,6 +37,7 @@ class ServerConfig:
     shutdown_deadline_s: float = 30.0  # after SIGTERM: how long running requests may still take
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
+    otlp_endpoint: str | None = None  # base address of a collector of traces; None: as OTEL_... variables say, or none
     log_prompts: bool = False  # whether requests' log lines hold their prompts
     max_engine_restarts: int = 100  # within an hour; one more death of the engine ends the server
     engine_timeout_s: float = 300.0  # an engine that does not answer for so long is started anew; 0: never
@@ -43,6 +45,10 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
+        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.otlp_endpoint):
+            raise ConfigError(
+                f"otlp_endpoint must be an address such as http://localhost:4318, not {self.otlp_endpoint!r}"
+            )
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("api_key is empty; give a key, or leave it out to need none")
         for name, least in _LEAST.items():

@@ -120,12 +120,19 @@ class Generation:
         self.queued_s: float | None = None  # in the engine's queue, until the first sequence's first pass
         self.failure: str | None = None  # the error's code, if a stream ended with one
         self.finish_reasons: list[str] = []  # each once
+        self.begun_at_s: float | None = None  # handed to the engine, on the clock of time.monotonic
+        self.last_token_at_s: float | None = None
         self._streams = streams
         self._ticket = ticket
         self._service = service
         self._metrics = service.metrics
         self._first_token_s: dict[int, float] = {}
         self._num_tokens: dict[int, int] = {}
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model that generates."""
+        return self.generator.client.model.name
 
     @property
     def first_token_at_s(self) -> float | None:
@@ -137,6 +144,7 @@ class Generation:
 
         Raises: ApiError when a sequence fails or is cancelled by the engine; EngineError when the engine goes.
         """
+        self.begun_at_s = time.monotonic()
         try:
             async with aclosing(merge(self._streams)) as merged:
                 async for prompt_number, delta in merged:
@@ -164,6 +172,7 @@ class Generation:
             self.queued_s = delta.queued_s if self.queued_s is None else self.queued_s
             self.num_cached_tokens += delta.num_cached_tokens if delta.index == 0 else 0
         if delta.token_ids:
+            self.last_token_at_s = now_s
             if choice not in self._first_token_s:
                 self._first_token_s[choice] = now_s
                 if not self._ticket.is_batch:

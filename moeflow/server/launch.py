@@ -29,16 +29,18 @@ from moeflow.planner.plan_text import what_to_expect
 from moeflow.server.config import ServerConfig
 from moeflow.server.listener import listen, url
 from moeflow.server.logs import configure_logs
+from moeflow.server.tracing_choice import is_tracing_wanted
 
 if TYPE_CHECKING:
     from moeflow.server import app as web_app
-    from moeflow.server import http_server
+    from moeflow.server import http_server, tracing
     from moeflow.server.jobs import data_folder
     from moeflow.server.service import Service
 else:
     web_app = on_demand("moeflow.server.app")
     http_server = on_demand("moeflow.server.http_server")
     data_folder = on_demand("moeflow.server.jobs.data_folder")
+    tracing = on_demand("moeflow.server.tracing")
 
 Result = TypeVar("Result")
 
@@ -55,7 +57,8 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
     Raises: ConfigError for host or port; whatever keeps the model from loading.
     """
     configure_logs(config.log_level, config.log_format)
-    with listen(config) as listener:
+    tracer = tracing.RequestTracer(config.otlp_endpoint) if is_tracing_wanted(config.otlp_endpoint) else None
+    with listen(config) as listener, contextlib.closing(tracer) if tracer else contextlib.nullcontext():
         decided = plan()
         if expected := what_to_expect(decided):
             print(expected, file=sys.stderr)
@@ -63,15 +66,17 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
             print(
                 f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr
             )
-        return asyncio.run(_serve(listener, decided, config))
+        return asyncio.run(_serve(listener, decided, config, tracer))
 
 
-async def _serve(listener: socket.socket, plan: Plan, config: ServerConfig) -> int:
+async def _serve(
+    listener: socket.socket, plan: Plan, config: ServerConfig, tracer: tracing.RequestTracer | None
+) -> int:
     with _received_signals() as signals:
         loading = asyncio.create_task(_load(plan, config, on_failure=lambda: signals.put_nowait(_BROKEN)))
         try:
             await asyncio.to_thread(_import_http)  # takes as long as the engine's process needs to load
-            app = web_app.create_app(None, config)
+            app = web_app.create_app(None, config, tracer.trace if tracer else None)
             jobs = app.state.jobs = _open_jobs(config, app.state.service)
             http = http_server.HttpServer(app)
         except BaseException:

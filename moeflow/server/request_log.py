@@ -1,7 +1,8 @@
 """One log line a request, written at its end: its id, what was asked, what came of it, tokens and times.
 
 Also gives each request its id, which every answer carries as `x-request-id`. A prompt is in the line only where the
-server was configured so. Knows no OpenAI object.
+server was configured so. A request that is part of a trace (W3C's `traceparent`) has its id there. Knows no OpenAI
+object.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_TRACE_HEADERS = ("traceparent", "tracestate")
 _PATH_CHARACTERS = 200  # that are logged
 _PROBES = frozenset(("/health", "/ready", "/metrics", "/stats"))
 _ID_HEADERS = (b"x-request-id", b"request-id")  # as OpenAI's clients read it, and Anthropic's
@@ -34,6 +38,12 @@ class Work(Protocol):
     num_cached_tokens: int
     queued_s: float | None  # in the engine's queue, until the first sequence's first pass
     failure: str | None  # an error's code, if a stream ended with it
+    begun_at_s: float | None  # when it was handed to the engine
+    last_token_at_s: float | None
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model that generates."""
 
     @property
     def first_token_at_s(self) -> float | None:
@@ -58,6 +68,8 @@ class RequestRecord:
     error_code: str | None = None
     work: Work | None = None
     prompt: Any = None  # only where prompts are logged
+    trace_headers: dict[str, str] = field(default_factory=dict)  # W3C's, as the client sent them
+    trace_id: str | None = None  # of the trace that the request is a part of
 
     @property
     def end(self) -> str:
@@ -87,6 +99,7 @@ class RequestRecord:
             "path": self.path,
             "status": self.status or CLIENT_CLOSED_REQUEST,
             "end": self.end,
+            "trace_id": self.trace_id,
         }
         if work is not None:
             first_s = work.first_token_at_s
@@ -107,10 +120,14 @@ class RequestRecord:
 
 
 class RequestLog:
-    """ASGI application around all others: gives a request its id and writes its line when it is over."""
+    """ASGI application around all others: gives a request its id and writes its line when it is over.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `on_end` gets the record before the line is written.
+    """
+
+    def __init__(self, app: ASGIApp, on_end: Callable[[RequestRecord], None] | None = None) -> None:
         self._app = app
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand on."""
@@ -133,6 +150,8 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            if self._on_end is not None:
+                self._on_end(record)
             record.log()
 
 
@@ -149,7 +168,9 @@ def new_request_id() -> str:
 
 def _begin(scope: Scope) -> RequestRecord:
     """Start a record. A client's own id is kept if it is one that cannot disturb a log."""
-    given = Headers(scope=scope).get("x-request-id", "")
+    headers = Headers(scope=scope)
+    given = headers.get("x-request-id", "")
+    trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
     client = scope.get("client")
     path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
     return RequestRecord(
@@ -157,4 +178,6 @@ def _begin(scope: Scope) -> RequestRecord:
         method=scope["method"],
         path=path.decode("ascii", "backslashreplace")[:_PATH_CHARACTERS],
         client=client[0] if client else None,
+        trace_headers={name: headers[name] for name in _TRACE_HEADERS if name in headers} if trace else {},
+        trace_id=trace[1] if trace else None,
     )
