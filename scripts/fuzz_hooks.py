@@ -26,6 +26,8 @@ _validators: dict[str, jsonschema_rs.Validator] = {}  # by path
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     """Mend a body, whichever phase it comes from."""
+    if case.media_type == "multipart/form-data" and isinstance(case.body, dict):
+        _show_fields(case)
     if case.media_type != "application/json" or not isinstance(case.body, dict):
         return
     body, path = copy.deepcopy(case.body), case.operation.path
@@ -40,9 +42,26 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         _mend_input(body)
     if isinstance(body.get("thinking_token_budget"), int | float):
         del body["thinking_token_budget"]
-    if isinstance(body.get("seed"), float) and body["seed"] == 2.0**63:  # the largest one, as validators round it
+    if isinstance(body.get("seed"), int | float) and _is_rounded(body["seed"]):
         del body["seed"]
     case.body = body
+
+
+def _is_rounded(seed: float) -> bool:
+    """Whether a number is no 64-bit integer, but the float nearest to it is the largest or smallest one's.
+
+    By this the validators of JSON Schema take it for one.
+    """
+    return abs(seed) <= 2**63 + 1024 and not -(2**63) <= seed < 2**63
+
+
+def _show_fields(case: Any) -> None:
+    """Give fields of a form that the document does not know a text: lists and objects of nothing are not sent."""
+    content = case.operation.schema.raw_schema["paths"][case.operation.path]["post"]["requestBody"]["content"]
+    known = content[case.media_type]["schema"]["properties"]
+    unsent = [name for name, value in case.body.items() if not isinstance(value, str | bytes | int | float)]
+    if unknown := [name for name in unsent if name not in known]:
+        case.body = case.body | dict.fromkeys(unknown, "x")
 
 
 def _mend_forms(body: dict[str, Any]) -> None:

@@ -153,7 +153,7 @@ def large_pages(setting: Path = LARGE_PAGES_SETTING) -> list[Finding]:
         return []
     if chosen[1] != "never":
         return [Finding("large pages", Verdict.OK, f"{chosen[1]}: memory that asks for them lies on them")]
-    found = "never: what is not mapped from packed weights lies on pages of 4 KiB, so decoding may take twice as long"
+    found = "never: what is not mapped from packed weights lies on pages of 4 KiB, so decoding is slower"
     return [Finding("large pages", Verdict.WARN, found, f"As root: echo madvise > {setting}")]
 
 
