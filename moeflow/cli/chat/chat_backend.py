@@ -47,6 +47,14 @@ class ChatBackend(Protocol):
         """How many tokens the model's context holds; None if the server does not say."""
         ...
 
+    def model_names(self) -> list[str]:
+        """Return the names of all models that can answer. Raises: EngineError if nobody is there any more."""
+        ...
+
+    def use(self, name: str) -> None:
+        """Have another model answer from now on. Raises: RequestError if there is none of that name, EngineError."""
+        ...
+
     def count_tokens(self, said: str | Messages) -> int:
         """Return how many tokens a text has, or a conversation with the chat template around it.
 
@@ -75,14 +83,26 @@ class RemoteChat:
         base = full_url(url).rstrip("/").removesuffix("/v1")
         self._client = httpx.Client(base_url=base, headers=headers, timeout=timeout, transport=transport)
         self._url = base
-        model = self._read_json("GET", "/v1/models")["data"][0]
-        self.name = str(model["id"])
-        self.max_model_len: int | None = model.get("max_model_len")
+        self.max_model_len: int | None = None  # nor is it known of a model that is not loaded
+        self._use(self._models()[0])
+
+    def model_names(self) -> list[str]:
+        """See `ChatBackend`."""
+        return [str(model["id"]) for model in self._models()]
+
+    def use(self, name: str) -> None:
+        """See `ChatBackend`."""
+        models = {str(model["id"]): model for model in self._models()}
+        if name not in models:
+            raise RequestError(f"the server has no model {name!r}; it has {', '.join(models)}")
+        self._use(models[name])
 
     def count_tokens(self, said: str | Messages) -> int:
         """See `ChatBackend`."""
         what = {"prompt": said, "add_special_tokens": False} if isinstance(said, str) else {"messages": said}
-        return int(self._read_json("POST", "/tokenize", {"model": self.name, **what})["count"])
+        found = self._read_json("POST", "/tokenize", {"model": self.name, **what})
+        self.max_model_len = found.get("max_model_len", self.max_model_len)  # now loaded, if it was not
+        return int(found["count"])
 
     def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
         """See `ChatBackend`."""
@@ -99,6 +119,13 @@ class RemoteChat:
     def close(self) -> None:
         """See `ChatBackend`."""
         self._client.close()
+
+    def _models(self) -> list[dict[str, Any]]:
+        return list(self._read_json("GET", "/v1/models")["data"])
+
+    def _use(self, model: dict[str, Any]) -> None:
+        self.name = str(model["id"])
+        self.max_model_len = model.get("max_model_len")
 
     def _read_json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         try:
@@ -117,6 +144,16 @@ class LocalChat:
         self._llm = llm
         self.name = llm.model.name
         self.max_model_len: int | None = llm.model.max_model_len
+
+    def model_names(self) -> list[str]:
+        """See `ChatBackend`."""
+        return [self.name]
+
+    def use(self, name: str) -> None:
+        """See `ChatBackend`."""
+        if name != self.name:
+            remedy = "start `moeflow serve --model A --model B` and chat with `--url`"
+            raise RequestError(f"this chat has {self.name} alone; to change between models, {remedy}")
 
     def count_tokens(self, said: str | Messages) -> int:
         """See `ChatBackend`."""

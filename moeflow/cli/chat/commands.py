@@ -25,6 +25,7 @@ HELP = f"""\
 /save FILE.md      keep the conversation as Markdown, or as JSON in FILE.json; the server's page imports both
 /load FILE         go on with a conversation that was saved here or exported by the page
 /context           show how much of the model's context the conversation takes
+/model [NAME]      go on with another model of the server; without NAME: list them
 /system [TEXT]     tell the model who it is (and forget what was said); without TEXT: nobody
 /set [NAME VALUE]  change how answers are chosen: {", ".join(SETTABLE)}; alone: show
 /help              show this
@@ -57,6 +58,7 @@ class Commands:
             "save": self._save,
             "load": self._load,
             "context": self._context,
+            "model": self._model,
             "system": self._system,
             "set": self._set,
             "exit": self._exit,
@@ -114,6 +116,16 @@ class Commands:
         if context := self._backend.max_model_len:
             lines.append(f"{'the context holds':<18}{context:>8} tokens, {used / context:.0%} are taken")
         return "\n".join(lines)
+
+    def _model(self, name: str) -> str:
+        if not name:
+            in_use = self._backend.name
+            return "\n".join(f"{'*' if it == in_use else ' '} {it}" for it in self._backend.model_names())
+        try:
+            self._backend.use(name)
+        except RequestError as error:
+            return str(error)
+        return f"{name} answers from now on"
 
     def _system(self, text: str) -> str:
         self._conversation.system = text or None

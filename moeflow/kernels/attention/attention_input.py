@@ -63,7 +63,8 @@ def _normalise(qk: Tensor, heads: Heads) -> Tensor:
         return qk
     q_size = heads.num_heads * heads.head_dim
     parts = []
-    for x, norm in ((qk[:, :q_size], heads.q_norm), (qk[:, q_size:], heads.k_norm)):
+    queries, keys = torch.split(qk, [q_size, qk.shape[1] - q_size], dim=-1)
+    for x, norm in ((queries, heads.q_norm), (keys, heads.k_norm)):
         if norm is None:
             parts.append(x)
             continue

@@ -16,8 +16,8 @@ const at = (id) => document.getElementById(id);
 const storedKey = new Stored("sessionStorage", "api-key");
 const apiKey = () => storedKey.read();
 const settings = new Settings(at("settings-form"));
-const server = new ServerStatus(apiKey);
 const models = new ModelChoice(at("model-choice"), at("model-name"), apiKey);
+const server = new ServerStatus(apiKey, () => models.name);
 const store = new ConversationStore();
 const model = () => models.name ?? server.model?.name;
 const chat = new Chat({ log: at("conversation"), server, settings, store, apiKey, model, onCopy: copy });
@@ -173,6 +173,7 @@ for (const part of [chat, composer]) {
 }
 server.addEventListener("change", () => serverView.show());
 server.addEventListener("ready", () => models.update().catch(() => {})); // the one that /stats tells of is there anyway
+models.addEventListener("change", () => server.poll());
 addEventListener("popstate", () => library.openAddressed());
 // Before the browser breaks the stream off, which would look like a failure. Phones may tell only the second.
 for (const leaving of ["beforeunload", "pagehide"]) addEventListener(leaving, () => chat.leave());

@@ -4,13 +4,14 @@ import { expertFacts } from "./experts.js";
 import { contextTitle, drawExperts, listFacts, liveNumbers, modelFacts, modelLine, rankFacts, replicaFacts, welcomeText } from "./facts.js";
 import { setText } from "./set_text.js";
 
+const UNLOADED = "unloaded";
 const at = (id) => document.getElementById(id);
 
 export class ServerView {
   /** `hasKey()` says whether a key was given, `lastAnswer()` the answer whose numbers are shown. */
   constructor(server, { hasKey, lastAnswer }) {
     Object.assign(this, { server, hasKey, lastAnswer });
-    this.shownModel = null; // when the model was loaded whose facts are shown
+    this.shownModel = null; // which one, and when it was loaded
     this.statsBefore = null; // the reading of /stats before the newest
     this.statsShown = null;
   }
@@ -29,12 +30,26 @@ export class ServerView {
     at("key-form").hidden = !isLocked;
     if (isLocked && !wasLocked) at("api-key").focus();
     if (server.model) this.showModel(server.model);
+    else if (server.state === "ready") this.showUnloaded();
     this.showNumbers();
   }
 
+  /** One of several models, which is not in memory now. */
+  showUnloaded() {
+    if (this.shownModel === UNLOADED) return;
+    this.shownModel = UNLOADED;
+    document.title = "moeflow";
+    at("model-line").textContent = "Loaded when you first ask it";
+    at("welcome-text").textContent = "This server has several models, and loads the one that you ask.";
+    at("expert-strip").replaceChildren();
+    at("model-facts").replaceChildren();
+    at("guesses-field").hidden = true;
+  }
+
   showModel(model) {
-    if (this.shownModel === model.created) return;
-    this.shownModel = model.created;
+    const shown = `${model.created} ${model.name}`;
+    if (this.shownModel === shown) return;
+    this.shownModel = shown;
     document.title = `${model.name} · moeflow`;
     at("model-name").textContent = model.name;
     at("model-line").textContent = modelLine(model);

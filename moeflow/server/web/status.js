@@ -6,10 +6,10 @@ const PERIOD_MS = { connecting: 1000, loading: 1000, ready: 2000, refusing: 3000
 
 /** Emits "change" whenever `state` or `stats` may be new, and "ready" when the server has come to be so. */
 export class ServerStatus extends EventTarget {
-  /** `apiKey()` gives the key to send, or null. */
-  constructor(apiKey) {
+  /** `apiKey()` gives the key to send, or null; `modelName()` the model to tell of, or undefined: the only one. */
+  constructor(apiKey, modelName) {
     super();
-    this.apiKey = apiKey;
+    Object.assign(this, { apiKey, modelName });
     this.state = "connecting"; // connecting, ready, loading, refusing, lost, locked (asks for an API key)
     this.reason = ""; // the server's, for refusing
     this.stats = null; // the newest answer of /stats
@@ -47,8 +47,10 @@ export class ServerStatus extends EventTarget {
 
   async look() {
     try {
-      if (this.state !== "ready") await askJson("ready");
-      this.stats = await askJson("stats", { apiKey: this.apiKey() });
+      const wasReady = this.state === "ready"; // if not, the name may be of a server that was here before
+      if (!wasReady) await askJson("ready");
+      const name = wasReady ? this.modelName() : undefined;
+      this.stats = await askJson(name ? `stats?model=${encodeURIComponent(name)}` : "stats", { apiKey: this.apiKey() });
       this.become("ready");
     } catch (error) {
       this.become(stateAfter(error), error.message);

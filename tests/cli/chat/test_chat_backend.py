@@ -72,6 +72,23 @@ def test_tokens_are_counted_by_the_server():
     backend.close()
 
 
+def test_another_model_of_the_server_is_used(monkeypatch):
+    models = [*MODELS["data"], {"id": "large", "object": "model"}]  # not loaded: its context is not known
+    monkeypatch.setitem(MODELS, "data", models)
+    server = FakeServer(json.dumps({"tokens": [1], "count": 1, "max_model_len": 128}))
+    backend = server.backend()
+    assert backend.model_names() == ["tiny", "large"]
+    backend.use("large")
+    assert (backend.name, backend.max_model_len) == ("large", None)
+    assert backend.count_tokens("a") == 1  # which loads it
+    assert backend.max_model_len == 128
+    assert json.loads(server.requests[-1].content)["model"] == "large"
+    with pytest.raises(RequestError, match="no model 'huge'; it has tiny, large"):
+        backend.use("huge")
+    assert backend.name == "large"
+    backend.close()
+
+
 def test_a_refusal_is_told_in_the_servers_words():
     server = FakeServer(json.dumps({"error": {"message": "the prompt is too long"}}), status=400)
     backend = server.backend()

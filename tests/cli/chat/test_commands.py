@@ -3,6 +3,7 @@ import pytest
 from moeflow.cli.chat.chat_backend import Messages
 from moeflow.cli.chat.commands import HELP, SETTABLE, Commands, Leave, Retry
 from moeflow.cli.chat.conversation import Conversation
+from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
 
 
@@ -10,6 +11,15 @@ class Counter:
     """Counts a token a letter, and ten for each message of a conversation."""
 
     max_model_len = 200
+    name = "small"
+
+    def model_names(self) -> list[str]:
+        return ["small", "large"]
+
+    def use(self, name: str) -> None:
+        if name not in self.model_names():
+            raise RequestError(f"no {name}")
+        self.name = name
 
     def count_tokens(self, said: str | Messages) -> int:
         return len(said) if isinstance(said, str) else sum(len(it["content"]) + 10 for it in said)
@@ -84,7 +94,8 @@ def test_help_and_exit(commands, conversation):
 
 def test_help_names_every_command(commands):
     known = commands.run("/dance").partition("there are ")[2].split(", ")
-    assert known == ["/help", "/retry", "/reset", "/save", "/load", "/context", "/system", "/set", "/exit"]
+    others = ["/retry", "/reset", "/save", "/load", "/context", "/model", "/system", "/set", "/exit"]
+    assert known == ["/help", *others]
     assert all(f"\n{name} " in f"\n{HELP}" for name in known)
 
 
@@ -130,3 +141,11 @@ def test_context_says_what_takes_it(commands, conversation):
     assert counts == [4, 7, 12, 40, 63, 200]
     assert lines[3].startswith("chat template ")
     assert lines[-1].endswith("32% are taken")
+
+
+def test_another_model_answers(commands):
+    assert commands.run("/model") == "* small\n  large"
+    assert commands.run("/model large") == "large answers from now on"
+    assert commands.run("/model") == "  small\n* large"
+    assert commands.run("/model huge") == "no huge"
+    assert commands.run("/model") == "  small\n* large"

@@ -224,18 +224,39 @@ def test_one_of_several_models_can_be_chosen(app, serve, open_page):
     page = open_page(serve(app))
     expect(page.get_by_label("Model", exact=True)).to_be_hidden()
     models = {"object": "list", "data": [{"id": "small"}, {"id": "large"}]}
-    asked = []
+    asked, counted = [], []
     page.route("**/v1/models", lambda route: route.fulfill(json=models))
 
     def complete(route):
         asked.append(route.request.post_data_json["model"])
         route.fulfill(body=stream({"content": "Hi."}), content_type="text/event-stream")
 
+    def count(route):
+        counted.append(route.request.post_data_json["model"])
+        route.fulfill(json={"count": 10})
+
+    def tell(route):  # "large" is loaded when it was asked
+        answer = route.fetch()
+        stats = answer.json() if answer.ok else {**facts, "model": None}
+        facts.update(stats)
+        if route.request.url.endswith("?model=large") and asked:
+            stats = {**stats, "model": {**model, "name": "large", "max_model_len": 100}}
+        route.fulfill(json=stats)
+
+    facts: dict[str, object] = {}
+    model = page.request.get(f"{page.url.partition('#')[0]}stats").json()["model"]
     page.route("**/v1/chat/completions", complete)
+    page.route("**/tokenize", count)
+    page.route("**/stats*", tell)
     page.reload()
     page.get_by_label("Model", exact=True).select_option("large")
+    expect(page.get_by_text("Loaded when you first ask it")).to_be_visible()
     send_and_wait(page, "Hello?")
+    expect(page).to_have_title("large · moeflow")
     page.reload()
     expect(page.get_by_label("Model", exact=True)).to_have_value("large")
-    send_and_wait(page, "Hello again?")
+    expect(page).to_have_title("large · moeflow")
+    expect(answer(page)).to_have_text("Hi.")
+    send_and_wait(page, "Hello again?" * 20)
     assert asked == ["large", "large"]
+    assert set(counted) == {"large"}

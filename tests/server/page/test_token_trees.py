@@ -90,6 +90,7 @@ def test_a_reload_keeps_the_setting_but_not_the_trees(guessing, page):
     send_and_wait(page, "Hello?")
     expect(guesses(page)).to_be_visible()
     page.reload()
+    expect(answer(page)).to_be_visible()
     expect(guesses(page)).to_be_hidden()
     send_and_wait(page, "Again?")
     assert guessing.submissions[-1].sampling.token_trees

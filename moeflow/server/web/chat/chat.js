@@ -136,9 +136,10 @@ export class Chat extends EventTarget {
     const sampling = settings.sampling({ hasGuesses: model?.speculators.length > 0 });
     const whole = requestMessages(this.turns, prompt, settings.systemPrompt);
     const limits = { tokenLimit: model?.max_model_len ?? Infinity, maxTokens: sampling.max_tokens };
-    const { messages, numLeftOut } = await fitContext(whole, { ...limits, apiKey: this.apiKey(), signal });
+    const name = this.model();
+    const { messages, numLeftOut } = await fitContext(whole, { ...limits, model: name, apiKey: this.apiKey(), signal });
     answer.numLeftOut = numLeftOut;
-    return { model: this.model(), messages, ...sampling };
+    return { model: name, messages, ...sampling };
   }
 
   endEarly(answer, error) {

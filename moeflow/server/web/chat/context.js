@@ -32,7 +32,7 @@ function mostTokens(messages) {
   return messages.reduce((sum, { content }) => sum + encoder.encode(content).length + PER_MESSAGE, 0);
 }
 
-async function countTokens(messages, options) {
-  const { count } = await askJson("tokenize", { ...options, body: { messages } });
+async function countTokens(messages, { model, ...options }) {
+  const { count } = await askJson("tokenize", { ...options, body: { model, messages } });
   return count;
 }
