@@ -235,7 +235,11 @@ async def _unless(
     waiting = asyncio.create_task(signals.get())
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else waiting.result()
+        if not working.done():
+            return waiting.result()
+        if waiting.done():  # both came at once: the signal is for what follows
+            signals.put_nowait(waiting.result())
+        return working.result()
     finally:
         for task in (working, waiting):
             task.cancel()

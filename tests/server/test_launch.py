@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -13,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from moeflow.server import launch
 from tests.server.live_server import eventually
 from tests.server.server_process import LONG, Server
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -174,6 +176,18 @@ def test_a_signal_while_loading_ends_in_order(model):
     finally:
         server.process.kill()
         server.process.communicate()
+
+
+def test_a_signal_at_the_moment_of_being_loaded_is_not_lost():
+    async def loaded() -> str:
+        return "model"
+
+    async def both() -> tuple[str | int, int]:
+        signals: asyncio.Queue[int] = asyncio.Queue()
+        signals.put_nowait(signal.SIGTERM)
+        return await launch._unless(signals, loaded()), signals.get_nowait()
+
+    assert asyncio.run(both()) == ("model", signal.SIGTERM)
 
 
 def test_a_port_in_use_is_known_before_anything_is_loaded(model):
