@@ -22,7 +22,7 @@ from moeflow.engine.generator import Generator
 from moeflow.engine.messages import EngineStats
 from moeflow.engine.process.stats_sum import summed
 from moeflow.server.errors import ApiError
-from moeflow.server.served_model import MAX_WAIT_S, RETRY_AFTER_S, Loadable, ModelSource, ServedModel
+from moeflow.server.served_model import MAX_WAIT_S, RETRY_AFTER_S, ModelSource, ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class ModelPool:
             num_bytes = min(loadable.memory_bytes or self._budget_bytes, self._budget_bytes)
             async with self._one_at_a_time:
                 await self._make_room(model, num_bytes)
-                generator = await self._started(model, loadable)
+                generator = await loadable.load(partial(self._note_death, model))
         except (MoeflowError, OSError) as error:
             model.num_failed_loads += 1
             logger.error("model %s cannot be loaded: %s", model.name, error)
@@ -167,10 +167,6 @@ class ModelPool:
         model.num_loads += 1
         model.load_s_total += time.monotonic() - begun_s
         logger.info("model %s is loaded, and may hold %s", model.name, format_bytes(num_bytes))
-
-    async def _started(self, model: ServedModel, loadable: Loadable) -> Generator:
-        died = partial(self._note_death, model)
-        return await loadable.load(died)
 
     def _note_death(self, model: ServedModel) -> None:
         """Unload a model whose engine has died for good; the next request loads it again."""

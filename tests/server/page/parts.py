@@ -83,3 +83,10 @@ def kept_ids(page: Page) -> list[str]:
           return [...(await store.heads()), ...(await store.all()), ...(unsaved ? [unsaved] : [])].map((it) => it.id);
         }"""
     )
+
+
+def expect_nothing_is_kept(page: Page) -> None:
+    """Nothing is there after a reload, nor in the browser's tables."""
+    page.reload()
+    expect(history(page)).to_contain_text("Conversations are kept here")
+    assert kept_ids(page) == []
