@@ -50,6 +50,8 @@ def pair_table(record: Record) -> Table:
     if any(map(is_disturbed, record["rows"])):
         notes.append(f"!: other processes took more than {DISTURBED} of a core; do not trust the row.")
     notes += _memory_note(record)
+    if read := record.get("read_bytes_per_s"):
+        notes.append(f"This machine read {spread_text([value / 1e9 for value in read])} GB/s between the turns.")
     versions = ", ".join(f"{name} {version}" for name, version in record["peer_versions"].items())
     title = f"{record['ours']} and {record['peer']} ({versions}): median (min-max)"
     columns = ("", record["ours"], record["peer"], "ours / peer", "others' CPU")

@@ -14,6 +14,7 @@ from benchmarks.peers.processes import EngineProcess
 from benchmarks.peers.tables import MEMORY, RATE
 from moeflow.bench.engine_speed import Case
 from moeflow.core.errors import MoeflowError
+from moeflow.kernels.ceilings import measure_read
 
 CASES = {  # by what an option calls them
     "decode-1": Case(1, 32, 64),
@@ -66,6 +67,7 @@ class Turns:
         self._say = say
         self._rows: dict[str, _Row] = {}
         self.failures: dict[str, MoeflowError] = {}
+        self.read_bytes_per_s: list[float] = []  # what the machine read before each case of each round
 
     def run(self, *, starts: int, rounds: int) -> None:
         """Start each engine so many times; its last process then computes every case in so many rounds."""
@@ -84,6 +86,8 @@ class Turns:
                 self._attempt(contestant, partial(start, contestant))
             for round_number in range(rounds + 1):
                 for case in self._cases:
+                    if round_number:
+                        self.read_bytes_per_s.append(measure_read(self._threads))
                     for contestant in self._present:
                         process = processes[contestant.name]
                         self._attempt(contestant, partial(self._measure, process, case, round_number == 0))

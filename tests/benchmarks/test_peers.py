@@ -200,6 +200,7 @@ ORDER: list[str] = []
 def test_engines_take_turns_and_one_that_fails_is_left_out(monkeypatch, tmp_path):
     monkeypatch.setattr(turns, "EngineProcess", FakeProcess)
     monkeypatch.setattr(turns, "read_all", lambda _: None)
+    monkeypatch.setattr(turns, "measure_read", lambda _: 2e10)
     ORDER.clear()
     ours, broken, slow = (
         contestants.Contestant(name, Path(), "", {"model": str(tmp_path)}, "none") for name in ("2.0", "broken", "4.0")
@@ -214,6 +215,7 @@ def test_engines_take_turns_and_one_that_fails_is_left_out(monkeypatch, tmp_path
     )
     run.run(starts=2, rounds=2)
     assert list(run.failures) == ["broken"]
+    assert run.read_bytes_per_s == [2e10] * 4  # before both cases of both rounds
     rows = {row["name"]: row for row in run.pair(ours, slow)}
     assert rows["decode, batch 1"]["ours"] == [4.0, 4.0]  # 8 tokens in 2 seconds, in each round
     assert rows["prefill 4096"]["peer"] == [1024.0, 1024.0]
@@ -233,6 +235,11 @@ def test_memory_is_told_beside_the_files_size():
     record["rows"].append({**make_row(tables.MEMORY, (105.0,), (150.0,)), "unit": "MiB"})
     note = tables.pair_table(record).notes[-1]
     assert note.endswith("of the model's file: moeflow int8 1.05 of 100 MiB, llama.cpp q8_0 0.75 of 200 MiB.")
+
+
+def test_what_the_machine_read_meanwhile_is_told():
+    note = tables.pair_table(make_record() | {"read_bytes_per_s": [2e10, 4e10, 3e10]}).notes[-1]
+    assert note == "This machine read 30.0 (20.0-40.0) GB/s between the turns."
 
 
 def test_the_widened_model_computes_the_same(tmp_path):

@@ -96,6 +96,7 @@ def measure(
                 file_bytes={"ours": _file_bytes(mine), "peer": _file_bytes(contestant)},
                 peer_versions=peer_versions(contestant, folder),
                 sampling={"ours": mine.sampling, "peer": contestant.sampling},
+                read_bytes_per_s=turns.read_bytes_per_s,
                 rows=turns.pair(mine, contestant),
             )
             records.append(record)
