@@ -46,7 +46,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for every prompt token but the first
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop: str | Sequence[str] = ()  # kept as a tuple
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -86,8 +86,7 @@ class SamplingParams:
                 f"the form of the answer takes {len(self.grammar)} characters; at most {MAX_GRAMMAR_CHARACTERS}",
                 param="grammar",
             )
-        for token_id in self.stop_token_ids:
-            _check_int("stop_token_ids", token_id, 0, 2**31)
+        object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
 
     @property
     def is_greedy(self) -> bool:
@@ -133,3 +132,14 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     if longest > MAX_STOP_CHARACTERS:
         raise RequestError(f"stop has a string of {longest} characters; at most {MAX_STOP_CHARACTERS}", param="stop")
     return tuple(stops)
+
+
+def _stop_token_ids(token_ids: object) -> tuple[int, ...]:
+    """Return token ids as a tuple. Raises: RequestError for what is no sequence of them."""
+    if isinstance(token_ids, str | bytes) or not isinstance(token_ids, Sequence):
+        raise RequestError(
+            f"stop_token_ids must be a sequence of token ids, not {_shown(token_ids)}", param="stop_token_ids"
+        )
+    for token_id in token_ids:
+        _check_int("stop_token_ids", token_id, 0, 2**31)
+    return tuple(token_ids)

@@ -47,6 +47,9 @@ from moeflow.core.sampling_params import SamplingParams
         ("stop", ["x", 10]),
         ("stop", b"x"),
         ("stop", None),
+        ("stop_token_ids", 7),
+        ("stop_token_ids", "7"),
+        ("stop_token_ids", {7}),
         ("stop_token_ids", (-1,)),
     ],
 )
@@ -65,6 +68,12 @@ def test_stop_strings_are_kept_as_a_tuple_however_they_are_written(stop, kept):
     assert params.stop == kept
     assert params == SamplingParams(stop=kept) == dataclasses.replace(params)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+def test_stop_token_ids_are_kept_as_a_tuple():
+    params = SamplingParams(stop_token_ids=[3, 7])
+    assert params.stop_token_ids == (3, 7)
+    assert params == SamplingParams(stop_token_ids=(3, 7)) == dataclasses.replace(params)
 
 
 def test_edges_are_accepted():

@@ -44,7 +44,7 @@ llm = LLM(
     resident_experts=0.5,
 )
 sampling = SamplingParams(n=2, max_tokens=None, temperature=0, stop=("\n",), logit_bias={7: -1}, seed=3, logprobs=1)
-lines, ends = SamplingParams(stop="\n"), SamplingParams(stop=["\n", "."])
+lines, ends = SamplingParams(stop="\n"), SamplingParams(stop=["\n", "."], stop_token_ids=[7])
 results = llm.generate(["one prompt", [1, 2, 3]], [sampling, SamplingParams()], progress=False)
 assert_type(results, list[RequestOutput])
 assert_type(results[0].outputs, list[CompletionOutput])

@@ -75,7 +75,7 @@ class SamplerFields(StrictModel):
             given["min_tokens"] = min(given["min_tokens"], max_tokens)
         return SamplingParams(
             max_tokens=max_tokens,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop_token_ids=self.stop_token_ids or (),
             logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
             **{name: value for name, value in given.items() if value is not None},
         )
