@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from moeflow.core.sampling_params import SamplingParams
     from moeflow.engine.results import CompletionOutput, RequestOutput
     from moeflow.llm import LLM
+    from moeflow.llm_settings import LLMSettings
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "LLMSettings",
     "SamplingParams",
     "RequestOutput",
     "CompletionOutput",
@@ -45,6 +47,7 @@ __all__ = [
 
 _MODULES = {
     "LLM": "moeflow.llm",
+    "LLMSettings": "moeflow.llm_settings",
     "SamplingParams": "moeflow.core.sampling_params",
     "RequestOutput": "moeflow.engine.results",
     "CompletionOutput": "moeflow.engine.results",
@@ -57,10 +60,12 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'moeflow' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+if not TYPE_CHECKING:  # for a type checker it would make every misspelt name one of any type
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module 'moeflow' has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

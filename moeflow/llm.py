@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import fields
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.embedding_bytes import decode_embedding
@@ -30,6 +30,7 @@ from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.text.output_text import SequenceText, TextDelta
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.on_demand import on_demand
+from moeflow.llm_settings import LLMSettings
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.setting_values import read_settings
 from moeflow.planner.settings import Settings
@@ -56,8 +57,9 @@ class LLM:
 
     `model` is a Hugging Face folder, a GGUF file, or the name of a model that `moeflow pull` has fetched; None is the
     built-in model, which is made at first use.
-    The settings are the fields of `engine.settings.Settings`: dtype, device, max_model_len, ... Each may be what it
-    would be on the command line, too: memory_bytes="4GiB", num_threads="2", cache_dir="~/models".
+    The settings are the fields of `planner.settings.Settings`: dtype, device, max_model_len, ... Each may be what it
+    would be on the command line, too: memory_bytes="4GiB", num_threads="2", cache_dir="~/models". `LLMSettings` has
+    their types.
     `on_progress(done, total)` is called while the model is made or loaded.
 
     What is not set is chosen for this machine; `plan` has what was chosen, what to expect of it, and why.
@@ -69,16 +71,16 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | None = None,
+        model: str | os.PathLike[str] | None = None,
         *,
         on_progress: Callable[[int, int], None] | None = None,
-        **settings: Any,
+        **settings: Unpack[LLMSettings],
     ) -> None:
         self._load(plan_for_start(_make_settings(model, settings, on_progress), OFFLINE), on_progress)
 
     def _load(self, plan: Plan, on_progress: Callable[[int, int], None] | None) -> None:
         self.plan = plan
-        self.tokenizer = Tokenizer.load(plan.config.model_path)
+        self.tokenizer: Tokenizer = Tokenizer.load(plan.config.model_path)
         self._engine: Engine | None = Engine.load(plan.config, on_progress)
         self.model: ModelInfo = self._engine.model
         self._is_busy = False
@@ -256,7 +258,9 @@ def _submit(engine: Engine, submissions: list[Submission]) -> None:
 
 
 def _make_settings(
-    model: str | Path | None, settings: dict[str, Any], on_progress: Callable[[int, int], None] | None
+    model: str | os.PathLike[str] | None,
+    settings: Mapping[str, object],
+    on_progress: Callable[[int, int], None] | None,
 ) -> Settings:
     """Check names and values, and make the built-in model if no other is named."""
     known = [field.name for field in fields(Settings)]

@@ -48,7 +48,7 @@ class CheckpointError(MoeflowError):
         remedy: str,
     ) -> None:
         self.problem = problem
-        self.file = None if file is None else str(file)
+        self.file: str | None = None if file is None else str(file)
         self.tensor = tensor
         self.remedy = remedy
         where = [f"file {self.file}"] if self.file else []

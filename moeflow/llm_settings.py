@@ -1,0 +1,62 @@
+"""The settings of `LLM(model, **settings)` as type checkers see them: names and types, without defaults or meaning.
+
+Each is a field of `planner.settings.Settings`, which says what it means, in the types that `planner.setting_values`
+reads: a number may be text, a size "64MiB", a folder text, a format torch's own.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypedDict
+
+from moeflow.kernels.on_demand import torch
+
+
+class LLMSettings(TypedDict, total=False):
+    """Keyword arguments of `LLM`. What is left away or None is chosen for this machine."""
+
+    model_name: str | None
+    dtype: str | torch.dtype
+    quantize: str | None
+    exact_activations: bool
+    packed_weights_file: str | os.PathLike[str] | None
+    memory_bytes: int | str | None
+    kv_cache_bytes: int | str | None
+    kv_dtype: str | torch.dtype
+    max_model_len: int | str | None
+    max_num_seqs: int | str | None
+    max_num_batched_tokens: int | str | None
+    prefix_caching: bool
+    prompt_cache: str | os.PathLike[str] | None
+    prompt_cache_bytes: int | str | None
+    num_threads: int | str | None
+    num_ranks: int | str | None
+    stages: str | None
+    expert_placement: str
+    num_redundant_experts: int | str | None
+    expert_layout: str
+    attention_layout: str
+    num_replicas: int | str | None
+    expert_parallel: bool
+    listen_ranks: str | None
+    cluster_token_file: str | os.PathLike[str] | None
+    ray_address: str | None
+    ray_placement: str
+    remote_experts: str | None
+    device: str | torch.device
+    device_memory_bytes: int | str | None
+    pipeline: str | None
+    micro_batch: int | str | None
+    resident_experts: float | str | None
+    speculators: str | list[str] | tuple[str, ...]
+    expert_capacity: int | str | None
+    lossy_routing: str | None
+    expert_policy: str
+    predictor: str
+    record_routing: str | os.PathLike[str] | None
+    trace_file: str | os.PathLike[str] | None
+    graph_file: str | os.PathLike[str] | None
+    is_served: bool
+    shares_memory: bool
+    cpu_isa: str
+    cache_dir: str | os.PathLike[str] | None
