@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from moeflow.cli.main import main
 from moeflow.core.hardware import Machine
 from moeflow.planner import planning
+from moeflow.planner.hardware import host
 from moeflow.train.builtin import builtin_folder
 from tests.checkpoint.hub.hub_server import Hub
 from tests.checkpoint.tiny_models import random_weights, write_gguf
@@ -27,6 +28,8 @@ from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.train.classifiers.toy import write_texts
 
+MEMORY = "3GiB"  # stands for what a reader's machine may have free
+PROCESS_BYTES = 300 * 2**20  # of a process that has not run tests
 HUB_MODELS = ("tiny/Mixtral", "Qwen/Qwen3-30B-A3B", "OWNER/NAME")
 REQUEST = {
     "custom_id": "a",
@@ -48,6 +51,7 @@ class ReadersMachine:
         for name in [*os.environ]:
             if name.startswith(("MOEFLOW_", "XDG_")):
                 patch.delenv(name)
+        patch.setattr(host, "resident_bytes", lambda _: PROCESS_BYTES)
         patch.setattr(planning, "this_machine", described)
         patch.setattr(planning, "machine_for_start", described)
         write_models(self.home, work)
@@ -103,7 +107,7 @@ def write_files(work: Path) -> None:
     write_texts(work / "dev.tsv", 60, seed=1)
     (work / "requests.jsonl").write_text(json.dumps(REQUEST) + "\n")
     (work / "prompt.txt").write_text("Once")
-    (work / "moeflow.toml").write_text(documented_configuration())
+    (work / "moeflow.toml").write_text(documented_configuration().replace("16GiB", MEMORY))
 
 
 def fill(hub: Hub, models: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from moeflow.kernels.cpu import extension
 from tests.checkpoint.hub.hub_server import hub_of_this_process
 from tests.documents import PAGES, ROOT, Command, code_in_prose, commands_in, commands_in_blocks
-from tests.readers_machine import ReadersMachine
+from tests.readers_machine import MEMORY, ReadersMachine
 from tests.test_documents import commands
 
 READ = [page for page in PAGES if page.name not in {"CHANGELOG.md", "benchmarks.md"}]  # what there was; generated
@@ -32,13 +32,12 @@ SUBSTITUTED = (
     (r"--routing$", "--routing routing.trace"),
     (r"--token-trees FILE\b", "--token-trees trees.dot"),
     (r"(?<=--replicas )N\b", "2"),
-    (r"(?<=--memory )SIZE\b", "1GiB"),
-    (r"--memory [89]00MiB", "--memory 3GiB"),  # the process of tests is larger than a server's
+    (r"(?<=--memory )(SIZE|\d+GiB)", MEMORY),
     (r"--expert-policy lru-2", "--expert-policy lru"),  # tests/test_examples.py has that package
     (r"--debug VERB\b", "--debug list"),
 )
-# What is said behind commands: what takes long is to be short, nobody is asked, and servers end when all is decided (how
-# they serve is tested in tests/server, how they share a model in tests/engine).
+# What is said behind commands: what takes long is to be short, nobody is asked, and servers end when all is decided.
+# How they serve is tested in tests/server, how they share a model in tests/engine.
 ADDED = (
     (r"moeflow train classifier .*", "--minutes 0.02"),
     (r"moeflow train predictor .*", "--text-tokens 1000 --epochs 1"),
