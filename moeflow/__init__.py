@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         MoeflowError,
         RequestError,
     )
+    from moeflow.core.pooling_params import PoolingParams
     from moeflow.core.sampling_params import SamplingParams
     from moeflow.engine.results import CompletionOutput, RequestOutput
     from moeflow.llm import LLM
@@ -34,6 +35,7 @@ __all__ = [
     "LLM",
     "LLMSettings",
     "SamplingParams",
+    "PoolingParams",
     "RequestOutput",
     "CompletionOutput",
     "MoeflowError",
@@ -49,6 +51,7 @@ _MODULES = {
     "LLM": "moeflow.llm",
     "LLMSettings": "moeflow.llm_settings",
     "SamplingParams": "moeflow.core.sampling_params",
+    "PoolingParams": "moeflow.core.pooling_params",
     "RequestOutput": "moeflow.engine.results",
     "CompletionOutput": "moeflow.engine.results",
     "MoeflowError": "moeflow.core.errors",

@@ -11,7 +11,6 @@ import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -33,7 +32,7 @@ from moeflow.kernels.on_demand import on_demand
 from moeflow.llm_settings import LLMSettings
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.setting_values import read_settings
-from moeflow.planner.settings import Settings
+from moeflow.planner.settings import Settings, user_settings
 from moeflow.planner.usage import OFFLINE
 from moeflow.train.builtin import ensure_builtin_model, with_dense_source
 
@@ -57,7 +56,7 @@ class LLM:
 
     `model` is a Hugging Face folder, a GGUF file, or the name of a model that `moeflow pull` has fetched; None is the
     built-in model, which is made at first use.
-    The settings are the fields of `planner.settings.Settings`: dtype, device, max_model_len, ... Each may be what it
+    The settings are fields of `planner.settings.Settings`: dtype, device, max_model_len, ... Each may be what it
     would be on the command line, too: memory_bytes="4GiB", num_threads="2", cache_dir="~/models". `LLMSettings` has
     their types.
     `on_progress(done, total)` is called while the model is made or loaded.
@@ -263,7 +262,7 @@ def _make_settings(
     on_progress: Callable[[int, int], None] | None,
 ) -> Settings:
     """Check names and values, and make the built-in model if no other is named."""
-    known = [field.name for field in fields(Settings)]
+    known = user_settings()
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

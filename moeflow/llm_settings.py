@@ -1,7 +1,7 @@
 """The settings of `LLM(model, **settings)` as type checkers see them: names and types, without defaults or meaning.
 
-Each is a field of `planner.settings.Settings`, which says what it means, in the types that `planner.setting_values`
-reads: a number may be text, a size "64MiB", a folder text, a format torch's own.
+Each is a field of `planner.settings.Settings` that users may set, which says what it means, in the types that
+`planner.setting_values` reads: a number may be text, a size "64MiB", a folder text, a format torch's own.
 """
 
 from __future__ import annotations
@@ -56,7 +56,5 @@ class LLMSettings(TypedDict, total=False):
     record_routing: str | os.PathLike[str] | None
     trace_file: str | os.PathLike[str] | None
     graph_file: str | os.PathLike[str] | None
-    is_served: bool
-    shares_memory: bool
     cpu_isa: str
     cache_dir: str | os.PathLike[str] | None

@@ -118,7 +118,7 @@ def test_a_stop_string_ends_one_completion(llm):
     (plain,) = llm.generate(PROMPTS[0], GREEDY, progress=False)
     text = plain.outputs[0].text
     stop = text[2:4]
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, stop=(stop,))
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, stop=stop)
     (result,) = llm.generate(PROMPTS[0], params, progress=False)
     output = result.outputs[0]
     assert (output.text, output.stop_reason) == (text[: text.index(stop)], stop)
@@ -202,6 +202,19 @@ def test_settings(folder):
 def test_unknown_settings_name_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
         LLM("anywhere", max_modellen=5)
+
+
+@pytest.mark.parametrize("setting", [{"is_served": True, "num_replicas": 2}, {"shares_memory": True}])
+def test_what_verbs_alone_decide_is_no_setting(folder, setting):
+    name = next(iter(setting))
+    with pytest.raises(ConfigError, match=f"there is no setting '{name}'; ") as caught:
+        LLM(folder, **setting)
+    assert str(caught.value).count(name) == 1  # the hint does not name it, either
+
+
+def test_several_replicas_are_refused_in_the_callers_process(folder):
+    with pytest.raises(ConfigError, match=r"--replicas.* processes of `moeflow serve`"):
+        LLM(folder, num_replicas=2)
 
 
 def test_without_a_model_the_built_in_one_is_made(folder, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ turns tokens into text watches for stop strings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moeflow.core.errors import RequestError
@@ -45,7 +45,7 @@ class SamplingParams:
     logprobs: int | None = None  # how many likeliest tokens to report beside the chosen one
     prompt_logprobs: int | None = None  # the same for every prompt token but the first
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()  # kept as a tuple
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -80,7 +80,7 @@ class SamplingParams:
         for token_id, bias in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0, 2**31)
             _check_float("logit_bias", bias, -100.0, 100.0)
-        _check_stop(self.stop)
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
         if len(self.grammar) > MAX_GRAMMAR_CHARACTERS:
             raise RequestError(
                 f"the form of the answer takes {len(self.grammar)} characters; at most {MAX_GRAMMAR_CHARACTERS}",
@@ -120,7 +120,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
-def _check_stop(stops: tuple[str, ...]) -> None:
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    """Return one stop string or several as a tuple. Raises: RequestError for what is neither, or out of bounds."""
+    stops = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
+        raise RequestError(f"stop must be a string or a sequence of strings, not {_shown(stop)}", param="stop")
     if len(stops) > MAX_STOP_STRINGS:
         raise RequestError(f"stop has {len(stops)} strings; at most {MAX_STOP_STRINGS}", param="stop")
     if any(not text for text in stops):
@@ -128,3 +132,4 @@ def _check_stop(stops: tuple[str, ...]) -> None:
     longest = max(map(len, stops), default=0)
     if longest > MAX_STOP_CHARACTERS:
         raise RequestError(f"stop has a string of {longest} characters; at most {MAX_STOP_CHARACTERS}", param="stop")
+    return tuple(stops)

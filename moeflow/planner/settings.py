@@ -42,6 +42,9 @@ class Option:
     is_served_only: bool = False  # only where the engine has a process of its own
 
 
+_INTERNAL: Final = {"is_internal": True}  # verbs set it, by how they run the engine; no user's choice
+
+
 def _option(kind: Kind, flag: str, help: str, group: str, **more: Any) -> dict[str, Option]:
     return {"option": Option(flag=flag, help=help, group=group, kind=kind, **more)}
 
@@ -50,6 +53,11 @@ def options() -> dict[str, Option]:
     """Return the fields of `Settings` that the command line sets, in the order of help."""
     found = {field.name: field.metadata.get("option") for field in dataclasses.fields(Settings)}
     return {name: option for name, option in found.items() if option is not None}
+
+
+def user_settings() -> list[str]:
+    """Return the names of the fields of `Settings` that users may set: all but what verbs alone decide."""
+    return [field.name for field in dataclasses.fields(Settings) if not field.metadata.get("is_internal", False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -459,8 +467,8 @@ class Settings:
             "Diagnostics",
         ),
     )
-    is_served: bool = False  # by a process of its own, which memory_bytes has to cover, too
-    shares_memory: bool = False  # with other models: keys and values leave room for them
+    is_served: bool = field(default=False, metadata=_INTERNAL)  # by a process of its own, in memory_bytes, too
+    shares_memory: bool = field(default=False, metadata=_INTERNAL)  # with other models: KV caches leave them room
     cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
     cache_dir: Path | None = None  # where the built-in model, packed experts and prompts are kept
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
 import pytest
 
 from moeflow.core.errors import RequestError
@@ -37,7 +40,13 @@ from moeflow.core.sampling_params import SamplingParams
         ("logit_bias", {3: 10**400}),
         pytest.param("seed", 10**5000, id="seed of 5000 digits"),
         ("stop", ("",)),
-        ("stop", ("x",) * 17),
+        ("stop", ""),
+        ("stop", ["x"] * 17),
+        ("stop", 10),
+        ("stop", {"x"}),
+        ("stop", ["x", 10]),
+        ("stop", b"x"),
+        ("stop", None),
         ("stop_token_ids", (-1,)),
     ],
 )
@@ -46,6 +55,16 @@ def test_a_value_out_of_range_is_refused_by_name(name, value):
         SamplingParams(**{name: value})
     assert caught.value.param == name
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("stop", "kept"), [("END", ("END",)), (["a", "END"], ("a", "END")), (("END",), ("END",)), ([], ())]
+)
+def test_stop_strings_are_kept_as_a_tuple_however_they_are_written(stop, kept):
+    params = SamplingParams(stop=stop)
+    assert params.stop == kept
+    assert params == SamplingParams(stop=kept) == dataclasses.replace(params)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 def test_edges_are_accepted():

@@ -15,6 +15,7 @@ from moeflow import (
     EngineError,
     LLMSettings,
     MoeflowError,
+    PoolingParams,
     RequestError,
     RequestOutput,
     SamplingParams,
@@ -43,6 +44,7 @@ llm = LLM(
     resident_experts=0.5,
 )
 sampling = SamplingParams(n=2, max_tokens=None, temperature=0, stop=("\n",), logit_bias={7: -1}, seed=3, logprobs=1)
+lines, ends = SamplingParams(stop="\n"), SamplingParams(stop=["\n", "."])
 results = llm.generate(["one prompt", [1, 2, 3]], [sampling, SamplingParams()], progress=False)
 assert_type(results, list[RequestOutput])
 assert_type(results[0].outputs, list[CompletionOutput])
@@ -62,6 +64,7 @@ assert_type(llm.chat(pictured), list[RequestOutput])
 for piece in llm.stream(question, sampling):
     assert_type(piece.text, str)
 assert_type(llm.embed("a text"), list[list[float]])
+assert_type(llm.embed([[1, 2, 3]], pooling=PoolingParams(kind="mean", dimensions=64)), list[list[float]])
 assert_type(llm.classify(["a text"]), list[dict[str, float]])
 assert_type(llm.stats().generated_tokens_total, int)
 assert_type(llm.model.max_model_len, int)

@@ -1,7 +1,7 @@
 """A program with mistakes, each marked with the error that mypy is to report there. Only type checkers read it."""
 
 import moeflow
-from moeflow import LLM, LLMSettings, RequestOutput, SamplingParams
+from moeflow import LLM, LLMSettings, PoolingParams, RequestOutput, SamplingParams
 
 LLM("model", max_model_length=512)  # error: call-arg
 LLM("model", max_model_len=[512])  # error: arg-type
@@ -10,11 +10,15 @@ LLM("model", prefix_caching="perhaps")  # error: arg-type
 LLM("model", dtype=None)  # error: arg-type
 LLM("model", cache_dir=3)  # error: arg-type
 LLM("model", speculators=["suffix", 2])  # error: list-item
+LLM("model", is_served=True)  # error: call-arg
+LLM("model", shares_memory=True)  # error: call-arg
 LLM(7)  # error: arg-type
 settings: LLMSettings = {"num_threads": 2, "memory": "4GiB"}  # error: typeddict-unknown-key
 SamplingParams(max_new_tokens=5)  # error: call-arg
 SamplingParams(temperature="hot")  # error: arg-type
-SamplingParams(stop="\n")  # error: arg-type
+SamplingParams(stop=10)  # error: arg-type
+SamplingParams(stop=["\n", 10])  # error: list-item
+PoolingParams(kind="max")  # error: arg-type
 with LLM() as llm:
     llm.generate("prompt", {"max_tokens": 5})  # error: arg-type
     llm.generate([1.5])  # error: list-item

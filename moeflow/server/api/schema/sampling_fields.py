@@ -65,7 +65,7 @@ class SamplerFields(StrictModel):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
 
-    def sampling_params(self, *, max_tokens: int | None, stop: Stop | None = None, **fields: Any) -> SamplingParams:
+    def sampling_params(self, *, max_tokens: int | None, **fields: Any) -> SamplingParams:
         """Return what the engine should do; `fields` are the endpoint's own, None where they are left open.
 
         Raises: RequestError, naming the field.
@@ -75,7 +75,6 @@ class SamplerFields(StrictModel):
             given["min_tokens"] = min(given["min_tokens"], max_tokens)
         return SamplingParams(
             max_tokens=max_tokens,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
             **{name: value for name, value in given.items() if value is not None},
