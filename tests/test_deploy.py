@@ -17,7 +17,7 @@ from moeflow.cli.serve import serve
 from moeflow.server.config import ServerConfig
 from moeflow.server.metrics import Metrics
 from moeflow.server.model_pool import ModelPool
-from tests.test_documents import ROOT
+from tests.documents import ROOT
 
 UNIT = ROOT / "deploy" / "moeflow.service"
 INSTALLED = "/opt/moeflow/bin/moeflow"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,15 +13,14 @@ import click
 import pytest
 
 from moeflow.cli.main import main
+from tests.documents import PAGES, ROOT, commands_in, without_blocks
 
-ROOT = Path(__file__).parent.parent
-NOW = [*sorted(ROOT.glob("*.md")), *(file for file in sorted(ROOT.glob("docs/*.md")) if file.name != "LOG.md")]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def heading_names(text: str) -> set[str]:
     """Return the anchors of a page as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", without_blocks(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
@@ -37,14 +35,6 @@ def broken_links(file: Path, text: str) -> list[str]:
         if not page.exists() or (anchor and anchor not in heading_names(page.read_text(encoding="utf-8"))):
             found.append(target)
     return found
-
-
-def commands_in(text: str) -> Iterator[str]:
-    """Yield what is to be typed: lines of sh blocks and those behind a prompt, joined where they go on; inline code."""
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        lines = block.replace("\\\n", " ").splitlines()
-        yield from (line.removeprefix("$ ") for line in lines if language == "sh" or line.startswith("$ "))
-    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
 
 
 @cache
@@ -90,26 +80,26 @@ def options_alone(line: str) -> list[str]:
     return re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", line) if line.startswith("--") else []
 
 
-@pytest.mark.parametrize("file", NOW, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_links_lead_somewhere(file):
     assert broken_links(file, file.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("file", NOW, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_verbs_and_options_are_there(file):
-    lines = list(commands_in(file.read_text(encoding="utf-8")))
+    lines = commands_in(file.read_text(encoding="utf-8"))
     assert [name for line in lines for name in unknown_in(line)] == []
     known = set().union(*commands().values())
     assert [name for line in lines for name in options_alone(line) if name not in known] == []
 
 
-@pytest.mark.parametrize("file", NOW, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_scripts_and_tests_are_there(file):
     names = re.findall(r"\b((?:benchmarks|scripts|tests|examples)/[\w./-]+)", file.read_text(encoding="utf-8"))
     assert [name for name in names if not (ROOT / name.rstrip(".")).exists()] == []
 
 
-@pytest.mark.parametrize("file", NOW, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_variables_metrics_and_codes_are_there(file):
     text = file.read_text(encoding="utf-8")
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "moeflow").rglob("*.py"))
@@ -130,4 +120,4 @@ def test_what_is_not_there_is_found(tmp_path):
     assert unknown_in("moeflow --debug bench serve --rate 2 | grep --count x") == []
     assert unknown_in("moeflow bench serve --rat 2") == ["moeflow bench serve --rat"]
     assert options_alone("--memory SIZE, --nothing") == ["--memory", "--nothing"]
-    assert list(commands_in("a `b c`\n```sh\nd \\\n  e\n```\n```\n$ f\nprinted\n```\n")) == ["d    e", "f", "b c"]
+    assert commands_in("a `b c`\n```sh\nd \\\n  e\n```\n```\n$ f\nprinted\n```\n") == ["d    e", "f", "b c"]

@@ -1,6 +1,5 @@
 """--config: what a file sets, what goes before it, and what is said of keys and values that make no sense."""
 
-import re
 from pathlib import Path
 
 import click
@@ -12,7 +11,8 @@ from moeflow.cli.help import Command
 from moeflow.cli.main import main
 from moeflow.cli.options import engine_options, sampling_options
 from moeflow.planner.settings import Settings, options
-from tests.test_documents import ROOT, commands
+from tests.documents import documented_configuration
+from tests.test_documents import commands
 
 
 @pytest.fixture
@@ -168,7 +168,5 @@ def test_every_verb_with_engine_options_takes_a_file():
 
 
 def test_the_documented_file_is_accepted(serve):
-    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    settings, config = serve(text, "./m")
+    settings, config = serve(documented_configuration(), "./m")
     assert (settings.memory_bytes, config.log_format) == (16 * 1024**3, "json")

