@@ -49,6 +49,7 @@ ADDED = (
     (r"moeflow plan .* --validate", "--prompt-len 8 --gen-len 4 --batch-size 2"),
     (r"moeflow generate --token-trees .*", "-p Once --speculator suffix --max-tokens 8"),
     (r"moeflow simulate serve .*", "--model mixtral-8x7b --machine h100 --weights int8 --num-requests 4"),
+    (r"moeflow chat.*", "--max-tokens 8"),
     (r"moeflow serve (?!--help).*", "--explain"),
     (r"moeflow rm (?!.*--yes).*", "--yes"),
 )

@@ -43,6 +43,7 @@ Without -p and --prompt-file, what is piped in is the prompt. A prompt is comple
 the model's chat template as a user's message. All prompts are computed together; of several, each answer stands under
 its number and prompt. Without --temperature the likeliest token is taken each time."""
 
+MAX_TOKENS = 512  # of an answer, where nobody says
 LABEL_WIDTH = 72  # of a prompt that is repeated above its answer
 
 
@@ -128,8 +129,18 @@ def complete(llm: LLM, prompts: list[str], sampling: SamplingParams, is_chat: bo
     watched = sys.stderr.isatty()
     if is_chat:
         conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        return llm.chat(conversations, sampling, progress=watched)
-    return llm.generate(prompts, sampling, progress=watched)
+        lengths = [len(llm.tokenizer.apply_chat_template(conversation)) for conversation in conversations]
+        return llm.chat(conversations, bounded(llm, lengths, sampling), progress=watched)
+    lengths = [len(llm.tokenizer.encode(prompt)) for prompt in prompts]
+    return llm.generate(prompts, bounded(llm, lengths, sampling), progress=watched)
+
+
+def bounded(llm: LLM, prompt_lens: list[int], sampling: SamplingParams) -> list[SamplingParams]:
+    """Return each prompt's parameters: where nobody said how long an answer may be, the context may leave less."""
+    if sampling.max_tokens is not None:
+        return [sampling] * len(prompt_lens)
+    left = [llm.model.max_model_len - prompt_len for prompt_len in prompt_lens]
+    return [replace(sampling, max_tokens=min(MAX_TOKENS, max(num_left, 1))) for num_left in left]
 
 
 def show_text(prompts: list[str], results: list[RequestOutput]) -> None:

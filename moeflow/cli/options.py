@@ -183,7 +183,9 @@ def _gather(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 _SAMPLING_OPTIONS = [
     click.option(
-        "--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer, in tokens."
+        "--max-tokens",
+        type=click.IntRange(1),
+        help="Longest answer, in tokens.  [default: `generate`: 512, or what the context leaves; `chat`: all of that]",
     ),
     click.option(
         "--temperature",

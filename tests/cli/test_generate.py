@@ -20,10 +20,11 @@ from tests.cli.terminal import terminal
 class ShoutingLLM:
     """Completes a prompt with the prompt in capitals; every character is a token."""
 
-    model = types.SimpleNamespace(name="shout")
+    model = types.SimpleNamespace(name="shout", max_model_len=600)
+    tokenizer = types.SimpleNamespace(encode=list, apply_chat_template=lambda messages: list(messages[0]["content"]))
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, object, SamplingParams]] = []
+        self.calls: list[tuple[str, object, list[SamplingParams]]] = []
         self.is_closed = False
         self.error: str | None = None
         self.counted = EngineStats()
@@ -31,11 +32,11 @@ class ShoutingLLM:
     def stats(self) -> EngineStats:
         return self.counted
 
-    def generate(self, prompts: list[str], sampling: SamplingParams, *, progress: bool) -> list[RequestOutput]:
+    def generate(self, prompts: list[str], sampling: list[SamplingParams], *, progress: bool) -> list[RequestOutput]:
         self.calls.append(("generate", prompts, sampling))
         return [self._result(prompt) for prompt in prompts]
 
-    def chat(self, conversations, sampling: SamplingParams, *, progress: bool) -> list[RequestOutput]:
+    def chat(self, conversations, sampling: list[SamplingParams], *, progress: bool) -> list[RequestOutput]:
         self.calls.append(("chat", conversations, sampling))
         return [self._result(conversation[0]["content"]) for conversation in conversations]
 
@@ -66,13 +67,19 @@ def run(*args: str, stdin: str | None = None):
 def test_completions_go_to_stdout_and_nothing_else_does(llm):
     result = run("-p", "a", "-p", "b", "--max-tokens", "7", "--temperature", "0.5")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "[1] a\nA\n\n[2] b\nB\n", "")
-    assert llm.calls == [("generate", ["a", "b"], SamplingParams(max_tokens=7, temperature=0.5))]
+    assert llm.calls == [("generate", ["a", "b"], [SamplingParams(max_tokens=7, temperature=0.5)] * 2)]
     assert llm.is_closed
 
 
 def test_chat_asks_each_prompt_as_a_users_message(llm):
     assert run("-p", "a", "-p", "b", "--chat").stdout == "[1] a\nA\n\n[2] b\nB\n"
     assert llm.calls[0][:2] == ("chat", [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]])
+
+
+@pytest.mark.parametrize("flags", [(), ("--chat",)])
+def test_an_answer_is_as_long_as_the_context_allows_where_nobody_says(llm, flags):
+    run("-p", "short", "-p", "x" * 590, "-p", "x" * 600, *flags)
+    assert [each.max_tokens for each in llm.calls[0][2]] == [512, 10, 1]  # the last is refused by who computes it
 
 
 def test_a_single_answer_stands_alone(llm):
@@ -170,7 +177,7 @@ def guessed(llm, monkeypatch):
             GuessedToken(1, 'say "\n', 0, ["suffix"], 0.25, False),
         ]
         passes = [GuessedPass([first], 0, 0, []), GuessedPass([second], 2, 1, drafted)]
-        found.outputs[0].guessed_passes = passes if llm.calls[-1][2].token_trees else None
+        found.outputs[0].guessed_passes = passes if llm.calls[-1][2][0].token_trees else None
         return found
 
     monkeypatch.setattr(llm, "_result", result)
@@ -210,7 +217,7 @@ def test_token_trees_need_somebody_who_guesses(guessed, tmp_path):
 
 def test_nobody_else_asks_for_token_trees(guessed):
     assert run("-p", "ab", "--speculator", "suffix").exit_code == 0
-    assert not guessed.calls[0][2].token_trees
+    assert not guessed.calls[0][2][0].token_trees
 
 
 def test_trees_that_cannot_be_written_are_told_of_before_the_work(guessed, tmp_path):

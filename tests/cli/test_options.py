@@ -71,7 +71,7 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
         memory_bytes=3 * 1024**3,
         cache_dir=Path("/tmp/x"),
     )
-    assert seen["sampling"] == SamplingParams(max_tokens=512, temperature=0.5, stop=("a", "b"), seed=7)
+    assert seen["sampling"] == SamplingParams(max_tokens=None, temperature=0.5, stop=("a", "b"), seed=7)
     assert seen["own"] == "1"
 
 
