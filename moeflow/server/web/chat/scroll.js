@@ -2,15 +2,23 @@
 
 const NEAR_PX = 60;
 const SETTLING_FRAMES = 5; // within which the browser has drawn what came into view
+const SCROLLING_KEYS = new Set(["ArrowUp", "PageUp", "Home"]);
 
 const page = document.documentElement;
 let framesLeft = 0; // of settling
-let endTop = 0; // where the end was, when the page was last scrolled there
+let frame = 0; // the next of them
+
+// Not seen by the page's place: the browser itself moves it up and down while it draws what lies above.
+for (const move of ["wheel", "touchmove", "pointerdown"]) {
+  addEventListener(move, () => (framesLeft = 0), { capture: true, passive: true });
+}
+addEventListener("keydown", ({ key }) => SCROLLING_KEYS.has(key) && (framesLeft = 0), { capture: true });
 
 /** Scroll to the end. What comes into view only by that is drawn then, and may be longer than its place. */
 export function toBottom() {
   goToEnd();
-  if (framesLeft === 0) requestAnimationFrame(settle);
+  cancelAnimationFrame(frame);
+  frame = requestAnimationFrame(settle);
   framesLeft = SETTLING_FRAMES;
 }
 
@@ -32,15 +40,13 @@ export function offerBottom(button) {
 
 function goToEnd() {
   scrollTo(0, page.scrollHeight);
-  endTop = page.scrollTop;
 }
 
 function settle() {
-  const hasReaderLeft = page.scrollTop < endTop && !isNearBottom(); // the browser itself scrolls up only where the page ends
-  framesLeft = hasReaderLeft ? 0 : framesLeft - 1;
-  if (framesLeft === 0) return;
+  if (framesLeft === 0) return; // or the reader has scrolled
+  framesLeft -= 1;
   goToEnd();
-  requestAnimationFrame(settle);
+  frame = requestAnimationFrame(settle);
 }
 
 function isNearBottom() {
