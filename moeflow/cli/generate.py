@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -18,7 +19,7 @@ from moeflow.cli.token_trees import check_guesses, token_trees_option, write_tok
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
-from moeflow.planner.usage import TYPICAL, requests_of
+from moeflow.planner.usage import requests_of
 
 if TYPE_CHECKING:
     from moeflow.engine.messages import EngineStats
@@ -97,7 +98,7 @@ def generate(
     if pulls:
         fetch_if_named(overrides["model"])
     started = time.monotonic()
-    usage = requests_of([len(prompt.encode()) for prompt in asked], sampling.max_tokens or TYPICAL.gen_len)
+    usage = requests_of([len(prompt.encode()) for prompt in asked], sampling.max_tokens or MAX_TOKENS)
     with load(overrides, usage, explains=explains, shows_expected=with_stats) as llm:
         loaded = time.monotonic()
         results = complete(llm, asked, sampling, is_chat)
@@ -129,17 +130,19 @@ def complete(llm: LLM, prompts: list[str], sampling: SamplingParams, is_chat: bo
     watched = sys.stderr.isatty()
     if is_chat:
         conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        lengths = [len(llm.tokenizer.apply_chat_template(conversation)) for conversation in conversations]
-        return llm.chat(conversations, bounded(llm, lengths, sampling), progress=watched)
-    lengths = [len(llm.tokenizer.encode(prompt)) for prompt in prompts]
-    return llm.generate(prompts, bounded(llm, lengths, sampling), progress=watched)
+        bounded = bound(llm, conversations, sampling, llm.tokenizer.apply_chat_template)
+        return llm.chat(conversations, bounded, progress=watched)
+    return llm.generate(prompts, bound(llm, prompts, sampling, llm.tokenizer.encode), progress=watched)
 
 
-def bounded(llm: LLM, prompt_lens: list[int], sampling: SamplingParams) -> list[SamplingParams]:
+def bound(
+    llm: LLM, prompts: list[Any], sampling: SamplingParams, tokenize: Callable[..., list[int]]
+) -> list[SamplingParams]:
     """Return each prompt's parameters: where nobody said how long an answer may be, the context may leave less."""
     if sampling.max_tokens is not None:
-        return [sampling] * len(prompt_lens)
-    left = [llm.model.max_model_len - prompt_len for prompt_len in prompt_lens]
+        return [sampling] * len(prompts)
+    context = llm.model.max_model_len
+    left = [context - len(tokenize(prompt, max_tokens=context)) for prompt in prompts]
     return [replace(sampling, max_tokens=min(MAX_TOKENS, max(num_left, 1))) for num_left in left]
 
 

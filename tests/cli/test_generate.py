@@ -14,6 +14,7 @@ from moeflow.engine.messages import EngineStats
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.text.guessed_passes import GuessedPass, GuessedToken, NamedToken
 from moeflow.engine.text.token_tree_dot import to_dot
+from moeflow.planner.usage import Usage, requests_of
 from tests.cli.terminal import terminal
 
 
@@ -21,10 +22,14 @@ class ShoutingLLM:
     """Completes a prompt with the prompt in capitals; every character is a token."""
 
     model = types.SimpleNamespace(name="shout", max_model_len=600)
-    tokenizer = types.SimpleNamespace(encode=list, apply_chat_template=lambda messages: list(messages[0]["content"]))
+    tokenizer = types.SimpleNamespace(
+        encode=lambda text, max_tokens: list(text),
+        apply_chat_template=lambda messages, max_tokens: list(messages[0]["content"]),
+    )
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, object, list[SamplingParams]]] = []
+        self.usages: list[Usage] = []
         self.is_closed = False
         self.error: str | None = None
         self.counted = EngineStats()
@@ -56,7 +61,7 @@ class ShoutingLLM:
 @pytest.fixture
 def llm(monkeypatch):
     made = ShoutingLLM()
-    monkeypatch.setattr(module, "load", lambda overrides, usage, **_: made)
+    monkeypatch.setattr(module, "load", lambda overrides, usage, **_: made.usages.append(usage) or made)
     return made
 
 
@@ -80,6 +85,12 @@ def test_chat_asks_each_prompt_as_a_users_message(llm):
 def test_an_answer_is_as_long_as_the_context_allows_where_nobody_says(llm, flags):
     run("-p", "short", "-p", "x" * 590, "-p", "x" * 600, *flags)
     assert [each.max_tokens for each in llm.calls[0][2]] == [512, 10, 1]  # the last is refused by who computes it
+
+
+@pytest.mark.parametrize(("flags", "longest"), [((), 512), (("--max-tokens", "7"), 7)])
+def test_it_is_planned_for_the_longest_answer(llm, flags, longest):
+    run("-p", "abc", *flags)
+    assert llm.usages == [requests_of([3], longest)]
 
 
 def test_a_single_answer_stands_alone(llm):
