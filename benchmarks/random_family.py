@@ -62,7 +62,11 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "mixtral": LOCAL_EXPERTS,
     "olmoe": EXPERTS | {"intermediate_size": 512, "num_key_value_heads": 16},
     "qwen3_moe": EXPERTS,
-    "dbrx": {
+    "dbrx": {  # keys of its own for what BASE says
+        "d_model": 1024,
+        "n_heads": 16,
+        "n_layers": 6,
+        "max_seq_len": 4096,
         "attn_config": {"kv_n_heads": 4, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 512, "moe_num_experts": 32, "moe_top_k": 4},
     },
