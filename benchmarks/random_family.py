@@ -1,6 +1,7 @@
 """Writes a model of random weights of any family: few layers, wide enough that weights are what takes the time.
 
-For `engine_vs_transformers.py`; about 0.3 billion parameters, in bfloat16.
+For `engine_vs_transformers.py`: 0.3 to 0.4 billion parameters, without experts 0.1, in bfloat16. A FOLDER that is named
+as its FAMILY is a row of the page's table.
 
 python benchmarks/random_family.py FAMILY FOLDER
 """
