@@ -14,20 +14,13 @@ import click
 
 from moeflow.cli import lazy
 from moeflow.cli.local_model import fetch_if_named, planned
+from moeflow.planner.settings import options, written_files
 from moeflow.planner.usage import SERVING
 
 if TYPE_CHECKING:
     from moeflow.core.plan import Plan
     from moeflow.planner.hardware.host import HostResources
     from moeflow.server.config import ServerConfig
-
-_FOR_ONE = {  # what is of one model, as the command line calls it
-    "plan_file": "--plan",
-    "packed_weights_file": "--packed-weights",
-    "record_routing": "--record-routing",
-    "graph_file": "--graph",
-    "trace_file": "--trace",
-}
 
 
 def named_paths(models: Sequence[str], *, pulls: bool) -> dict[str, str]:
@@ -70,7 +63,8 @@ def split_name(given: str) -> tuple[str, str]:
 
 def serve_all(overrides: dict[str, Any], paths: dict[str, str], config: ServerConfig) -> int:
     """Serve these models, in the memory that the user set or that this machine has now; return the exit code."""
-    if given := [flag for name, flag in _FOR_ONE.items() if overrides.get(name)]:
+    of_one = {name: options()[name].flag for name in ("packed_weights_file", *written_files())}
+    if given := [flag for name, flag in {"plan_file": "--plan", **of_one}.items() if overrides.get(name)]:
         raise click.UsageError(f"{given[0]} is for one model: leave it out, or serve one")
     resources = lazy.host_resources()
     models = {}
