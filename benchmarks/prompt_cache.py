@@ -180,7 +180,9 @@ def table(record: Record) -> Table:
         )
     title = f"Second turn: {record['model']}, {record['prompt_tokens']} tokens, {record['kv_dtype']} K and V"
     note = f"The first turn took {format_seconds(record['first_turn_s'])} to its first token."
-    return Table(title, ("keys and values", "first token", "range", "tokens cached", "bytes read"), tuple(rows), (note,))
+    return Table(
+        title, ("keys and values", "first token", "range", "tokens cached", "bytes read"), tuple(rows), (note,)
+    )
 
 
 if __name__ == "__main__":
