@@ -21,7 +21,7 @@ from moeflow.models.registry import FAMILIES
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.tiny_mixtral import write_byte_tokenizer  # noqa: E402
+from tests.tiny_mixtral import write_byte_tokenizer
 
 BASE: Mapping[str, Any] = {
     "vocab_size": 16000,
