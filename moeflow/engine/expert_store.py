@@ -107,7 +107,8 @@ class ExpertStore:
             self.slots = ElasticSlots(self.cache, arena)
             views = _views(arena, shape, spec, is_wide=is_wide)
             self.pool = ExpertPool(self.cache, views[0], slots_of_layers=views if spec.expert_formats else ())
-            self.pool.fetcher = self.cache.fetcher = DiskFetcher(self._disk, self.cache)
+            self.pool.fetcher = DiskFetcher(self._disk, self.cache)
+            self.cache.attach(self.pool.fetcher)
             self.pool.remote = self._remote_experts(config.remote, shape, is_wide=is_wide)
             on_failure.pop_all()
         if trace is not None:

@@ -234,7 +234,7 @@ def make_cache(m):
         start_loads=m.reader.start_loads,
         wait=m.reader.wait,
     )
-    cache.fetcher = DiskFetcher(m.reader, cache)
+    cache.attach(DiskFetcher(m.reader, cache))
     return cache
 
 
