@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.page.parts import answer, button, exported, import_file, names, send, send_and_wait
-from tests.server.test_model_pool import make_fleet
+from tests.server.fleet import make_fleet
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
