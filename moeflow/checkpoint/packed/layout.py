@@ -194,8 +194,9 @@ def read_slab_index(path: Path) -> SlabIndex:
     try:
         with path.open("rb") as stream:
             spec = decode_header(stream.read(PAGE_BYTES), path)
-            table = stream.read(spec.table_bytes)
             actual_bytes = stream.seek(0, 2)
+            stream.seek(PAGE_BYTES)
+            table = stream.read(min(spec.table_bytes, actual_bytes))
     except OSError as error:
         remedy = "Check that the file is there and that you may read it"
         raise CheckpointError(f"cannot be read ({error.strerror or error})", file=path, remedy=remedy) from error
