@@ -41,7 +41,8 @@ def families_table(records: Sequence[Record]) -> Table:
 
 def is_family(record: Record) -> bool:
     """Whether a record belongs into the table."""
-    return record["model"] in FAMILIES and {case["name"] for case in record["cases"]} >= set(CASES)
+    names = {case["name"] for case in record["cases"]}
+    return record["model"] in FAMILIES and record["weight_format"] == "bfloat16" and names >= set(CASES)
 
 
 def case_of(record: Record, name: str) -> Mapping[str, Any]:

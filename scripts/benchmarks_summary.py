@@ -126,7 +126,7 @@ def _families(name: str) -> Callable[[list[Record]], list[Claim]]:
                 theirs,
                 spread_text([statistics.median(family_ratios(case)) for case in cases], 2),
                 "transformers' generate",
-                records[0],
+                next(filter(is_dirty, newest.values()), records[0]),  # one marks all
             )
         ]
 

@@ -77,6 +77,9 @@ def test_families_share_a_table_and_commands_say_whose_they_are(tmp_path):
     assert [source.split("torch 2.13.0. ")[1].split("\n")[0] for source in sources] == ["llama.", "mixtral."]
     assert ["to be measured again" in source.split("torch")[0] for source in sources] == [False, True]
     assert "**mine, float32, tokens/s" in page
+    claim = "decode, batch 1, bfloat16, 2 families' random models: tokens/s beside transformers"
+    assert rows_of(page, "In short")[claim][:3] == ["25.0 (20.0-30.0)", "10.0 (10.0-10.0)", "2.50 (2.00-3.00)"]
+    assert "[2026-01-31, uncommitted changes](#transformers-generate)" in page
 
 
 def test_servers_under_the_same_traffic_share_a_table_and_other_traffic_has_its_own(tmp_path):

@@ -62,4 +62,5 @@ def test_what_bandwidth_allows_is_shown_where_it_was_recorded():
 def test_a_model_that_has_a_name_of_its_own_is_no_family():
     assert is_family(family_record("mixtral", 30.0, 20.0))
     assert not is_family(family_record("SmolLM2", 30.0, 20.0))
-    assert not is_family(versus_record() | {"model": "mixtral"})
+    assert not is_family(versus_record() | {"model": "mixtral", "weight_format": "bfloat16"})
+    assert not is_family(family_record("mixtral", 30.0, 20.0) | {"weight_format": "float32"})
