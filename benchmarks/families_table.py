@@ -73,6 +73,6 @@ def _note(records: Sequence[Record]) -> str:
     return (
         f"Each row is a model of `python benchmarks/random_family.py FAMILY FAMILY`; a rate is of the whole call, "
         f"{about['prompt_len']} tokens of prompt and {about['new_tokens']} new ones a request. {equal:,} of "
-        f"{all_answers:,} answers were equal to the last token: of random weights, the likeliest tokens often lie closer "
-        "than two ways of rounding to bfloat16."
+        f"{all_answers:,} answers were equal to the last token: of random weights, the likeliest tokens often lie "
+        "closer than two ways of rounding to bfloat16."
     )
