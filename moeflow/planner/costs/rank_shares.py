@@ -54,13 +54,13 @@ WHOLE = RankShares()
 
 def _head_shares(shape: ModelConfig, layers: range, num_ranks: int, rank: int) -> tuple[float, float]:
     """Return which shares of its layers' queries a rank has, and of their keys and values."""
-    own_queries = own_keys = all_queries = all_keys = 0
-    for heads in map(shape.heads_of, layers):
-        blocks, width = head_blocks(shape.num_heads, heads.num_kv_heads, num_ranks), heads.head_dim
-        own_queries, all_queries = own_queries + width * len(blocks.queries[rank]), all_queries + width * shape.num_heads
-        width *= heads.num_key_projections
-        own_keys, all_keys = own_keys + width * len(blocks.keys[rank]), all_keys + width * heads.num_kv_heads
-    return own_queries / all_queries, own_keys / all_keys if all_keys else 0.0
+    sizes = [shape.heads_of(layer) for layer in layers]
+    cut = [(it, head_blocks(shape.num_heads, it.num_kv_heads, num_ranks)) for it in sizes]
+    queries = sum(it.head_dim * len(blocks.queries[rank]) for it, blocks in cut)
+    keys = sum(it.head_dim * it.num_key_projections * len(blocks.keys[rank]) for it, blocks in cut)
+    all_queries = sum(it.head_dim * shape.num_heads for it in sizes)
+    all_keys = sum(it.head_dim * it.num_key_projections * it.num_kv_heads for it in sizes)
+    return queries / all_queries, keys / max(all_keys, 1)
 
 
 def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int) -> float:
