@@ -7,8 +7,8 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, exported, import_file, names, send, send_and_wait
 from tests.server.fleet import make_fleet
+from tests.server.page.parts import answer, button, exported, import_file, names, send, send_and_wait
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
