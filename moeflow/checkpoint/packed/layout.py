@@ -6,16 +6,17 @@
     then            all other weights, each from the start of a page, in the order in which a model takes up memory
 
 Slabs of a layer are of one size, which makes their places computable; those of layers whose formats differ are not all
-as large, and a slot of a cache holds the largest. The other weights are checked in pieces of one size. Slabs and pieces are the file's parts, numbered in its order; what is in a part is not
-known here. Checksums are CRC-32, which ISA-L computes at 30 GB/s (zlib: 6), so that a first read hardly takes longer.
+as large, and a slot of a cache holds the largest. The other weights are checked in pieces of one size. Slabs and pieces
+are the file's parts, numbered in its order; what is in a part is not known here. Checksums are CRC-32, which ISA-L
+computes at 30 GB/s (zlib: 6), so that a first read hardly takes longer.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import accumulate
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
