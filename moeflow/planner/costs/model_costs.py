@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.recurrent_config import MixerConfig
@@ -108,14 +109,14 @@ def expected_distinct(num_experts: int, top_k: int, num_tokens: float) -> float:
     return num_experts * (1.0 - (1.0 - top_k / num_experts) ** num_tokens) if num_experts else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelCosts:
-    """The costs of one model in given formats."""
+    """The costs of one model in given formats. What depends on nothing else is summed up once: searches ask often."""
 
     shape: ModelConfig
     formats: Formats
 
-    @property
+    @cached_property
     def num_moe_layers(self) -> int:
         """Layers with experts, those of an encoder included."""
         return self.shape.num_moe_layers
@@ -125,14 +126,14 @@ class ModelCosts:
         """Layers with a plain feed-forward network, those of an encoder included."""
         return self.shape.num_layers + self.shape.num_encoder_layers - self.num_moe_layers
 
-    @property
+    @cached_property
     def qkv_values(self) -> int:
         """Weights of one layer's query, key and value projections."""
         mixer = self._mixer
         of_mixer = 0 if mixer is None else self.shape.hidden_size * mixer.in_features
         return self._of_layers(self.shape.attention_input_values, of_mixer)
 
-    @property
+    @cached_property
     def output_values(self) -> int:
         """Weights of one layer's output projection."""
         mixer = self._mixer
@@ -156,7 +157,7 @@ class ModelCosts:
         """Weights of one expert."""
         return self.shape.num_ffn_matrices * self.shape.hidden_size * self.shape.intermediate_size
 
-    @property
+    @cached_property
     def dense_values(self) -> int:
         """Weights of the feed-forward network of one layer that has no experts, on average."""
         return self._dense_values(range(self.shape.num_layers))
@@ -182,7 +183,7 @@ class ModelCosts:
         """Weights of one router, and of what weighs a shared expert."""
         return self.shape.hidden_size * (self.shape.num_experts + self.shape.has_shared_gate)
 
-    @property
+    @cached_property
     def expert_bytes(self) -> float:
         """One expert, on average."""
         return self._network_bytes(self.expert_values, self._moe_layers(range(self.shape.num_layers)))
@@ -222,12 +223,16 @@ class ModelCosts:
             total += count * heads.head_dim * (queries_bytes + keys_bytes)
         return shape.hidden_size * total / max(len(layers), 1)
 
-    @property
+    @cached_property
+    def _all_qkv_bytes(self) -> float:
+        return self._qkv_bytes(range(self.shape.num_layers))
+
+    @cached_property
     def layers_bytes(self) -> float:
         """All layers, experts included."""
         return self._layers_bytes(WHOLE)
 
-    @property
+    @cached_property
     def embedding_bytes(self) -> float:
         """Token embeddings and output projection, which may be one."""
         return self._tables_bytes(head=1.0)
@@ -253,7 +258,7 @@ class ModelCosts:
         """As much of it as is in memory."""
         return 0.0 if self.formats.is_table_on_disk else self.layer_table_bytes
 
-    @property
+    @cached_property
     def model_bytes(self) -> float:
         """All weights; norms over single heads and biases but experts' are left out (under 0.1%)."""
         return self.bytes_of(WHOLE)
@@ -263,7 +268,7 @@ class ModelCosts:
         """The norms of all layers and the last."""
         return (self.shape.num_norms * self.shape.num_layers + 1) * self.shape.hidden_size * FLOAT32_BYTES
 
-    @property
+    @cached_property
     def encoder_bytes(self) -> float:
         """What an encoder-decoder has beside a decoder's layers: the encoder's, and attention over what it encodes."""
         shape, encoder = self.shape, self.shape.encoder
@@ -311,15 +316,22 @@ class ModelCosts:
         """Keys and values of one token in one layer."""
         return self.kv_bytes / max(self.shape.num_layers, 1)
 
-    @property
+    @cached_property
     def kv_bytes(self) -> float:
         """Keys and values of one token in all layers."""
         return self.shape.kv_bytes_per_token(self.formats.kv)
 
+    @cached_property
+    def _attended_bytes(self) -> int:
+        return self.shape.attended_bytes_per_token(self.formats.kv)
+
+    @cached_property
+    def _sliding_windows(self) -> Counter[int | None]:
+        return self.shape.sliding_windows
+
     def pre_attention(self, num_tokens: float) -> Work:
         """Return one layer's query, key and value projection."""
-        num_bytes = self._qkv_bytes(range(self.shape.num_layers))
-        return self._matrix(self.qkv_values, num_tokens, num_bytes)
+        return self._matrix(self.qkv_values, num_tokens, self._all_qkv_bytes)
 
     def attention(self, num_tokens: float, num_seen: float, num_read: float, num_states: float = 0.0) -> Work:
         """Return one layer's attention, softmax part (thesis 4.25 without projections).
@@ -328,7 +340,7 @@ class ModelCosts:
         once for all queries of a sequence; num_states: sequences whose states are read and written.
         """
         shape, num_layers = self.shape, max(self.shape.num_layers, 1)
-        num_bytes = num_read * self.shape.attended_bytes_per_token(self.formats.kv) / num_layers
+        num_bytes = num_read * self._attended_bytes / num_layers
         widths = shape.num_heads * (shape.head_dim + shape.latent_dim) if shape.latent else 2 * shape.attended_size
         num_flops = 2.0 * widths * num_seen
         if shape.recurrent is not None:
@@ -449,7 +461,7 @@ class ModelCosts:
 
     def _average(self, of_window: Callable[[float], float], context: float) -> float:
         """Return the average over layers of something that depends on how many tokens a query sees."""
-        counts = self.shape.sliding_windows
+        counts = self._sliding_windows
         total = sum(count * of_window(min(context, window or context)) for window, count in counts.items())
         return total / counts.total() if counts.total() else of_window(context)
 
