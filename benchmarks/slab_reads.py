@@ -77,7 +77,7 @@ class Bench:
                 start_loads=self.disk.start_loads,
                 wait=self.disk.wait,
             )
-            cache.fetcher = DiskFetcher(self.disk, cache)
+            cache.attach(DiskFetcher(self.disk, cache))
             with cache.acquire(0, numbers) as lease:
                 lease.wait()
 

@@ -87,7 +87,13 @@ class LLM:
 
     @classmethod
     def from_plan(cls, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> Self:
-        """Load what was planned already."""
+        """Load what was planned already. Raises: ConfigError if that is several engines; else as the class."""
+        if plan.num_replicas > 1:
+            raise ConfigError(
+                f"the plan is for {plan.num_replicas} engines (--replicas), which are processes of `moeflow serve` and "
+                "`moeflow batch`, and LLM is one engine in this process: give the plan to these (--plan), or make one "
+                "without replicas"
+            )
         llm = cls.__new__(cls)
         llm._load(plan, on_progress)
         return llm

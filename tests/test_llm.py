@@ -217,6 +217,15 @@ def test_several_replicas_are_refused_in_the_callers_process(folder):
         LLM(folder, num_replicas=2)
 
 
+def test_a_plan_of_several_replicas_is_refused_before_anything_is_loaded(folder, monkeypatch):
+    settings = Settings(model=str(folder), num_replicas=2, num_threads=2, kv_cache_bytes=2**20, is_served=True)
+    plan = resolve(settings).plan
+    assert plan.num_replicas == 2
+    monkeypatch.setattr("moeflow.llm.Engine.load", None)
+    with pytest.raises(ConfigError, match=r"for 2 engines \(--replicas\).* give the plan to these \(--plan\)"):
+        LLM.from_plan(plan)
+
+
 def test_without_a_model_the_built_in_one_is_made(folder, tmp_path, monkeypatch):
     asked = []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from moeflow.cli import lazy
+from moeflow.cli.config_file import config_option
 from moeflow.cli.options import cache_dir_option
 from moeflow.cli.params import complete_model
 from moeflow.core.address import parse_address
@@ -46,6 +47,7 @@ that you do not trust, connect the machines by a VPN."""
 )
 @click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
 @cache_dir_option
+@config_option
 def join(address: str, model: str | None, token_file: Path | None, num_threads: int | None, cache_dir: Path) -> None:
     """Compute a part of a model that another machine serves.
 

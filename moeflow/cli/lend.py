@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from moeflow.cli import lazy
+from moeflow.cli.config_file import config_option
 from moeflow.cli.options import cache_dir_option, memory_size
 from moeflow.core.address import LOOPBACK, parse_address
 from moeflow.core.errors import ConfigError
@@ -52,6 +53,7 @@ that you do not trust, connect the machines by a VPN."""
 )
 @click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
 @cache_dir_option
+@config_option
 def lend(listen: str, memory_bytes: int, token_file: Path | None, num_threads: int | None, cache_dir: Path) -> None:
     """Lend memory for experts of a model that another machine serves, and compute with them."""
     try:

@@ -76,10 +76,15 @@ def planned(
     with watched_steps("Planning") as on_step:
         plan = lazy.plan_for_start(settings, usage, on_step, resources)
     if explains:
-        for table in output.plan_tables(plan):
-            tables.show(table)
+        explain(plan)
         raise click.exceptions.Exit(0)
     return plan
+
+
+def explain(plan: Plan) -> None:
+    """Print what was chosen, what to expect and why."""
+    for table in output.plan_tables(plan):
+        tables.show(table)
 
 
 def load(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, shows_expected: bool = False) -> LLM:

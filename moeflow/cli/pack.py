@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from moeflow.cli import lazy
+from moeflow.cli.config_file import config_option
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option
 from moeflow.cli.params import complete_model
@@ -67,6 +68,7 @@ compared with its checksums, and made anew if it is damaged or of an older versi
     help="File to write.  [default: in the cache folder, by model and format]",
 )
 @cache_dir_option
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def pack(
     model: str | None,

@@ -15,7 +15,7 @@ from moeflow.cli.help import Command, GroupedOption
 from moeflow.cli.local_model import fetch_if_named, planned
 from moeflow.cli.options import byte_count, explain_option, pull_option, served_engine_options
 from moeflow.cli.params import complete_model
-from moeflow.cli.served_models import chosen_models, named_paths, serve_all, split_name
+from moeflow.cli.served_models import SeveralModels, chosen_models, named_paths, split_name
 from moeflow.planner.usage import SERVING
 
 EPILOG = """\b
@@ -192,10 +192,10 @@ def serve(
     chosen = chosen_models(overrides["model"], models)
     config = lazy.ServerConfig(**server_overrides, data_dir=data_dir or overrides["cache_dir"] / "jobs")
     if len(chosen) > 1:
-        if model_name or explains:
-            flag = "--model-name" if model_name else "--explain"
-            raise click.UsageError(f"{flag} is for one model; several are named by --model NAME=MODEL")
-        return serve_all(overrides, named_paths(chosen, pulls=pulls), config)
+        if model_name:
+            raise click.UsageError("--model-name is for one model; several are named by --model NAME=MODEL")
+        several = SeveralModels.of(overrides, named_paths(chosen, pulls=pulls))
+        return several.explain() if explains else several.serve(config)
     name, model = split_name(chosen[0]) if chosen else ("", None)
     if pulls:
         fetch_if_named(model)

@@ -1,33 +1,30 @@
 """--model, several times: the models of one server, what each is called, and how each is planned.
 
-Names are checked before anything is served: each is another one, and each model is there.
+Names are checked before anything is served or explained: each is another one, and each model is there.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from moeflow.cli import lazy
-from moeflow.cli.local_model import fetch_if_named, planned
+from moeflow.cli.local_model import explain, fetch_if_named, planned
+from moeflow.core.errors import MoeflowError
+from moeflow.core.units import format_bytes
+from moeflow.planner.settings import options, written_files
 from moeflow.planner.usage import SERVING
 
 if TYPE_CHECKING:
     from moeflow.core.plan import Plan
     from moeflow.planner.hardware.host import HostResources
     from moeflow.server.config import ServerConfig
-
-_FOR_ONE = {  # what is of one model, as the command line calls it
-    "plan_file": "--plan",
-    "packed_weights_file": "--packed-weights",
-    "record_routing": "--record-routing",
-    "graph_file": "--graph",
-    "trace_file": "--trace",
-}
+    from moeflow.server.launch import PlannedModel
 
 
 def named_paths(models: Sequence[str], *, pulls: bool) -> dict[str, str]:
@@ -68,18 +65,55 @@ def split_name(given: str) -> tuple[str, str]:
     return (name, model) if separator and name and not os.path.lexists(given) else ("", given)
 
 
-def serve_all(overrides: dict[str, Any], paths: dict[str, str], config: ServerConfig) -> int:
-    """Serve these models, in the memory that the user set or that this machine has now; return the exit code."""
-    if given := [flag for name, flag in _FOR_ONE.items() if overrides.get(name)]:
-        raise click.UsageError(f"{given[0]} is for one model: leave it out, or serve one")
-    resources = lazy.host_resources()
-    models = {}
-    for name, path in paths.items():
-        own = {**overrides, "model": path, "model_name": name}
-        served = lazy.served_name(name, lazy.Settings(lossy_routing=overrides["lossy_routing"]))
-        models[served] = lazy.PlannedModel(path, _planner(own, resources))
-    budget_bytes = overrides["memory_bytes"] or resources.available_bytes
-    return lazy.serve_several(models, budget_bytes, config)
+@dataclass(frozen=True, slots=True)
+class SeveralModels:
+    """Models that one server has, within one budget of memory."""
+
+    models: dict[str, PlannedModel]  # by the name that requests give
+    budget_bytes: int  # that the user set, or that this machine has now
+
+    @classmethod
+    def of(cls, overrides: dict[str, Any], paths: dict[str, str]) -> SeveralModels:
+        """Return the models of these paths, each planned as the user set. Raises: UsageError."""
+        of_one = {name: options()[name].flag for name in ("packed_weights_file", *written_files())}
+        if given := [flag for name, flag in {"plan_file": "--plan", **of_one}.items() if overrides.get(name)]:
+            raise click.UsageError(f"{given[0]} is for one model: leave it out, or serve one")
+        resources = lazy.host_resources()
+        models = {}
+        for name, path in paths.items():
+            own = {**overrides, "model": path, "model_name": name}
+            served = lazy.served_name(name, lazy.Settings(lossy_routing=overrides["lossy_routing"]))
+            models[served] = lazy.PlannedModel(path, _planner(own, resources))
+        return cls(models, overrides["memory_bytes"] or resources.available_bytes)
+
+    def serve(self, config: ServerConfig) -> int:
+        """Serve them; return the exit code. Blocks: until a signal ends it."""
+        return lazy.serve_several(self.models, self.budget_bytes, config)
+
+    def explain(self) -> int:
+        """Print what would be chosen for each, and whether all fit; return the exit code: 1 if one cannot be planned.
+
+        That one is named with the reason, and the others are explained, as they would be served.
+        """
+        num_bytes: list[int] = []  # of those that can be planned
+        for name, model in self.models.items():
+            click.echo(f"{name}: {model.path}")
+            try:
+                plan = model.plan()
+            except MoeflowError as error:
+                click.echo(f"error: {name} cannot be planned: {error}", err=True)
+                continue
+            explain(plan)
+            num_bytes.append(min(plan.memory_bytes or self.budget_bytes, self.budget_bytes))
+        if len(num_bytes) > 1:
+            click.echo(self._together(sum(num_bytes)))
+        return int(len(num_bytes) < len(self.models))
+
+    def _together(self, num_bytes: int) -> str:
+        need, have = format_bytes(num_bytes), format_bytes(self.budget_bytes)
+        if num_bytes <= self.budget_bytes:
+            return f"Together they hold {need} of the {have} that they share: all can be loaded at once."
+        return f"Together they would hold {need}, and share {have}: those that are idle make room for others."
 
 
 def _planner(overrides: dict[str, Any], resources: HostResources) -> Callable[[], Plan]:

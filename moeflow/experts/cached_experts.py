@@ -88,7 +88,7 @@ class ExpertPool:
         if num_choices <= _FEW_CHOICES * self.cache.num_experts:
             # Of the experts in the order of eviction as many may be passed over: the pass turns out to need them.
             at_most = min(2 * num_layers * num_choices, self.cache.num_slots)
-            self.cache.lend(at_most, max_needed=self.stream.least - 1)
+            self.cache.kernel_reads.lend(at_most, max_needed=self.stream.least - 1)
 
     def add_layer(self, biases: ExpertBiases | None = None) -> CachedExperts:
         """Return the experts of the next layer that has some."""
@@ -102,7 +102,9 @@ class CachedExperts:
     def __init__(self, pool: ExpertPool, layer: int, biases: ExpertBiases | None = None) -> None:
         """`layer` counts those with experts."""
         self.pool, self.layer, self.biases = pool, layer, biases
-        self.slots = torch.from_numpy(pool.cache.slot_table)[layer]  # [E] int32, as it was when last brought up to date
+        self.slots = torch.from_numpy(pool.cache.kernel_reads.slot_table)[
+            layer
+        ]  # [E] int32, as it was when last brought up to date
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each token's experts plus the residual.

@@ -19,7 +19,7 @@ class DiskFetcher:
     def __init__(self, disk: DiskReader, cache: ExpertCache) -> None:
         """Take a cache whose loads the disk reader starts."""
         self._disk = disk
-        self._slots = SlotFetcher(disk.reads, cache.slot_table)
+        self._slots = SlotFetcher(disk.reads, cache.kernel_reads.slot_table)
 
     @property
     def handle(self) -> Any:

@@ -57,7 +57,7 @@ class ExpertStream:
     def run(self, layer: int, work: Work, spanned: Spanned) -> None:
         """Compute with all experts that a layer needs. Blocks. Raises: StorageError if one cannot be read."""
         cache, window = self._cache, self._window
-        found = cache.scan(layer, work.experts, window=window)
+        found = cache.layer_scan.at(layer, work.experts, window=window)
         num_kept = min(len(found.kept), cache.num_slots - window)
         waiting = deque(self._portions([*found.read_ahead, *found.kept[num_kept:], *found.absent]))
         kept = deque(self._portions(found.kept[:num_kept]))
@@ -88,7 +88,7 @@ class ExpertStream:
             streamed.append(leases.take(portion))
             room -= len(portion)
         if not waiting:
-            self._cache.read_ahead(room)
+            self._cache.layer_scan.read_ahead(room)
 
 
 class _Leases:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64  # bytes, as kernels want it
 _HUGE_PAGE = 2 * 1024**2
+_COLLAPSE: Final = 25  # MADV_COLLAPSE, which Python does not name: Linux 6.1 and later
 
 
 class LazyMemory:
@@ -37,13 +39,29 @@ class LazyMemory:
             self._mapping = _map(num_bytes + _HUGE_PAGE)
             buffer = np.frombuffer(self._mapping, np.uint8)
             start = self._start = -address(buffer) % _HUGE_PAGE
-            advise_huge_pages(self._mapping, start, num_bytes // _HUGE_PAGE * _HUGE_PAGE if huge_pages else 0)
+            advise_huge_pages(self._mapping, start, _whole_pages(num_bytes) if huge_pages else 0)
         self.bytes: NDArray[np.uint8] = buffer[start : start + num_bytes]  # [num_bytes]
 
     @property
     def tensor(self) -> Tensor:
         """The memory as torch sees it: [num_bytes] uint8."""
         return torch.from_numpy(self.bytes)
+
+    def enlarge_pages(self, touched: Iterable[range]) -> None:
+        """Take 2 MiB at a time from now on, as with `huge_pages`, and put what is `touched` already on such pages.
+
+        Where the system does not copy that together at once, it does so in time.
+        """
+        if self._mapping is None:
+            return
+        num_bytes = _whole_pages(self.bytes.nbytes)
+        advise_huge_pages(self._mapping, self._start, num_bytes)
+        for part in touched:
+            first = part.start // _HUGE_PAGE * _HUGE_PAGE
+            length = min(-(-part.stop // _HUGE_PAGE) * _HUGE_PAGE, num_bytes) - first
+            if part and length > 0:
+                with contextlib.suppress(OSError):
+                    self._mapping.madvise(_COLLAPSE, self._start + first, length)
 
     def give_back(self, start: int, stop: int) -> None:
         """Return the pages that lie wholly between two offsets to the system: they are zeros again, and free.
@@ -75,6 +93,11 @@ def allocate_lazily(num_bytes: int) -> Tensor:
     Raises: MemoryError if the system refuses that much.
     """
     return LazyMemory(num_bytes).tensor
+
+
+def _whole_pages(num_bytes: int) -> int:
+    """Return how many bytes of the beginning can lie on huge pages."""
+    return num_bytes // _HUGE_PAGE * _HUGE_PAGE
 
 
 def _map(num_bytes: int) -> mmap.mmap:

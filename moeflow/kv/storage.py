@@ -9,14 +9,14 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.model_config import HeadSizes
-from moeflow.core.units import format_bytes
+from moeflow.core.units import KIB, format_bytes
 from moeflow.kernels.arrays import array_on, ids_on
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
@@ -27,9 +27,15 @@ if TYPE_CHECKING:
     from moeflow.kv.state_storage import StateStorage
 
 
+_SMALL_BYTES: Final = 256 * KIB  # of a layer that lie on small pages: of a large one, what is worth taking it whole
+
+
 class KVStorage:
     """K and V of all layers that attend, or of those of a stage, in blocks of `block_size` tokens; and the states of
     recurrent layers.
+
+    What is written first lies on small pages, since a large one in each layer may be more than all keys and values of
+    a short answer. Once a layer's would fill a part of a large page, all lie on such (`will_write`).
     """
 
     def __init__(  # noqa: PLR0913  # sizes
@@ -51,7 +57,7 @@ class KVStorage:
         `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head. `latent_dim` is how many
         dimensions of a key are its value, too; 0: values are stored by themselves, as wide as keys. `other_heads` are
         those of layers that have not `num_kv_heads` of `head_dim`. `device` None: only kernels of the CPU extension
-        read it. With `gives_back`, in main memory, blocks are taken and given back a few at a time: pages are small,
+        read it. With `gives_back`, in main memory, blocks are taken and given back a few at a time: pages stay small,
         which costs the kernels some speed.
 
         Raises: CapacityError if the device lacks the memory.
@@ -80,7 +86,7 @@ class KVStorage:
         self._memory: LazyMemory | None = None
         try:
             if device is None or torch.device(device).type == "cpu":
-                self._memory = LazyMemory(self.num_bytes, huge_pages=not gives_back)
+                self._memory = LazyMemory(self.num_bytes, huge_pages=False)
                 storage = array_on(self._memory.bytes, device)
             else:
                 storage = torch.zeros(self.num_bytes, dtype=torch.uint8, device=device)
@@ -93,6 +99,9 @@ class KVStorage:
             KVBlocks(storage[start : start + num_blocks * cells[heads]], dtype, **shapes[heads])
             for start, heads in zip(self._starts, heads_of, strict=True)
         )
+        self._num_small = num_blocks  # the first ones: as long as others are not written, pages are small
+        if self._memory is not None and not gives_back:
+            self._num_small = min(num_blocks, _SMALL_BYTES // max(self._cell_bytes, default=1))
         self.is_for_kernels = all(layer.handle is not None for layer in self.layers)  # of the CPU extension
 
     def layer(self, layer_idx: int) -> KVBlocks:
@@ -134,6 +143,15 @@ class KVStorage:
                 stored[:: mmap.PAGESIZE] = 0
                 stored[-1] = 0  # it begins and ends within pages
 
+    def will_write(self, blocks: Iterable[int]) -> None:
+        """Have blocks lie on pages that are worth it: to be called before they are written."""
+        if self._num_small == self.num_blocks or max(blocks, default=-1) < self._num_small:
+            return
+        assert self._memory is not None, "elsewhere nothing is small"
+        cells = zip(self._starts, self._cell_bytes, strict=True)
+        self._memory.enlarge_pages(range(start, start + self._num_small * num_bytes) for start, num_bytes in cells)
+        self._num_small = self.num_blocks
+
     @property
     def content_bytes(self) -> int:
         """What a block's keys and values are, over all layers."""
@@ -152,6 +170,7 @@ class KVStorage:
 
     def copy_in(self, block: int, content: memoryview) -> None:
         """Write what `copy_out` gave."""
+        self.will_write([block])
         read = np.frombuffer(content, np.uint8)
         for within, stored in self._cells_of(block):
             stored[...] = read[within]

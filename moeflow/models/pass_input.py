@@ -5,8 +5,8 @@ The numbers are all that has to be known of a batch: also in other processes tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -134,6 +134,7 @@ class PassInput(msgspec.Struct, frozen=True):
 
     def tensors(self, kv: KVStorage, device: Device) -> tuple[Array, ForwardContext]:
         """Return what a model is called with: token ids [T] int64, and what goes to every layer."""
+        kv.will_write(self._written_blocks(kv.block_size))
         metadata = AttentionMetadata.build(
             starts=self.starts,
             num_tokens=self.num_tokens,
@@ -150,6 +151,12 @@ class PassInput(msgspec.Struct, frozen=True):
             num_encoder_tokens=self.num_encoder_tokens,
         )
         return ids_on(self.token_ids, device), context
+
+    def _written_blocks(self, block_size: int) -> Iterator[int]:
+        """Yield the blocks that get keys and values."""
+        return chain.from_iterable(
+            block_ids[start // block_size :] for start, block_ids in zip(self.starts, self.block_ids, strict=True)
+        )
 
     def _state_sequences(self) -> StateSequences:
         """Return what happens to the states of the sequences."""

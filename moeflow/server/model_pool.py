@@ -212,9 +212,9 @@ class ModelPool:
         return ending
 
     def _is_held_back(self, *, is_batch: bool) -> bool:
-        """Whether a new request for a loaded model has to wait, as somebody else has waited for memory long enough."""
+        """Whether a new request for a loaded model has to wait, as somebody else waits for memory: long, or of jobs."""
         now_s = time.monotonic()
-        if is_batch and now_s - self._refused_at_s < _BATCH_PAUSE_S:
+        if is_batch and (self._wanted_since_s is not None or now_s - self._refused_at_s < _BATCH_PAUSE_S):
             return True
         return self._wanted_since_s is not None and now_s - self._wanted_since_s >= self._patience_s
 

@@ -80,6 +80,7 @@ def sequences_context(
         dtype=model.dtype,
         device=model.device,
     )
+    kv.will_write(range(kv.num_blocks))
     attention = AttentionMetadata.build(
         starts=[0] * len(lengths),
         num_tokens=list(lengths),
@@ -117,6 +118,7 @@ def run_input(model: EncoderDecoderLM, given: Sequence[int], own: Sequence[int])
         dtype=model.dtype,
         device=model.device,
     )
+    kv.will_write(range(num_blocks))
     attention = AttentionMetadata.build(
         starts=[0],
         num_tokens=[len(token_ids)],

@@ -10,6 +10,7 @@ from moeflow.cli import lazy
 from moeflow.cli.help import Command
 from moeflow.cli.main import main
 from moeflow.cli.options import engine_options, sampling_options
+from moeflow.core.errors import MoeflowError
 from moeflow.planner.settings import Settings, options
 from tests.documents import documented_configuration
 from tests.test_documents import commands
@@ -164,7 +165,67 @@ def test_every_verb_with_engine_options_takes_a_file():
     without_prefixes = {flag for flag in flags if not flag.startswith(("--prefix", "--prompt-cache", "--max-num-seqs"))}
     takes = {words for words, known in commands().items() if known >= without_prefixes}
     assert {("serve",), ("batch",), ("chat",), ("generate",), ("doctor",), ("bench", "serve")} <= takes
-    assert takes == {words for words, known in commands().items() if "--config" in known}
+    others = {("plan",), ("pack",), ("join",), ("lend",)}
+    assert takes | others == {words for words, known in commands().items() if "--config" in known}
+
+
+@pytest.fixture
+def verb(monkeypatch, tmp_path):
+    """Run a verb with a file: what the floors below were called with, or what it said."""
+    calls = []
+
+    def noted(*args, **kwargs):
+        calls.append((args, kwargs))
+        raise MoeflowError("far enough")
+
+    for name in ("plan_for", "pack", "join", "lend"):
+        monkeypatch.setitem(vars(lazy), name, noted)
+    monkeypatch.delenv("MOEFLOW_CACHE", raising=False)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "token").write_text("0" * 64)
+    (tmp_path / "token").chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str, *args: str):
+        (tmp_path / "a.toml").write_text(text)
+        result = CliRunner().invoke(main, [*args, "--config", "a.toml"])
+        return calls[-1] if result.stderr.endswith("error: far enough\n") else result.stderr
+
+    return run
+
+
+def test_a_plan_is_made_as_a_file_says(verb, monkeypatch):
+    text = 'model = "config.json"\nthreads = 3\nmemory = "2GiB"\ncache-dir = "file"\n[plan]\nmachine = "t4"\nrate = 0.5'
+    ((request, _), _) = verb(text, "plan", "--threads", "4")
+    settings = request.settings
+    assert (settings.model, settings.num_threads, settings.memory_bytes) == ("config.json", 4, 2 * 1024**3)
+    assert (request.machine, request.usage.workload.rate, settings.cache_dir) == ("t4", 0.5, Path("file"))
+    monkeypatch.setenv("MOEFLOW_CACHE", "environment")
+    assert verb(text, "plan")[0][0].settings.cache_dir == Path("environment")
+    said = verb("[plan]\nrat = 1", "plan")
+    assert "a.toml: plan.rat is not an option of `moeflow plan`; did you mean 'rate'?" in said
+
+
+def test_weights_are_packed_as_a_file_says(verb, monkeypatch):
+    text = 'model = "config.json"\ndtype = "bfloat16"\nthreads = 3\ncache-dir = "file"\n[pack]\nout = "it.slabs"'
+    ((model, out), kwargs) = verb(text, "pack", "--threads", "4")
+    assert (model, out) == ("config.json", Path("it.slabs"))
+    assert (kwargs["dtype"], kwargs["num_threads"], kwargs["cache_dir"]) == ("bfloat16", 4, Path("file"))
+    monkeypatch.setenv("MOEFLOW_CACHE", "environment")
+    assert verb(text, "pack")[1]["cache_dir"] == Path("environment")
+    assert "pack.out: must be one text or number, not True" in verb("[pack]\nout = true", "pack")
+
+
+def test_ranks_join_and_memory_is_lent_as_a_file_says(verb):
+    text = 'threads = 3\ncluster-token-file = "token"\ncache-dir = "file"\n[join]\nmodel = "config.json"\n'
+    text += '[lend]\nlisten = "b.lan:9300"\nmemory = "16GiB"'
+    ((settings, _), _) = verb(text, "join", "a.lan:9200")
+    assert (settings.host, settings.num_threads, settings.cache_dir) == ("a.lan", 3, Path("file"))
+    assert settings.model == str(Path("config.json").absolute())
+    assert verb(text, "join", "a.lan:9200", "--threads", "2")[0][0].num_threads == 2
+    ((settings, _), _) = verb(text, "lend")
+    assert (settings.host, settings.port, settings.memory_bytes) == ("b.lan", 9300, 16 * 1024**3)
+    assert "memory is not an option of `moeflow join`" in verb('memory = "4GiB"', "join", "a.lan:9200")
 
 
 def test_the_documented_file_is_accepted(serve):

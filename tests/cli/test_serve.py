@@ -1,5 +1,8 @@
+import dataclasses
+import re
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,10 +10,13 @@ from click.testing import CliRunner
 
 from moeflow.cli import lazy
 from moeflow.cli.main import main
+from moeflow.cli.served_models import SeveralModels
 from moeflow.core.errors import ConfigError
 from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import PlannedModel
+from tests.planner.example_plans import PLAN
+from tests.tiny_mixtral import write_tiny_mixtral
 
 EVERY_OPTION = """
     --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
@@ -159,7 +165,6 @@ def test_a_file_lists_several_models_and_the_command_line_goes_first(several, se
         (["one", "--model", "one"], "two models are called 'one': give one another name, NAME=one"),
         (["one", "--model", "three"], "three"),
         (["one", "--model", "two", "--model-name", "x"], "--model-name is for one model"),
-        (["one", "--model", "two", "--explain"], "--explain is for one model"),
         (["one", "--model", "two", "--trace", "t.json"], "--trace is for one model"),
     ],
 )
@@ -168,6 +173,49 @@ def test_what_several_models_cannot_be_served_with(several, args, reason):
     assert result.exit_code == 2
     assert reason in result.stderr
     assert several == []
+
+
+@pytest.mark.slow  # plans
+def test_each_of_several_models_is_explained_and_whether_all_fit(tmp_path):
+    for name in ("small", "large"):
+        write_tiny_mixtral(tmp_path / name, num_hidden_layers=1 + 2 * (name == "large"))
+    named = ["--model", f"1st={tmp_path / 'small'}", "--model", str(tmp_path / "large"), "--cache-dir", str(tmp_path)]
+    explained = run_several(*named, "--memory", "3GiB", "--explain")
+    assert explained.exit_code == 0
+    first, second = explained.stdout.split(f"large: {tmp_path / 'large'}\n")
+    assert first.startswith(f"1st: {tmp_path / 'small'}\n")
+    for part, name in ((first, "small"), (second, "large")):
+        assert re.search(rf"^{name} on .*, for throughput: ", part, re.MULTILINE)
+        assert "in memory" in part
+    assert "of the 3.0 GiB that they share: all can be loaded at once." in second
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((300, 400), "hold 700.0 MiB of the 700.0 MiB that they share: all can be loaded at once."),
+        ((300, 401), "would hold 701.0 MiB, and share 700.0 MiB: those that are idle make room for others."),
+        ((300, 0), "would hold 1000.0 MiB, and share 700.0 MiB"),  # 0: not known, so it gets all
+    ],
+)
+def test_what_models_hold_together_is_told(sizes, said, monkeypatch, capsys):
+    monkeypatch.setattr("moeflow.cli.served_models.explain", lambda plan: None)
+    models = {
+        str(size): PlannedModel("/m", partial(dataclasses.replace, PLAN, memory_bytes=size << 20)) for size in sizes
+    }
+    assert SeveralModels(models, 700 << 20).explain() == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.slow  # likewise
+def test_a_model_that_cannot_be_planned_is_named_and_the_others_are_explained(tmp_path):
+    (tmp_path / "one").mkdir()
+    write_tiny_mixtral(tmp_path / "good")
+    named = ["--model", str(tmp_path / "one"), "--model", str(tmp_path / "good")]  # one is empty
+    explained = run_several(*named, "--cache-dir", str(tmp_path), "--explain")
+    assert explained.exit_code == 1
+    assert "error: one cannot be planned: " in explained.stderr
+    assert re.search(r"^good on .*, for throughput: ", explained.stdout, re.MULTILINE)
 
 
 @pytest.fixture

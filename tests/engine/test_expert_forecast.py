@@ -106,7 +106,7 @@ def awaited(store) -> None:
         prefetch_pass(numbers)
         with store.cache._changed:
             while store.cache._states.loads:
-                store.cache._wait_for_load()
+                store.cache._loads.wait_for_load()
 
     store.cache.prefetch_pass = prefetch_and_wait
 

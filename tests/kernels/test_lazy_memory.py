@@ -2,7 +2,11 @@
 
 import errno
 import mmap
+import platform
+import re
+from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -57,6 +61,41 @@ def test_small_memory_stays():
     assert memory.tensor.all()
 
 
+def _has_huge_pages():
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.exists() and "[never]" not in setting.read_text()
+
+
+@pytest.mark.skipif(not _has_huge_pages(), reason="this system has no huge pages, or none for us")
+def test_pages_are_small_until_they_are_enlarged_and_what_is_in_them_stays():
+    process = psutil.Process()
+    memory = LazyMemory(64 * MIB + 5000, huge_pages=False)
+    before = process.memory_info().rss
+    places = range(0, 64 * MIB + 5000, 4 * MIB)
+    for place in places:
+        memory.bytes[place] = place // MIB + 1
+    assert process.memory_info().rss - before < 2 * MIB
+    memory.enlarge_pages(range(place, place + 1) for place in places)
+    taken = process.memory_info().rss - before
+    assert taken >= 16 * 2 * MIB or not _can_collapse()
+    assert taken < 36 * MIB  # and nothing besides
+    memory.bytes[2 * MIB] = 1
+    assert process.memory_info().rss - before - taken >= 2 * MIB
+    memory.bytes[2 * MIB] = 0
+    assert np.flatnonzero(memory.bytes).tolist() == list(places)
+    assert memory.bytes[places].tolist() == [place // MIB + 1 for place in places]
+
+
+def _can_collapse():
+    return tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (6, 1)
+
+
+def test_small_memory_has_no_pages_to_enlarge():
+    memory = LazyMemory(MIB)
+    memory.enlarge_pages([range(MIB)])
+    assert not memory.bytes.any()
+
+
 class WithoutHugePages(mmap.mmap):
     """A mapping of a system that was built without them."""
 
@@ -71,5 +110,7 @@ def test_a_system_without_huge_pages_takes_small_ones(monkeypatch):
     monkeypatch.setattr(lazy_memory.mmap, "mmap", WithoutHugePages)
     memory = LazyMemory(5 * MIB)
     memory.tensor.fill_(1)
+    memory.enlarge_pages([range(5 * MIB)])
+    assert memory.tensor.all()
     memory.give_back(0, 5 * MIB)
     assert not memory.tensor[: 4 * MIB].any()

@@ -1,5 +1,6 @@
 import itertools
 import mmap
+from pathlib import Path
 
 import psutil
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from moeflow.core.errors import CapacityError
 from moeflow.core.model_config import HeadSizes
 from moeflow.kv.storage import KVStorage, _runs
+from moeflow.models.pass_input import PassInput
 
 
 def _storage(**changes):
@@ -56,9 +58,59 @@ def test_a_block_is_counted_in_the_pages_of_the_system(monkeypatch, page_bytes, 
     assert _storage(block_size=9).block_bytes == 3 * (576 // page_bytes + 2) * page_bytes
 
 
+def _has_huge_pages():
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.exists() and "[never]" not in setting.read_text()
+
+
 def test_what_does_not_fit_says_how_much_it_needs():
     with pytest.raises(CapacityError, match=r"needs 524288\.0 GiB on cpu"):
         _storage(layers=range(2**20), num_blocks=2**21)
+
+
+def _many_layers(**changes):
+    """Layers of 4 MiB, in blocks of 4 KiB: 64 of a layer are what lies on small pages."""
+    return _storage(layers=range(16), num_blocks=1024, block_size=16, head_dim=32, **changes)
+
+
+@pytest.mark.parametrize("gives_back", [False, True])
+def test_a_short_sequence_takes_no_large_page_in_each_layer(gives_back):
+    storage = _many_layers(gives_back=gives_back)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    storage.will_write(range(64))
+    for layer in storage.layers:
+        layer.storage[: 3 * 4096] = 1
+    taken = process.memory_info().rss - before
+    assert taken < 4 * 2**20
+    storage.will_write([5, 1023] if gives_back else [5, 63])
+    assert process.memory_info().rss - before < 4 * 2**20
+
+
+@pytest.mark.skipif(not _has_huge_pages(), reason="this system has no huge pages, or none for us")
+@pytest.mark.parametrize("write", [False, True])
+def test_a_longer_one_lies_on_large_pages_and_stays_what_it_was(write):
+    storage = _many_layers()
+    process = psutil.Process()
+    before = process.memory_info().rss
+    for number, layer in enumerate(storage.layers, 1):
+        layer.storage[: 64 * 4096] = number
+    if write:
+        storage.copy_in(64, memoryview(bytes(storage.content_bytes)))
+    else:
+        storage.will_write([64])
+    for number, layer in enumerate(storage.layers, 1):
+        layer.storage[1000 * 4096] = 1
+        assert (layer.storage[: 64 * 4096] == number).all()
+        assert not layer.storage[64 * 4096 : 1000 * 4096].any()
+    assert process.memory_info().rss - before >= 16 * 2 * 2**20 - 2**20
+
+
+def test_a_pass_tells_which_blocks_it_writes(monkeypatch):
+    storage, told = _storage(), []
+    monkeypatch.setattr(storage, "will_write", lambda blocks: told.append(sorted(blocks)))
+    PassInput([7, 8, 9, 9], [4, 0], [1, 3], [(3, 1), (4,)], [[0]]).tensors(storage, torch.device("cpu"))
+    assert told == [[1, 4]]
 
 
 @pytest.mark.parametrize("head_dim", [64, 72])  # a block of a layer is whole pages, or is not

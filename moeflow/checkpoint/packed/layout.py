@@ -5,16 +5,18 @@
     then            the slabs, one an expert, in the order (layer, expert), each filled up to whole pages
     then            all other weights, each from the start of a page, in the order in which a model takes up memory
 
-Slabs are of one size, which makes them fit any slot of a cache and their places computable. The other weights are
-checked in pieces of one size. Slabs and pieces are the file's parts, numbered in its order; what is in a part is not
-known here. Checksums are CRC-32, which ISA-L computes at 30 GB/s (zlib: 6), so that a first read hardly takes longer.
+Slabs of a layer are of one size, which makes their places computable; those of layers whose formats differ are not all
+as large, and a slot of a cache holds the largest. The other weights are checked in pieces of one size. Slabs and pieces
+are the file's parts, numbered in its order; what is in a part is not known here. Checksums are CRC-32, which ISA-L
+computes at 30 GB/s (zlib: 6), so that a first read hardly takes longer.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -43,10 +45,11 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     embedding_format: str
     num_layers: int  # those with experts
     num_experts: int  # of a layer
-    slab_bytes: int  # of one expert, without the filling
+    slab_bytes: int  # of one expert where it takes most, without the filling
     resident_bytes: int  # of all other weights: whole pages
     layout: str  # a hash over which of these is where
     expert_formats: tuple[tuple[str, str], ...] = ()  # of each such layer's ups and downs; empty: all `weight_format`
+    slab_bytes_of_layers: tuple[int, ...] = ()  # of an expert of each such layer; empty: all `slab_bytes`
     is_weighted: bool = False  # whether weights were rounded by the importance of the inputs that they meet
     format_version: int = FORMAT_VERSION
 
@@ -65,9 +68,24 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.num_slabs + -(-self.resident_bytes // PIECE_BYTES)
 
     @property
-    def stride_bytes(self) -> int:
-        """From one slab to the next: whole pages."""
-        return whole_pages(self.slab_bytes)
+    def layer_bytes(self) -> tuple[int, ...]:
+        """Of an expert of each layer, without the filling."""
+        return self.slab_bytes_of_layers or (self.slab_bytes,) * self.num_layers
+
+    @property
+    def mean_slab_bytes(self) -> int:
+        """Of an expert, over all layers."""
+        return self._sum_of_layers(self.slab_bytes, self.slab_bytes_of_layers) // max(self.num_layers, 1)
+
+    @property
+    def layer_starts(self) -> tuple[int, ...]:
+        """Where each layer's slabs begin in the file."""
+        strides = map(whole_pages, self.layer_bytes[:-1])
+        return tuple(accumulate((it * self.num_experts for it in strides), initial=PAGE_BYTES + self.table_bytes))
+
+    def stride_bytes(self, layer: int) -> int:
+        """From one slab of a layer to the next: whole pages."""
+        return whole_pages(self.layer_bytes[layer])
 
     @property
     def table_bytes(self) -> int:
@@ -77,17 +95,23 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def resident_start(self) -> int:
         """Where the weights outside of slabs begin in the file."""
-        return self.offset(self.num_slabs)
+        strides = self._sum_of_layers(whole_pages(self.slab_bytes), map(whole_pages, self.slab_bytes_of_layers))
+        return PAGE_BYTES + self.table_bytes + self.num_experts * strides
 
     @property
     def content_bytes(self) -> int:
         """Of all parts, without the filling."""
-        return self.num_slabs * self.slab_bytes + self.resident_bytes
+        slabs_bytes = self.num_experts * self._sum_of_layers(self.slab_bytes, self.slab_bytes_of_layers)
+        return slabs_bytes + self.resident_bytes
 
     @property
     def file_bytes(self) -> int:
         """Length of the whole file."""
         return self.resident_start + self.resident_bytes
+
+    def _sum_of_layers(self, usual: int, own: Iterable[int]) -> int:
+        """Return what all layers have, be it their own or what is usual: of as many as a damaged file may name."""
+        return sum(own) if self.slab_bytes_of_layers else self.num_layers * usual
 
     def number(self, layer: int, expert: int) -> int:
         """Return a slab's place in the order of the file. Raises: IndexError."""
@@ -97,14 +121,15 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def offset(self, number: int) -> int:
         """Return where a part starts in the file."""
-        num_pieces = max(number - self.num_slabs, 0)
-        first_page = PAGE_BYTES + self.table_bytes
-        return first_page + (number - num_pieces) * self.stride_bytes + num_pieces * PIECE_BYTES
+        if number >= self.num_slabs:
+            return self.resident_start + (number - self.num_slabs) * PIECE_BYTES
+        layer, expert = divmod(number, self.num_experts)
+        return self.layer_starts[layer] + expert * self.stride_bytes(layer)
 
     def part_bytes(self, number: int) -> int:
         """Return how long a part is, without the filling."""
         if number < self.num_slabs:
-            return self.slab_bytes
+            return self.layer_bytes[number // self.num_experts]
         return min(PIECE_BYTES, self.resident_bytes - (number - self.num_slabs) * PIECE_BYTES)
 
     def name(self, number: int) -> str:
@@ -169,8 +194,9 @@ def read_slab_index(path: Path) -> SlabIndex:
     try:
         with path.open("rb") as stream:
             spec = decode_header(stream.read(PAGE_BYTES), path)
-            table = stream.read(spec.table_bytes)
             actual_bytes = stream.seek(0, 2)
+            stream.seek(PAGE_BYTES)
+            table = stream.read(min(spec.table_bytes, actual_bytes))
     except OSError as error:
         remedy = "Check that the file is there and that you may read it"
         raise CheckpointError(f"cannot be read ({error.strerror or error})", file=path, remedy=remedy) from error
@@ -212,14 +238,16 @@ def decode_header(page: bytes, path: Path) -> SlabSpec:
             f"has a description that makes no sense ({error})", file=path, remedy=PACK_AGAIN
         ) from error
     if not _makes_sense(spec):
-        raise CheckpointError("describes a file without weights", file=path, remedy=PACK_AGAIN)
+        raise CheckpointError("describes weights that cannot be", file=path, remedy=PACK_AGAIN)
     return spec
 
 
 def _makes_sense(spec: SlabSpec) -> bool:
     """Return whether sizes are possible; a dense model has no slabs."""
     counts = (spec.num_layers, spec.num_experts, spec.slab_bytes)
-    has_slabs = min(counts) > 0
+    sizes = spec.slab_bytes_of_layers
+    are_possible = not sizes or (len(sizes) == spec.num_layers and min(sizes) > 0 and max(sizes) == spec.slab_bytes)
+    has_slabs = min(counts) > 0 and are_possible
     is_dense = counts == (0, 0, 0) and spec.resident_bytes > 0
     return (has_slabs or is_dense) and spec.resident_bytes >= 0 and spec.resident_bytes % PAGE_BYTES == 0
 

@@ -10,6 +10,7 @@ import click
 
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import show
+from moeflow.cli.config_file import config_option
 from moeflow.cli.help import Command, GroupedOption
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option, settings_option
@@ -129,6 +130,7 @@ Only headers of a model are read: the answer does not depend on its size."""
     help="Draw how the policy changes with the machine into this PNG.",
 )
 @cache_dir_option
+@config_option
 def plan(
     model: str | None,
     machine: str | None,

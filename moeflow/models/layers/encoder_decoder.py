@@ -385,6 +385,7 @@ class _Encoder(_Stack):
                 dtype=self._dtype,
                 device=self._device,
             )
+            self._kv.will_write(range(num_blocks))
         return self._kv.layer(0)
 
 

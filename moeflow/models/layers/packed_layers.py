@@ -112,7 +112,7 @@ class _CachedLayers:
     def _run_on(self, work: PackedPass, layer: int, num_routed: int) -> int:
         """Run layers as long as all experts are there; return the first that lacks some."""
         cache, ahead = self._pool.cache, self._pool.ahead
-        has_absent = cache.begin_read()
+        has_absent = cache.kernel_reads.begin()
         end = num_routed
         try:
             expected = ahead.expected(work.num_tokens) if has_absent and ahead is not None else NOTHING
@@ -121,7 +121,7 @@ class _CachedLayers:
             stopped = self._pool.spanned("layers", num_routed, work.run, layer, expected, self._pool.fetcher_handle)
             end = self._num_routed_before(stopped)
         finally:
-            cache.end_read(num_routed, on_host(work.choices(num_routed, end)))
+            cache.kernel_reads.end(num_routed, on_host(work.choices(num_routed, end)))
         return stopped
 
     def _num_routed_before(self, layer: int) -> int:

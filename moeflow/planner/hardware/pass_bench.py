@@ -158,7 +158,8 @@ def _absent_experts(count: int) -> Iterator[_TinyModel]:
     )
     slots = PackedExperts(num_slots, shape.hidden_size, shape.intermediate_size, "float32", storage=arena.slots)
     pool = ExpertPool(cache, slots)
-    pool.fetcher = cache.fetcher = DiskFetcher(disk, cache)
+    pool.fetcher = DiskFetcher(disk, cache)
+    cache.attach(pool.fetcher)
     try:
         yield _TinyModel(count, pool)
     finally:

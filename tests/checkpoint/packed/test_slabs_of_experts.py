@@ -47,7 +47,7 @@ def test_experts_from_disk_answer_like_resident_ones(tmp_path, weight_format):
         start_loads=disk.start_loads,
         wait=disk.wait,
     )
-    cache.fetcher = DiskFetcher(disk, cache)
+    cache.attach(DiskFetcher(disk, cache))
     for _ in range(20):
         x = torch.randn(1, HIDDEN, generator=chance)
         topk_ids = torch.randperm(NUM_EXPERTS, generator=chance)[:TOP_K].view(1, TOP_K)

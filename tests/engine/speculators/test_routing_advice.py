@@ -211,7 +211,7 @@ def test_right_advice_leaves_less_to_wait_for(target, slabs):
             prefetch_pass(numbers)
             with store.cache._changed:
                 while store.cache._states.loads:
-                    store.cache._wait_for_load()
+                    store.cache._loads.wait_for_load()
 
         store.cache.prefetch_pass = prefetch_and_wait
         answers(engine, [[5, 9, 200, 31, 7]], num_tokens=60)

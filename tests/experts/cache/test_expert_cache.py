@@ -455,11 +455,11 @@ def test_there_must_be_such_experts(number):
 def test_kernels_find_what_arrives_while_they_look():
     cache, disk = make_cache(2)
     cache.prefetch_pass([1])
-    assert cache.begin_read()
-    assert cache.slot_table[0, 1] < 0
+    assert cache.kernel_reads.begin()
+    assert cache.kernel_reads.slot_table[0, 1] < 0
     disk.finish_all()
-    assert disk.contents[cache.slot_table[0, 1]] == 1
+    assert disk.contents[cache.kernel_reads.slot_table[0, 1]] == 1
     cache.check_integrity()
-    cache.end_read(0, np.array([[[1]]]))
+    cache.kernel_reads.end(0, np.array([[[1]]]))
     assert cache.stats().hits == 1
     assert cache.stats().used_bytes == SLAB_BYTES

@@ -71,10 +71,10 @@ def test_passes_over_all_find_what_fits_beside_the_window(policy, num_slots):
     for _ in range(4):
         cache.begin_pass()
         for layer in range(num_layers):
-            found = cache.scan(layer, everything, window=window)
+            found = cache.layer_scan.at(layer, everything, window=window)
             for expert in [*found.kept, *found.read_ahead, *found.absent]:
                 cache.acquire(layer, [expert]).release()
-            cache.read_ahead(window)
+            cache.layer_scan.read_ahead(window)
             cache.check_integrity()
         num_read.append(len(disk.read))
         disk.read.clear()

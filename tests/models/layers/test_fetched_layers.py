@@ -77,7 +77,8 @@ class Fetched:
         )
         slots = PackedExperts(num_slots, CONFIG.hidden_size, CONFIG.intermediate_size, "float32", storage=arena.slots)
         self.pool = ExpertPool(self.cache, slots)
-        self.pool.fetcher = self.cache.fetcher = DiskFetcher(self.disk, self.cache)
+        self.pool.fetcher = DiskFetcher(self.disk, self.cache)
+        self.cache.attach(self.pool.fetcher)
         if not is_lent:
             self.pool.lend_slots = lambda *_: None
         formats = WeightFormats("float32", "float32")
@@ -187,10 +188,10 @@ def test_too_few_slots_for_a_pass_leave_its_rest_to_python(make, stops):
 def test_nobody_else_gets_slots_that_are_lent(make):
     fetched = make(5)
     cache = fetched.cache
-    cache.begin_read()
-    cache.lend(5, max_needed=NUM_EXPERTS)
+    cache.kernel_reads.begin()
+    cache.kernel_reads.lend(5, max_needed=NUM_EXPERTS)
     assert cache.prefetch(0, [1, 2]) == 0
-    cache.end_read(0, np.zeros((0, 1, 1), np.int64))
+    cache.kernel_reads.end(0, np.zeros((0, 1, 1), np.int64))
     assert cache.prefetch(0, [1, 2]) == 2
 
 

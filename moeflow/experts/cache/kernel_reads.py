@@ -1,0 +1,101 @@
+"""Kernels that run over several layers: they take no lease, and read in a table what is resident.
+
+While they do, between `begin` and `end`, nothing is evicted here. They may be lent slots, to fill by themselves in the
+order that is decided here; what they did is in a journal, and is done again to the records afterwards.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeflow.experts.cache.expert_loads import ExpertLoads
+from moeflow.experts.cache.journal import Event, Fetcher, Journal
+
+
+class KernelReads:
+    """What kernels find in the slots of an expert cache, and bring into them."""
+
+    def __init__(self, loads: ExpertLoads, num_layers: int, num_experts: int, *, max_prefetches: int) -> None:
+        """`num_experts` is the number in a layer. At most `max_prefetches` are under way at once."""
+        self._loads = loads
+        self._num_layers = num_layers
+        self._num_experts = num_experts
+        self._max_prefetches = max_prefetches
+        self._first_numbers = np.arange(0, num_layers * num_experts, num_experts).reshape(-1, 1, 1)  # of each layer
+
+    @property
+    def slot_table(self) -> NDArray[np.int32]:
+        """The slot of each expert, [layers, experts], read-only; ABSENT or LOADING: it was at the last `begin`.
+
+        An expert that arrives enters it at once.
+        """
+        return self._loads.states.table
+
+    def begin(self) -> bool:
+        """Bring the table up to date and evict nothing until `end`; return whether an expert is absent."""
+        with self._loads.up_to_date():
+            self._loads.is_read = True
+            return self._loads.states.publish()
+
+    def lend(self, at_most: int, *, max_needed: int) -> None:
+        """Let the fetcher fill slots until `end`: free ones, then those of experts that it evicts, as here.
+
+        Not in a scan. Unless there are `at_most` free slots, beside those for prefetches, it may evict. A layer that
+        needs more experts than `max_needed` is not for it.
+        """
+        loads = self._loads
+        with loads.changed:
+            if loads.fetcher is None or loads.victims.scan is not None:
+                return
+            assert loads.is_read, "slots are lent while kernels run"
+            room = max(self._max_prefetches - loads.states.num_prefetches, 0)
+            free = loads.states.last_free(at_most + room)
+            worth = loads.victims.worth(loads.states) if len(free) < at_most + room else None
+            loads.is_lent = True
+            loads.fetcher.begin(free, worth, max_prefetches=room, max_needed=max_needed)
+
+    def end(self, first_layer: int, topk_ids: NDArray[np.int64]) -> None:
+        """Count what kernels found in the table on their way through layers: as many as `topk_ids` [layers, T, K] has.
+
+        Takes the place of a lease on the experts of each of them. What the fetcher did is done here, too.
+        """
+        size, end_layer = self._num_experts, first_layer + len(topk_ids)
+        is_used = np.zeros(self._num_layers * size, bool)
+        is_used[topk_ids + self._first_numbers[first_layer:end_layer]] = True
+        numbers = np.flatnonzero(is_used)
+        loads = self._loads
+        with loads.changed:
+            num_absent = 0 if loads.fetcher is None else self._catch_up(loads.fetcher, loads.fetcher.end())
+            loads.is_read = loads.is_lent = False
+            loads.stats.hits += len(numbers) - num_absent
+            loads.victims.on_use(numbers)
+            loads.states.use_all(numbers)
+            loads.states.end_prefetches(first_layer * size, end_layer * size, ())
+            loads.changed.notify_all()
+
+    def _catch_up(self, fetcher: Fetcher, journal: Journal) -> int:
+        """Do to the records what the fetcher did; return how many experts passes needed and did not find."""
+        loads, states = self._loads, self._loads.states
+        for event, number, slot in journal.entries:
+            if event in (Event.EVICTED, Event.RETIRED):
+                if event == Event.RETIRED:
+                    states.use(states.all[number])
+                states.give_back(states.evict(number))
+            elif event in (Event.LOADING, Event.PREFETCHING):
+                states.take(slot)
+                job = loads.begin(number, slot, is_prefetch=event == Event.PREFETCHING)
+                job.handle = fetcher.adopt(job, loads.on_done)
+            elif event == Event.JOINED:
+                job = states.loads[number]
+                job.is_joined = job.is_prefetch
+            elif event == Event.CANCELLED:
+                fetcher.drop(states.loads[number])
+                states.drop_cancelled(states.loads[number])
+            else:
+                job = states.loads[number]
+                states.end_load(job, fetcher.outcome(job, is_right=event == Event.ARRIVED))
+        loads.stats.late += journal.num_late
+        loads.stats.misses += journal.num_misses
+        loads.stats.stall_s += journal.stall_s
+        return journal.num_late + journal.num_misses
