@@ -197,7 +197,7 @@ class Decision:
         attends_in_torch = held.device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
             self._with_reserved_kv(held.weights, max_num_seqs, of_ranks),
-            of_ranks.shape(self.shape),
+            of_ranks.kv_shape,
             torch_dtype=held.dtype if attends_in_torch else None,
             left_bytes=self.budget.left_for_kv(held.weight_bytes),
             share=share,
@@ -363,7 +363,7 @@ class Decision:
         if not self.usage.reserves_kv:
             return settings
         max_tokens = settings.max_model_len or self.usage.workload.max_tokens
-        kv_bytes = replace(self._costs(weights), shape=held.shape(self.shape)).kv_bytes
+        kv_bytes = replace(self._costs(weights), shape=held.kv_shape).kv_bytes
         block_bytes = int(kv_bytes * BLOCK_SIZE)
         num_bytes = max_num_seqs * ceil(max_tokens / BLOCK_SIZE) * block_bytes
         return replace(settings, max_model_len=max_tokens, kv_cache_bytes=settings.kv_cache_bytes or num_bytes)
