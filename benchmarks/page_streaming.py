@@ -36,11 +36,11 @@ from starlette.responses import StreamingResponse
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.page_streaming_table import FRAME_MS, table  # noqa: E402
-from moeflow.bench.metrics import percentile  # noqa: E402
-from moeflow.bench.records import append, make_record  # noqa: E402
-from moeflow.cli.bench.output import show  # noqa: E402
-from moeflow.server.page import add_page  # noqa: E402
+from benchmarks.page_streaming_table import FRAME_MS, table
+from moeflow.bench.metrics import percentile
+from moeflow.bench.records import append, make_record
+from moeflow.cli.bench.output import show
+from moeflow.server.page import add_page
 
 TOKEN_CHARS = 4
 MODEL = {
