@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
-from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks
-from moeflow.parallel.placement.placement import slots_per_rank
+from moeflow.parallel.blocks import band_blocks, head_blocks
+from moeflow.parallel.placement.whole_experts import WholeExperts
 from moeflow.parallel.stages import layers_of, place_in_stage
 
 
@@ -33,7 +33,7 @@ class RankShares:
         """Return what a rank has."""
         layers = layers_of(parallel, shape, rank)
         rank, number = place_in_stage(parallel, rank), parallel.ranks_per_stage
-        own = cls(layers=layers, has_ends=layers.start == 0, experts=_expert_share(shape, parallel, rank))
+        own = cls(layers=layers, has_ends=layers.start == 0, experts=_expert_share(shape, parallel, rank, layers))
         if parallel.attention_layout == "replicated":
             return own
         heads = head_blocks(shape.num_heads, shape.num_kv_heads, number)
@@ -52,18 +52,17 @@ class RankShares:
 WHOLE = RankShares()
 
 
-def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int) -> float:
+def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int, layers: range) -> float:
     """Return that of its layers' experts which the rank of this place in its stage has, or may come to have."""
     number = parallel.ranks_per_stage
     if not shape.num_experts:
         return 0.0
-    if parallel.expert_layout == "sliced":
+    if parallel.has_slices:
         return _slice_share(shape.hidden_size, shape.intermediate_size, number, rank)
-    if parallel.moves_experts and number > 1:
-        num_held = slots_per_rank(shape.num_experts, number, parallel.num_redundant_experts)
-    else:
-        num_held = len(even_blocks(shape.num_experts, number)[rank])
-    return num_held / shape.num_experts
+    if number == 1:
+        return 1.0
+    num_layers = len(set(layers).intersection(shape.moe_layers))
+    return WholeExperts.of(parallel, number, num_layers, shape.num_experts).most_held[rank] / shape.num_experts
 
 
 def _slice_share(hidden_size: int, width: int, num_ranks: int, rank: int) -> float:

@@ -13,6 +13,7 @@ from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.parallel.placement import expert_balancer
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 from moeflow.parallel.placement.rebalancing import Move
+from moeflow.parallel.placement.whole_experts import WholeExperts
 from tests.parallel.thread_group import run_ranks
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -49,7 +50,7 @@ def test_moves_keep_the_bits_and_the_memory_of_what_left_is_not_read(is_mapped, 
     layers = make_layers()
 
     def serve(group):
-        ranks = ExpertRanks(group, ExpertBalancer(LAYERS, EXPERTS, group.size, num_redundant))
+        ranks = ExpertRanks(group, ExpertBalancer(WholeExperts.moving(group.size, LAYERS, EXPERTS, num_redundant)))
         own = [fill(ranks, everything, is_mapped) for everything in layers]
         for number in range(60):
             hidden, ids, weights = pass_input(number)
@@ -75,7 +76,7 @@ def test_ranks_that_do_not_decide_alike_notice_it(monkeypatch):
     (everything, _) = make_layers()
 
     def serve(group):
-        ranks = ExpertRanks(group, ExpertBalancer(1, EXPERTS, group.size, 0))
+        ranks = ExpertRanks(group, ExpertBalancer(WholeExperts.moving(group.size, 1, EXPERTS)))
         fill(ranks, everything, is_mapped=False)
         monkeypatch.setattr(ranks.balancer, "end_pass", lambda: [Move(0, group.rank, from_rank=0, to_rank=1)])
         with pytest.raises(AssertionError, match="different collectives"):
