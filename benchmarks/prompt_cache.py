@@ -1,10 +1,13 @@
-"""How long the second turn of a long conversation takes to its first token after a restart, with and without a cache.
+"""How long the second turn of a long conversation takes to its first token, with and without what the first left.
 
     python benchmarks/prompt_cache.py [MODEL] [--tokens 6000] [--kv-dtype float32] [--repeats 3] [--out FILE]
 
 A first process answers a prompt, with a prompt cache. Then each turn is a process of its own that loads the model,
-says when it has the first token, and what the answer is: without a cache, with one whose files the system has in
-memory, and with one whose files it has to read from disk, all in turns. Answers must be equal.
+says when it has the first token, and what the answer is, all in turns. After a restart: without a prompt cache, with
+one whose files the system has in memory, and with one whose files it has to read from disk. Without one, as in the
+loop of an agent: in a process that has just answered another prompt, and in one that has just answered the first turn
+(a model with recurrent layers goes on from its last checkpoint).
+Answers must be equal, and so must the log-probabilities of their tokens, to the bit.
 """
 
 from __future__ import annotations
@@ -29,40 +32,56 @@ from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table
 from moeflow.checkpoint.packed.file_io import drop_cached_file
 from moeflow.cli.bench.output import keep, result_options, show
+from moeflow.core.cache_dir import cache_folder
 from moeflow.core.durable import sync
 from moeflow.core.units import GIB, format_bytes, format_seconds
+from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kv.disk.extent import SUFFIX
 from moeflow.kv.disk.folder_usage import folder_bytes
+from moeflow.train.builtin import ensure_builtin_model
 
-COMPUTED, WARM, COLD = "computed", "read, files in memory", "read from disk"
-ARMS = (COMPUTED, WARM, COLD)
+COMPUTED, WARM, COLD = "restarted: computed", "restarted: read, files in memory", "restarted: read from disk"
+ANEW, KEPT = "goes on: computed", "goes on: kept"
+ARMS = (COMPUTED, WARM, COLD, ANEW, KEPT)
+FIRST_ID = 100  # of the tokens that prompts have: those before may be special
 NUM_NEW = 100  # tokens that the second turn adds to the first answer
-NUM_ANSWERED = 8
+NUM_FIRST_ANSWERED, NUM_ANSWERED = 64, 8
 
 
-def answer(settings: dict[str, Any], prompt: list[int], num_tokens: int) -> dict[str, Any]:
-    """Answer a prompt in this process; return the tokens, and the seconds to the first one, without loading."""
+def answer(
+    settings: dict[str, Any], prompt: list[int], num_tokens: int, prompt_before: list[int] | None = None
+) -> dict[str, Any]:
+    """Answer a prompt in this process, perhaps after another one, which is answered as first turns are.
+
+    Return the tokens with their log-probabilities, and the seconds to the first one, without loading.
+    """
     with closing(LLM(**settings)) as llm:
+        if prompt_before is not None:
+            llm.generate([prompt_before], _sampling(NUM_FIRST_ANSWERED), progress=False)
         began_s = time.perf_counter()
-        llm.generate([prompt], _sampling(1), progress=False)
+        (first,) = llm.generate([prompt], _sampling(1), progress=False)
         first_s = time.perf_counter() - began_s
         (result,) = llm.generate([prompt], _sampling(num_tokens), progress=False)
         stats = llm.stats()
+    (completion,) = result.outputs
     return {
         "first_token_s": first_s,
-        "token_ids": list(result.outputs[0].token_ids),
-        "read_tokens": stats.prompt_cache_hit_tokens_total,
+        "token_ids": list(completion.token_ids),
+        "logprobs": [token.logprob for it in (*first.outputs, completion) for token in it.logprobs or []],
+        "cached_tokens": first.num_cached_tokens,
         "read_bytes": stats.prompt_cache_read_bytes_total,
     }
 
 
 def _sampling(num_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logprobs=0)
 
 
-def in_a_process(settings: dict[str, Any], prompt: list[int], num_tokens: int) -> dict[str, Any]:
+def in_a_process(
+    settings: dict[str, Any], prompt: list[int], num_tokens: int, prompt_before: list[int] | None = None
+) -> dict[str, Any]:
     """Do so in a new one."""
-    asked = json.dumps([settings, prompt, num_tokens])
+    asked = json.dumps([settings, prompt, num_tokens, prompt_before])
     done = subprocess.run([sys.executable, __file__, "--child"], input=asked, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"the process that answers ended with {done.returncode}")
@@ -70,10 +89,12 @@ def in_a_process(settings: dict[str, Any], prompt: list[int], num_tokens: int) -
     return result
 
 
-def second_turn(arm: str, settings: dict[str, Any], kept: Path, prompt: list[int]) -> dict[str, Any]:
-    """Answer the second turn in one of the ways, over a copy of what the first has left."""
-    if arm == COMPUTED:
-        return in_a_process(settings, prompt, NUM_ANSWERED)
+def second_turn(
+    arm: str, settings: dict[str, Any], kept: Path, prompt: list[int], prompts_before: dict[str, list[int]]
+) -> dict[str, Any]:
+    """Answer the second turn in one of the ways: after a prompt, or over a copy of what the first turn has left."""
+    if arm in (COMPUTED, *prompts_before):
+        return in_a_process(settings, prompt, NUM_ANSWERED, prompts_before.get(arm))
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
         copy = Path(folder) / "prompts"
         shutil.copytree(kept, copy, copy_function=os.link)  # files are never changed
@@ -106,19 +127,22 @@ def main(
 ) -> None:
     """Measure all arms in turns; exit with 1 if answers differ."""
     rng = random.Random(0)
-    settings: dict[str, Any] = {"model": model, "kv_dtype": kv_dtype, "num_threads": threads, "max_num_seqs": 1}
-    prompt, new = ([rng.randrange(100, 30000) for _ in range(number)] for number in (tokens, NUM_NEW))
+    path = str(model or ensure_builtin_model(cache_folder(None)))
+    vocab_size = Tokenizer.load(path).vocab_size
+    settings: dict[str, Any] = {"model": path, "kv_dtype": kv_dtype, "num_threads": threads, "max_num_seqs": 1}
+    prompt, new, other = ([rng.randrange(FIRST_ID, vocab_size) for _ in range(n)] for n in (tokens, NUM_NEW, tokens))
     with tempfile.TemporaryDirectory(dir=folder) as place:
         kept = Path(place) / "prompts"
-        first = in_a_process({**settings, "prompt_cache": str(kept), "prompt_cache_bytes": 64 * GIB}, prompt, 64)
+        with_cache = {**settings, "prompt_cache": str(kept), "prompt_cache_bytes": 64 * GIB}
+        first = in_a_process(with_cache, prompt, NUM_FIRST_ANSWERED)
         turn = [*prompt, *first["token_ids"], *new]
         runs = []
         for _ in range(repeats):
             for arm in ARMS:
-                runs.append({"arm": arm, **second_turn(arm, settings, kept, turn)})
+                runs.append({"arm": arm, **second_turn(arm, settings, kept, turn, {ANEW: other, KEPT: prompt})})
                 click.echo(f"{arm}: {format_seconds(runs[-1]['first_token_s'])}", err=True)
         kept_bytes = folder_bytes(kept)
-    answers = {tuple(run.pop("token_ids")) for run in runs}
+    answers = {(*run.pop("token_ids"), *run.pop("logprobs")) for run in runs}
     record = make_record(
         "prompt_cache",
         ["python", "benchmarks/prompt_cache.py", *sys.argv[1:]],
@@ -150,15 +174,15 @@ def table(record: Record) -> Table:
                 arm,
                 format_seconds(statistics.median(times)),
                 f"{format_seconds(min(times))} to {format_seconds(max(times))}",
-                f"{runs[0]['read_tokens']}",
+                f"{runs[0]['cached_tokens']}",
                 format_bytes(runs[0]["read_bytes"]),
             )
         )
-    title = (
-        f"Second turn after restart: {record['model']}, {record['prompt_tokens']} tokens, {record['kv_dtype']} K and V"
-    )
+    title = f"Second turn: {record['model']}, {record['prompt_tokens']} tokens, {record['kv_dtype']} K and V"
     note = f"The first turn took {format_seconds(record['first_turn_s'])} to its first token."
-    return Table(title, ("keys and values", "first token", "range", "tokens read", "bytes read"), tuple(rows), (note,))
+    return Table(
+        title, ("keys and values", "first token", "range", "tokens cached", "bytes read"), tuple(rows), (note,)
+    )
 
 
 if __name__ == "__main__":

@@ -1,21 +1,27 @@
 """Writes a model of random weights of any family: few layers, wide enough that weights are what takes the time.
 
-For `engine_vs_transformers.py`; about 0.3 billion parameters, in bfloat16.
+For `engine_vs_transformers.py` and `prompt_cache.py`; about 0.3 billion parameters, in bfloat16, and a tokenizer of
+bytes.
 
 python benchmarks/random_family.py FAMILY FOLDER
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from moeflow.models.registry import FAMILIES
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.tiny_mixtral import write_byte_tokenizer
 
 BASE: Mapping[str, Any] = {
     "vocab_size": 16000,
@@ -117,11 +123,18 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 @click.option("--seed", default=0, show_default=True)
 def main(family: str, folder: Path, seed: int) -> None:
     """Write a model of FAMILY to FOLDER."""
-    torch.manual_seed(seed)
-    config = CONFIG_MAPPING[family](**{**BASE, **SHAPES[family]})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
+    model = write_model(family, folder, seed)
     click.echo(f"{folder}: {sum(it.numel() for it in model.parameters()) / 1e6:.0f} million parameters")
+
+
+def write_model(family: str, folder: Path, seed: int, **changes: Any) -> PreTrainedModel:
+    """Write a model whose config says `changes` beside what it would, and return it."""
+    torch.manual_seed(seed)
+    config = CONFIG_MAPPING[family](**{**BASE, **SHAPES[family], **changes})
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    write_byte_tokenizer(folder, config.vocab_size)
+    return model
 
 
 if __name__ == "__main__":

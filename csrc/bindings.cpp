@@ -654,15 +654,20 @@ void bind_reads(nb::module_& m) {
   nb::class_<SlabReader>(m, "SlabReader")
       .def(
           "__init__",
-          [](SlabReader* self, int descriptor, bool is_direct, int64_t first_byte, int64_t stride_bytes,
-             int64_t slab_bytes, int64_t num_slabs, int64_t slabs_per_layer, uintptr_t checksums, uintptr_t memory,
-             int64_t slot_bytes, int num_threads, bool keeps_spans) {
-            const SlabFile file{descriptor, is_direct, first_byte,      stride_bytes,
-                                slab_bytes, num_slabs, slabs_per_layer, at<const uint32_t>(checksums)};
+          [](SlabReader* self, int descriptor, bool is_direct, uintptr_t layer_starts, uintptr_t layer_bytes,
+             int64_t num_layers, int64_t slabs_per_layer, uintptr_t checksums, uintptr_t memory, int64_t slot_bytes,
+             int num_threads, bool keeps_spans) {
+            const SlabFile file{descriptor,
+                                is_direct,
+                                at<const int64_t>(layer_starts),
+                                at<const int64_t>(layer_bytes),
+                                num_layers,
+                                slabs_per_layer,
+                                at<const uint32_t>(checksums)};
             new (self) SlabReader(file, at<uint8_t>(memory), slot_bytes, num_threads, keeps_spans);
           },
-          "descriptor"_a, "is_direct"_a, "first_byte"_a, "stride_bytes"_a, "slab_bytes"_a, "num_slabs"_a,
-          "slabs_per_layer"_a, "checksums"_a, "memory"_a, "slot_bytes"_a, "num_threads"_a, "keeps_spans"_a)
+          "descriptor"_a, "is_direct"_a, "layer_starts"_a, "layer_bytes"_a, "num_layers"_a, "slabs_per_layer"_a,
+          "checksums"_a, "memory"_a, "slot_bytes"_a, "num_threads"_a, "keeps_spans"_a)
       .def("submit", &SlabReader::submit, "slabs_and_slots"_a, "is_urgent"_a, "waits_at_once"_a)
       .def("cancel", &SlabReader::cancel, "slab"_a)
       .def("take_ended", &take_ended)

@@ -15,8 +15,6 @@
 namespace moeflow {
 namespace {
 
-constexpr int64_t kPageBytes = 4096;  // what direct reads want offsets and lengths to be multiples of
-
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
@@ -29,8 +27,8 @@ SlabReader::SlabReader(const SlabFile& file, uint8_t* memory, int64_t slot_bytes
       memory_(memory),
       slot_bytes_(slot_bytes),
       keeps_spans_(keeps_spans),
-      loads_(file.num_slabs),
-      is_checked_(file.num_slabs) {
+      loads_(file.num_slabs()),
+      is_checked_(file.num_slabs()) {
   SignalsBlocked blocked;
   try {
     while (num_threads_ < num_threads) {
@@ -62,16 +60,16 @@ void SlabReader::submit(const std::vector<std::tuple<int64_t, int64_t>>& slabs_a
 }
 
 void SlabReader::queue(int64_t slab, int64_t slot, bool is_urgent, int64_t max_pieces) {
-  const int64_t stride = file_.stride_bytes;
-  const int64_t count = is_urgent ? std::max<int64_t>(1, std::min(max_pieces, stride / kMinPieceBytes)) : 1;
-  const int64_t size = ((stride + count - 1) / count + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const int64_t filled = file_.filled_bytes(slab);
+  const int64_t count = is_urgent ? std::max<int64_t>(1, std::min(max_pieces, filled / kMinPieceBytes)) : 1;
+  const int64_t size = ((filled + count - 1) / count + kSlabPageBytes - 1) / kSlabPageBytes * kSlabPageBytes;
   Load& load = loads_[slab];
   load = Load{};
   load.slot = slot;
   load.is_urgent = is_urgent;
   const int64_t priority = is_urgent ? 0 : 1 + slab / file_.slabs_per_layer;
-  for (int64_t start = 0; start < stride; start += size) {
-    queue_[{priority, num_queued_++}] = Piece{slab, start, std::min(size, stride - start)};
+  for (int64_t start = 0; start < filled; start += size) {
+    queue_[{priority, num_queued_++}] = Piece{slab, start, std::min(size, filled - start)};
     ++load.num_pieces;
   }
 }
@@ -175,7 +173,7 @@ void SlabReader::end_pieces(Lock& lock, int64_t slab, int count, bool is_right) 
   if (load.is_right && file_.checksums != nullptr && is_checked_[slab] == 0) {
     const uint8_t* const content = memory_ + load.slot * slot_bytes_;
     lock.unlock();
-    const bool is_same = crc32(content, file_.slab_bytes) == file_.checksums[slab];
+    const bool is_same = crc32(content, file_.slab_bytes(slab)) == file_.checksums[slab];
     lock.lock();
     load.is_right = is_same;
     is_checked_[slab] = is_same;
@@ -187,7 +185,7 @@ void SlabReader::end_pieces(Lock& lock, int64_t slab, int count, bool is_right) 
 }
 
 bool SlabReader::read_piece(const Piece& piece, int64_t slot) const {
-  const int64_t position = file_.first_byte + piece.slab * file_.stride_bytes + piece.start;
+  const int64_t position = file_.position(piece.slab) + piece.start;
   uint8_t* const into = memory_ + slot * slot_bytes_ + piece.start;
   int64_t done = 0;
   while (done < piece.num_bytes) {
@@ -195,7 +193,8 @@ bool SlabReader::read_piece(const Piece& piece, int64_t slot) const {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) break;
     done += count;
-    if (count == 0 || done % kPageBytes != 0) break;  // the end; a direct read cannot go on from the middle of a page
+    // The end; a direct read cannot go on from the middle of a page.
+    if (count == 0 || done % kSlabPageBytes != 0) break;
   }
 #if defined(POSIX_FADV_DONTNEED)
   if (!file_.is_direct) posix_fadvise(file_.descriptor, position, piece.num_bytes, POSIX_FADV_DONTNEED);

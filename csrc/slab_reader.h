@@ -15,14 +15,26 @@ namespace moeflow {
 
 // Slabs are not cut into smaller pieces, which brought nothing.
 constexpr int64_t kMinPieceBytes = 1024 * 1024;
+constexpr int64_t kSlabPageBytes = 4096;  // what direct reads want offsets and lengths to be multiples of
 
-// Slabs one behind the other in a file, which stays open for as long as there is a reader.
+// Slabs in a file, which stays open for as long as there is a reader: those of a layer one behind the other, each
+// filled up to whole pages.
 struct SlabFile {
   int descriptor;
   bool is_direct;  // reads go past the page cache; otherwise pages are given back to it
-  int64_t first_byte, stride_bytes, slab_bytes;
-  int64_t num_slabs, slabs_per_layer;
-  const uint32_t* checksums;  // CRC-32 [num_slabs], compared at a slab's first read; null: not at all
+  const int64_t* layer_starts;  // [num_layers]: where a layer's slabs begin
+  const int64_t* layer_bytes;   // [num_layers]: of each of them, without the filling
+  int64_t num_layers, slabs_per_layer;
+  const uint32_t* checksums;  // CRC-32 of all slabs, compared at a slab's first read; null: not at all
+
+  int64_t num_slabs() const { return num_layers * slabs_per_layer; }
+  int64_t slab_bytes(int64_t slab) const { return layer_bytes[slab / slabs_per_layer]; }
+  int64_t filled_bytes(int64_t slab) const {
+    return (slab_bytes(slab) + kSlabPageBytes - 1) / kSlabPageBytes * kSlabPageBytes;
+  }
+  int64_t position(int64_t slab) const {
+    return layer_starts[slab / slabs_per_layer] + slab % slabs_per_layer * filled_bytes(slab);
+  }
 };
 
 // A slab whose read has ended. One that is not right was not read completely, or is damaged.

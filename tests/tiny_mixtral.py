@@ -39,10 +39,11 @@ def write_tiny_mixtral(folder: Path, *, seed: int = 0, **config_changes) -> Mixt
     return model
 
 
-def write_byte_tokenizer(folder: Path) -> None:
-    """Two special tokens, then one token for every byte."""
+def write_byte_tokenizer(folder: Path, vocab_size: int = 258) -> None:
+    """Two special tokens, then one token for every byte, then tokens that no text has."""
     vocab = {"<s>": 0, "</s>": EOS}
     vocab |= {char: 2 + index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab |= {f"<unused{token_id}>": token_id for token_id in range(len(vocab), vocab_size)}
     raw = RawTokenizer(models.BPE(vocab=vocab, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()

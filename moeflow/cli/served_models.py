@@ -17,6 +17,7 @@ from moeflow.cli import lazy
 from moeflow.cli.local_model import explain, fetch_if_named, planned
 from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
+from moeflow.planner.settings import options, written_files
 from moeflow.planner.usage import SERVING
 
 if TYPE_CHECKING:
@@ -24,14 +25,6 @@ if TYPE_CHECKING:
     from moeflow.planner.hardware.host import HostResources
     from moeflow.server.config import ServerConfig
     from moeflow.server.launch import PlannedModel
-
-_FOR_ONE = {  # what is of one model, as the command line calls it
-    "plan_file": "--plan",
-    "packed_weights_file": "--packed-weights",
-    "record_routing": "--record-routing",
-    "graph_file": "--graph",
-    "trace_file": "--trace",
-}
 
 
 def named_paths(models: Sequence[str], *, pulls: bool) -> dict[str, str]:
@@ -82,7 +75,8 @@ class SeveralModels:
     @classmethod
     def of(cls, overrides: dict[str, Any], paths: dict[str, str]) -> SeveralModels:
         """Return the models of these paths, each planned as the user set. Raises: UsageError."""
-        if given := [flag for name, flag in _FOR_ONE.items() if overrides.get(name)]:
+        of_one = {name: options()[name].flag for name in ("packed_weights_file", *written_files())}
+        if given := [flag for name, flag in {"plan_file": "--plan", **of_one}.items() if overrides.get(name)]:
             raise click.UsageError(f"{given[0]} is for one model: leave it out, or serve one")
         resources = lazy.host_resources()
         models = {}

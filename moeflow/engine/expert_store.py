@@ -99,7 +99,7 @@ class ExpertStore:
                 num_layers=spec.num_layers,
                 num_experts=spec.num_experts,
                 num_slots=config.num_slots,
-                slab_bytes=spec.slab_bytes,
+                slab_bytes=spec.mean_slab_bytes,
                 policy=POLICIES[config.policy](spec.num_layers, spec.num_experts),
                 start_loads=self._disk.start_loads,
                 wait=self._disk.wait,
@@ -112,7 +112,7 @@ class ExpertStore:
             self.pool.remote = self._remote_experts(config.remote, shape, is_wide=is_wide)
             on_failure.pop_all()
         if trace is not None:
-            self.pool.spanned = traced_on(trace.row(COMPUTING), spec.slab_bytes)
+            self.pool.spanned = traced_on(trace.row(COMPUTING), spec.mean_slab_bytes)
 
     def _remote_experts(
         self, config: RemoteExpertsConfig | None, shape: ModelConfig, *, is_wide: bool

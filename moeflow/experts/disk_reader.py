@@ -58,10 +58,8 @@ class DiskReader:
         places = SlabPlaces(
             descriptor=slabs.descriptor,
             is_direct=slabs.is_direct,
-            first_byte=spec.offset(0),
-            stride_bytes=spec.stride_bytes,
-            slab_bytes=spec.slab_bytes,
-            num_slabs=spec.num_slabs,
+            layer_starts=spec.layer_starts,
+            layer_bytes=spec.layer_bytes,
             slabs_per_layer=spec.num_experts,
             checksums=slabs.index.checksums[: spec.num_slabs],
         )
@@ -174,7 +172,7 @@ def probe_read_depth(reader: SlabReader, arena: SlotArena, num_slots: int) -> in
 def _read_rate(reader: SlabReader, arena: SlotArena, depth: int, chance: random.Random, num_slots: int) -> float:
     """Read random experts with so many threads, and return bytes per second."""
     spec = reader.index.spec
-    count = max(depth, _PROBE_BYTES // spec.stride_bytes)
+    count = max(depth, _PROBE_BYTES // spec.slab_bytes)
     numbers = [chance.randrange(spec.num_slabs) for _ in range(count)]
     done = [0]
     start = perf_counter()
@@ -186,7 +184,7 @@ def _read_rate(reader: SlabReader, arena: SlotArena, depth: int, chance: random.
                 reader.fill(number, arena.view(slot))
             except (IndexError, OSError):  # another thread took the last; a bad expert is for who needs it to report
                 continue
-            done.append(spec.stride_bytes)
+            done.append(spec.part_bytes(number))
 
     threads = [threading.Thread(target=read_some, args=(slot,)) for slot in range(min(depth, num_slots))]
     for thread in threads:

@@ -47,26 +47,33 @@ def slab_spec(checkpoint: Checkpoint, formats: WeightFormats) -> SlabSpec:
     memory = NotedMemory()
     model = _build_resident(checkpoint, shape, formats, memory)
     has_experts = shape.num_experts > 0
+    sizes = _expert_sizes(shape, formats) if has_experts else []
     return SlabSpec(
         identity=checkpoint_identity(checkpoint),
         weight_format=formats.matrices,
         embedding_format=formats.embeddings,
         num_layers=shape.num_moe_layers,
         num_experts=shape.num_experts,
-        slab_bytes=largest_expert_bytes(shape, formats) if has_experts else 0,
+        slab_bytes=max(sizes, default=0),
         resident_bytes=memory.num_bytes,
         layout=_layout(model, memory),
         expert_formats=tuple(_expert_formats(shape, formats)) if has_experts and formats.layers else (),
+        slab_bytes_of_layers=tuple(sizes) if len(set(sizes)) > 1 else (),
     )
 
 
 def largest_expert_bytes(shape: ModelConfig, formats: WeightFormats) -> int:
     """Return what an expert takes in the layer where it takes most."""
+    return max(_expert_sizes(shape, formats))
+
+
+def _expert_sizes(shape: ModelConfig, formats: WeightFormats) -> list[int]:
+    """Return what an expert takes in each layer with experts; if that is the same in all, once."""
     size = (shape.hidden_size, shape.intermediate_size)
-    return max(
+    return [
         expert_bytes(*size, up, down_format=down, is_gated=shape.is_gated)
         for up, down in _expert_formats(shape, formats)
-    )
+    ]
 
 
 def _expert_formats(shape: ModelConfig, formats: WeightFormats) -> list[tuple[WeightFormat, WeightFormat]]:
@@ -141,14 +148,15 @@ def _write_experts(
 
     def pack(layer: int, expert: int) -> tuple[int, int, NDArray[np.uint8]]:
         prefix, block = blocks[layer]
-        slab = free.get()
+        whole = free.get()
+        slab = whole[: spec.layer_bytes[layer]]
         up, down = formats_of_layers[0 if are_alike else layer]
         if not are_alike:
             slab.fill(0)  # of what fills up another layer's bands
         packed = PackedExperts(1, *size, up, down_format=down, kind=kind, storage=slab.reshape(1, -1))
         (parts,) = packed.parts()
         fill(checkpoint, zip(block.expert_names(prefix, expert), parts, strict=True), importance)
-        return layer, expert, slab
+        return layer, expert, whole
 
     with _threads(num_threads) as threads:
         ahead: deque[Future[tuple[int, int, NDArray[np.uint8]]]] = deque()
@@ -158,9 +166,9 @@ def _write_experts(
             ahead += [threads.submit(pack, *place) for _, place in zip(room, missing, strict=False)]
             if not ahead:
                 break
-            layer, expert, slab = ahead.popleft().result()
-            writer.write(layer, expert, slab.data)
-            free.put(slab)
+            layer, expert, whole = ahead.popleft().result()
+            writer.write(layer, expert, whole[: spec.layer_bytes[layer]].data)
+            free.put(whole)
 
 
 def _build_resident(

@@ -6,6 +6,7 @@ A field that may be set from the command line says so itself: verbs make their o
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -54,6 +55,18 @@ def options() -> dict[str, Option]:
     """Return the fields of `Settings` that the command line sets, in the order of help."""
     found = {field.name: field.metadata.get("option") for field in dataclasses.fields(Settings)}
     return {name: option for name, option in found.items() if option is not None}
+
+
+def written_files() -> list[str]:
+    """Return the names of the fields of `Settings` that name a file which one engine writes, of one model."""
+    return [name for name, option in options().items() if option.kind == "new file"]
+
+
+def given_options(settings: Settings, names: Iterable[str]) -> dict[str, Any]:
+    """Return what the user gave of these fields of `Settings`: flag of the command line -> value."""
+    known, defaults = options(), Settings()
+    given = [name for name in names if getattr(settings, name) != getattr(defaults, name)]
+    return {known[name].flag: getattr(settings, name) for name in given}
 
 
 def user_settings() -> list[str]:

@@ -18,14 +18,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from moeflow.core.errors import ConfigError, MoeflowError
+from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Plan
 from moeflow.engine.generator import Generator
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.plan_text import what_to_expect
 from moeflow.server.config import ServerConfig
 from moeflow.server.listener import listen, url
-from moeflow.server.loading import load_model
+from moeflow.server.loading import give_up, load_model
 from moeflow.server.logs import configure_logs
 from moeflow.server.tracing_choice import is_tracing_wanted
 
@@ -141,7 +141,7 @@ async def _serve(
             jobs = app.state.jobs = _open_jobs(config, app.state.service)
             http = http_server.HttpServer(app)
         except BaseException:
-            await _give_up(loading)
+            await give_up(loading, lambda generator: generator.client.shutdown(0))
             raise
         return await _answer(http, jobs, listener, signals, loading, config)
 
@@ -207,13 +207,6 @@ async def _answering(
 def _import_http() -> tuple[object, ...]:
     """Import what HTTP needs, by naming something of each."""
     return web_app.create_app, http_server.HttpServer, data_folder.Jobs
-
-
-async def _give_up(loading: asyncio.Task[Generator]) -> None:
-    """End what is being loaded; nothing is left of it."""
-    loading.cancel()  # cleans up by itself, unless it had just succeeded
-    with contextlib.suppress(asyncio.CancelledError, MoeflowError):
-        await (await loading).client.shutdown(0)
 
 
 def _open_jobs(config: ServerConfig, service: Service) -> data_folder.Jobs | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -15,6 +16,8 @@ from moeflow.engine.generator import Generator
 from moeflow.engine.process.supervisor import Supervisor
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.config import ServerConfig
+
+Loaded = TypeVar("Loaded")
 
 
 async def load_model(plan: Plan, config: ServerConfig, *, on_failure: Callable[[], None]) -> Generator:
@@ -37,10 +40,15 @@ async def load_model(plan: Plan, config: ServerConfig, *, on_failure: Callable[[
             tokenizer = await asyncio.to_thread(_load_tokenizer, plan.config.model_path)
             return Generator(await starting, tokenizer)
         except BaseException:
-            starting.cancel()  # cleans up by itself, unless it had just succeeded
-            with contextlib.suppress(asyncio.CancelledError, MoeflowError):
-                await (await starting).shutdown(0)
+            await give_up(starting, lambda client: client.shutdown(0))
             raise
+
+
+async def give_up(loading: asyncio.Task[Loaded], end: Callable[[Loaded], Awaitable[None]]) -> None:
+    """Cancel what is being loaded, so that nothing is left of it; `end` is for what has just been loaded."""
+    loading.cancel()  # cleans up by itself, unless it had just succeeded
+    with contextlib.suppress(asyncio.CancelledError, MoeflowError):
+        await end(await loading)
 
 
 def _load_tokenizer(model: str) -> Tokenizer:

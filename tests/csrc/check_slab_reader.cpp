@@ -25,7 +25,9 @@ using namespace moeflow;
 
 namespace {
 
-constexpr int64_t kPage = 4096, kLayers = 4, kExperts = 6, kSlabs = kLayers * kExperts, kSlabBytes = 2 * kPage - 100;
+constexpr int64_t kPage = 4096, kLayers = 4, kExperts = 6, kSlabs = kLayers * kExperts;
+constexpr int64_t kLayerBytes[kLayers] = {2 * kPage - 100, kPage, 2 * kPage - 100, kPage / 2};
+constexpr int64_t kLayerStarts[kLayers] = {kPage, 13 * kPage, 19 * kPage, 31 * kPage};  // of 6 slabs, of whole pages
 constexpr int64_t kDamaged = 7, kMissing = kSlabs - 1;  // the last one is cut off
 
 void expect(bool is_right, const std::string& what) {
@@ -45,21 +47,23 @@ class Disk {
     expect(descriptor_ >= 0, "a file");
     unlink(name);
     std::vector<uint8_t> slab(2 * kPage);
+    expect(write(descriptor_, slab.data(), kPage) == kPage, "what comes before slabs");
     for (int64_t number = 0; number < kSlabs - (is_whole ? 0 : 1); ++number) {
-      for (int64_t at = 0; at < kSlabBytes; ++at) slab[at] = byte_of(number, at);
-      checksums_.push_back(crc32(slab.data(), kSlabBytes));
+      const int64_t num_bytes = kLayerBytes[number / kExperts], filled = num_bytes > kPage ? 2 * kPage : kPage;
+      for (int64_t at = 0; at < num_bytes; ++at) slab[at] = byte_of(number, at);
+      checksums_.push_back(crc32(slab.data(), num_bytes));
       if (!is_whole && number == kDamaged) slab[5] ^= 1;
-      expect(write(descriptor_, slab.data(), slab.size()) == 2 * kPage, "a write");
+      expect(write(descriptor_, slab.data(), filled) == filled, "a write");
     }
     checksums_.resize(kSlabs);
   }
   ~Disk() { close(descriptor_); }
   SlabFile file() const {
-    return {descriptor_, false, 0, 2 * kPage, kSlabBytes, kSlabs, kExperts, checksums_.data()};
+    return {descriptor_, false, kLayerStarts, kLayerBytes, kLayers, kExperts, checksums_.data()};
   }
   bool has(int64_t slab, int64_t slot) const {
     const uint8_t* const content = memory.data() + slot * 2 * kPage;
-    for (int64_t at = 0; at < kSlabBytes; ++at) {
+    for (int64_t at = 0; at < kLayerBytes[slab / kExperts]; ++at) {
       if (content[at] != byte_of(slab, at)) return false;
     }
     return true;

@@ -34,7 +34,7 @@ class Machine:
     """A file of packed weights, slots, and what reads. Without threads, only waiting reads, and in order."""
 
     def __init__(self, folder, *, num_slots=6, num_threads=1, **spec):
-        self.spec = make_spec(**spec)
+        self.spec = make_spec(**({"slab_bytes": 5000} | spec))
         self.arena = SlotArena(num_slots, self.spec.slab_bytes)
         self.slabs = SlabReader(write_packed_weights_file(folder / "model.slabs", self.spec), self.arena.view(0))
         self.trace = Trace()
@@ -91,6 +91,20 @@ def test_slabs_land_in_their_slots(machine, monkeypatch, num_threads, is_direct)
     assert [m.content(slot) for slot in range(3)] == [m.slab(3), m.slab(0), m.slab(11)]
 
 
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_no_more_is_read_of_a_slab_than_its_layer_has(machine, monkeypatch, is_direct):
+    if not is_direct:
+        monkeypatch.setattr(slab_reader, "has_direct_reads", lambda path, buffer: False)
+    m = machine(slab_bytes_of_layers=(3001, 5000, 4096))
+    m.start(0, 3, 4, 11)
+    assert m.wait_for(4) == {0: None, 3: None, 4: None, 11: None}
+    filling = bytes(4096 - 3001), b"", bytes(5000 - 4096)
+    for slot, (expert, filled) in enumerate([(0, 4096), (3, 4096), (4, 5000), (11, 5000)]):
+        assert m.content(slot)[:filled] == m.slab(expert) + filling[expert // 4][: filled - len(m.slab(expert))]
+    assert m.content(3) == m.slab(11) + filling[2]
+    assert sum(span.label.num_bytes for span in m.spans()) == 4096 + 4096 + 8192 + 4096
+
+
 @pytest.mark.parametrize(("num_urgent", "num_pieces"), [(1, 4), (2, 2), (3, 1)])
 def test_few_urgent_reads_are_cut_into_pieces(machine, num_urgent, num_pieces):
     m = machine(num_threads=4, slab_bytes=4 * MIB + 1, num_layers=1)
@@ -98,7 +112,7 @@ def test_few_urgent_reads_are_cut_into_pieces(machine, num_urgent, num_pieces):
     m.wait_for(num_urgent)
     sizes = [span.label.num_bytes for span in m.spans()]
     assert len(sizes) == num_urgent * num_pieces
-    assert sum(sizes) == num_urgent * m.spec.stride_bytes
+    assert sum(sizes) == num_urgent * m.spec.stride_bytes(0)
     assert not any(size % PAGE_BYTES for size in sizes)
     assert [m.content(slot) for slot in range(num_urgent)] == [m.slab(expert) for expert in range(num_urgent)]
 

@@ -91,14 +91,16 @@ class TestMixed:
         assert held_weights(model)
         assert held <= costs.model_bytes <= 1.05 * held
 
-    def test_slabs_are_as_large_as_the_largest_expert(self, path, family):
+    def test_slabs_are_as_large_as_the_experts_of_their_layer(self, path, family):
         spec = slab_spec(open_checkpoint(path), choice_of(path).formats)
         if family == "llama":
-            assert (spec.expert_formats, spec.slab_bytes) == ((), 0)
+            assert (spec.expert_formats, spec.slab_bytes, spec.slab_bytes_of_layers) == ((), 0, ())
             return
         assert spec.expert_formats == (("q4_k", "q6_k"), ("q4_k", "q4_k"), ("q4_k", "q6_k"))
         up, down = (FORMATS[name].bits_per_value * HIDDEN * HIDDEN / 8 for name in ("q4_k", "q6_k"))
-        assert 2 * up + down <= spec.slab_bytes <= 1.02 * (2 * up + down)
+        for slab_bytes, wanted in zip(spec.layer_bytes, (2 * up + down, 3 * up, 2 * up + down), strict=True):
+            assert wanted <= slab_bytes <= 1.02 * wanted
+        assert spec.slab_bytes == max(spec.layer_bytes)
 
 
 def costs_of(shape: ModelConfig, choice: WeightChoice) -> ModelCosts:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from tests.server.live_server import complaints, eventually
 
@@ -43,8 +44,10 @@ class Server:
 
     def wait_until_ready(self) -> Server:
         line = self.process.stdout.readline()
-        match = re.fullmatch(r"moeflow serves tiny-mixtral\S* at (http://127\.0\.0\.1:\d+)\n", line)
-        assert match, f"{line!r}, {self.process.stderr.read()}"
+        match = re.fullmatch(r"moeflow serves .+ at (http://127\.0\.0\.1:\d+)\n", line)
+        if match is None:
+            self.process.kill()  # or its stderr would have no end
+            pytest.fail(f"{line!r}, {self.process.stderr.read()}")
         self.url = match[1]
         return self
 

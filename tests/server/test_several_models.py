@@ -62,7 +62,9 @@ class Servers:
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
         match = re.fullmatch(r"moeflow serves second, damaged, 1st at (http://127\.0\.0\.1:\d+)\n", line)
-        assert match, f"{line!r}, {self.process.stderr.read()}"
+        if match is None:
+            self.process.kill()  # or its stderr would have no end
+            pytest.fail(f"{line!r}, {self.process.stderr.read()}")
         self.url = match[1]
 
     def ask(self, model: str, **more) -> httpx.Response:

@@ -5,8 +5,8 @@
     then            the slabs, one an expert, in the order (layer, expert), each filled up to whole pages
     then            all other weights, each from the start of a page, in the order in which a model takes up memory
 
-Slabs are of one size, which makes them fit any slot of a cache and their places computable. The other weights are
-checked in pieces of one size. Slabs and pieces are the file's parts, numbered in its order; what is in a part is not
+Slabs of a layer are of one size, which makes their places computable; those of layers whose formats differ are not all
+as large, and a slot of a cache holds the largest. The other weights are checked in pieces of one size. Slabs and pieces are the file's parts, numbered in its order; what is in a part is not
 known here. Checksums are CRC-32, which ISA-L computes at 30 GB/s (zlib: 6), so that a first read hardly takes longer.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -43,10 +44,11 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     embedding_format: str
     num_layers: int  # those with experts
     num_experts: int  # of a layer
-    slab_bytes: int  # of one expert, without the filling
+    slab_bytes: int  # of one expert where it takes most, without the filling
     resident_bytes: int  # of all other weights: whole pages
     layout: str  # a hash over which of these is where
     expert_formats: tuple[tuple[str, str], ...] = ()  # of each such layer's ups and downs; empty: all `weight_format`
+    slab_bytes_of_layers: tuple[int, ...] = ()  # of an expert of each such layer; empty: all `slab_bytes`
     is_weighted: bool = False  # whether weights were rounded by the importance of the inputs that they meet
     format_version: int = FORMAT_VERSION
 
@@ -65,9 +67,24 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.num_slabs + -(-self.resident_bytes // PIECE_BYTES)
 
     @property
-    def stride_bytes(self) -> int:
-        """From one slab to the next: whole pages."""
-        return whole_pages(self.slab_bytes)
+    def layer_bytes(self) -> tuple[int, ...]:
+        """Of an expert of each layer, without the filling."""
+        return self.slab_bytes_of_layers or (self.slab_bytes,) * self.num_layers
+
+    @property
+    def mean_slab_bytes(self) -> int:
+        """Of an expert, over all layers."""
+        return sum(self.layer_bytes) // max(self.num_layers, 1)
+
+    @property
+    def layer_starts(self) -> tuple[int, ...]:
+        """Where each layer's slabs begin in the file."""
+        strides = map(whole_pages, self.layer_bytes[:-1])
+        return tuple(accumulate((it * self.num_experts for it in strides), initial=PAGE_BYTES + self.table_bytes))
+
+    def stride_bytes(self, layer: int) -> int:
+        """From one slab of a layer to the next: whole pages."""
+        return whole_pages(self.layer_bytes[layer])
 
     @property
     def table_bytes(self) -> int:
@@ -77,12 +94,13 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def resident_start(self) -> int:
         """Where the weights outside of slabs begin in the file."""
-        return self.offset(self.num_slabs)
+        strides = map(whole_pages, self.layer_bytes)
+        return PAGE_BYTES + self.table_bytes + self.num_experts * sum(strides)
 
     @property
     def content_bytes(self) -> int:
         """Of all parts, without the filling."""
-        return self.num_slabs * self.slab_bytes + self.resident_bytes
+        return self.num_experts * sum(self.layer_bytes) + self.resident_bytes
 
     @property
     def file_bytes(self) -> int:
@@ -97,14 +115,15 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def offset(self, number: int) -> int:
         """Return where a part starts in the file."""
-        num_pieces = max(number - self.num_slabs, 0)
-        first_page = PAGE_BYTES + self.table_bytes
-        return first_page + (number - num_pieces) * self.stride_bytes + num_pieces * PIECE_BYTES
+        if number >= self.num_slabs:
+            return self.resident_start + (number - self.num_slabs) * PIECE_BYTES
+        layer, expert = divmod(number, self.num_experts)
+        return self.layer_starts[layer] + expert * self.stride_bytes(layer)
 
     def part_bytes(self, number: int) -> int:
         """Return how long a part is, without the filling."""
         if number < self.num_slabs:
-            return self.slab_bytes
+            return self.layer_bytes[number // self.num_experts]
         return min(PIECE_BYTES, self.resident_bytes - (number - self.num_slabs) * PIECE_BYTES)
 
     def name(self, number: int) -> str:
@@ -212,14 +231,15 @@ def decode_header(page: bytes, path: Path) -> SlabSpec:
             f"has a description that makes no sense ({error})", file=path, remedy=PACK_AGAIN
         ) from error
     if not _makes_sense(spec):
-        raise CheckpointError("describes a file without weights", file=path, remedy=PACK_AGAIN)
+        raise CheckpointError("describes weights that cannot be", file=path, remedy=PACK_AGAIN)
     return spec
 
 
 def _makes_sense(spec: SlabSpec) -> bool:
     """Return whether sizes are possible; a dense model has no slabs."""
     counts = (spec.num_layers, spec.num_experts, spec.slab_bytes)
-    has_slabs = min(counts) > 0
+    sizes = spec.layer_bytes
+    has_slabs = min(counts) > 0 and len(sizes) == spec.num_layers and min(sizes) > 0 and max(sizes) == spec.slab_bytes
     is_dense = counts == (0, 0, 0) and spec.resident_bytes > 0
     return (has_slabs or is_dense) and spec.resident_bytes >= 0 and spec.resident_bytes % PAGE_BYTES == 0
 

@@ -22,7 +22,7 @@ from moeflow.checkpoint.packed.layout import PACK_AGAIN, SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.units import MIB, format_bytes
-from moeflow.kernels.arrays import array_on
+from moeflow.kernels.arrays import Array, array_on
 from moeflow.kernels.lazy_memory import advise_huge_pages
 from moeflow.kernels.mapped_pages import MappedPages
 
@@ -55,11 +55,16 @@ def map_weights(
     _bring_in(content, index, ranges, on_bytes or _ignore)
     as_mapped = np.frombuffer(content, np.uint8)
     whole = array_on(as_mapped, "cpu" if as_tensors else None)
-    first = spec.offset(0)
-    slabs = whole[first : spec.resident_start].reshape(spec.num_layers, spec.num_experts, spec.stride_bytes)
     pages = LargePages(index.path, identity, partial(MappedPages, as_mapped, ranges)) if _KNOWS_PAGES else None
-    resident = whole[spec.resident_start :]
-    return LaidOutMemory(resident, slabs if spec.num_slabs else None, is_filled=True, pages=pages)
+    slabs = [_slabs(whole, spec, layer) for layer in range(spec.num_layers)]
+    return LaidOutMemory(whole[spec.resident_start :], slabs or None, is_filled=True, pages=pages)
+
+
+def _slabs(whole: Array, spec: SlabSpec, layer: int) -> Array:
+    """Return those of a layer: [E, stride] uint8."""
+    start, stride_bytes = spec.layer_starts[layer], spec.stride_bytes(layer)
+    slabs: Array = whole[start : start + spec.num_experts * stride_bytes].reshape(spec.num_experts, stride_bytes)
+    return slabs
 
 
 def _map(index: SlabIndex) -> tuple[mmap.mmap, os.stat_result]:
@@ -90,8 +95,9 @@ def _map(index: SlabIndex) -> tuple[mmap.mmap, os.stat_result]:
 
 def _ranges_without(spec: SlabSpec, left_out: Collection[int], left_on_disk: range) -> list[range]:
     """Return the bytes of a file without some experts of each layer, and without some bytes behind them."""
-    starts = [spec.offset(layer * spec.num_experts + it) for layer in range(spec.num_layers) for it in sorted(left_out)]
-    gaps = [range(start, start + spec.stride_bytes) for start in starts] + [left_on_disk] * bool(left_on_disk)
+    numbers = [spec.number(layer, it) for layer in range(spec.num_layers) for it in sorted(left_out)]
+    gaps = [range(spec.offset(number), spec.offset(number + 1)) for number in numbers]
+    gaps += [left_on_disk] * bool(left_on_disk)
     bounds = [0, *(bound for gap in gaps for bound in (gap.start, gap.stop)), spec.file_bytes]
     return [range(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop]
 

@@ -5,6 +5,7 @@ A model that is built in the same way asks for the same blocks in the same order
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -89,8 +90,18 @@ class NotedMemory:
 class LaidOutMemory:
     """Memory laid out as in packed weights: each block from the start of a page, a layer's experts slab by slab."""
 
-    def __init__(self, resident: Any, slabs: Any = None, *, is_filled: bool, pages: LargePages | None = None) -> None:
-        """Take resident [bytes] uint8 for the blocks, slabs [L, E, stride] uint8; None: experts are kept elsewhere."""
+    def __init__(
+        self,
+        resident: Any,
+        slabs: Sequence[Any] | None = None,
+        *,
+        is_filled: bool,
+        pages: LargePages | None = None,
+    ) -> None:
+        """Take resident [bytes] uint8 for the blocks, slabs [E, stride] uint8 of each layer with experts.
+
+        `slabs` None: experts are kept elsewhere.
+        """
         self.pages = pages
         self.is_filled = is_filled
         self._resident = resident
@@ -112,9 +123,8 @@ class LaidOutMemory:
         """See `WeightMemory.experts`. Raises: ValueError if they are not what is there."""
         if self._slabs is None:
             return None
-        num_layers, have_experts, stride_bytes = self._slabs.shape
-        if self._layer == num_layers or num_experts != have_experts or expert_bytes > stride_bytes:
+        rows: Any = self._slabs[self._layer] if self._layer < len(self._slabs) else None
+        if rows is None or num_experts != rows.shape[0] or expert_bytes > rows.shape[1]:
             raise ValueError(f"{num_experts} experts of {expert_bytes} bytes are not layer {self._layer} of the slabs")
         self._layer += 1
-        rows: Array = self._slabs[self._layer - 1]
-        return rows
+        return cast("Array", rows)

@@ -71,13 +71,14 @@ class SlabWriter:
         return bool(self._missing_pieces())
 
     def write(self, layer: int, expert: int, content: memoryview) -> None:
-        """Write one slab, `slab_bytes` long.
+        """Write one slab, as long as those of its layer are.
 
         Raises: OSError; `build_packed_weights_file` turns a full disk into a CapacityError.
         """
-        if content.nbytes != self._spec.slab_bytes:
-            raise ValueError(f"slabs have {self._spec.slab_bytes} bytes here, not {content.nbytes}")
-        self._write(self._spec.number(layer, expert), content)
+        number = self._spec.number(layer, expert)
+        if content.nbytes != self._spec.part_bytes(number):
+            raise ValueError(f"slabs have {self._spec.part_bytes(number)} bytes here, not {content.nbytes}")
+        self._write(number, content)
 
     def write_resident(self, content: memoryview) -> None:
         """Write all weights outside of slabs, `resident_bytes` long, unless they are written. Raises: OSError."""

@@ -19,14 +19,12 @@ if extension.is_available():
 
 @dataclass(frozen=True, slots=True)
 class SlabPlaces:
-    """Where slabs lie in a file, one behind the other."""
+    """Where slabs lie in a file: those of a layer one behind the other, each filled up to whole pages."""
 
     descriptor: int  # which stays open for as long as they are read
     is_direct: bool  # reads go past the page cache; otherwise its pages are given back
-    first_byte: int
-    stride_bytes: int
-    slab_bytes: int
-    num_slabs: int
+    layer_starts: Sequence[int]  # where those of each layer begin
+    layer_bytes: Sequence[int]  # of each of these, without the filling
     slabs_per_layer: int
     checksums: Sequence[int]  # CRC-32 of each, compared when it is first read; none: not at all
 
@@ -52,14 +50,15 @@ class SlabReads:
         Raises: RuntimeError if the system does not give that many threads.
         """
         self._slots = slots
+        self._layers = array("q", places.layer_starts), array("q", places.layer_bytes)
         self._checksums = array("I", places.checksums)
+        layer_starts, layer_bytes = (it.buffer_info()[0] for it in self._layers)
         self.handle = _cpu.SlabReader(
             descriptor=places.descriptor,
             is_direct=places.is_direct,
-            first_byte=places.first_byte,
-            stride_bytes=places.stride_bytes,
-            slab_bytes=places.slab_bytes,
-            num_slabs=places.num_slabs,
+            layer_starts=layer_starts,
+            layer_bytes=layer_bytes,
+            num_layers=len(places.layer_starts),
             slabs_per_layer=places.slabs_per_layer,
             checksums=self._checksums.buffer_info()[0] if self._checksums else 0,
             memory=address(slots),

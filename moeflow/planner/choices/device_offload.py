@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
@@ -15,7 +16,9 @@ from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, off
 from moeflow.planner.choices.processor_choice import Reasons, no_cuda
 from moeflow.planner.choices.refused_settings import PIPELINES, why_refused
 from moeflow.planner.hardware.host import HostResources
-from moeflow.planner.settings import OFFLOADED_MAX_NUM_SEQS, OFFLOADED_NUM_BATCHED_TOKENS, Settings
+from moeflow.planner.settings import OFFLOADED_MAX_NUM_SEQS, OFFLOADED_NUM_BATCHED_TOKENS, Settings, given_options
+
+_NOT_ON_DEVICES: Final = ("memory_bytes", "prompt_cache", "prompt_cache_bytes", "record_routing", "num_ranks", "stages")
 
 
 def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverrides | None:
@@ -52,18 +55,10 @@ def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Setting
         raise ConfigError(
             "--packed-weights names weights that are packed for the CPU's kernels, but torch computes: leave it away"
         )
-    unused = {
-        "--memory": settings.memory_bytes,
-        "--prompt-cache": settings.prompt_cache,
-        "--prompt-cache-size": settings.prompt_cache_bytes,
-        "--record-routing": settings.record_routing,
-        "--ranks": None if settings.num_ranks == 1 else settings.num_ranks,
-        "--stages": settings.stages,
-    }
-    for name, value in unused.items():
-        if value is not None:
+    for flag, value in given_options(settings, _NOT_ON_DEVICES).items():
+        if (flag, value) != ("--ranks", 1):
             raise ConfigError(
-                f"{name} does not go with a device that is smaller than the model: leave one of them away"
+                f"{flag} does not go with a device that is smaller than the model: leave one of them away"
             )
     return replace(
         settings,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError
@@ -29,8 +29,10 @@ from moeflow.planner.choices.refused_settings import SHARED_HEADS, why_refused
 from moeflow.planner.choices.stage_choice import choose_stages, num_stages
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.rank_shares import RankShares
-from moeflow.planner.settings import Settings
+from moeflow.planner.settings import Settings, given_options
 
+_LAYOUTS_OF_EXPERTS: Final = ("expert_layout", "expert_placement", "num_redundant_experts")
+_LAYOUTS: Final = (*_LAYOUTS_OF_EXPERTS, "attention_layout")
 Layout = TypeVar("Layout", bound=str)
 
 
@@ -218,26 +220,15 @@ def _layouts(name: str, value: str, known: Sequence[Layout], added: Sequence[Lay
 
 def _refuse_layouts(settings: Settings) -> None:
     """Raises: ConfigError if one rank is to share something."""
-    for flag, value in _asked(settings).items():
+    for flag, value in given_options(settings, _LAYOUTS).items():
         raise ConfigError(f"{flag} {value} is for several ranks: say how many (--ranks), or leave it away")
 
 
 def _refuse_layouts_of_experts(settings: Settings) -> None:
     """Raises: ConfigError if something is said of the experts of a model that has none."""
-    for flag, value in _asked(settings).items():
-        if flag != "--attention-layout" and value != "expert":  # which is how plans of such models say it
+    for flag, value in given_options(settings, _LAYOUTS_OF_EXPERTS).items():
+        if value != "expert":  # which is how plans of such models say it
             raise ConfigError(f"{flag} {value} is for models with experts, and this one is dense: leave it away")
-
-
-def _asked(settings: Settings) -> dict[str, str]:
-    """Return what the user said of how ranks share a model: option -> value."""
-    said = {
-        "--expert-layout": settings.expert_layout,
-        "--expert-placement": settings.expert_placement,
-        "--redundant-experts": str(settings.num_redundant_experts or "auto"),
-        "--attention-layout": settings.attention_layout,
-    }
-    return {flag: value for flag, value in said.items() if value != "auto"}
 
 
 def _sizes(blocks: Sequence[range]) -> str:

@@ -8,9 +8,7 @@ from moeflow.core.parallel_config import ExpertParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.parallel.blocks import even_blocks
 from moeflow.planner.choices.rank_choice import count_ranks
-from moeflow.planner.settings import Settings
-
-_FILES = {"--record-routing": "record_routing", "--trace": "trace_file", "--graph": "graph_file"}
+from moeflow.planner.settings import Settings, given_options, written_files
 
 
 def check_replicas(settings: Settings, device: str, *, offloads_to_torch: bool) -> None:
@@ -21,9 +19,8 @@ def check_replicas(settings: Settings, device: str, *, offloads_to_torch: bool) 
         raise ConfigError("replicas (--replicas) are processes of `moeflow serve` and `moeflow batch`: use one here")
     if device != "cpu" or offloads_to_torch:
         raise ConfigError("replicas (--replicas) compute on the processor: set --device cpu, or use one")
-    for flag, name in _FILES.items():
-        if getattr(settings, name) is not None:
-            raise ConfigError(f"{flag} writes the file of one engine: leave it away, or use one replica (--replicas)")
+    for flag in given_options(settings, written_files()):
+        raise ConfigError(f"{flag} writes the file of one engine: leave it away, or use one replica (--replicas)")
 
 
 def choose_expert_parallel(settings: Settings, shape: ModelConfig) -> ExpertParallelConfig | None:

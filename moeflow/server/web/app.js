@@ -8,6 +8,7 @@ import { Library } from "./conversations/library.js";
 import { ConversationStore } from "./conversations/store.js";
 import { ModelChoice } from "./models.js";
 import { ServerView } from "./server_view.js";
+import { setText } from "./set_text.js";
 import { Settings } from "./settings.js";
 import { ServerStatus } from "./status.js";
 import { forgetAll, Stored } from "./storage.js";
@@ -16,7 +17,7 @@ const at = (id) => document.getElementById(id);
 const storedKey = new Stored("sessionStorage", "api-key");
 const apiKey = () => storedKey.read();
 const settings = new Settings(at("settings-form"));
-const models = new ModelChoice(at("model-choice"), at("model-name"), apiKey);
+const models = new ModelChoice(at("model-choice"), at("model-name"), { apiKey, held: () => chat.conversation.model });
 const server = new ServerStatus(apiKey, () => models.name);
 const store = new ConversationStore();
 const model = () => models.name ?? server.model?.name;
@@ -47,7 +48,14 @@ function showChat() {
 
 function showConversations() {
   showChat();
+  showModel();
   conversations.show();
+}
+
+function showModel() {
+  models.show();
+  const { missing } = models;
+  setText(at("missing-model"), missing && `This conversation was held with ${missing}, which this server does not have. ${model()} will answer.`);
 }
 
 function announce(text) {
@@ -158,7 +166,10 @@ at("conversation").addEventListener("click", ({ target }) => {
 });
 
 chat.addEventListener("change", showChat);
-chat.addEventListener("saved", () => conversations.show());
+chat.addEventListener("saved", () => {
+  showModel();
+  conversations.show();
+});
 chat.addEventListener("end", ({ detail: answer }) => {
   if (chat.turns.some((turn) => turn.answer === answer)) complain(store.error ?? "");
   composer.answerEnded(answer.state === "done");
@@ -173,7 +184,11 @@ for (const part of [chat, composer]) {
 }
 server.addEventListener("change", () => serverView.show());
 server.addEventListener("ready", () => models.update().catch(() => {})); // the one that /stats tells of is there anyway
-models.addEventListener("change", () => server.poll());
+models.addEventListener("choose", () => chat.goOnWith(models.name));
+models.addEventListener("change", () => {
+  showModel();
+  server.poll();
+});
 addEventListener("popstate", () => library.openAddressed());
 // Before the browser breaks the stream off, which would look like a failure. Phones may tell only the second.
 for (const leaving of ["beforeunload", "pagehide"]) addEventListener(leaving, () => chat.leave());

@@ -1,19 +1,19 @@
-// Which model to ask, where the server has several: a choice in the place of the name, remembered in this browser.
+// Which model to ask, where the server has several: a choice in the place of the name. A conversation has its own, the
+// one it was held with; all others are for the one that was chosen last, which is remembered in this browser.
 
 import { askJson } from "./api.js";
 import { Stored } from "./storage.js";
 
-/** Emits "change" when another model may be the one to ask. */
+/** Emits "choose" when the user has chosen, and "change" when another model may be the one to ask. */
 export class ModelChoice extends EventTarget {
-  /** `select` stands in the place of `heading`; `apiKey()` gives the key to send. */
-  constructor(select, heading, apiKey) {
+  /** `select` stands in the place of `heading`; `apiKey()` gives the key to send, `held()` the name of the model that
+   *  the open conversation was held with, or "". */
+  constructor(select, heading, { apiKey, held }) {
     super();
-    Object.assign(this, { select, heading, apiKey });
+    Object.assign(this, { select, heading, apiKey, held });
     this.stored = new Stored("localStorage", "model");
-    select.addEventListener("change", () => {
-      this.stored.write(select.value);
-      this.dispatchEvent(new Event("change"));
-    });
+    this.names = []; // of the models served; empty until the server has told them
+    select.addEventListener("change", () => this.choose());
   }
 
   /** The name to ask for; undefined where there is nothing to choose. */
@@ -21,13 +21,38 @@ export class ModelChoice extends EventTarget {
     return this.select.hidden ? undefined : this.select.value;
   }
 
+  /** The model that the open conversation was held with, if it is not served here; else "". */
+  get missing() {
+    const held = this.held();
+    return this.names.length && !this.names.includes(held) ? held : "";
+  }
+
   async update() {
     const { data } = await askJson("v1/models", { apiKey: this.apiKey() });
-    const names = data.map((model) => model.id);
-    this.select.replaceChildren(...names.map((name) => new Option(name)));
-    if (names.includes(this.stored.read())) this.select.value = this.stored.read();
-    this.select.hidden = names.length < 2;
-    this.heading.classList.toggle("unseen", names.length > 1);
-    if (this.name) this.dispatchEvent(new Event("change"));
+    this.names = data.map((model) => model.id);
+    this.select.replaceChildren(...this.names.map((name) => new Option(name)));
+    this.select.hidden = this.names.length < 2;
+    this.heading.classList.toggle("unseen", this.names.length > 1);
+    this.select.value = this.wanted;
+    this.dispatchEvent(new Event("change"));
+  }
+
+  /** Show the choice for the conversation that is open now. */
+  show() {
+    const { wanted } = this;
+    if (this.select.value === wanted) return;
+    this.select.value = wanted;
+    this.dispatchEvent(new Event("change"));
+  }
+
+  /** The name of a model that is served; "" before they are known. */
+  get wanted() {
+    return [this.held(), this.stored.read()].find((name) => this.names.includes(name)) ?? this.names[0] ?? "";
+  }
+
+  choose() {
+    this.stored.write(this.select.value);
+    this.dispatchEvent(new Event("choose"));
+    this.dispatchEvent(new Event("change"));
   }
 }

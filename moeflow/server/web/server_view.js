@@ -39,6 +39,7 @@ export class ServerView {
     if (this.shownModel === UNLOADED) return;
     this.shownModel = UNLOADED;
     document.title = "moeflow";
+    at("model-name").textContent = "moeflow"; // the choice says which one
     at("model-line").textContent = "Loaded when you first ask it";
     at("welcome-text").textContent = "This server has several models, and loads the one that you ask.";
     at("expert-strip").replaceChildren();

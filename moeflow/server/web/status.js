@@ -50,7 +50,9 @@ export class ServerStatus extends EventTarget {
       const wasReady = this.state === "ready"; // if not, the name may be of a server that was here before
       if (!wasReady) await askJson("ready");
       const name = wasReady ? this.modelName() : undefined;
-      this.stats = await askJson(name ? `stats?model=${encodeURIComponent(name)}` : "stats", { apiKey: this.apiKey() });
+      const stats = await askJson(name ? `stats?model=${encodeURIComponent(name)}` : "stats", { apiKey: this.apiKey() });
+      if (wasReady && name !== this.modelName()) return; // another was chosen meanwhile, and is asked about by itself
+      this.stats = stats;
       this.become("ready");
     } catch (error) {
       this.become(stateAfter(error), error.message);

@@ -10,6 +10,8 @@ from moeflow.checkpoint.packed.writer import build_packed_weights_file
 
 
 def make_spec(**changes) -> SlabSpec:
+    """Layers' slabs are of three sizes, unless it is said how many or how large they are."""
+    is_usual = not changes.keys() & {"num_layers", "slab_bytes"}
     fields = {
         "identity": "a model",
         "weight_format": "int8",
@@ -17,6 +19,7 @@ def make_spec(**changes) -> SlabSpec:
         "num_layers": 3,
         "num_experts": 4,
         "slab_bytes": 5000,
+        "slab_bytes_of_layers": (4096, 5000, 3001) if is_usual else (),
         "resident_bytes": 0,
         "layout": "as built",
     }
@@ -25,7 +28,7 @@ def make_spec(**changes) -> SlabSpec:
 
 def slab(spec: SlabSpec, layer: int, expert: int) -> bytes:
     """What an expert's slab holds in tests: noise of its own."""
-    return random.Random(f"{layer} {expert}").randbytes(spec.slab_bytes)
+    return random.Random(f"{layer} {expert}").randbytes(spec.layer_bytes[layer])
 
 
 def resident(spec: SlabSpec) -> bytes:

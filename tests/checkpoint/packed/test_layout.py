@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,31 +16,39 @@ from tests.checkpoint.packed.slabs import flip_bit, make_spec, resident, slab, w
 
 
 @given(
-    num_layers=st.integers(1, 4),
     num_experts=st.integers(1, 5),
     resident_pages=st.sampled_from([0, 1, 7, 1024, 1025, 2049]),
-    slab_bytes=st.one_of(st.integers(1, 20_000), st.sampled_from([PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1])),
+    layer_bytes=st.lists(
+        st.one_of(st.integers(1, 20_000), st.sampled_from([PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1])),
+        min_size=1,
+        max_size=4,
+    ),
 )
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_part_is_where_the_spec_says(tmp_path, num_layers, num_experts, slab_bytes, resident_pages):
+def test_every_part_is_where_the_spec_says(tmp_path, num_experts, layer_bytes, resident_pages):
     spec = make_spec(
-        num_layers=num_layers,
+        num_layers=len(layer_bytes),
         num_experts=num_experts,
-        slab_bytes=slab_bytes,
+        slab_bytes=max(layer_bytes),
+        slab_bytes_of_layers=tuple(layer_bytes) if len(set(layer_bytes)) > 1 else (),
         resident_bytes=resident_pages * PAGE_BYTES,
     )
     index = write_packed_weights_file(tmp_path / "model.slabs", spec)
     assert index.spec == spec
     content = index.path.read_bytes()
     assert len(content) == spec.file_bytes
-    for layer in range(num_layers):
+    start = PAGE_BYTES + spec.table_bytes
+    for layer, slab_bytes in enumerate(layer_bytes):
+        assert start == spec.layer_starts[layer]
         for expert in range(num_experts):
             number = spec.number(layer, expert)
-            start = spec.offset(number)
-            assert start % PAGE_BYTES == 0
+            assert start == spec.offset(number)
             assert content[start : start + slab_bytes] == slab(spec, layer, expert)
+            assert not any(content[start + slab_bytes : spec.offset(number + 1)])
+            start += -(-slab_bytes // PAGE_BYTES) * PAGE_BYTES
             assert index.checksums[number] == zlib.crc32(slab(spec, layer, expert))
-    assert content[spec.resident_start :] == resident(spec)
+    assert start == spec.resident_start
+    assert content[start:] == resident(spec)
     for number in range(spec.num_slabs, spec.num_parts):
         start = spec.offset(number)
         assert index.checksums[number] == zlib.crc32(content[start : start + spec.part_bytes(number)])
@@ -50,6 +59,15 @@ def test_a_table_may_take_several_pages(tmp_path):
     spec = make_spec(num_layers=2, num_experts=512, slab_bytes=1)
     assert spec.table_bytes == 3 * PAGE_BYTES
     assert len(write_packed_weights_file(tmp_path / "many.slabs", spec).checksums) == 1024
+
+
+@pytest.mark.parametrize("sizes", [(5000, 4096), (5000, 4096, 0), (4096, 4096, 4999), (5000, 5000, 5001)])
+def test_sizes_of_layers_that_cannot_be_are_refused(tmp_path, sizes):
+    index = write_packed_weights_file(tmp_path / "model.slabs", make_spec())
+    header = encode_header(msgspec.structs.replace(index.spec, slab_bytes_of_layers=sizes))
+    index.path.write_bytes(header + index.path.read_bytes()[PAGE_BYTES:])
+    with pytest.raises(CheckpointError, match="describes weights that cannot be"):
+        read_slab_index(index.path)
 
 
 @pytest.mark.parametrize(("layer", "expert"), [(3, 0), (0, 4), (-1, 0), (0, -1)])

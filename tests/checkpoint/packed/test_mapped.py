@@ -27,9 +27,10 @@ def test_weights_are_what_was_written(index):
     assert memory.is_filled
     assert memory.block(3 * PAGE_BYTES).numpy().tobytes() == resident(spec)
     for layer in range(spec.num_layers):
-        experts = memory.experts(spec.num_experts, spec.slab_bytes)
+        num_bytes = spec.layer_bytes[layer]
+        experts = memory.experts(spec.num_experts, num_bytes)
         for expert, row in enumerate(experts):
-            assert row[: spec.slab_bytes].numpy().tobytes() == slab(spec, layer, expert)
+            assert row[:num_bytes].numpy().tobytes() == slab(spec, layer, expert)
     assert seen == [(spec.file_bytes, spec.file_bytes)]
 
 

@@ -66,7 +66,7 @@ def test_every_slab_is_read_right(reader, slot):
     spec = reader.index.spec
     for layer, expert in itertools.product(range(spec.num_layers), range(spec.num_experts)):
         reader.read(spec.number(layer, expert), slot)
-        assert slot[: spec.slab_bytes] == slab(spec, layer, expert)
+        assert slot[: spec.layer_bytes[layer]] == slab(spec, layer, expert)
 
 
 @pytest.mark.parametrize("fault", [broken, short, changed])

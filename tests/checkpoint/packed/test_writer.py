@@ -40,7 +40,7 @@ def check_content(file, spec):
     content = file.read_bytes()
     for number in range(spec.num_slabs):
         start = index.spec.offset(number)
-        assert content[start : start + spec.slab_bytes] == slab(spec, *divmod(number, spec.num_experts))
+        assert content[start : start + spec.part_bytes(number)] == slab(spec, *divmod(number, spec.num_experts))
 
 
 @pytest.mark.parametrize("raising", [ValueError(), KeyboardInterrupt(), SystemExit(), OSError(errno.EIO, "broken")])
@@ -85,7 +85,7 @@ def test_slabs_left_behind_are_read_before_they_are_trusted(tmp_path):
     check_content(target, spec)
 
 
-@pytest.mark.parametrize("change", [{"identity": "another model"}, {"weight_format": "int4"}, {"slab_bytes": 4999}])
+@pytest.mark.parametrize("change", [{"identity": "another model"}, {"weight_format": "int4"}, {"slab_bytes": 5000}])
 def test_what_another_build_left_behind_is_not_used(tmp_path, change):
     target = tmp_path / "model.slabs"
     with pytest.raises(KeyboardInterrupt):
@@ -117,6 +117,14 @@ def test_a_forgotten_slab_keeps_the_file_from_appearing(tmp_path):
     assert names(tmp_path) == [".model.slabs.building"]
 
 
+def test_a_slab_of_another_layers_size_is_refused(tmp_path):
+    with build_packed_weights_file(tmp_path / "model.slabs", make_spec()) as writer:
+        with pytest.raises(ValueError, match="4096 bytes here, not 5000"):
+            writer.write(0, 0, memoryview(bytes(5000)))
+        for layer, expert in writer.missing():
+            writer.write(layer, expert, memoryview(slab(make_spec(), layer, expert)))
+
+
 def test_a_slab_of_another_size_is_refused(tmp_path):
     with build_packed_weights_file(tmp_path / "model.slabs", make_spec(num_layers=1, num_experts=1)) as writer:
         with pytest.raises(ValueError, match="5000 bytes here, not 4999"):
@@ -141,7 +149,8 @@ def test_progress_counts_what_was_there_already(tmp_path):
     with build_packed_weights_file(target, spec, lambda done, total: seen.append((done, total))) as writer:
         for layer, expert in writer.missing():
             writer.write(layer, expert, memoryview(slab(spec, layer, expert)))
-    assert seen == [(count * 5000, 60_000) for count in range(5, 13)]
+    sizes = [4096] * 4 + [5000] * 4 + [3001] * 4
+    assert seen == [(sum(sizes[:count]), sum(sizes)) for count in range(5, 13)]
 
 
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path):

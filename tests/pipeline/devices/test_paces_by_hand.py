@@ -77,7 +77,7 @@ class Reads:
     """A file of packed weights whose reads take a tenth of a second each, some of which fail."""
 
     def __init__(self, monkeypatch, bad=()):
-        self.index = SimpleNamespace(spec=SimpleNamespace(stride_bytes=1000, num_slabs=7))
+        self.index = SimpleNamespace(spec=SimpleNamespace(slab_bytes=1000, num_slabs=7, part_bytes=lambda _: 1000))
         self.now, self.numbers, self.slots, self.bad = 0.0, [], set(), bad
         monkeypatch.setattr(disk_reader, "perf_counter", lambda: self.now)
         monkeypatch.setattr(disk_reader, "_PROBE_BYTES", 20_000)

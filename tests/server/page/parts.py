@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 from playwright.sync_api import Locator, Page, expect
 
 
@@ -63,6 +67,21 @@ def history(page: Page) -> Locator:
 def names(page: Page) -> Locator:
     """Of the conversations in the list."""
     return history(page).get_by_role("link")
+
+
+def exported(page: Page, name: str, folder: Path) -> Path:
+    """Click the button of that name, which exports, and return the file, which lies in `folder`."""
+    with page.expect_download() as download:
+        button(page, name).click()
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def import_file(page: Page, path: Path, content: Any) -> None:
+    """Write the content as JSON and import it."""
+    path.write_text(json.dumps(content))
+    page.get_by_label("Files to import").set_input_files([path])
 
 
 def clear(page: Page) -> None:

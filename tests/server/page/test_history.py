@@ -7,7 +7,7 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, clear, history, names, send_and_wait, turns
+from tests.server.page.parts import answer, button, clear, exported, history, import_file, names, send_and_wait, turns
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -40,9 +40,7 @@ def test_conversations_are_listed_found_and_opened(page, say):
 
 
 def test_the_open_one_is_in_view_in_a_long_list(page, tmp_path):
-    records = [{"messages": [{"role": "user", "content": f"No. {i}"}]} for i in range(100)]
-    (tmp_path / "many.json").write_text(json.dumps(records))
-    page.get_by_label("Files to import").set_input_files([tmp_path / "many.json"])
+    import_file(page, tmp_path / "many.json", undated(*(f"No. {i}" for i in range(100))))
     expect(names(page)).to_have_count(100)
     for name in (names(page).last.text_content(), names(page).first.text_content()):
         page.evaluate(
@@ -52,6 +50,36 @@ def test_the_open_one_is_in_view_in_a_long_list(page, tmp_path):
         expect(names(page).get_by_text(name, exact=True)).to_be_in_viewport()
         page.reload()
         expect(names(page).get_by_text(name, exact=True)).to_be_in_viewport()
+
+
+def undated(*questions):
+    """A file's content: conversations without a time, in a form that the page imports."""
+    return [{"messages": [{"role": "user", "content": text}]} for text in questions]
+
+
+def test_an_import_without_times_keeps_the_order_of_the_files(page, say, tmp_path):
+    say("Here.")
+    send_and_wait(page, "Before")
+    expected = [f"No. {i}" for i in range(60)]
+    (tmp_path / "one.json").write_text(json.dumps(undated(*expected[:30])))
+    (tmp_path / "two.json").write_text(json.dumps(undated(*expected[30:])))
+    (tmp_path / "three.md").write_text("# Three\n\n<!-- moeflow: user -->\n**You:**\n\nthree?\n")
+    files = [tmp_path / name for name in ("one.json", "two.json", "three.md")]
+    page.get_by_label("Files to import").set_input_files(files)
+    expect(names(page)).to_have_text([*expected, "Three", "Before"])
+    expect(page.locator(".prompt-text")).to_have_text("No. 0")
+    page.reload()
+    expect(names(page)).to_have_text([*expected, "Three", "Before"])
+
+    clear(page)
+    dated = [{"title": str(it), "updatedAt": it, "messages": [OWN_PROMPT]} for it in (3, 5, 4)]
+    dated.insert(1, {"title": "no time", "messages": [OWN_PROMPT]})
+    content = {"format": "moeflow-conversations", "version": 1, "conversations": dated}
+    import_file(page, tmp_path / "dated.json", content)
+    expect(names(page)).to_have_text(["no time", "5", "4", "3"])
+
+
+OWN_PROMPT = {"id": "a", "parent": "", "role": "user", "content": "x"}
 
 
 def test_rename_delete_and_undo(page, say):
@@ -75,14 +103,6 @@ def test_rename_delete_and_undo(page, say):
     expect(answer(page)).to_have_text("Here.")
     page.reload()
     expect(names(page)).to_have_text(["First contact"])
-
-
-def exported(page, name, tmp_path):
-    with page.expect_download() as download:
-        button(page, name).click()
-    path = tmp_path / download.value.suggested_filename
-    download.value.save_as(path)
-    return path
 
 
 def test_export_and_import(page, say, tmp_path):

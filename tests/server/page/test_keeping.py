@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, clear, expect_nothing_is_kept, names, send, send_and_wait, turns
+from tests.server.page.parts import (
+    answer,
+    button,
+    clear,
+    expect_nothing_is_kept,
+    import_file,
+    names,
+    send,
+    send_and_wait,
+    turns,
+)
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-
-def import_file(page, path, content):
-    path.write_text(json.dumps(content))
-    page.get_by_label("Files to import").set_input_files([path])
 
 
 @pytest.fixture

@@ -82,6 +82,11 @@ export class Chat extends EventTarget {
     return !this.running;
   }
 
+  /** Have the conversation go on with another model. A running answer is still that of the model before. */
+  goOnWith(model) {
+    if (this.conversation.useModel(model)) this.save();
+  }
+
   stop() {
     this.running?.abort();
   }
@@ -137,6 +142,7 @@ export class Chat extends EventTarget {
     const whole = requestMessages(this.turns, prompt, settings.systemPrompt);
     const limits = { tokenLimit: model?.max_model_len ?? Infinity, maxTokens: sampling.max_tokens };
     const name = this.model();
+    this.goOnWith(name);
     const { messages, numLeftOut } = await fitContext(whole, { ...limits, model: name, apiKey: this.apiKey(), signal });
     answer.numLeftOut = numLeftOut;
     return { model: name, messages, ...sampling };

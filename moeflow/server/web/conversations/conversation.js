@@ -8,20 +8,21 @@ const MAX_TITLE = 60; // characters
 
 export class Conversation {
   /** From `record()`, as it was kept or imported; without one a new conversation. */
-  constructor({ id = newId(), title = "", updatedAt = Date.now(), messages = [], chosen = {} } = {}) {
+  constructor({ id = newId(), title = "", model = "", updatedAt = Date.now(), messages = [], chosen = {} } = {}) {
     Object.assign(this, { id, title, updatedAt });
+    this.model = model; // the one to go on with: asked last, or chosen since; "" where that is not known
     this.wasRunning = messages.some((message) => message.state === "running"); // in another tab, or before a reload
     this.messages = messages.map(asLeft);
-    this.isRenamed = false; // here, and not saved yet
+    this.changed = new Set(); // which of title and model were changed here, and are not saved yet
     this.chosen = { ...chosen }; // the id of the child to show, by that of its parent, "" for the first prompts'
   }
 
   /** What is kept: plain data. */
   record() {
-    const { id, title, updatedAt, chosen } = this;
+    const { id, title, model, updatedAt, chosen } = this;
     // What was guessed is larger than all else, and would crowd out the conversation.
     const messages = this.messages.map((it) => (it.passes ? { ...it, passes: [] } : it));
-    return { id, title, updatedAt, chosen, messages };
+    return { id, title, model, updatedAt, chosen, messages };
   }
 
   get isEmpty() {
@@ -57,22 +58,37 @@ export class Conversation {
   /** The path in pairs: each prompt with its answer, which is null before it was asked for. */
   turns() {
     const path = this.path();
-    return path
-      .filter((message) => message.role === "user")
-      .map((prompt) => ({ prompt, answer: path.find((message) => message.parent === prompt.id) ?? null }));
+    const answerTo = (prompt) => path.find(({ parent, role }) => parent === prompt.id && role === "assistant") ?? null;
+    return path.filter(({ role }) => role === "user").map((prompt) => ({ prompt, answer: answerTo(prompt) }));
   }
 
   rename(title) {
-    this.title = title;
-    this.isRenamed = true;
+    this.change("title", title);
+  }
+
+  /** Go on with this model, if it is known and there is something to go on with. Return whether that changes it. */
+  useModel(model) {
+    if (!model || this.isEmpty || model === this.model) return false;
+    this.change("model", model);
+    return true;
+  }
+
+  change(name, value) {
+    this[name] = value;
+    this.changed.add(name);
+  }
+
+  /** A record of this conversation is kept now; what was changed since then is not. */
+  noteKept(record) {
+    for (const name of this.changed) if (this[name] === record[name]) this.changed.delete(name);
   }
 
   /** Take in what another tab has made of this conversation. What is shown here stays, and what follows it is added. */
-  absorb({ title, updatedAt, messages, chosen }) {
-    if (!this.isRenamed) this.title = title;
-    this.updatedAt = Math.max(this.updatedAt, updatedAt);
-    this.messages = mergeMessages(this.messages, messages);
-    this.chosen = { ...chosen, ...this.chosen };
+  absorb(theirs) {
+    for (const name of ["title", "model"]) if (!this.changed.has(name)) this[name] = theirs[name];
+    this.updatedAt = Math.max(this.updatedAt, theirs.updatedAt);
+    this.messages = mergeMessages(this.messages, theirs.messages);
+    this.chosen = { ...theirs.chosen, ...this.chosen };
   }
 
   choose(message) {

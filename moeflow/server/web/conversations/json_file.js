@@ -1,5 +1,5 @@
 // Conversations as a JSON file, whole: all versions of all messages. Reads what it writes, the export of ChatGPT, and
-// lists of messages as the API takes them.
+// lists of messages as the API takes them. A record has no `updatedAt` where the file does not say when that was.
 
 import { newId } from "./conversation.js";
 
@@ -28,10 +28,14 @@ export function readJson(text) {
 
 function readOwn({ version, conversations }) {
   if (version !== 1) throw new Error(`it is of version ${version}; this page reads version 1`);
-  return conversations.map(({ title, updatedAt, messages, chosen }) => {
-    const record = { id: newId(), title: String(title ?? ""), updatedAt: Number(updatedAt) || Date.now(), chosen: { ...chosen } };
+  return conversations.map(({ title, model, updatedAt, messages, chosen }) => {
+    const record = { id: newId(), title: textOf(title), model: textOf(model), updatedAt: timeOf(updatedAt), chosen: { ...chosen } };
     return { ...record, messages: checkTree(messages.map(checked)) };
   });
+}
+
+function timeOf(milliseconds) {
+  return Number.isFinite(milliseconds) && milliseconds > 0 ? milliseconds : undefined;
 }
 
 /** Messages that are a tree, each behind the one that it answers. Of others no path would come to an end. */
@@ -59,8 +63,8 @@ function checked(message) {
   return { id, parent, role, content, reasoning: String(reasoning ?? ""), reasoningS: Number(reasoningS) || null, ...known };
 }
 
-function readMessages({ title = "", messages }) {
-  const builder = new Builder(String(title));
+function readMessages({ title, model, messages }) {
+  const builder = new Builder({ title: textOf(title), model: textOf(model) });
   let parent = "";
   for (const { role, content } of messages) parent = builder.add(parent, role, textOf(content)) ?? parent;
   return builder.record;
@@ -68,7 +72,7 @@ function readMessages({ title = "", messages }) {
 
 /** ChatGPT has a tree as well, with messages of tools and of the system in between. */
 function readChatGpt({ title, mapping, current_node: current, update_time: updatedAtS }) {
-  const builder = new Builder(String(title ?? ""), updatedAtS ? updatedAtS * 1000 : Date.now());
+  const builder = new Builder({ title: textOf(title), updatedAt: timeOf(updatedAtS * 1000) });
   const ids = {};
   const visited = new Set(); // a damaged file may have rings
   const visit = (node, parent) => {
@@ -97,8 +101,8 @@ function textOf(content) {
 
 /** Puts a record together in which prompts and answers alternate, whatever stood between them. */
 class Builder {
-  constructor(title, updatedAt = Date.now()) {
-    this.record = { id: newId(), title, updatedAt, chosen: {}, messages: [] };
+  constructor(known) {
+    this.record = { id: newId(), ...known, chosen: {}, messages: [] };
     this.byId = new Map();
   }
 

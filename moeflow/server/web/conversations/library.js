@@ -7,6 +7,8 @@ import { Conversation } from "./conversation.js";
 import { readJson, writeJson } from "./json_file.js";
 import { readMarkdown, writeMarkdown } from "./markdown_file.js";
 
+const STEP_MS = 1 / 1024; // exact in a number that is a time, and thousands of them are a moment
+
 export class Library {
   /** `onShown()` is called when another conversation is shown, or the list may be another. */
   constructor(chat, store, onShown) {
@@ -107,20 +109,22 @@ export class Library {
     saveText(`${kind === "all" ? "conversations" : fileName(current.name)}.json`, "application/json", writeJson(all.map((it) => it.record())));
   }
 
-  /** Import files and open the last conversation of them. Throws an Error that says which file could not be read or kept. */
+  /** Import files and open that of their conversations which the list shows first. Throws an Error that says which file
+   *  could not be read or kept. */
   async import(files) {
     const kept = [];
+    const times = fallingTimes();
     try {
-      for (const file of files) await this.importFile(file, kept);
+      for (const file of files) await this.importFile(file, times, kept);
     } finally {
-      if (kept.length) this.open(kept.at(-1));
+      if (kept.length) this.open(kept.reduce((first, it) => (it.updatedAt > first.updatedAt ? it : first)));
     }
     return kept.length;
   }
 
-  /** Import a file and add its conversations to `kept`. */
-  async importFile(file, kept) {
-    const conversations = (await readFile(file)).filter((it) => !it.isEmpty);
+  /** Import a file and add its conversations to `kept`. Those without a time are given the next of `times`. */
+  async importFile(file, times, kept) {
+    const conversations = (await readFile(file, times)).filter((it) => !it.isEmpty);
     for (const [i, conversation] of conversations.entries()) {
       if (!(await this.store.save(conversation))) {
         throw new Error(`This browser could keep only ${i} of the ${conversations.length} conversations in ${file.name}; it may have no room for more.`);
@@ -130,11 +134,16 @@ export class Library {
   }
 }
 
-async function readFile(file) {
+/** Times from now on backwards: with these, the list, which begins with the latest, keeps the order of the files. */
+function* fallingTimes() {
+  for (let time = Date.now(); ; time -= STEP_MS) yield time;
+}
+
+async function readFile(file, times) {
   const text = await file.text();
   try {
     const records = /\.md$/i.test(file.name) ? [readMarkdown(text)] : readJson(text);
-    return records.map((record) => new Conversation(record));
+    return records.map((record) => new Conversation({ ...record, updatedAt: record.updatedAt ?? times.next().value }));
   } catch (error) {
     throw new Error(`${file.name} could not be imported: ${error.message}.`);
   }

@@ -17,7 +17,7 @@ export function writeMarkdown(title, messages) {
 export function readMarkdown(text) {
   const [head, ...messages] = cut(text.replace(/\r\n?/g, "\n"));
   if (!messages.length) throw new Error("it was not exported here: no line says where messages begin");
-  const record = { id: newId(), title: /^# (.*)$/m.exec(head.lines[0])?.[1] ?? "", updatedAt: Date.now(), chosen: {}, messages: [] };
+  const record = { id: newId(), title: /^# (.*)$/m.exec(head.lines[0])?.[1] ?? "", chosen: {}, messages: [] };
   let parent = "";
   for (const { role, lines } of messages) {
     const end = lines.at(-1) === "" ? -1 : undefined;

@@ -38,15 +38,17 @@ export class ConversationStore extends EventTarget {
   async save(conversation, event = "saved") {
     const { id, isEmpty } = conversation;
     if (isEmpty || this.removed.has(id)) return false;
+    let record;
     const merge = ({ heads: head, records: kept }) => {
       if (head?.removedAt && event !== "restored") this.markRemoved([id]); // this tab had not heard of it
       if (this.removed.has(id)) return { heads: head };
       if (kept) conversation.absorb(new Conversation(kept));
       const { name, updatedAt } = conversation;
-      return { heads: { id, name, updatedAt }, records: conversation.record() };
+      record = conversation.record();
+      return { heads: { id, name, updatedAt }, records: record };
     };
     if (!(await this.write([id], event, (tables) => tables.update(id, merge)))) return false;
-    conversation.isRenamed = false;
+    if (record) conversation.noteKept(record);
     if (this.removed.has(id)) this.dispatchEvent(new CustomEvent("change", { detail: [id] }));
     return !this.removed.has(id);
   }
