@@ -6,16 +6,17 @@
     then            all other weights, each from the start of a page, in the order in which a model takes up memory
 
 Slabs of a layer are of one size, which makes their places computable; those of layers whose formats differ are not all
-as large, and a slot of a cache holds the largest. The other weights are checked in pieces of one size. Slabs and pieces are the file's parts, numbered in its order; what is in a part is not
-known here. Checksums are CRC-32, which ISA-L computes at 30 GB/s (zlib: 6), so that a first read hardly takes longer.
+as large, and a slot of a cache holds the largest. The other weights are checked in pieces of one size. Slabs and pieces
+are the file's parts, numbered in its order; what is in a part is not known here. Checksums are CRC-32, which ISA-L
+computes at 30 GB/s (zlib: 6), so that a first read hardly takes longer.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +75,7 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def mean_slab_bytes(self) -> int:
         """Of an expert, over all layers."""
-        return sum(self.layer_bytes) // max(self.num_layers, 1)
+        return self._sum_of_layers(self.slab_bytes, self.slab_bytes_of_layers) // max(self.num_layers, 1)
 
     @property
     def layer_starts(self) -> tuple[int, ...]:
@@ -94,18 +95,23 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def resident_start(self) -> int:
         """Where the weights outside of slabs begin in the file."""
-        strides = map(whole_pages, self.layer_bytes)
-        return PAGE_BYTES + self.table_bytes + self.num_experts * sum(strides)
+        strides = self._sum_of_layers(whole_pages(self.slab_bytes), map(whole_pages, self.slab_bytes_of_layers))
+        return PAGE_BYTES + self.table_bytes + self.num_experts * strides
 
     @property
     def content_bytes(self) -> int:
         """Of all parts, without the filling."""
-        return self.num_experts * sum(self.layer_bytes) + self.resident_bytes
+        slabs_bytes = self.num_experts * self._sum_of_layers(self.slab_bytes, self.slab_bytes_of_layers)
+        return slabs_bytes + self.resident_bytes
 
     @property
     def file_bytes(self) -> int:
         """Length of the whole file."""
         return self.resident_start + self.resident_bytes
+
+    def _sum_of_layers(self, usual: int, own: Iterable[int]) -> int:
+        """Return what all layers have, be it their own or what is usual: of as many as a damaged file may name."""
+        return sum(own) if self.slab_bytes_of_layers else self.num_layers * usual
 
     def number(self, layer: int, expert: int) -> int:
         """Return a slab's place in the order of the file. Raises: IndexError."""
@@ -188,8 +194,9 @@ def read_slab_index(path: Path) -> SlabIndex:
     try:
         with path.open("rb") as stream:
             spec = decode_header(stream.read(PAGE_BYTES), path)
-            table = stream.read(spec.table_bytes)
             actual_bytes = stream.seek(0, 2)
+            stream.seek(PAGE_BYTES)
+            table = stream.read(min(spec.table_bytes, actual_bytes))
     except OSError as error:
         remedy = "Check that the file is there and that you may read it"
         raise CheckpointError(f"cannot be read ({error.strerror or error})", file=path, remedy=remedy) from error
@@ -238,8 +245,9 @@ def decode_header(page: bytes, path: Path) -> SlabSpec:
 def _makes_sense(spec: SlabSpec) -> bool:
     """Return whether sizes are possible; a dense model has no slabs."""
     counts = (spec.num_layers, spec.num_experts, spec.slab_bytes)
-    sizes = spec.layer_bytes
-    has_slabs = min(counts) > 0 and len(sizes) == spec.num_layers and min(sizes) > 0 and max(sizes) == spec.slab_bytes
+    sizes = spec.slab_bytes_of_layers
+    are_possible = not sizes or (len(sizes) == spec.num_layers and min(sizes) > 0 and max(sizes) == spec.slab_bytes)
+    has_slabs = min(counts) > 0 and are_possible
     is_dense = counts == (0, 0, 0) and spec.resident_bytes > 0
     return (has_slabs or is_dense) and spec.resident_bytes >= 0 and spec.resident_bytes % PAGE_BYTES == 0
 

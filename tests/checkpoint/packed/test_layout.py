@@ -99,11 +99,18 @@ def test_another_version_says_so(tmp_path):
 DENSE = {"num_layers": 0, "num_experts": 0, "slab_bytes": 0}
 
 
+def test_as_many_layers_as_no_file_has_take_no_memory(tmp_path):
+    file = tmp_path / "model.slabs"
+    file.write_bytes(encode_header(make_spec(num_layers=2**40, num_experts=1)) + bytes(PAGE_BYTES))
+    with pytest.raises(CheckpointError, match="it was cut"):
+        read_slab_index(file)
+
+
 @pytest.mark.parametrize("change", [{"num_experts": 0}, {"slab_bytes": -1}, DENSE, {"resident_bytes": 4095}])
 def test_impossible_sizes_are_refused(tmp_path, change):
     file = tmp_path / "model.slabs"
     file.write_bytes(encode_header(make_spec(**change)))
-    with pytest.raises(CheckpointError, match="without weights"):
+    with pytest.raises(CheckpointError, match="weights that cannot be"):
         read_slab_index(file)
 
 
