@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError
@@ -19,9 +19,9 @@ from moeflow.core.parallel_config import (
     ParallelConfig,
 )
 from moeflow.core.units import format_bytes
+from moeflow.kernels.on_demand import on_demand
 from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, num_kv_heads
 from moeflow.parallel.placement.layouts import ADDED_LAYOUTS, LAYOUTS
-from moeflow.parallel.placement.whole_experts import WholeExperts
 from moeflow.parallel.stages import layers_of
 from moeflow.planner.choices.join_choice import choose_join
 from moeflow.planner.choices.processor_choice import Reasons
@@ -30,6 +30,11 @@ from moeflow.planner.choices.stage_choice import choose_stages, num_stages
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.rank_shares import RankShares
 from moeflow.planner.settings import Settings, given_options
+
+if TYPE_CHECKING:
+    from moeflow.parallel.placement import whole_experts
+else:
+    whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
 
 _LAYOUTS_OF_EXPERTS: Final = ("expert_layout", "expert_placement", "num_redundant_experts")
 _LAYOUTS: Final = (*_LAYOUTS_OF_EXPERTS, "attention_layout")
@@ -151,7 +156,7 @@ def _shared_parts(parallel: ParallelConfig, shape: ModelConfig) -> list[str]:
             text += f", {parallel.num_redundant_experts} of them with a replica"
         parts.append(text + (", moved as loads call for it" if parallel.moves_experts else ""))
     elif shape.num_experts and not parallel.has_slices:
-        held = WholeExperts.of(parallel, number, shape.num_moe_layers, shape.num_experts).most_held
+        held = whole_experts.WholeExperts.of(parallel, number, shape.num_moe_layers, shape.num_experts).most_held
         parts.append(
             f"{_one_of(held)} of the {shape.num_experts} experts of a layer at most, as {parallel.expert_layout} "
             "places them"

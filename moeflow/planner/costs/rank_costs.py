@@ -10,19 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from moeflow.core.hardware import RANK, REMOTE_RANK, Link, LinkRate, Machine, MemoryLevel
 from moeflow.core.parallel_config import GATHERED_BYTES, SLICED, WHOLE, ParallelConfig
 from moeflow.core.units import MIB
-from moeflow.parallel.placement.whole_experts import WholeExperts
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.expected_routing import ExpectedRouting
-from moeflow.planner.costs.layout_estimate import ExpectedLayer, placed_experts_s, uneven_experts_s
 from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
 from moeflow.planner.costs.rank_shares import RankShares
 from moeflow.planner.costs.roofline import divided, processor_of, work_seconds
+
+if TYPE_CHECKING:
+    from moeflow.parallel.placement import whole_experts
+    from moeflow.planner.costs import layout_estimate
+else:  # which starts of one process do without
+    whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
+    layout_estimate = on_demand("moeflow.planner.costs.layout_estimate")
 
 COPY_PASSES: Final = 2  # through memory of a byte that is put in order: read, written
 _SMALL, _LARGE = 256, 2 * MIB
@@ -179,7 +185,7 @@ class RankedLayers:
     def _whole_experts_s(self, num_tokens: float, distinct: float) -> float:
         shape, number = self.costs.shape, self.parallel.num_ranks
         layer = self._layer(num_tokens, distinct, self.costs)
-        experts = WholeExperts.of(self.parallel, number, 1, shape.num_experts)
+        experts = whole_experts.WholeExperts.of(self.parallel, number, 1, shape.num_experts)
         placement = experts.at_first if experts.place is None else experts.place(layer.routing.chances[None])
         row_bytes = shape.hidden_size * self.costs.formats.activation_bytes
         pairs_bytes = num_tokens * shape.top_k * row_bytes
@@ -191,22 +197,22 @@ class RankedLayers:
             exchange_s = self._exchange_s(pairs_bytes / number**2 * (number - 1))
             exchange_s += self._gather_s(num_tokens * row_bytes)
             copied_bytes += 2 * pairs_bytes / number
-        return placed_experts_s(layer, placement) + exchange_s + self._copy_s(copied_bytes)
+        return layout_estimate.placed_experts_s(layer, placement) + exchange_s + self._copy_s(copied_bytes)
 
     def _sliced_experts_s(self, num_tokens: float, distinct: float) -> float:
         shape, size = self.costs.shape, num_tokens * self.costs.formats.activation_bytes
         width = max(ceil(self._most.experts * shape.intermediate_size), 1)
         costs = replace(self.costs, shape=replace(shape, intermediate_size=width))
-        seconds = uneven_experts_s(self._layer(num_tokens, distinct, costs), costs)
+        seconds = layout_estimate.uneven_experts_s(self._layer(num_tokens, distinct, costs), costs)
         return (
             seconds
             + self._gather_s(size * shape.top_k * shape.intermediate_size)
             + self._gather_s(size * shape.hidden_size)
         )
 
-    def _layer(self, num_tokens: float, distinct: float, costs: ModelCosts) -> ExpectedLayer:
+    def _layer(self, num_tokens: float, distinct: float, costs: ModelCosts) -> layout_estimate.ExpectedLayer:
         shape = costs.shape
-        return ExpectedLayer(
+        return layout_estimate.ExpectedLayer(
             level=self.level,
             link=None,
             costs=costs,

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
+from moeflow.kernels.on_demand import on_demand
 from moeflow.parallel.blocks import band_blocks, head_blocks
-from moeflow.parallel.placement.whole_experts import WholeExperts
 from moeflow.parallel.stages import layers_of, place_in_stage
+
+if TYPE_CHECKING:
+    from moeflow.parallel.placement import whole_experts
+else:
+    whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,10 @@ def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int, layer
     if number == 1:
         return 1.0
     num_layers = len(set(layers).intersection(shape.moe_layers))
-    return WholeExperts.of(parallel, number, num_layers, shape.num_experts).most_held[rank] / shape.num_experts
+    return (
+        whole_experts.WholeExperts.of(parallel, number, num_layers, shape.num_experts).most_held[rank]
+        / shape.num_experts
+    )
 
 
 def _slice_share(hidden_size: int, width: int, num_ranks: int, rank: int) -> float:
