@@ -13,7 +13,7 @@ from moeflow.kernels.on_demand import on_demand, without_gradients
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.pass_input import PassInput
-from moeflow.parallel.blocks import num_kv_heads
+from moeflow.parallel.blocks import with_kv_heads_of
 from moeflow.parallel.stages import layers_of
 
 if TYPE_CHECKING:
@@ -34,15 +34,16 @@ else:
 def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> KVStorage:
     """Return the storage of keys, values and states that an engine's configuration asks for, of what a rank has."""
     own, slots = layers_of(config.parallel, shape, rank), config.scheduler.states
+    of_rank = with_kv_heads_of(shape, config.parallel, rank)
     device = device_of_arrays(config, shape)
     storage = KVStorage(
         layers=[layer_idx for layer_idx in shape.kv_layers if layer_idx in own],
         num_blocks=config.scheduler.num_blocks,
         block_size=config.scheduler.block_size,
-        num_kv_heads=num_kv_heads(shape, config.parallel, rank),
+        num_kv_heads=of_rank.num_kv_heads,
         head_dim=shape.head_dim,
         latent_dim=shape.latent_dim,
-        other_heads=shape.other_heads,
+        other_heads=of_rank.other_heads,
         dtype=config.kv_dtype,
         device=device,
         gives_back=config.experts is not None,

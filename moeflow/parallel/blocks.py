@@ -6,10 +6,10 @@ What kernels read in bands of outputs is cut between bands, so that each rank ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from moeflow.core.model_config import ModelConfig
+from moeflow.core.model_config import HeadSizes, ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.weight_format import BAND
 
@@ -60,12 +60,20 @@ def head_blocks(num_heads: int, num_kv_heads: int, num_ranks: int) -> HeadBlocks
     )
 
 
-def num_kv_heads(shape: ModelConfig, parallel: ParallelConfig | None, rank: int) -> int:
-    """Return how many KV heads' keys and values a rank keeps, of each of its layers."""
+def with_kv_heads_of(shape: ModelConfig, parallel: ParallelConfig | None, rank: int) -> ModelConfig:
+    """Return a model whose layers have only those KV heads whose keys and values a rank keeps."""
     if parallel is None or parallel.attention_layout == "replicated":
-        return shape.num_kv_heads
+        return shape
     number = parallel.ranks_per_stage
-    return len(head_blocks(shape.num_heads, shape.num_kv_heads, number).keys[rank % number])
+
+    def kept(num_kv_heads: int) -> int:
+        return len(head_blocks(shape.num_heads, num_kv_heads, number).keys[rank % number])
+
+    def of_rank(heads: HeadSizes | None) -> HeadSizes | None:
+        return None if heads is None else replace(heads, num_kv_heads=kept(heads.num_kv_heads))
+
+    kinds = tuple(replace(kind, heads=of_rank(kind.heads)) for kind in shape.attention_kinds)
+    return replace(shape, num_kv_heads=kept(shape.num_kv_heads), attention_kinds=kinds)
 
 
 def scaled(block: range, factor: int) -> range:

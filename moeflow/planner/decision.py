@@ -12,14 +12,13 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import called
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
-from moeflow.core.hardware import DISK, RAM, Machine
+from moeflow.core.hardware import RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
 from moeflow.experts.predict.registry import COMBINED, WHOLE_PASS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.models.expert_predictor.saved import predictor_bytes
-from moeflow.planner.choices import remote_choice
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan
@@ -38,7 +37,6 @@ from moeflow.planner.choices.prompt_cache_choice import buffer_bytes, choose_pro
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
 from moeflow.planner.choices.refused_settings import check_settings
-from moeflow.planner.choices.remote_choice import all_fit, choose_remote
 from moeflow.planner.choices.replica_choice import (
     check_replicas,
     choose_expert_parallel,
@@ -56,7 +54,6 @@ from moeflow.planner.choices.weight_choice import (
     shares_layers,
 )
 from moeflow.planner.costs.cost_model import CostModel
-from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
@@ -78,7 +75,9 @@ from moeflow.planner.usage import Usage
 
 if TYPE_CHECKING:
     from moeflow.experts.remote import borrowing
+    from moeflow.planner.choices import remote_choice
 else:
+    remote_choice = on_demand("moeflow.planner.choices.remote_choice")
     borrowing = on_demand("moeflow.experts.remote.borrowing")
 
 
@@ -169,7 +168,7 @@ class Decision:
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
             self._with_reserved_kv(weights, batching.max_num_seqs, held),
-            held.shape(self.shape),
+            held.kv_shape,
             torch_dtype=dtype if attends_in_torch else None,
             left_bytes=budget.left_for_kv(weight_bytes),
             share=share,
@@ -410,7 +409,7 @@ class Decision:
         if not self.usage.reserves_kv:
             return settings
         max_tokens = settings.max_model_len or self.usage.workload.max_tokens
-        kv_bytes = replace(self._costs(weights), shape=held.shape(self.shape)).kv_bytes
+        kv_bytes = replace(self._costs(weights), shape=held.kv_shape).kv_bytes
         block_bytes = int(kv_bytes * BLOCK_SIZE)
         num_bytes = max_num_seqs * ceil(max_tokens / BLOCK_SIZE) * block_bytes
         return replace(settings, max_model_len=max_tokens, kv_cache_bytes=settings.kv_cache_bytes or num_bytes)
@@ -446,24 +445,17 @@ class Decision:
 
     def _expert_slots(self, plan: ExpertPlan | None, cpu_isa: str, *, is_wide: bool) -> ExpertSlotsConfig | None:
         """Return the slots there are while keys, values and work space need nothing, and who has the other experts."""
+        has_lenders = self.settings.remote_experts is not None
         if plan is None:
-            if reason := all_fit(self.settings):
-                self.reasons.append((remote_choice.NAME, reason))
+            if has_lenders:
+                self.reasons.append(("remote_experts", "not used: all experts fit into memory here"))
             return None
         config = plan.slots(self.budget.free_bytes - plan.resident_bytes - self.budget.process_bytes)
         self.reasons.append(("experts", plan.reason(config)))
-        if self.settings.remote_experts is None:
+        if not has_lenders:
             return config
-        has_disk = self.machine is not None and self.machine.has(DISK)
-        link = self.machine.link(DISK, RAM) if self.machine is not None and has_disk else None
-        remote = choose_remote(
-            self.settings,
-            config,
-            borrowing.borrowing_of(plan.spec, self.shape, cpu_isa=cpu_isa, is_wide=is_wide, num_wanted=0),
-            None if link is None else DiskRates(link=link, expert_bytes=config.slab_bytes),
-        )
-        self.reasons.append((remote_choice.NAME, remote.reason))
-        return replace(config, remote=remote.config)
+        borrowed = borrowing.borrowing_of(plan.spec, self.shape, cpu_isa=cpu_isa, is_wide=is_wide, num_wanted=0)
+        return remote_choice.with_lenders(self.settings, config, borrowed, self.machine, self.reasons)
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
         can_differ = not shares_layers(self.settings) and self.shape.recurrent is None

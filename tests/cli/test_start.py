@@ -26,7 +26,7 @@ UNWANTED = {
 }
 needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 OF_THE_SERVER = {"fastapi", "pydantic", "starlette", "uvicorn", "prometheus_client"}  # and torch's own needs
-MAX_MODULES = 492  # beside those of torch and numpy: moeflow's, and two hundred of others
+MAX_MODULES = 465  # beside those of torch and numpy: moeflow's, and two hundred of others
 
 GENERATE = """
 import sys

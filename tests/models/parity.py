@@ -31,6 +31,7 @@ from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import pack_model
+from moeflow.parallel.blocks import with_kv_heads_of
 from tests.parallel.thread_group import run_ranks
 
 CPU = torch.device("cpu")
@@ -52,8 +53,7 @@ SHAPE = {
 
 def layouts_of(config: ModelConfig, num_ranks: int) -> list[dict[str, str]]:
     """Return the ways in which so many ranks can share a model."""
-    is_cut = config.latent is None and not config.has_value_norms
-    of_heads = ["replicated", "tensor"] if is_cut else ["replicated"]
+    of_heads = ["replicated", "tensor"] if config.latent is None else ["replicated"]
     found = product(["expert", "sliced"] if num_ranks <= config.num_experts else ["sliced"], of_heads)
     return [{"expert_layout": experts, "attention_layout": attention} for experts, attention in found]
 
@@ -109,13 +109,13 @@ def their_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
 class Cache:
     """Sequences over one paged cache, with shuffled blocks; remembers how far each has come.
 
-    `num_kv_heads` are those that a rank has; None: all.
+    `kept` has the KV heads that a rank has; None: all.
     """
 
     def __init__(
-        self, model: CausalLM, *, block_size: int = 4, num_blocks: int = 64, num_kv_heads: int | None = None
+        self, model: CausalLM, *, block_size: int = 4, num_blocks: int = 64, kept: ModelConfig | None = None
     ) -> None:
-        config: ModelConfig = model.config
+        config: ModelConfig = kept or model.config
         self.model = model
         self.block_size = block_size
         self.free = list(range(num_blocks))
@@ -127,7 +127,7 @@ class Cache:
             layers=config.kv_layers,
             num_blocks=num_blocks,
             block_size=block_size,
-            num_kv_heads=config.num_kv_heads if num_kv_heads is None else num_kv_heads,
+            num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             latent_dim=config.latent_dim,
             other_heads=config.other_heads,
@@ -169,11 +169,11 @@ class Cache:
 
 
 def in_mixed_passes(
-    model: CausalLM, sequences: dict[str, list[int]], *, block_size: int = 4, num_kv_heads: int | None = None
+    model: CausalLM, sequences: dict[str, list[int]], *, block_size: int = 4, kept: ModelConfig | None = None
 ) -> dict[str, torch.Tensor]:
     """Return each sequence's logits [n, V], computed in passes that mix prompts, chunks and decodes."""
     done: dict[str, list[torch.Tensor]] = defaultdict(list)
-    cache = Cache(model, block_size=block_size, num_kv_heads=num_kv_heads)
+    cache = Cache(model, block_size=block_size, kept=kept)
     cuts = [
         {"a": (0, 12), "b": (0, 7)},  # two prompts
         {"c": (0, 9), "a": (12, 13)},  # a prompt beside a decode
@@ -280,8 +280,8 @@ class Parity:
             ranks = ExpertRanks.of(config, parallel, group, range(config.num_layers))
             sharing = {"group": group, "expert_ranks": ranks}
             model = load(pair.folder, packed=formats, memory=memory, **sharing, **layouts)
-            num_kv_heads = model.layers[0].self_attn.heads.num_kv_heads
-            return in_mixed_passes(model, SEQUENCES, block_size=16, num_kv_heads=num_kv_heads)
+            kept = with_kv_heads_of(config, parallel, group.rank)
+            return in_mixed_passes(model, SEQUENCES, block_size=16, kept=kept)
 
         for layouts in layouts_of(pair.ours.config, num_ranks):
             for found in run_ranks(num_ranks, partial(logits_of, layouts=layouts)):

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
@@ -13,8 +14,7 @@ from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.core.engine_config import DraftModelConfig, EngineConfig
 from moeflow.engine.model_runner import ModelRunner, Runner
 from moeflow.engine.runner_loading import make_allocator
-from moeflow.engine.speculators.draft_model import Advice, DraftModel
-from moeflow.engine.speculators.routing_advice import RoutingAdvice
+from moeflow.kernels.on_demand import on_demand
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
@@ -24,6 +24,12 @@ from moeflow.speculation.names import short_names
 from moeflow.speculation.registry import SPECULATORS
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Speculator
+
+if TYPE_CHECKING:
+    from moeflow.engine.speculators import draft_model, routing_advice
+else:
+    draft_model = on_demand("moeflow.engine.speculators.draft_model")
+    routing_advice = on_demand("moeflow.engine.speculators.routing_advice")
 
 
 def load_speculators(config: EngineConfig, runner: Runner) -> list[Speculator]:
@@ -43,7 +49,7 @@ def speculation_of(speculators: Sequence[Speculator], runner: Runner, governor: 
     return Speculation(speculators, absent_of=absent_of, governor=governor or Governor())
 
 
-def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runner: Runner) -> DraftModel:
+def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runner: Runner) -> draft_model.DraftModel:
     if draft.is_early_exit:
         assert isinstance(runner, ModelRunner)
         assert isinstance(runner.model, CausalLM), "guesses are for models that the CPU computes"
@@ -70,7 +76,7 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
         device="cpu",
         gives_back=config.experts is not None,
     )
-    return DraftModel(
+    return draft_model.DraftModel(
         name,
         model,
         kv,
@@ -81,14 +87,14 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
     )
 
 
-def _advice(runner: Runner, draft: CausalLM) -> Advice | None:
+def _advice(runner: Runner, draft: CausalLM) -> draft_model.Advice | None:
     """Return who is to know which experts come next; None: all are in memory, or the models are not alike."""
     if not isinstance(runner, ModelRunner) or runner.experts is None or runner.experts.by_drafts is None:
         return None
     model = runner.model
-    if not isinstance(model, CausalLM) or not RoutingAdvice.fits(model, draft):
+    if not isinstance(model, CausalLM) or not routing_advice.RoutingAdvice.fits(model, draft):
         return None
-    return Advice(RoutingAdvice(model), runner.experts.by_drafts)
+    return draft_model.Advice(routing_advice.RoutingAdvice(model), runner.experts.by_drafts)
 
 
 def _load(config: EngineConfig, draft: DraftModelConfig, vocab_size: int) -> tuple[CausalLM, Sequence[int]]:

@@ -14,17 +14,22 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moeflow.checkpoint.gguf.file_names import gguf_start
 from moeflow.core.errors import CheckpointError, ContextLengthError, RequestError
-from moeflow.engine.text.chat_format import ChatFormat
 from moeflow.engine.text.chat_template import ChatTemplate
 from moeflow.engine.text.chat_template_files import choose_template
 from moeflow.engine.text.token_bytes import byte_rule
 from moeflow.engine.text.token_length import TokenLength, token_length
 from moeflow.engine.text.tokenizer_files import TokenizerParts, read_folder, read_gguf, write_folder
-from moeflow.engine.text.tool_syntax.tool import Tool
+from moeflow.kernels.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from moeflow.engine.text import chat_format
+    from moeflow.engine.text.tool_syntax.tool import Tool
+else:
+    chat_format = on_demand("moeflow.engine.text.chat_format")  # with all syntaxes of calls
 
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
@@ -162,16 +167,16 @@ class Tokenizer:
         conversation = [_plain_message(message, i) for i, message in enumerate(messages)]
         if not conversation:
             raise RequestError("messages is empty", param="messages")
-        chat_format = self.chat_format
-        known, described = chat_format.conversation(conversation, [tool.as_json() for tool in tools])
+        known, described = self.chat_format.conversation(conversation, [tool.as_json() for tool in tools])
         text = self._chat_template.render(known, described, variables)
         token_ids = self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
-        return ChatPrompt(token_ids, chat_format.ends_in_reasoning(text))
+        return ChatPrompt(token_ids, self.chat_format.ends_in_reasoning(text))
 
     @functools.cached_property
-    def chat_format(self) -> ChatFormat:
+    def chat_format(self) -> chat_format.ChatFormat:
         """How the model is told of tools, calls them, and reasons."""
-        return ChatFormat(choose_template(self._parts.chat_templates) if self.has_chat_template else "")
+        template = choose_template(self._parts.chat_templates) if self.has_chat_template else ""
+        return chat_format.ChatFormat(template)
 
     def added_id(self, text: str) -> int | None:
         """Return the token that was added to the vocabulary for a text, if there is one."""

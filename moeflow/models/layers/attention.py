@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from moeflow.core.model_config import ModelConfig
+from moeflow.core.model_config import HeadSizes, ModelConfig
 from moeflow.kernels.attention.attention import attend
 from moeflow.kernels.attention.attention_input import attention_input
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
@@ -68,13 +68,13 @@ class Attention:
         key_parts = ("k_proj", "v_proj")[: sizes.num_key_projections]
         parts = {"q_proj": self.rows_per_query * q_size} | dict.fromkeys(key_parts, kv_size)
         self._kv_layer = layer_idx if sizes.kv_layer is None else sizes.kv_layer
-        self._ranks = ranks = _rank_heads(config, allocator)
+        self._ranks = ranks = _rank_heads(config, allocator, sizes)
         self.qkv_proj = Linear(
             allocator,
             config.hidden_size,
             parts,
             bias=config.attention_bias,
-            own=None if ranks is None else _own_rows(ranks, sizes.head_dim),
+            own=None if ranks is None else _own_rows(ranks, parts, sizes.head_dim),
         )
         self.o_proj = output_linear(allocator, q_size, names.out, config.hidden_size, bias=config.attention_out_bias)
         self.q_norm = self.k_norm = None
@@ -182,15 +182,14 @@ class Attention:
             yield f"{prefix}.sinks", self._sinks
 
 
-def _rank_heads(config: ModelConfig, allocator: WeightAllocator) -> rank_heads.RankHeads | None:
-    """Return which heads this rank has; None: all."""
+def _rank_heads(config: ModelConfig, allocator: WeightAllocator, sizes: HeadSizes) -> rank_heads.RankHeads | None:
+    """Return which of a layer's heads this rank has; None: all."""
     group = allocator.tensor_group
     if group is None:
         return None
-    return rank_heads.RankHeads(group, head_blocks(config.num_heads, config.num_kv_heads, group.size), config.head_dim)
+    return rank_heads.RankHeads(group, head_blocks(config.num_heads, sizes.num_kv_heads, group.size), sizes.head_dim)
 
 
-def _own_rows(ranks: rank_heads.RankHeads, head_dim: int) -> dict[str, range]:
+def _own_rows(ranks: rank_heads.RankHeads, parts: Iterable[str], head_dim: int) -> dict[str, range]:
     """Return the rows of the projections that a rank's heads need."""
-    queries, keys = scaled(ranks.queries, head_dim), scaled(ranks.keys, head_dim)
-    return {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    return {part: scaled(ranks.queries if part == "q_proj" else ranks.keys, head_dim) for part in parts}

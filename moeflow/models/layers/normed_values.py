@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
-from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.token_mixer import in_order
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
@@ -35,6 +36,8 @@ class NormedValues(Attention):
         keys = range(keys_at, keys_at + size)
         return [range(keys_at), keys, keys] if self._values_are_keys else []
 
-    def mix(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
-        """See `TokenMixer`. Shapes: qkv [T, (Q + 2 KV) * D], or without values [T, (Q + KV) * D] -> [T, Q * D]."""
-        return super().mix(in_order(qkv, self.order), rotary, context)
+    def store(
+        self, blocks: KVBlocks, qkv: Tensor, rotary: Sequence[RotaryTable], metadata: AttentionMetadata
+    ) -> Tensor:
+        """See `Attention`. Shapes: qkv [T, (Q + 2 KV) * D], or without values [T, (Q + KV) * D] -> [T, Q, D]."""
+        return super().store(blocks, in_order(qkv, self.order), rotary, metadata)

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from moeflow.core.address import format_address
@@ -20,7 +19,7 @@ from moeflow.core.parallel_config import (
 )
 from moeflow.core.units import format_bytes
 from moeflow.kernels.on_demand import on_demand
-from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, num_kv_heads
+from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, with_kv_heads_of
 from moeflow.parallel.placement.layouts import ADDED_LAYOUTS, LAYOUTS
 from moeflow.parallel.stages import layers_of
 from moeflow.planner.choices.join_choice import choose_join
@@ -176,19 +175,19 @@ class RankMemory:
 
     weight_bytes: tuple[int, ...]  # by rank
     is_spread: bool  # over machines: all but the first rank join
-    kv_sizes: tuple[tuple[int, int], ...]  # by rank: layers, and KV heads in each
+    kv_shapes: tuple[ModelConfig, ...]  # by rank: models whose keys and values it has of the model
 
     @classmethod
     def of(cls, costs: ModelCosts, parallel: ParallelConfig | None) -> RankMemory:
         """Return what the weights of each rank take; None: there is one, with all of them."""
         shape = costs.shape
         if parallel is None:
-            return cls((int(costs.model_bytes),), False, ((shape.num_layers, shape.num_kv_heads),))
+            return cls((int(costs.model_bytes),), False, (shape,))
         ranks = range(parallel.num_ranks)
         return cls(
             tuple(round(costs.bytes_of(RankShares.of(shape, parallel, rank))) for rank in ranks),
             parallel.join is not None,
-            tuple((len(layers_of(parallel, shape, rank)), num_kv_heads(shape, parallel, rank)) for rank in ranks),
+            tuple(_kept_of(shape, parallel, rank) for rank in ranks),
         )
 
     @property
@@ -196,20 +195,33 @@ class RankMemory:
         """The weights of each rank on this machine; where others join, as many as any of them has."""
         return [max(self.weight_bytes)] if self.is_spread else self.weight_bytes
 
-    def shape(self, shape: ModelConfig) -> ModelConfig:
-        """Return a model with as many layers and KV heads as the rank with the most keys and values has of it."""
-        num_layers, num_kv_heads = max(self.kv_sizes, key=prod)
-        return dataclasses.replace(shape, num_layers=num_layers, num_kv_heads=num_kv_heads)
+    @property
+    def kv_shape(self) -> ModelConfig:
+        """That of the rank with the most keys and values."""
+        return max(self.kv_shapes, key=_kv_values)
 
     def explain(self, kv_bytes: int, reasons: Reasons) -> None:
         """Add how many bytes of weights, keys and values each rank holds, of which none has more than `kv_bytes`."""
-        most = max(map(prod, self.kv_sizes))
-        caches = [kv_bytes * prod(sizes) // most for sizes in self.kv_sizes]
+        most = _kv_values(self.kv_shape)
+        caches = [kv_bytes * _kv_values(shape) // most for shape in self.kv_shapes]
         each = [
             f"{format_bytes(weights)} and {format_bytes(cache)}"
             for weights, cache in zip(self.weight_bytes, caches, strict=True)
         ]
         reasons.append(("memory of ranks", ", ".join(each)))
+
+
+def _kept_of(shape: ModelConfig, parallel: ParallelConfig, rank: int) -> ModelConfig:
+    """Return a model whose keys and values are those that a rank has: with its layers alone, and its KV heads."""
+    layers = layers_of(parallel, shape, rank)
+    of_rank = with_kv_heads_of(shape, parallel, rank)
+    kinds = of_rank.attention_kinds[layers.start : layers.stop]
+    return dataclasses.replace(of_rank, num_layers=len(layers), attention_kinds=kinds)
+
+
+def _kv_values(shape: ModelConfig) -> int:
+    """Return what a token's keys and values take, as numbers of one kind."""
+    return shape.kv_bytes_per_token("float32")
 
 
 def _layouts(name: str, value: str, known: Sequence[Layout], added: Sequence[Layout] = ()) -> Sequence[Layout]:

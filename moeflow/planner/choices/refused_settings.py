@@ -25,7 +25,7 @@ _REFUSED: Final[tuple[tuple[Callable[[ModelConfig], bool], str, tuple[str, ...]]
     (lambda shape: shape.encoder is not None, "an encoder", (*_WHOLE_DECODERS, _RECORDS)),
     (lambda shape: shape.recurrent is not None, "recurrent layers", _WHOLE_DECODERS),
     (lambda shape: shape.latent is not None, "latent attention", (SHARED_HEADS, PIPELINES)),
-    (lambda shape: shape.has_value_norms, "heads that differ or have normalised values", (SHARED_HEADS, PIPELINES)),
+    (lambda shape: shape.has_value_norms, "heads that differ or have normalised values", (PIPELINES,)),
 )
 
 

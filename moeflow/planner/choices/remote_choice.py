@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from moeflow.core.address import format_address, parse_address
 from moeflow.core.engine_config import ExpertSlotsConfig, LenderConfig, RemoteExpertsConfig
 from moeflow.core.errors import ConfigError, GroupError
+from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.core.units import format_bytes, format_seconds
 from moeflow.experts.slot_arena import num_slots_in
 from moeflow.kernels.on_demand import on_demand
 from moeflow.parallel.remote.lending import Borrowing
 from moeflow.parallel.tcp.cluster_token import default_token_file, read_token
 from moeflow.parallel.tcp.conversation import RefusedError
+from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.costs.remote_waits import RemoteRates
 from moeflow.planner.settings import Settings
@@ -30,7 +32,7 @@ else:
 
 logger = logging.getLogger(__name__)
 
-NAME: Final = "remote_experts"  # of the reason
+_NAME: Final = "remote_experts"  # of the reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +43,22 @@ class RemoteChoice:
     reason: str
 
 
-def all_fit(settings: Settings) -> str:
-    """Return what is said of lenders that nobody needs; empty if there are none."""
-    return "not used: all experts fit into memory here" if settings.remote_experts is not None else ""
+def with_lenders(
+    settings: Settings,
+    slots: ExpertSlotsConfig,
+    borrowing: Borrowing,
+    machine: Machine | None,
+    reasons: Reasons,
+) -> ExpertSlotsConfig:
+    """Return the slots and who else has experts, of the lenders that the user names. See `choose_remote`.
+
+    `machine` None: the disk's speed is not known.
+    """
+    has_disk = machine is not None and machine.has(DISK)
+    rates = DiskRates(link=machine.link(DISK, RAM), expert_bytes=slots.slab_bytes) if machine and has_disk else None
+    remote = choose_remote(settings, slots, borrowing, rates)
+    reasons.append((_NAME, remote.reason))
+    return replace(slots, remote=remote.config)
 
 
 def choose_remote(

@@ -108,9 +108,8 @@ class RankedLayers:
         that even routers would use.
         """
         costs, shares = self.costs, self._most
-        qkv = (costs.shape.num_heads * shares.queries + 2 * costs.shape.num_kv_heads * shares.keys) / (
-            costs.shape.num_heads + 2 * costs.shape.num_kv_heads
-        )
+        of_queries = costs.shape.attended_size * costs.shape.hidden_size / costs.shape.attention_input_values
+        qkv = of_queries * shares.queries + (1 - of_queries) * shares.keys
         stages_s = self._work_s(_part(costs.pre_attention(num_tokens), qkv))
         stages_s += self._work_s(_part(attention, shares.keys, shares.queries))
         stages_s += self._work_s(_part(costs.output_projection(num_tokens), shares.outputs))
@@ -159,7 +158,7 @@ class RankedLayers:
         if not self._is_cut:
             return 0.0
         shape, size = self.costs.shape, num_tokens * self.costs.formats.activation_bytes
-        return self._gather_s(size * shape.num_heads * shape.head_dim) + self._gather_s(size * shape.hidden_size)
+        return self._gather_s(size * shape.attended_size) + self._gather_s(size * shape.hidden_size)
 
     def _dense_s(self, num_tokens: float) -> float:
         return self._network_s(self.costs.dense(num_tokens), self._most.dense, self.costs.dense_width, num_tokens)

@@ -26,8 +26,8 @@ class RankShares:
     layers: range | None = None  # None: all
     has_ends: bool = True  # token embeddings and output projection
 
-    queries: float = 1.0  # of the heads
-    keys: float = 1.0  # and values: of the KV heads
+    queries: float = 1.0  # of the heads, on the average of layers by their width
+    keys: float = 1.0  # and values: of the KV heads, likewise
     outputs: float = 1.0  # of attention's output projection
     dense: float = 1.0  # of networks that are no experts
     shared: float = 1.0  # of shared experts
@@ -42,12 +42,12 @@ class RankShares:
         own = cls(layers=layers, has_ends=layers.start == 0, experts=_expert_share(shape, parallel, rank, layers))
         if parallel.attention_layout == "replicated":
             return own
-        heads = head_blocks(shape.num_heads, shape.num_kv_heads, number)
+        queries, keys = _head_shares(shape, layers, number, rank)
         dense_width = shape.dense_intermediate_size if shape.num_experts else shape.intermediate_size
         return replace(
             own,
-            queries=len(heads.queries[rank]) / shape.num_heads,
-            keys=len(heads.keys[rank]) / shape.num_kv_heads,
+            queries=queries,
+            keys=keys,
             outputs=_band_share(shape.hidden_size, number, rank),
             dense=_slice_share(shape.hidden_size, dense_width, number, rank),
             shared=_slice_share(shape.hidden_size, shape.shared_intermediate_size, number, rank),
@@ -56,6 +56,17 @@ class RankShares:
 
 
 WHOLE = RankShares()
+
+
+def _head_shares(shape: ModelConfig, layers: range, num_ranks: int, rank: int) -> tuple[float, float]:
+    """Return which shares of its layers' queries a rank has, and of their keys and values."""
+    sizes = [shape.heads_of(layer) for layer in layers]
+    cut = [(it, head_blocks(shape.num_heads, it.num_kv_heads, num_ranks)) for it in sizes]
+    queries = sum(it.head_dim * len(blocks.queries[rank]) for it, blocks in cut)
+    keys = sum(it.head_dim * it.num_key_projections * len(blocks.keys[rank]) for it, blocks in cut)
+    all_queries = sum(it.head_dim * shape.num_heads for it in sizes)
+    all_keys = sum(it.head_dim * it.num_key_projections * it.num_kv_heads for it in sizes)
+    return queries / all_queries, keys / max(all_keys, 1)
 
 
 def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int, layers: range) -> float:

@@ -31,7 +31,7 @@ from moeflow.models import qwen3_moe
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.pass_input import PassInput
-from moeflow.parallel.blocks import num_kv_heads
+from moeflow.parallel.blocks import with_kv_heads_of
 from moeflow.parallel.child_processes import end_all, start_rank
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
@@ -165,7 +165,7 @@ def _layer(parallel: ParallelConfig, group: Group) -> Callable[[], object]:
         layers=range(shape.num_layers),
         num_blocks=1,
         block_size=16,
-        num_kv_heads=num_kv_heads(shape, parallel, group.rank),
+        num_kv_heads=with_kv_heads_of(shape, parallel, group.rank).num_kv_heads,
         head_dim=shape.head_dim,
         dtype=torch.float32,
         device="cpu",

@@ -7,10 +7,13 @@ requests are preempted.
 from __future__ import annotations
 
 import pytest
+from transformers import Gemma4TextConfig
 
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.cpu import extension
 from tests.engine.ranks.mixed_requests import config_of, resolved, run
+from tests.models.parity import random_model
+from tests.models.test_gemma4_text import MOE
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -19,9 +22,12 @@ pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.w
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("mixtral", "llama")}
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("mixtral", "llama", "gemma4_text")}
     write_tiny_mixtral(folders["mixtral"], hidden_size=80, head_dim=16, intermediate_size=72)
     write_tiny_llama(folders["llama"], attention_bias=True)
+    longer = MOE | {"vocab_size": 258, "max_position_embeddings": 512}
+    config = Gemma4TextConfig(**longer, attention_k_eq_v=True, num_global_key_value_heads=1)
+    random_model(config).save_pretrained(folders["gemma4_text"])
     return {name: str(folder) for name, folder in folders.items()}
 
 
@@ -37,6 +43,7 @@ def alone(models):
         ("mixtral", {"num_ranks": 2, "expert_layout": "sliced"}),
         ("mixtral", {"num_ranks": 3, "expert_layout": "sliced", "attention_layout": "tensor"}),
         ("llama", {"num_ranks": 2, "attention_layout": "tensor"}),
+        ("gemma4_text", {"num_ranks": 2, "attention_layout": "tensor"}),
     ],
     ids=str,
 )

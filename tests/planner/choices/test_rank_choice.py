@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
+from moeflow.core.model_config import AttentionKind, HeadSizes, ModelConfig
 from moeflow.core.parallel_config import ParallelConfig, StageConfig
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import expert_bytes
-from moeflow.models import llama, mixtral, qwen3_moe
+from moeflow.models import gemma4_text, llama, mixtral, qwen3_moe
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
-from moeflow.parallel.blocks import even_blocks, num_kv_heads
+from moeflow.parallel.blocks import even_blocks, with_kv_heads_of
 from moeflow.parallel.placement.expert_balancer import CHECK_PASSES, ExpertBalancer
 from moeflow.parallel.placement.whole_experts import WholeExperts
 from moeflow.parallel.stages import layers_of
@@ -33,7 +34,25 @@ SHAPES = {
     "dense": (llama, replace(EVEN, num_experts=0, top_k=0)),
     "mixed": (qwen3_moe, replace(EVEN, num_layers=3, dense_layers=(1,), dense_intermediate_size=128)),
 }
+KINDS = [AttentionKind(EVEN.rope, 9, HeadSizes(4, 16)), AttentionKind(EVEN.rope, None, HeadSizes(1, 32, True))]
+SHAPES["heads that differ"] = (
+    gemma4_text,
+    replace(
+        EVEN,
+        num_kv_heads=4,
+        attention_kinds=tuple(KINDS),
+        shared_intermediate_size=128,
+        has_value_norms=True,
+        has_post_norms=True,
+        has_norms_of_experts=True,
+    ),
+)
 FORMATS = Formats(matrices="int8", embeddings="int8", kv="int8", routers="float32")
+
+
+def kept_by(shape: ModelConfig) -> list[int]:
+    """Return the KV heads of each layer."""
+    return [shape.heads_of(layer).num_kv_heads for layer in range(shape.num_layers)]
 
 
 class CountedMemory(FreshMemory):
@@ -74,13 +93,14 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
             num_held = ranks.balancer.num_held[group.rank]
             memory.num_bytes += num_held * expert_bytes(shape.hidden_size, shape.intermediate_size, "int8")
         norm_bytes = sum(place.nbytes for _, place in model.named_weights() if isinstance(place, torch.Tensor))
-        return memory.num_bytes - norm_bytes + costs.norm_bytes, model.layers[0].self_attn.heads.num_kv_heads
+        kept = [layer.self_attn.heads.num_kv_heads for layer in model.layers]
+        return memory.num_bytes - norm_bytes + costs.norm_bytes, kept
 
     found = run_ranks(num_ranks, held)
     expected = RankMemory.of(costs, parallel)
     assert expected.weight_bytes == tuple(num_bytes for num_bytes, _ in found)
-    assert expected.kv_sizes == tuple((shape.num_layers, heads) for _, heads in found)
-    assert [num_kv_heads(shape, parallel, rank) for rank in range(num_ranks)] == [heads for _, heads in found]
+    assert [kept_by(model) for model in expected.kv_shapes] == [kept for _, kept in found]
+    assert [kept_by(with_kv_heads_of(shape, parallel, rank)) for rank in range(num_ranks)] == [it for _, it in found]
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -105,12 +125,13 @@ def test_weights_of_each_stage_are_counted(num_layers, ranks_per_stage, attentio
         model = family.build(shape, allocator)
         norm_bytes = sum(place.nbytes for _, place in model.named_weights() if isinstance(place, torch.Tensor))
         norms = (2 * len(model.layers) + 1) * shape.hidden_size * 4  # as costs count them
-        return memory.num_bytes - norm_bytes + norms, (len(model.layers), model.layers[0].self_attn.heads.num_kv_heads)
+        kept = [layer.self_attn.heads.num_kv_heads for layer in model.layers]
+        return memory.num_bytes - norm_bytes + norms, kept
 
     firsts = range(0, number, ranks_per_stage)
     found = [each for first in firsts for each in run_ranks(ranks_per_stage, partial(held, first_rank=first))]
     assert counted.weight_bytes == tuple(num_bytes for num_bytes, _ in found)
-    assert counted.kv_sizes == tuple(sizes for _, sizes in found)
+    assert [kept_by(model) for model in counted.kv_shapes] == [kept for _, kept in found]
 
 
 @pytest.mark.parametrize("num_redundant", [0, 1])
