@@ -85,6 +85,23 @@ TILE void tile_float8(const Tile& t) {
   store_tile<R, B>(t, total);
 }
 
+// Taking bytes apart is most of the work: few rows beside two bands.
+template <typename F>
+void tile_float8s(const Tile& whole) {
+  for (int row = 0; row < whole.num_rows;) {
+    const int left = whole.num_rows - row, rows = left >= 4 && kLanes == 16 ? 4 : left >= 2 ? 2 : 1;
+    for (int band = 0; band < whole.num_bands; band += 2) {
+      const Tile part = part_of(whole, row, band, 2);
+      if constexpr (kLanes == 16) {
+        if (rows == 4) tile_float8<4, 2, F>(part);
+      }
+      if (rows == 2) tile_float8<2, 2, F>(part);
+      if (rows == 1) tile_float8<1, 2, F>(part);
+    }
+    row += rows;
+  }
+}
+
 }  // namespace
 }  // namespace ISA_NAMESPACE
 }  // namespace moeflow

@@ -146,7 +146,7 @@ void tile_int(const Tile& whole) {
     part.rows = whole.rows + row;
     part.out = whole.out + row * kTileStride;
     if (row > 0) part.fetch = Fetch::kNothing;
-    const int left = whole.num_rows - row;
+    [[maybe_unused]] const int left = whole.num_rows - row;
 #if MOEFLOW_LANES == 16
     if (left >= 4) {
       tile_few_rows<4, F, kIsWide>(part);
@@ -154,13 +154,15 @@ void tile_int(const Tile& whole) {
       continue;
     }
 #endif
+#if MOEFLOW_UNIT != MOEFLOW_GENERIC  // where these took long to compile, for hardly anybody
     if (left >= 2) {
       tile_few_rows<2, F, kIsWide>(part);
       row += 2;
-    } else {
-      tile_few_rows<1, F, kIsWide>(part);
-      row += 1;
+      continue;
     }
+#endif
+    tile_few_rows<1, F, kIsWide>(part);
+    row += 1;
   }
 }
 

@@ -16,12 +16,8 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-Activation activation(const Matrix& weight) {
-  const Activation kind = with_format(weight.format, [&](auto it) { return it.activation(weight.is_wide); });
-#if !HAS_BF16_DOT
-  if (kind == Activation::kBF16) return Activation::kF32;
-#endif
-  return kind;
+void tile(const Matrix& weight, const Tile& whole) {
+  with_format(weight.format, [&](auto it) { tile_in_format<decltype(it)>(weight, whole); });
 }
 
 constexpr Isa kTable = {ISA_NAME,         activation,    prepare_row, tile,           activate,

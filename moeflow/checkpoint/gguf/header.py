@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ _MAX_NAME = 1 << 16  # bytes of a key, by the specification, or of a tensor's na
 _MAX_STRING = 1 << 24  # bytes; the longest that are known are chat templates
 _MAX_ITEMS = 1 << 20  # of an array; the longest that are known are merges of vocabularies, half as many
 _MAX_ALL_ITEMS = 1 << 22  # of all arrays together
+_MANY_ITEMS = 1 << 12  # of an array: as only vocabularies have them
 _PIECE_BYTES = 1 << 20  # smaller than that, so that a string within a piece is never too long
 _LENGTH = struct.Struct("<Q")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
@@ -51,16 +53,28 @@ class GGUFTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedArray:
+    """An array that was not kept, to be compared with others."""
+
+    kind: int
+    count: int
+    checksum: int  # CRC-32 of its bytes
+
+
+@dataclass(frozen=True, slots=True)
 class GGUFHeader:
     """All that stands before the weights."""
 
     file: Path
-    metadata: Mapping[str, Any]  # numbers, bools, strings and lists of these
+    metadata: Mapping[str, Any]  # numbers, bools, strings and lists of these, or what is left of such a list
     tensors: dict[str, GGUFTensor]
 
 
-def read_gguf_header(file: Path) -> GGUFHeader:
+def read_gguf_header(file: Path, *, with_vocabulary: bool = True) -> GGUFHeader:
     """Return metadata and tensors of a file; the first of several parts may have no tensors.
+
+    A model's weights need no vocabulary, whose hundreds of thousands of strings take time and memory. Without it, of
+    arrays as long as that it is known only whether they are others' (`PassedArray`).
 
     Raises: CheckpointError if the file is missing, cut or damaged, or holds a tensor of a type that is not
     among `SUPPORTED`.
@@ -68,7 +82,7 @@ def read_gguf_header(file: Path) -> GGUFHeader:
     with open_stream(file) as stream, blame_file(file):
         cursor = _Cursor(stream, file)
         num_tensors, num_keys = _read_preamble(cursor)
-        metadata = _read_metadata(cursor, num_keys)
+        metadata = _read_metadata(cursor, num_keys, most_items=_MAX_ITEMS if with_vocabulary else _MANY_ITEMS)
         check_num_tensors(num_tensors, file)
         tensors = [_read_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -89,7 +103,7 @@ def gguf_header_bytes(file: Path) -> int | None:
         cursor = _Cursor(stream, file)
         try:
             num_tensors, num_keys = _read_preamble(cursor)
-            _read_metadata(cursor, num_keys)
+            _read_metadata(cursor, num_keys, most_items=_MAX_ITEMS)
             check_num_tensors(num_tensors, file)
             for _ in range(num_tensors):
                 _read_tensor(cursor)
@@ -162,6 +176,26 @@ class _Cursor:
                 found.append(self.string())
         return found
 
+    def pass_strings(self, count: int) -> int:
+        """Go past so many strings; return the checksum of their bytes."""
+        left, checksum = count, 0
+        length_at = _LENGTH.unpack_from
+        while left:
+            piece, used = self._stream.read(_PIECE_BYTES), 0
+            while left and used + _LENGTH.size <= len(piece):
+                stop = used + _LENGTH.size + length_at(piece, used)[0]
+                if stop > len(piece):
+                    break
+                used, left = stop, left - 1
+            checksum = zlib.crc32(memoryview(piece)[:used], checksum)
+            self.position += used
+            self._stream.seek(self.position)
+            if left:  # the next one goes beyond the piece, or beyond the file
+                text = self.take(self.length(_MAX_STRING))
+                checksum = zlib.crc32(text, zlib.crc32(_LENGTH.pack(len(text)), checksum))
+                left -= 1
+        return checksum
+
     def _text(self, data: bytes, stop: int) -> str:
         try:
             return data.decode("utf-8")
@@ -191,25 +225,35 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     return cursor.number("Q"), cursor.number("Q")
 
 
-def _read_metadata(cursor: _Cursor, num_keys: int) -> dict[str, Any]:
+def _read_metadata(cursor: _Cursor, num_keys: int, *, most_items: int) -> dict[str, Any]:
+    """Return all values, but arrays of more than `most_items` as `PassedArray`."""
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
         key = cursor.string(_MAX_NAME)
         if not key or key in metadata:
             raise cursor.damaged(f"has the metadata key {brief(key)} twice" if key else "has an empty metadata key")
-        metadata[key] = _read_value(cursor, cursor.number("I"), key)
+        metadata[key] = _read_value(cursor, cursor.number("I"), key, most_items)
     return metadata
 
 
-def _read_value(cursor: _Cursor, kind: int, key: str) -> Any:
+def _read_value(cursor: _Cursor, kind: int, key: str, most_items: int) -> Any:
     if kind == _STRING:
         return cursor.string()
     if kind != _ARRAY:
         return _read_scalars(cursor, kind, 1, key)[0]
     item_kind, count = cursor.number("I"), cursor.num_items()
+    if count > most_items and item_kind in (_STRING, *_SCALARS):
+        return PassedArray(item_kind, count, _pass_items(cursor, item_kind, count))
     if item_kind == _STRING:
         return cursor.strings(count)
     return _read_scalars(cursor, item_kind, count, key)
+
+
+def _pass_items(cursor: _Cursor, kind: int, count: int) -> int:
+    """Go past an array's items; return their checksum."""
+    if kind == _STRING:
+        return cursor.pass_strings(count)
+    return zlib.crc32(cursor.take(count * struct.calcsize("<" + _SCALARS[kind])))
 
 
 def _read_scalars(cursor: _Cursor, kind: int, count: int, key: str) -> list[Any]:

@@ -24,11 +24,11 @@ _DOWNLOAD_ALL: Final = "Download all parts of the model again, into one folder"
 
 
 def read_gguf_parts(start: Path) -> GGUFHeader:
-    """Return metadata and tensors of a model in one file, or in several, of which `start` is the first.
+    """Return metadata, without vocabulary, and tensors of a model in one file, or in several from `start` on.
 
     Raises: CheckpointError, naming the part, if one is missing, damaged, of another model or contradicts the first.
     """
-    first = read_gguf_header(start)
+    first = read_gguf_header(start, with_vocabulary=False)
     name, count = parse_part_name(start.name), _said(first, _COUNT, MAX_PARTS) if _COUNT in first.metadata else 1
     if name is None and count > 1:
         raise CheckpointError(
@@ -64,7 +64,7 @@ def _read_part(file: Path, start: Path) -> GGUFHeader:
             file=file,
             remedy="Download all parts into one folder",
         )
-    return read_gguf_header(file)
+    return read_gguf_header(file, with_vocabulary=False)
 
 
 def _check_single(count: int, header: GGUFHeader) -> None:
