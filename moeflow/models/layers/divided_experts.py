@@ -40,7 +40,8 @@ def experts_from(
 ) -> Tensor:
     """Return the weighted sum over each token's experts, of which those below the border were computed before.
 
-    It is added to the residual, if there is one. Shapes: residual [T, H], below: the tokens that chose any of those [n] int64, and the sums for them [n, H] float32
+    It is added to the residual, if there is one.
+    Shapes: residual [T, H], below: the tokens that chose any of those [n] int64, and the sums for them [n, H] float32
     -> [T, H].
     """
     pairs = _pairs(experts, routed, range(border, experts.num_experts))
