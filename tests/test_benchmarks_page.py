@@ -18,6 +18,8 @@ from tests.bench.examples import (
     beside_record,
     cache_record,
     engine_record,
+    family_record,
+    forms_record,
     grid_record,
     guessing_record,
     job_record,
@@ -26,6 +28,7 @@ from tests.bench.examples import (
     quality_record,
     serve_record,
     speculation_record,
+    streaming_record,
     trace_record,
     versus_record,
 )
@@ -65,6 +68,21 @@ def test_the_page_holds_the_newest_of_each(tmp_path):
     pictures = {line.split("(")[1].rstrip(")") for line in page.splitlines() if line.startswith("![")}
     assert pictures == {"images/serve-1-mine-float32-throughput.png", "images/serve-1-mine-float32-4.png"}
     assert all((tmp_path / "docs" / picture).stat().st_size > 1000 for picture in pictures)
+
+
+def test_families_share_a_table_and_commands_say_whose_they_are(tmp_path):
+    old = family_record("llama", 90.0, 90.0) | {"time": "2025-01-01T00:00:00+00:00"}
+    changed = family_record("mixtral", 20.0, 20.0) | {"is_dirty": True}
+    page = write_page(tmp_path, old, family_record("llama", 30.0, 20.0), changed, versus_record())
+    families = rows_of(page, "Families, random models")
+    assert {name: cells[2] for name, cells in families.items()} == {"llama": "3.00", "mixtral": "2.00"}
+    sources = page.split("`python benchmarks/engine_vs_transformers.py FAMILY --dtype bfloat16`")[1:]
+    assert [source.split("torch 2.13.0. ")[1].split("\n")[0] for source in sources] == ["llama.", "mixtral."]
+    assert ["to be measured again" in source.split("torch")[0] for source in sources] == [False, True]
+    assert "**mine, float32, tokens/s" in page
+    claim = "decode, batch 1, bfloat16, 2 families' random models: tokens/s beside transformers"
+    assert rows_of(page, "In short")[claim][:3] == ["25.0 (20.0-30.0)", "10.0 (10.0-10.0)", "2.50 (2.00-3.00)"]
+    assert "[2026-01-31, uncommitted changes](#transformers-generate)" in page
 
 
 def test_servers_under_the_same_traffic_share_a_table_and_other_traffic_has_its_own(tmp_path):
@@ -183,6 +201,16 @@ def test_claims_open_the_page_with_figures_of_their_records(tmp_path):
     ]
     assert rows_of(page, "The plan against a grid")["2 together"] == ["25.0 (20.0-30.0)", "50.0%"]
     assert rows_of(page, "Decode passes with")["traced"] == ["20.200", "+1.00%"]
+
+
+def test_schemas_and_the_page_have_sections(tmp_path):
+    phone = streaming_record(rate=1000.0, is_phone=True)
+    page = write_page(tmp_path, forms_record(), streaming_record(), phone)
+    headings = [line for line in page.splitlines() if line.startswith("### ")]
+    assert headings == ["### What a JSON schema costs", "### The page while an answer streams"]
+    assert rows_of(page, "A decode step, ms")["batch 8"][2] == "1.10 (0.60-1.25)"
+    assert "10,000 tokens come, 200 a second: a large window" in page
+    assert "10,000 tokens come, 1000 a second: a small window, the processor slowed down four times" in page
 
 
 def test_what_was_measured_with_uncommitted_changes_is_marked(tmp_path):
