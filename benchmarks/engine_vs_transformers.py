@@ -4,7 +4,8 @@ Both run the same checkpoint in the same process, in the same type, with the sam
 and without stopping at end-of-sequence, in turns (ours, theirs, ours, theirs, ...), so that a drift of the
 machine hits both alike. A row is the whole call: prefill and decode. Prompts are random tokens, new ones for
 every repetition, so that no prefix is ever reused. Of an encoder-decoder they are what is encoded
-(`random_switch.py` writes one; `random_family.py` models of all other families).
+(`random_switch.py` writes one; `random_family.py` models of all other families). Before each repetition the memory's
+bandwidth is measured, which with the bytes that a row reads at least says what no engine can exceed.
 
     python benchmarks/engine_vs_transformers.py MODEL_FOLDER --dtype float32 --out results.jsonl
 """
@@ -16,20 +17,28 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 import transformers
 
+from moeflow.bench import engine_speed
 from moeflow.bench.records import make_record
 from moeflow.bench.tables import versus_table
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.cli.bench.output import keep, show
+from moeflow.core.engine_config import EngineConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
-from moeflow.kernels.ceilings import torch_threads
+from moeflow.kernels.ceilings import measure_read, torch_threads
+from moeflow.models.registry import read_model_config
+from moeflow.planner.choices.offload_plan import costs_of
+from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 
@@ -47,6 +56,13 @@ class Case:
     def tokens(self) -> int:
         """What the rate counts: new tokens, or prompt tokens where there is only one new one."""
         return self.batch_size * (self.new_tokens if self.new_tokens > 1 else self.prompt_len)
+
+    def num_bytes(self, costs: ModelCosts) -> float:
+        """Return what a decoder reads at least: all prompts in one pass, then a pass for each further token."""
+        passes = [engine_speed.Case(1, self.batch_size * self.prompt_len, 0)]
+        if self.new_tokens > 1:
+            passes.append(engine_speed.Case(self.batch_size, self.prompt_len, self.new_tokens - 1))
+        return sum(case.cost(costs)[0] for case in passes)
 
 
 CASES = (
@@ -84,6 +100,7 @@ def moeflow_generate(engine: Engine) -> Generate:
 
 def transformers_generate(model: transformers.PreTrainedModel, num_threads: int) -> Generate:
     """Return a function that generates with transformers, in as many of torch's threads as our engine has."""
+    model.generation_config.eos_token_id = None  # which min_new_tokens would forbid, and so change answers
 
     @torch.inference_mode()
     def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
@@ -92,7 +109,6 @@ def transformers_generate(model: transformers.PreTrainedModel, num_threads: int)
             out = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                min_new_tokens=new_tokens,
                 max_new_tokens=new_tokens,
                 do_sample=False,
             )
@@ -101,14 +117,18 @@ def transformers_generate(model: transformers.PreTrainedModel, num_threads: int)
     return generate
 
 
-def measure(case: Case, ours: Generate, theirs: Generate, vocab_size: int, repeats: int) -> dict[str, object]:
-    """Run one case in turns and return the rates."""
+def measure(
+    case: Case, ours: Generate, theirs: Generate, vocab_size: int, repeats: int, sample: Callable[[], None]
+) -> dict[str, Any]:
+    """Run one case in turns and return the rates; `sample` is called before each turn that counts."""
     rng = random.Random(case.name)
     rates: dict[str, list[float]] = {"moeflow": [], "transformers": []}
     equal = 0
     for repeat in range(repeats + 1):  # the first is a warm-up
         prompts = [[rng.randrange(3, vocab_size) for _ in range(case.prompt_len)] for _ in range(case.batch_size)]
         answers = []
+        if repeat:
+            sample()
         for name, generate in (("moeflow", ours), ("transformers", theirs)):
             start = time.perf_counter()
             answers.append(generate(prompts, case.new_tokens))
@@ -120,6 +140,12 @@ def measure(case: Case, ours: Generate, theirs: Generate, vocab_size: int, repea
         "tokens_per_s": rates,
         "equal_answers": f"{equal}/{case.batch_size * (repeats + 1)}",
     }
+
+
+def costs_in(config: EngineConfig) -> ModelCosts:
+    """Return what passes cost of the model that is measured."""
+    with closing(open_checkpoint(config.model_path)) as checkpoint:
+        return costs_of(read_model_config(checkpoint), config)
 
 
 @click.command()
@@ -136,9 +162,16 @@ def main(model: str, dtype: str, cases: tuple[str, ...], repeats: int, out: Path
     kind = transformers.AutoModelForSeq2SeqLM if is_encoder else transformers.AutoModelForCausalLM
     hf_model = kind.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
     transformers.logging.set_verbosity_error()
-    ours, theirs = moeflow_generate(engine), transformers_generate(hf_model, engine.config.num_threads)
+    num_threads, costs = engine.config.num_threads, costs_in(config)
+    ours, theirs = moeflow_generate(engine), transformers_generate(hf_model, num_threads)
+    read_bytes_per_s: list[float] = []
+
+    def sample() -> None:
+        read_bytes_per_s.append(measure_read(num_threads))
+
     measured = [
-        measure(case, ours, theirs, engine.model.vocab_size, repeats)
+        measure(case, ours, theirs, engine.model.vocab_size, repeats, sample)
+        | ({} if is_encoder else {"num_bytes": case.num_bytes(costs)})
         for case in (ENCODER_CASES if is_encoder else CASES)
         if not cases or case.name.startswith(cases)
     ]
@@ -146,9 +179,12 @@ def main(model: str, dtype: str, cases: tuple[str, ...], repeats: int, out: Path
         "engine_vs_transformers",
         ["python", *sys.argv],
         seed=0,
-        threads=engine.config.num_threads,
+        threads=num_threads,
         model=engine.model.name,
         weight_format=dtype,
+        num_parameters=engine.model.num_parameters,
+        weight_bytes=int(costs.model_bytes),
+        read_bytes_per_s=read_bytes_per_s,
         cases=measured,
     )
     keep(record, out, as_json=False)

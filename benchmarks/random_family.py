@@ -1,7 +1,7 @@
 """Writes a model of random weights of any family: few layers, wide enough that weights are what takes the time.
 
-For `engine_vs_transformers.py` and `prompt_cache.py`; about 0.3 billion parameters, in bfloat16, and a tokenizer of
-bytes.
+For `engine_vs_transformers.py` and `prompt_cache.py`: 0.3 to 0.4 billion parameters, without experts 0.1, in bfloat16,
+and a tokenizer of bytes. A FOLDER that is named as its FAMILY is a row of the page's table.
 
 python benchmarks/random_family.py FAMILY FOLDER
 """

@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.engine_deaths import aborts_table, kills_table  # noqa: E402
 from benchmarks.expert_cache_overhead import table as cache_table  # noqa: E402
+from benchmarks.families_table import families_table, is_family  # noqa: E402
 from benchmarks.fused_experts import table as experts_table  # noqa: E402
 from benchmarks.gguf_answers_table import table as gguf_table  # noqa: E402
 from benchmarks.memory_budget import table as memory_table  # noqa: E402
@@ -282,6 +283,23 @@ def write_newest(table: Callable[[Record], Table], key: Callable[[Record], Any])
     return write
 
 
+def write_versus(records: list[Record], docs: Path) -> str:
+    """Write one table of all families' random models, and one of each other model."""
+    families = [newest(found) for found in group(filter(is_family, records), lambda r: r["model"]).values()]
+    text = families_table(families).to_markdown() + family_origins(families) if families else ""
+    others = [record for record in records if not is_family(record)]
+    return text + write_newest(versus_table, lambda r: (r["model"], r["weight_format"]))(others, docs)
+
+
+def family_origins(records: Sequence[Record]) -> str:
+    """Write where the rows come from: each command once, and where there are several, which families' rows are its."""
+    found = group(records, lambda r: origin(r).replace(f" {r['model']} ", " FAMILY "))
+    return "".join(
+        f"{text.rstrip()} {', '.join(r['model'] for r in rows)}.\n\n" if len(found) > 1 else text
+        for text, rows in found.items()
+    )
+
+
 def write_paper(records: list[Record], _docs: Path) -> str:
     """Write what was published beside the newest predictions."""
     record = newest(records)
@@ -313,10 +331,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "pipelines": ("Models larger than a device", write_pipelines),
     "paper": ("MoE-Lightning's figures, predicted", write_paper),
     "fused_experts": ("Expert layer", write_newest(experts_table, lambda r: r["format"])),
-    "engine_vs_transformers": (
-        "transformers' generate",
-        write_newest(versus_table, lambda r: (r["model"], r["weight_format"])),
-    ),
+    "engine_vs_transformers": ("transformers' generate", write_versus),
     "serve": ("Serving", write_serve),
     "server_under_long_prompts": (
         "Serving beside long prompts",

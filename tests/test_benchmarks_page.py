@@ -18,6 +18,7 @@ from tests.bench.examples import (
     beside_record,
     cache_record,
     engine_record,
+    family_record,
     grid_record,
     guessing_record,
     job_record,
@@ -65,6 +66,21 @@ def test_the_page_holds_the_newest_of_each(tmp_path):
     pictures = {line.split("(")[1].rstrip(")") for line in page.splitlines() if line.startswith("![")}
     assert pictures == {"images/serve-1-mine-float32-throughput.png", "images/serve-1-mine-float32-4.png"}
     assert all((tmp_path / "docs" / picture).stat().st_size > 1000 for picture in pictures)
+
+
+def test_families_share_a_table_and_commands_say_whose_they_are(tmp_path):
+    old = family_record("llama", 90.0, 90.0) | {"time": "2025-01-01T00:00:00+00:00"}
+    changed = family_record("mixtral", 20.0, 20.0) | {"is_dirty": True}
+    page = write_page(tmp_path, old, family_record("llama", 30.0, 20.0), changed, versus_record())
+    families = rows_of(page, "Families, random models")
+    assert {name: cells[2] for name, cells in families.items()} == {"llama": "3.00", "mixtral": "2.00"}
+    sources = page.split("`python benchmarks/engine_vs_transformers.py FAMILY --dtype bfloat16`")[1:]
+    assert [source.split("torch 2.13.0. ")[1].split("\n")[0] for source in sources] == ["llama.", "mixtral."]
+    assert ["to be measured again" in source.split("torch")[0] for source in sources] == [False, True]
+    assert "**mine, float32, tokens/s" in page
+    claim = "decode, batch 1, bfloat16, 2 families' random models: tokens/s beside transformers"
+    assert rows_of(page, "In short")[claim][:3] == ["25.0 (20.0-30.0)", "10.0 (10.0-10.0)", "2.50 (2.00-3.00)"]
+    assert "[2026-01-31, uncommitted changes](#transformers-generate)" in page
 
 
 def test_servers_under_the_same_traffic_share_a_table_and_other_traffic_has_its_own(tmp_path):

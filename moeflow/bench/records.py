@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ def make_record(kind: str, command: Sequence[str], *, seed: int, threads: int | 
     return {
         "kind": kind,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(command),
+        "command": shlex.join(command),
         "seed": seed,
         "commit": commit(),
         "is_dirty": is_tree_dirty(),

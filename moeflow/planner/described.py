@@ -37,9 +37,9 @@ from moeflow.planner.costs.process_memory import ENGINE_BYTES, margin_bytes, pla
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import work_bytes
-from moeflow.planner.decision import Wanted
 from moeflow.planner.estimate import host_costs, machine_reasons
 from moeflow.planner.forecast import disk_reasons, expert_places, forecast
+from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.model_files import bare_config, shipped_models
 from moeflow.planner.search.host_search import host_policy

@@ -105,6 +105,23 @@ def versus_record() -> dict[str, Any]:
     }
 
 
+def family_record(family: str, at_1: float, at_32: float) -> dict[str, Any]:
+    """A random model's decode rates, transformers' always 10."""
+    cases = [
+        {
+            "name": f"decode, batch {size}",
+            "batch_size": size,
+            "prompt_len": 32,
+            "new_tokens": 64,
+            "tokens_per_s": {"moeflow": [rate], "transformers": [10.0]},
+            "equal_answers": "1/2",
+        }
+        for size, rate in ((1, at_1), (32, at_32))
+    ]
+    command = f"python benchmarks/engine_vs_transformers.py {family} --dtype bfloat16"
+    return {**versus_record(), "command": command, "model": family, "weight_format": "bfloat16", "cases": cases}
+
+
 def job_record(system: str, num_new: int, **changes: Any) -> dict[str, Any]:
     return {
         **HEAD,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 
 import pytest
@@ -22,6 +23,12 @@ def test_a_record_says_where_when_and_how(tmp_path):
     append(tmp_path / "new" / "r.jsonl", record)
     append(tmp_path / "new" / "r.jsonl", record)
     assert read([tmp_path / "new" / "r.jsonl"]) == [record, record]
+
+
+def test_a_command_can_be_given_to_a_shell_again():
+    command = ["python", "measure.py", "--case", "decode, batch 1"]
+    record = make_record("engine", command, seed=0, threads=1)
+    assert shlex.split(record["command"]) == command
 
 
 def test_versions_of_what_is_not_installed_are_left_out():

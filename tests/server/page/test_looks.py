@@ -84,6 +84,89 @@ def test_a_phone_needs_no_sideways_scrolling(app, serve, open_page, say):
     assert overflow() == 0
 
 
+WIDE_TABLE = """| Model architecture | Total number of parameters (billions) | Active parameters per token | Notes |
+| --- | ---: | ---: | --- |
+| Mixtral 8x7B | 46.7 | 12.9 | Two experts answer for each token, and it is good at many languages |"""
+LONG_WORDS = f"""| {"Donaudampfschifffahrt" * 3} | Link |
+| --- | --- |
+| 1 | https://example.com/{"path" * 30} |"""
+CHINESE = """| 模型架构 | 解码速度 | 最小内存 | 备注信息 |
+| --- | --- | --- | --- |
+| 混合专家 | 十二词元 | 二十四吉 | 每个词元使用两个专家支持多种语言每个词元使用两个专家支持多种语言 |"""
+CELL_LINES = """(table) => [...table.querySelectorAll("th, td")].map((cell) => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return new Set([...range.getClientRects()].map((it) => Math.round(it.top))).size;
+})"""
+BROKEN_WORDS = """(table) => [...table.querySelectorAll("th, td")].flatMap((cell) => {
+  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  const broken = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode())
+    for (const { 0: word, index } of node.data.matchAll(/[^\\s-]+/g)) {
+      const range = document.createRange();
+      range.setStart(node, index);
+      range.setEnd(node, index + word.length);
+      if (range.getClientRects().length > 1) broken.push(word);
+    }
+  return broken;
+})"""
+
+
+def test_wide_tables_scroll_in_a_box_of_their_own(app, serve, open_page, say):
+    page = open_page(serve(app), **PHONE)
+    in_list = "- " + WIDE_TABLE.replace("\n", "\n  ")
+    say("\n\n".join([WIDE_TABLE, in_list, LONG_WORDS, CHINESE]))
+    send_and_wait(page, "Compare.")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    tables = page.get_by_label("Table", exact=True)
+    expect(tables).to_have_count(4)
+    for table in tables.all():
+        box = table.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 360
+    wide, in_list, long_words, chinese = tables.all()
+    for table in (wide, in_list):
+        assert table.evaluate("(it) => it.scrollWidth - it.clientWidth") > 100
+        assert table.evaluate("(it) => { it.scrollLeft = 1000; return it.scrollLeft; }") > 100
+        assert table.evaluate(BROKEN_WORDS) == []
+        assert max(table.evaluate(CELL_LINES)) <= 6  # and not a word in each
+    assert page.evaluate("[document.documentElement.scrollWidth, scrollX]") == [360, 0]
+    # A word as wide as the screen is broken, so that its column takes part of it.
+    columns = long_words.locator("th").evaluate_all("(all) => all.map((it) => it.offsetWidth)")
+    assert max(columns) < 250
+    assert set(chinese.evaluate(CELL_LINES)[:-1]) == {1}  # though they may break at any sign
+
+
+LAST_TEXT = "it.querySelector('tr:last-child td:last-child').firstChild"
+
+
+def test_a_table_that_is_written_on_keeps_its_place_and_what_is_selected(app, serve, open_page, say, go_on):
+    page = open_page(serve(app), **PHONE)
+    beginning = f"{WIDE_TABLE}\n| Next | 1 | 2 | Be"
+    say(f"{beginning}gins as a word and becomes a line that is long |", until=beginning)
+    send(page, "Compare.")
+    table = page.get_by_label("Table", exact=True)
+    expect(table).to_contain_text("Be")
+    table.evaluate("(it) => (it.scrollLeft = 150)")
+    table.evaluate("(it) => getSelection().setBaseAndExtent(...TEXT, 0, ...TEXT, 2)".replace("...TEXT", LAST_TEXT))
+    go_on()
+    expect(table).to_contain_text("that is long")
+    assert table.evaluate("(it) => it.scrollLeft") == 150
+    assert page.evaluate("getSelection().toString()") == "Be"
+    expect(table.locator("td").last).to_have_class("wordy")  # it asks for more room than at first
+
+
+def test_a_cell_that_becomes_a_link_asks_for_less_room(page, say, go_on):
+    beginning = "| a |\n| - |\n| [b](https://example.com/and/more"
+    say(f"{beginning}) |", until=beginning)
+    send(page, "Link.")
+    cell = answer(page).locator("td")
+    expect(cell).to_have_class("wordy long-word")
+    go_on()
+    expect(cell).to_have_text("b")
+    expect(cell).not_to_have_attribute("class", re.compile("."))
+
+
 def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, engine, say, go_on):
     numbers = [f"No. {i}\n\n" for i in range(140)]  # every one a paragraph
     beginning = "".join(numbers[:100])

@@ -8,6 +8,10 @@ const ALIGNMENT = /text-align:(\w+)/;
 const TASK = /^\[([ xX])\] /;
 const BLOCKS_OF_TEXT = new Set(["p", "h3", "h4", "h5", "h6", "td", "th"]);
 const BLOCKS_OF_BLOCKS = new Set(["ul", "ol", "table", "blockquote"]);
+const BRIEF = 8; // letters
+const WORDY = 24;
+const LONG_WORD = /[^\s-]{20}/;
+const WIDE = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/gu; // as two letters, which break anywhere
 const LETTER = /\p{L}/u;
 const RIGHT_TO_LEFT = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Adlam}]/u;
 
@@ -23,6 +27,7 @@ export function toNodes(tokens, env) {
       open.push(node.children);
     } else if (token.nesting === -1) {
       open.pop();
+      if (["td_close", "th_close"].includes(token.type)) describeCell(open.at(-1).at(-1));
     } else {
       open.at(-1).push(...leaves(token, env));
     }
@@ -90,6 +95,20 @@ function headingTag(level, env) {
 /** A wide table scrolls in a box of its own; a keyboard must be able to do that. */
 function wrapped(node) {
   return node.tag === "table" ? element("div", { class: "table", role: "group", "aria-label": "Table", tabindex: "0" }, [node]) : node;
+}
+
+/** Say in its class how much room a cell wants: where a table is wider than its box, the browser would make all columns
+ *  as narrow as their longest word. */
+function describeCell(node) {
+  const text = textOf(node).replace(WIDE, "x ");
+  const names = [];
+  if (text.length >= BRIEF) names.push(text.length >= WORDY ? "wordy" : "brief");
+  if (LONG_WORD.test(text)) names.push("long-word");
+  if (names.length) node.attributes.class = [node.attributes.class, ...names].filter(Boolean).join(" ");
+}
+
+function textOf({ text = "", children = [] }) {
+  return text + children.map(textOf).join("");
 }
 
 function pictureLink(token) {

@@ -37,7 +37,15 @@ function update(shown, before, node) {
   else if ("code" in node) codeBlocks.get(shown).update(node);
   else if ("tex" in node) {
     if (node.tex !== before.tex || node.isPending !== before.isPending) showMath(shown, node);
-  } else patch(shown, before.children, node.children);
+  } else {
+    updateAttributes(shown, before.attributes, node.attributes);
+    patch(shown, before.children, node.children);
+  }
+}
+
+function updateAttributes(shown, before, attributes) {
+  for (const name of Object.keys(before)) if (!(name in attributes)) shown.removeAttribute(name);
+  for (const [name, value] of Object.entries(attributes)) if (value !== before[name]) shown.setAttribute(name, value);
 }
 
 function updateText(shown, before, text) {
@@ -51,10 +59,5 @@ function isSameKind(before, node) {
   if ("text" in node) return "text" in before;
   if ("code" in node) return "code" in before && node.language === before.language;
   if ("tex" in node) return "tex" in before && node.isDisplay === before.isDisplay;
-  return node.tag === before.tag && hasSameAttributes(node.attributes, before.attributes);
-}
-
-function hasSameAttributes(some, others) {
-  const names = Object.keys(some);
-  return names.length === Object.keys(others).length && names.every((name) => some[name] === others[name]);
+  return node.tag === before.tag;
 }
