@@ -6,22 +6,15 @@ goes past it in the same way. What is large is hashed several times as fast ther
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import hashlib
-
-_MODULES: Final = ("_sha2", "_sha256", "hashlib")  # since Python 3.12; in 3.11; where Python is built without either
-
-
-def sha256(content: bytes = b"") -> hashlib._Hash:
-    """Return what `hashlib.sha256` does."""
-    for name in _MODULES:
+    from hashlib import sha256 as sha256
+else:
+    try:
+        from _sha2 import sha256  # since Python 3.12
+    except ImportError:
         try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        made: hashlib._Hash = module.sha256(content)
-        return made
-    raise AssertionError("hashlib is always there")
+            from _sha256 import sha256  # in 3.11
+        except ImportError:  # Python is built without either
+            pass

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from moeflow.core import sha256 as module
 from moeflow.core.sha256 import sha256
 
 
@@ -19,12 +18,13 @@ def test_digests_are_those_of_hashlib(content):
     assert digest.hexdigest() == hashlib.sha256(content).hexdigest()
 
 
-def test_a_python_without_code_of_its_own_takes_hashlib(monkeypatch):
-    monkeypatch.setattr(module, "_MODULES", ("_no_such_module", "hashlib"))
-    assert sha256(b"abc").hexdigest() == hashlib.sha256(b"abc").hexdigest()
-
-
-def test_openssl_is_not_loaded():
-    code = "import sys; from moeflow.core.sha256 import sha256; sha256(b'abc'); print('_hashlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+@pytest.mark.parametrize(("has_own_code", "has_openssl"), [("", "False"), ("without", "True")])
+def test_openssl_is_loaded_by_pythons_without_code_of_their_own_only(has_own_code, has_openssl):
+    code = """
+import sys
+if sys.argv[1]: sys.modules |= {"_sha2": None, "_sha256": None}
+from moeflow.core.sha256 import sha256
+print(sha256(b"abc").hexdigest()[:8], "_hashlib" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code, has_own_code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["ba7816bf", has_openssl]
