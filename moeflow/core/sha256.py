@@ -6,15 +6,14 @@ goes past it in the same way. What is large is hashed several times as fast ther
 
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hashlib import sha256 as sha256
 else:
     try:
-        from _sha2 import sha256  # since Python 3.12
-    except ImportError:
-        try:
-            from _sha256 import sha256  # in 3.11
-        except ImportError:  # Python is built without either
-            pass
+        sha256 = importlib.import_module("_sha2" if sys.version_info >= (3, 12) else "_sha256").sha256
+    except ImportError:  # Python is built without
+        sha256 = importlib.import_module("hashlib").sha256
