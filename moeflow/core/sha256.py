@@ -6,7 +6,6 @@ goes past it in the same way. What is large is hashed several times as fast ther
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,9 @@ if TYPE_CHECKING:
     from hashlib import sha256 as sha256
 else:
     try:
-        sha256 = importlib.import_module("_sha2" if sys.version_info >= (3, 12) else "_sha256").sha256
+        if sys.version_info >= (3, 12):
+            from _sha2 import sha256
+        else:
+            from _sha256 import sha256
     except ImportError:  # Python is built without
-        sha256 = importlib.import_module("hashlib").sha256
+        pass
