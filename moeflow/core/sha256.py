@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 else:
     try:
         if sys.version_info >= (3, 12):
-            from _sha2 import sha256
+            from _sha2 import sha256 as sha256
         else:
-            from _sha256 import sha256
+            from _sha256 import sha256 as sha256
     except ImportError:  # Python is built without
-        pass
+        from hashlib import sha256 as sha256
