@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 
 import numpy as np
 
 from moeflow.core.parallel_config import WHOLE, ParallelConfig
+from moeflow.core.sha256 import sha256
 from moeflow.parallel.placement.layouts import place_experts
 from moeflow.parallel.placement.placement import ExpertPlacement, Loads, slots_per_rank
 
