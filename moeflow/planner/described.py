@@ -86,7 +86,7 @@ def plan_described(
         model = _shared_host(_Host(settings, usage, machine, costs, learnt, objective), reasons)
     model, policy = search(model, objective)
     plan = Plan(
-        config=_config(settings, shape, choice, model, policy),
+        config=_config(settings, choice, model, policy),
         num_replicas=model.sharing.num_replicas,
         goal=usage.goal,
         workload=usage.workload,
@@ -214,9 +214,7 @@ def _shared_host(host: _Host, reasons: Reasons) -> CostModel:
     return models[parallel]
 
 
-def _config(
-    settings: Settings, shape: ModelConfig, choice: WeightChoice, model: CostModel, policy: Policy
-) -> EngineConfig:
+def _config(settings: Settings, choice: WeightChoice, model: CostModel, policy: Policy) -> EngineConfig:
     """Return the engine's configuration that carries a policy out."""
     costs, workload, has_device = model.costs, model.workload, model.has_device
     num_blocks = policy.batch_size * ceil(workload.max_tokens / BLOCK_SIZE)
