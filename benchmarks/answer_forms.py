@@ -1,8 +1,9 @@
 """What holding answers to a form costs: decode steps with a schema and without, of the same model, alternately.
 
-    benchmarks/answer_forms.py [--model FOLDER] [--batch 1 8] [--tokens 64] [--rounds 9]
+    python benchmarks/answer_forms.py [--model FOLDER] [--batch 1 8] [--tokens 64] [--rounds 9] [--out FILE]
 
-Prints the fastest round of each and their ratio. Figures need a quiet machine.
+A step's time is that of a long answer without that of its first token, which compiles the schema. Figures need a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from moeflow import LLM, SamplingParams  # noqa: E402
+from moeflow.bench.records import Record, append, make_record  # noqa: E402
+from moeflow.bench.tables import Table, spread_text  # noqa: E402
+from moeflow.cli.bench.output import show  # noqa: E402
 from moeflow.engine.text.answer_form.answer_grammar import plain_grammar  # noqa: E402
 from moeflow.engine.text.answer_form.form import JsonForm  # noqa: E402
+from moeflow.planner.hardware.host import host_resources  # noqa: E402
 
 ITEM = {
     "type": "object",
@@ -29,32 +35,72 @@ FORM = plain_grammar(JsonForm({"type": "array", "items": ITEM, "minItems": 1000}
 
 
 def step_s(llm: LLM, batch: int, num_tokens: int, grammar: str) -> float:
-    """Return the seconds of one decode step: of a long answer without those of its first token."""
+    """Return the seconds of one decode step; each row has a seed, and so an answer, of its own."""
     times = []
     for count in (1, num_tokens):
-        params = SamplingParams(max_tokens=count, ignore_eos=True, temperature=1.0, seed=0, grammar=grammar)
+        params = [
+            SamplingParams(max_tokens=count, ignore_eos=True, temperature=1.0, seed=row, grammar=grammar)
+            for row in range(batch)
+        ]
         start = time.perf_counter()
         llm.generate([[1, 5, 7]] * batch, params, progress=False)
         times.append(time.perf_counter() - start)
     return (times[1] - times[0]) / (num_tokens - 1)
 
 
+def measure(llm: LLM, batch: int, num_tokens: int, rounds: int) -> dict[str, Any]:
+    """Return the steps of one batch size, in seconds, with a schema and without in turns; a first round warms up."""
+    found: dict[str, list[float]] = {"": [], FORM: []}
+    for number in range(rounds + 1):
+        for grammar, times in found.items():
+            step = step_s(llm, batch, num_tokens, grammar)
+            if number:
+                times.append(step)
+    return {"batch_size": batch, "plain_s": found[""], "formed_s": found[FORM]}
+
+
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="default: the built-in model")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, help="file to append the record to")
     arguments = parser.parse_args()
-    with LLM(arguments.model, max_num_seqs=max(arguments.batch)) as llm:
-        for batch in arguments.batch:
-            found: dict[str, list[float]] = {"": [], FORM: []}
-            for _ in range(arguments.rounds):
-                for grammar, times in found.items():
-                    times.append(step_s(llm, batch, arguments.tokens, grammar))
-            plain, formed = (min(times) for times in found.values())
-            print(f"batch {batch}: {plain * 1e3:.2f} ms a step, with a schema {formed * 1e3:.2f}: {formed / plain:.3f}")
+    threads = host_resources().num_cores
+    with LLM(arguments.model, max_num_seqs=max(arguments.batch), num_threads=threads) as llm:
+        rows = [measure(llm, batch, arguments.tokens, arguments.rounds) for batch in arguments.batch]
+        model = llm.model
+    record = make_record(
+        "answer_forms",
+        ["python", *sys.argv],
+        seed=0,
+        threads=threads,
+        model=model.name,
+        weight_format=model.weight_format,
+        vocab_size=model.vocab_size,
+        num_tokens=arguments.tokens,
+        rows=rows,
+    )
+    if arguments.out is not None:
+        append(arguments.out, record)
+    show(table(record))
+
+
+def table(record: Record) -> Table:
+    """Return steps with a schema beside those without."""
+    rows = []
+    for row in record["rows"]:
+        plain, formed = ([value * 1e3 for value in row[name]] for name in ("plain_s", "formed_s"))
+        ratios = [one / other for one, other in zip(formed, plain, strict=True)]
+        rows.append((f"batch {row['batch_size']}", *(spread_text(it, 2) for it in (plain, formed, ratios))))
+    title = f"A decode step, ms: median (min-max): {record['model']}, {record['weight_format']}"
+    notes = (
+        f"In turns, over answers of {record['num_tokens']} tokens at temperature 1 from a vocabulary of "
+        f"{record['vocab_size']:,}. Answers in JSON have other tokens, and with these other experts are read.",
+    )
+    return Table(title, ("", "plain", "with a schema", "ratio"), tuple(rows), notes)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python benchmarks/page_streaming.py                        10,000 tokens, 200 a second
     python benchmarks/page_streaming.py --rate 1000 --phone    faster, on a processor slowed down four times
+    python benchmarks/page_streaming.py --out docs/results/page_streaming.jsonl
 
 Serves the page itself, its policy included, beside an endpoint that streams an answer made of headings, paragraphs,
 lists, tables, code and formulas; a token is four characters. In headless Chromium it records the time between frames
-(requestAnimationFrame) and the browser's own long tasks (over 50 ms), and prints them for each quarter of the stream:
+(requestAnimationFrame) and the browser's own long tasks (over 50 ms), and shows them for each quarter of the stream:
 what grows with the answer shows as a worse last quarter. `busy` is the share of time that the page's thread worked, of
 which scripts, styles and layout are told apart; it depends less on what else the machine does than frames do.
 
@@ -21,9 +22,11 @@ import json
 import shutil
 import socket
 import statistics
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -31,10 +34,15 @@ from fastapi import FastAPI
 from playwright.sync_api import Page, sync_playwright
 from starlette.responses import StreamingResponse
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.page_streaming_table import FRAME_MS, table
+from moeflow.bench.metrics import percentile
+from moeflow.bench.records import append, make_record
+from moeflow.cli.bench.output import show
 from moeflow.server.page import add_page
 
 TOKEN_CHARS = 4
-FRAME_MS = 1000 / 60
 MODEL = {
     "name": "stream",
     "model_type": "stream",
@@ -158,33 +166,41 @@ def measure(page: Page, session: Any, stream_s: float) -> tuple[list[float], lis
     return marks, work
 
 
-def report(page: Page, marks: list[float], work: list[Work]) -> None:
-    """Print a line for each quarter and one for all."""
+def quarters(page: Page, marks: list[float], work: list[Work]) -> list[dict[str, Any]]:
+    """Return what each quarter of the stream looked like, and then all of it."""
     frames = page.evaluate("window.frames")
     long_tasks = page.evaluate("window.longTasks")
-    print(
-        "quarter  seconds  frames/s  median ms  99% ms  worst ms  late  long tasks  busy  scripts  style  layout  nodes"
-    )
-    spans = [*zip(range(4), range(1, 5), strict=True), (0, 4)]
-    for first, last in spans:
-        start, end = marks[first], marks[last]
-        times = [time for time in frames if start <= time <= end]
-        gaps = sorted(after - before for before, after in itertools.pairwise(times))
-        late = sum(gap > 1.5 * FRAME_MS for gap in gaps) / len(gaps)
-        tasks = [duration for at, duration in long_tasks if start <= at <= end]
-        old, new = work[first], work[last]
-        wall_s = new.at_s - old.at_s
-        share = {
-            name: (getattr(new, f"{name}_s") - getattr(old, f"{name}_s")) / wall_s
-            for name in ("busy", "script", "style", "layout")
+    spans = [*itertools.pairwise(range(5)), (0, 4)]
+    return [
+        {
+            "name": "all" if (first, last) == (0, 4) else f"quarter {last}",
+            **frame_figures(frames, marks[first], marks[last]),
+            "long_tasks_ms": [length for at, length in long_tasks if marks[first] <= at <= marks[last]],
+            **work_figures(work[first], work[last]),
         }
-        name = "all" if (first, last) == (0, 4) else str(last)
-        print(
-            f"{name:>7}  {wall_s:7.1f}  {len(gaps) / (end - start) * 1000:8.1f}  {statistics.median(gaps):9.1f}  "
-            f"{gaps[int(0.99 * len(gaps))]:6.1f}  {gaps[-1]:8.1f}  {late:4.1%}  {len(tasks):5} {sum(tasks):4.0f}  "
-            f"{share['busy']:4.0%}  {share['script']:7.1%}  {share['style']:5.1%}  {share['layout']:6.1%}  "
-            f"{new.num_nodes:5.0f}"
-        )
+        for first, last in spans
+    ]
+
+
+def frame_figures(frames: list[float], start_ms: float, end_ms: float) -> dict[str, float]:
+    """Return figures of the frames between two moments of the page's clock."""
+    times = [time for time in frames if start_ms <= time <= end_ms]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    return {
+        "frames_per_s": len(gaps) / (end_ms - start_ms) * 1000,
+        "median_ms": statistics.median(gaps),
+        "p99_ms": percentile(gaps, 99),
+        "worst_ms": max(gaps),
+        "late_share": sum(gap > 1.5 * FRAME_MS for gap in gaps) / len(gaps),
+    }
+
+
+def work_figures(old: Work, new: Work) -> dict[str, float]:
+    """Return the shares of the time between two counts that the page's thread worked, and the nodes there are."""
+    wall_s = new.at_s - old.at_s
+    parts = ("busy", "script", "style", "layout")
+    shares = {f"{name}_share": (getattr(new, f"{name}_s") - getattr(old, f"{name}_s")) / wall_s for name in parts}
+    return {"seconds": wall_s, **shares, "num_nodes": new.num_nodes}
 
 
 def main() -> None:
@@ -193,6 +209,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=10_000, help="of the answer (10000)")
     parser.add_argument("--rate", type=float, default=200, help="tokens a second (200)")
     parser.add_argument("--phone", action="store_true", help="a small window, and a processor slowed down four times")
+    parser.add_argument("--out", type=Path, help="file to append the record to")
     options = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
@@ -214,11 +231,26 @@ def main() -> None:
                 session.send("Emulation.setCPUThrottlingRate", {"rate": 4})
             page.goto(f"http://127.0.0.1:{listener.getsockname()[1]}/")
             page.get_by_role("heading", name=str(MODEL["name"])).wait_for()
-            report(page, *measure(page, session, options.tokens / options.rate))
+            found = quarters(page, *measure(page, session, options.tokens / options.rate))
+            version = browser.version
             browser.close()
     finally:
         server.should_exit = True
         thread.join()
+    record = make_record(
+        "page_streaming",
+        ["python", *sys.argv],
+        seed=0,
+        threads=None,
+        browser=version,
+        num_tokens=options.tokens,
+        rate=options.rate,
+        is_phone=options.phone,
+        quarters=found,
+    )
+    if options.out is not None:
+        append(options.out, record)
+    show(table(record))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.answer_forms import table as forms_table  # noqa: E402
 from benchmarks.engine_deaths import aborts_table, kills_table  # noqa: E402
 from benchmarks.expert_cache_overhead import table as cache_table  # noqa: E402
 from benchmarks.families_table import families_table, is_family  # noqa: E402
@@ -25,6 +26,7 @@ from benchmarks.fused_experts import table as experts_table  # noqa: E402
 from benchmarks.gguf_answers_table import table as gguf_table  # noqa: E402
 from benchmarks.memory_budget import table as memory_table  # noqa: E402
 from benchmarks.offload.tables import offload_table  # noqa: E402
+from benchmarks.page_streaming_table import table as streaming_table  # noqa: E402
 from benchmarks.peers.environments import NATIVE  # noqa: E402
 from benchmarks.peers.guessing_table import guessing_table  # noqa: E402
 from benchmarks.peers.scores_table import scores_table  # noqa: E402
@@ -355,6 +357,14 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "expert_cache_overhead": (
         "What an expert cache costs",
         write_newest(cache_table, lambda r: (r["model"], r["weight_format"], r["policy"], r["predictor"])),
+    ),
+    "answer_forms": (
+        "What a JSON schema costs",
+        write_newest(forms_table, lambda r: (r["model"], r["weight_format"])),
+    ),
+    "page_streaming": (
+        "The page while an answer streams",
+        write_newest(streaming_table, lambda r: (r["num_tokens"], r["rate"], r["is_phone"])),
     ),
     "trace_overhead": ("What a trace costs", write_newest(trace_table, lambda r: (r["model"], r["memory_bytes"]))),
 }

@@ -19,6 +19,7 @@ from tests.bench.examples import (
     cache_record,
     engine_record,
     family_record,
+    forms_record,
     grid_record,
     guessing_record,
     job_record,
@@ -27,6 +28,7 @@ from tests.bench.examples import (
     quality_record,
     serve_record,
     speculation_record,
+    streaming_record,
     trace_record,
     versus_record,
 )
@@ -199,6 +201,16 @@ def test_claims_open_the_page_with_figures_of_their_records(tmp_path):
     ]
     assert rows_of(page, "The plan against a grid")["2 together"] == ["25.0 (20.0-30.0)", "50.0%"]
     assert rows_of(page, "Decode passes with")["traced"] == ["20.200", "+1.00%"]
+
+
+def test_schemas_and_the_page_have_sections(tmp_path):
+    phone = streaming_record(rate=1000.0, is_phone=True)
+    page = write_page(tmp_path, forms_record(), streaming_record(), phone)
+    headings = [line for line in page.splitlines() if line.startswith("### ")]
+    assert headings == ["### What a JSON schema costs", "### The page while an answer streams"]
+    assert rows_of(page, "A decode step, ms")["batch 8"][2] == "1.10 (0.60-1.25)"
+    assert "10,000 tokens come, 200 a second: a large window" in page
+    assert "10,000 tokens come, 1000 a second: a small window, the processor slowed down four times" in page
 
 
 def test_what_was_measured_with_uncommitted_changes_is_marked(tmp_path):

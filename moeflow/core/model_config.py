@@ -428,6 +428,10 @@ class ModelConfig:
         """Return what one token's keys and values take over all layers, in bytes."""
         return self._kv_bytes(kv_dtype, self.kv_layers)
 
+    def most_kv_bytes_per_token(self, kv_dtype: str) -> int:
+        """Return the same of the layer in which they take most."""
+        return max((self._kv_bytes(kv_dtype, [layer]) for layer in self.kv_layers), default=0)
+
     def attended_bytes_per_token(self, kv_dtype: str) -> int:
         """Return what is read of them by queries of all layers: once more where layers share them."""
         return self._kv_bytes(kv_dtype, self.attention_layers)

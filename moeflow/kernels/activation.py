@@ -53,11 +53,6 @@ def apply_and_mul(function: Activation, gate_up: Tensor) -> Tensor:
     return apply(function, gate).mul_(up)
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """Return `silu(gate) * up`; see `apply_and_mul`."""
-    return apply_and_mul("silu", gate_up)
-
-
 def activate(function: Activation, ups: Tensor, *, is_gated: bool) -> Tensor:
     """Return hidden units from what gate, if there is one, and up gave. Shapes: ups [T, 2I] or [T, I] -> [T, I]."""
     if is_gated:

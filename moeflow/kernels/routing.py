@@ -85,7 +85,9 @@ class Routing:
         else:
             topk_ids, topk_weights = self._best_of(logits)
         topk_weights = topk_weights * self.scale
-        return topk_ids, topk_weights if self.expert_scales is None else topk_weights * self.expert_scales[topk_ids]
+        if self.expert_scales is not None:
+            topk_weights = topk_weights * self.expert_scales.expand(logits.shape).gather(1, topk_ids)
+        return topk_ids, topk_weights
 
     def _best_of(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best experts by one score of each, and their weights but for scales."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -11,15 +10,14 @@ from typing import TYPE_CHECKING
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import called
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, SchedulerConfig
-from moeflow.core.errors import CapacityError, ConfigError
-from moeflow.core.hardware import RAM, Machine
+from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.experts.predict.registry import COMBINED, WHOLE_PASS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.models.expert_predictor.saved import predictor_bytes
-from moeflow.planner.choices.batching_choice import Batching, choose_batching
+from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import (
@@ -31,7 +29,6 @@ from moeflow.planner.choices.kv_cache_choice import (
 )
 from moeflow.planner.choices.layer_table import stays_on_disk
 from moeflow.planner.choices.lossy_routing import choose_lossy_routing, predictor_of, served_name
-from moeflow.planner.choices.packed_files import find_packed_weights_file, place_of_packed_weights
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
 from moeflow.planner.choices.prompt_cache_choice import buffer_bytes, choose_prompt_cache
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
@@ -40,10 +37,10 @@ from moeflow.planner.choices.refused_settings import check_settings
 from moeflow.planner.choices.replica_choice import (
     check_replicas,
     choose_expert_parallel,
-    what_each_computes,
     what_each_has,
 )
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice, choose_speculators
+from moeflow.planner.choices.start_choice import choose_importance_file, choose_packed_file, found_packed_file
 from moeflow.planner.choices.state_choice import choose_states
 from moeflow.planner.choices.weight_choice import (
     WeightChoice,
@@ -53,22 +50,13 @@ from moeflow.planner.choices.weight_choice import (
     own_precision,
     shares_layers,
 )
-from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
-from moeflow.planner.costs.rank_costs import Sharing
-from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
-from moeflow.planner.costs.work_space import work_bytes
-from moeflow.planner.estimate import host_costs
+from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.hardware.host import HostResources
-from moeflow.planner.known_importance import known_importance_file
-from moeflow.planner.known_routing import known_routing
+from moeflow.planner.host_forecast import HostForecast, MachineOf, default_batching
 from moeflow.planner.memory_budget import MemoryBudget
-from moeflow.planner.search.objective import Objective
 from moeflow.planner.settings import (
     BLOCK_SIZE,
-    DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    DEFAULT_MAX_NUM_SEQS,
-    DISK_NUM_BATCHED_TOKENS,
     Settings,
 )
 from moeflow.planner.usage import Usage
@@ -82,20 +70,17 @@ else:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a machine's speed is asked for."""
+class _Held:
+    """Weights as they are held, what computes with them, and in passes of what size."""
 
-    costs: ModelCosts
-    packed_file: Path | None  # that experts come from, once it is written; None: all have room in memory
-    has_ranks: bool = False
-
-
-MachineOf = Callable[[Wanted], Machine | None]
-
-
-def unmeasured(_: Wanted) -> None:
-    """Know nothing of the machine's speed."""
-    return
+    device: str
+    cpu_isa: str  # empty: torch computes
+    weights: WeightChoice
+    dtype: str
+    plan: ExpertPlan | None  # None: all weights are in memory
+    maps_together: bool  # replicas, from one file
+    batching: Batching
+    weight_bytes: int  # that must be in memory
 
 
 class Decision:
@@ -125,96 +110,137 @@ class Decision:
         self.checkpoint = checkpoint
         self.machine_of = machine_of
         self.routing = routing
-        self.machine: Machine | None = None  # once its speed is asked for, if that is known
         self.reasons: Reasons = []
         self.memory_bytes = 0  # of all replicas; 0: not known, as a device has its own
         self._is_table_on_disk = False  # of embeddings for each layer, once weights are chosen
 
     def config(self) -> EngineConfig:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
-        settings, reasons = self.settings, self.reasons
-        device = choose_device(settings.device, self.resources, reasons)
-        is_offloaded = self.offloads_to_torch or device != "cpu"
-        check_settings(settings, self.shape, is_offloaded=is_offloaded)
-        check_expert_capacity(settings, self.shape)
-        check_replicas(settings, device, offloads_to_torch=self.offloads_to_torch)
-        budget = self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
-        budget.take_share()
-        cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, reasons)
+        settings = self.settings
+        device = choose_device(settings.device, self.resources, self.reasons)
+        self._check_settings(device)
+        self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
+        self.budget.take_share()
+        self.host = HostForecast(
+            settings, self.usage, self.checkpoint, self.machine_of, self.routing, self.budget, self._costs
+        )
+        cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, self.reasons)
         speculators = self._speculators(device, cpu_isa)
-        lossy_top_k = choose_lossy_routing(settings, self.checkpoint, self.shape, reasons)
-        if lossy_top_k or settings.predictor in (WHOLE_PASS, COMBINED):
-            budget.predictor_bytes = predictor_bytes(self.checkpoint.path, settings.packed_weights_file)
+        lossy_top_k = self._lossy_top_k()
+        held = self._held(device, cpu_isa)
+        parallel = self._parallel(held.plan)
+        expert_parallel = choose_expert_parallel(
+            settings, self.shape, cpu_isa=cpu_isa, comes_from_disk=held.plan is not None, reasons=self.reasons
+        )
+        speculators.check(parallel)
+        cache, num_kept_blocks = self._kv_cache(held, parallel)
+        if device == "cpu" and not self.offloads_to_torch:
+            own_bytes = held.weight_bytes + self.budget.overhead_bytes + self.budget.num_here * cache.num_bytes
+            self.memory_bytes = self.num_replicas * (own_bytes if held.plan is None else self.budget.free_bytes)
+        return replace(
+            self._engine_config(held, parallel, cache, num_kept_blocks),
+            lossy_top_k=lossy_top_k,
+            expert_parallel=expert_parallel,
+            speculators=speculators.names,
+            draft_models=speculators.draft_models,
+        )
+
+    def _check_settings(self, device: str) -> None:
+        """Raises: ConfigError for what such models, or such devices, are not run with."""
+        is_offloaded = self.offloads_to_torch or device != "cpu"
+        check_settings(self.settings, self.shape, is_offloaded=is_offloaded)
+        check_expert_capacity(self.settings, self.shape)
+        check_replicas(self.settings, device, offloads_to_torch=self.offloads_to_torch)
+
+    def _lossy_top_k(self) -> int:
+        """Return how many experts of a token a network chooses, and count the memory that it takes."""
+        settings = self.settings
+        top_k = choose_lossy_routing(settings, self.checkpoint, self.shape, self.reasons)
+        if top_k or settings.predictor in (WHOLE_PASS, COMBINED):
+            self.budget.predictor_bytes = predictor_bytes(self.checkpoint.path, settings.packed_weights_file)
+        return top_k
+
+    def _held(self, device: str, cpu_isa: str) -> _Held:
+        """Return how weights are held and shared, and what passes beside them are like."""
+        settings, budget = self.settings, self.budget
         budget.prompt_cache_bytes = buffer_bytes(settings, self.shape)
-        batching = _default_batching(settings, self.usage)
+        batching = default_batching(settings, self.usage)
         budget.set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
-        file = self._find_packed_file(weights) if cpu_isa else None
-        self._is_table_on_disk = stays_on_disk(self._costs(weights), file, reasons)
+        file = found_packed_file(settings, self.checkpoint, weights) if cpu_isa else None
+        self._is_table_on_disk = stays_on_disk(self._costs(weights), file, self.reasons)
         dtype = "float32" if cpu_isa else weights.matrices
         budget.parallel = self._ranks(weights, batching, cpu_isa)
         is_limited = bool(cpu_isa and settings.memory_bytes)
         maps_together = self._count_mapped_once(weights, cpu_isa)
         plan = self._expert_plan(weights, dtype, maps_together=maps_together) if is_limited else None
-        batching = self._batching(batching, weights, plan, cpu_isa)
-        batching = with_whole_inputs(batching, settings, self.shape, reasons)
+        batching = self.host.batching(batching, weights, plan, cpu_isa, self.reasons)
+        batching = with_whole_inputs(batching, settings, self.shape, self.reasons)
         budget.set_beside_weights(cpu_isa, batching)
-        weight_bytes = budget.check_weights(weights, plan)
-        parallel = self._parallel(plan)
-        expert_parallel = self._expert_parallel(cpu_isa, plan)
-        speculators.check(parallel)
-        held = RankMemory.of(self._costs(weights), parallel)
-        share = kv_share(has_slots=plan is not None, takes_all=is_limited and not settings.shares_memory)
-        attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
+        return _Held(
+            device=device,
+            cpu_isa=cpu_isa,
+            weights=weights,
+            dtype=dtype,
+            plan=plan,
+            maps_together=maps_together,
+            batching=batching,
+            weight_bytes=budget.check_weights(weights, plan),
+        )
+
+    def _kv_cache(self, held: _Held, parallel: ParallelConfig | None) -> tuple[KVCacheChoice, int | None]:
+        """Return the cache of keys and values, and how many of its blocks stay in memory unused; None: all do."""
+        settings, max_num_seqs = self.settings, held.batching.max_num_seqs
+        of_ranks = RankMemory.of(self._costs(held.weights), parallel)
+        is_limited = bool(held.cpu_isa and settings.memory_bytes)
+        share = kv_share(has_slots=held.plan is not None, takes_all=is_limited and not settings.shares_memory)
+        attends_in_torch = held.device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
-            self._with_reserved_kv(weights, batching.max_num_seqs, held),
-            held.kv_shape,
-            torch_dtype=dtype if attends_in_torch else None,
-            left_bytes=budget.left_for_kv(weight_bytes),
+            self._with_reserved_kv(held.weights, max_num_seqs, of_ranks),
+            of_ranks.kv_shape,
+            torch_dtype=held.dtype if attends_in_torch else None,
+            left_bytes=self.budget.left_for_kv(held.weight_bytes),
             share=share,
-            max_num_seqs=batching.max_num_seqs,
-            reasons=reasons,
+            max_num_seqs=max_num_seqs,
+            reasons=self.reasons,
         )
         if parallel is not None:
-            held.explain(cache.num_bytes, reasons)
-        if device == "cpu" and not self.offloads_to_torch:
-            own_bytes = weight_bytes + budget.overhead_bytes + budget.num_here * cache.num_bytes
-            self.memory_bytes = self.num_replicas * (own_bytes if plan is None else budget.free_bytes)
+            of_ranks.explain(cache.num_bytes, self.reasons)
+        return cache, None if held.plan is None else num_kept_blocks(settings, cache, share)
+
+    def _engine_config(
+        self, held: _Held, parallel: ParallelConfig | None, cache: KVCacheChoice, num_kept_blocks: int | None
+    ) -> EngineConfig:
+        settings, weights, plan, cpu_isa = self.settings, held.weights, held.plan, held.cpu_isa
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=served_name(settings.model_name or called(self.checkpoint.path), settings),
-            dtype=dtype,
+            dtype=held.dtype,
             weight_format=weights.matrices,
             embedding_format=weights.embeddings,
             head_format=weights.head or "",
             layer_table_format=weights.layer_table or "",
             layer_formats=weights.layers,
             mix=weights.mix or "",
-            importance_file=self._importance_file(weights),
+            importance_file=choose_importance_file(settings, self.checkpoint, weights, self.reasons),
             router_format=weights.routers,
             is_own_precision=weights.is_own,
             is_wide=weights.is_exact,
             cpu_isa=cpu_isa,
             kv_dtype=cache.dtype,
-            device=device,
-            num_threads=self._threads_of_each(maps_together=maps_together and plan is None),
+            device=held.device,
+            num_threads=self._threads_of_each(maps_together=held.maps_together and plan is None),
             prompt_cache=choose_prompt_cache(
-                settings, self.shape, cpu_isa=cpu_isa, shares_layers=parallel is not None, reasons=reasons
+                settings, self.shape, cpu_isa=cpu_isa, shares_layers=parallel is not None, reasons=self.reasons
             ),
-            scheduler=self._scheduler(
-                cache, batching, None if plan is None else num_kept_blocks(settings, cache, share)
-            ),
+            scheduler=self._scheduler(cache, held.batching, num_kept_blocks),
             kv_cache_bytes=cache.num_bytes,
             experts=self._expert_slots(plan, cpu_isa, is_wide=weights.is_exact),
             expert_capacity=settings.expert_capacity or 0,
-            lossy_top_k=lossy_top_k,
-            packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
+            packed_file=self._packed_file(held),
             parallel=parallel,
-            expert_parallel=expert_parallel,
-            speculators=speculators.names,
-            draft_models=speculators.draft_models,
             device_memory_bytes=settings.device_memory_bytes or 0,
-            memory=budget.memory_plan(weight_bytes if plan is None else plan.resident_bytes),
+            memory=self.budget.memory_plan(held.weight_bytes if plan is None else plan.resident_bytes),
             record_routing=self._record_routing(),
             graph_file=_absolute(settings.graph_file),
             trace_file=_absolute(settings.trace_file),
@@ -260,7 +286,8 @@ class Decision:
         """Count the weights of several engines once if all map them from one file, and return whether they do."""
         if self.num_replicas == 1 or not cpu_isa:
             return False
-        maps_together = self.settings.expert_parallel or self._find_packed_file(weights) is not None
+        file = found_packed_file(self.settings, self.checkpoint, weights)
+        maps_together = self.settings.expert_parallel or file is not None
         if maps_together:
             self.budget.take_share(mapped_bytes=ceil(self._costs(weights).model_bytes))
         return maps_together
@@ -277,14 +304,14 @@ class Decision:
                 "ranks (--ranks, --stages) compute with the CPU's kernels: leave --device away, or use one rank"
             )
         if candidates[0].stages is None:  # of stages there is no forecast
-            self._ask_machine(weights, None, cpu_isa, has_ranks=True)
+            self.host.ask(weights, None, cpu_isa, has_ranks=True)
         fitting = [it for it in candidates if self.budget.left(weights, it) >= 0] or candidates[:1]
-        if (machine := self.machine) is None:
+        if (machine := self.host.machine) is None:
             return fitting[0]
-        costs, num_tokens = self._costs(weights), batching.max_num_batched_tokens
+        num_tokens = batching.max_num_batched_tokens
         return choose_rank_layouts(
             fitting,
-            lambda parallel: self._cost_model_of(costs, machine, parallel)(num_tokens),
+            lambda parallel: self.host.cost_model_of(weights, machine, parallel)(num_tokens),
             1 if self.usage.goal == "latency" else batching.max_num_seqs,
             self.reasons,
         )
@@ -304,71 +331,16 @@ class Decision:
         explain_ranks(parallel, self.shape, self.reasons)
         return parallel
 
-    def _expert_parallel(self, cpu_isa: str, plan: ExpertPlan | None) -> ExpertParallelConfig | None:
-        """Return how replicas share experts; None: they do not. Raises: ConfigError where they cannot."""
-        shared = choose_expert_parallel(self.settings, self.shape)
-        if shared is None:
-            return None
-        if not cpu_isa:
-            raise ConfigError(
-                "replicas that share experts (--expert-parallel) compute with the CPU's kernels, which are not there: "
-                f"{extension.why_not()}"
-            )
-        if plan is not None:
-            raise ConfigError(
-                "replicas that share experts (--expert-parallel) keep them in memory, once for all, but --memory is "
-                "too little: allow more, or have each compute apart"
-            )
-        self.reasons.append(("experts", what_each_computes(shared, self.shape.num_experts)))
-        return shared
+    def _packed_file(self, held: _Held) -> str:
+        if not held.cpu_isa or held.plan is not None:
+            return ""
+        return choose_packed_file(self.settings, self.checkpoint, held.weights, self.reasons)
 
     def _record_routing(self) -> str:
         """Return the file for what routers choose. Raises: ConfigError if there are no routers."""
         if self.settings.record_routing is not None and not self.shape.num_experts:
             raise ConfigError("this is a dense model: it has no routing to record (--record-routing)")
         return _absolute(self.settings.record_routing)
-
-    def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
-        """Return how many requests run together, in passes of how many tokens."""
-        parallel = self.budget.parallel
-        if self.machine is None and (parallel is None or parallel.stages is None):
-            self._ask_machine(weights, plan, cpu_isa)
-        if self.machine is None:
-            return default if plan is None else self._streamed_batching(plan, default)
-        try:
-            chosen = choose_batching(
-                self.usage,
-                self._objective(weights, plan),
-                self._cost_model_of(self._costs(weights), self.machine, parallel),
-                max_num_seqs=self.settings.max_num_seqs,
-                max_num_batched_tokens=self.settings.max_num_batched_tokens,
-            )
-        except CapacityError:
-            if self.usage.reserves_kv:
-                raise
-            return default  # shorter requests than are planned for may have room
-        self.reasons += chosen.reasons()
-        return chosen
-
-    def _ask_machine(
-        self, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str, *, has_ranks: bool = False
-    ) -> None:
-        """Learn how fast the machine is, and how its routers choose."""
-        if not cpu_isa or cpu_isa != extension.isa_name():  # measured are the best kernels
-            return
-        file = None if plan is None else plan.packed_weights_file
-        self.machine = self.machine_of(Wanted(costs=self._costs(weights), packed_file=file, has_ranks=has_ranks))
-        if self.machine is not None:
-            self.routing = self.routing or known_routing(self.checkpoint, self.settings.cache_dir)
-
-    def _objective(self, weights: WeightChoice, plan: ExpertPlan | None) -> Objective:
-        """Return what batches are chosen by, within the memory that weights, keys and values may take."""
-        limit = self.budget.free_bytes
-        if plan is None and not self.usage.reserves_kv:
-            left = max(self.budget.left(weights), 0.0)
-            takes_all = self.settings.memory_bytes is not None and not self.settings.shares_memory
-            limit -= int(left * (1 - kv_share(has_slots=False, takes_all=takes_all)))
-        return self.usage.objective({RAM: limit})
 
     def _costs(self, weights: WeightChoice) -> ModelCosts:
         kv_dtype = "float32" if self.settings.kv_dtype == "auto" else self.settings.kv_dtype
@@ -385,24 +357,6 @@ class Decision:
         )
         return ModelCosts(self.shape, formats)
 
-    def _cost_model_of(
-        self, costs: ModelCosts, machine: Machine, parallel: ParallelConfig | None
-    ) -> Callable[[int], CostModel]:
-        """Return the costs of passes of so many tokens."""
-
-        def model(num_tokens: int) -> CostModel:
-            return host_costs(
-                costs,
-                machine,
-                self.usage.workload,
-                routing=self.routing or EVEN_ROUTING,
-                process_bytes=self.budget.process_bytes + work_bytes(self.shape, num_tokens=num_tokens, num_sampled=0),
-                chunk_tokens=num_tokens,
-                sharing=Sharing(parallel=parallel, num_replicas=self.num_replicas),
-            )
-
-        return model
-
     def _with_reserved_kv(self, weights: WeightChoice, max_num_seqs: int, held: RankMemory) -> Settings:
         """Return the settings, with a KV cache for just the workload if that is what it is for."""
         settings = self.settings
@@ -413,19 +367,6 @@ class Decision:
         block_bytes = int(kv_bytes * BLOCK_SIZE)
         num_bytes = max_num_seqs * ceil(max_tokens / BLOCK_SIZE) * block_bytes
         return replace(settings, max_model_len=max_tokens, kv_cache_bytes=settings.kv_cache_bytes or num_bytes)
-
-    def _streamed_batching(self, plan: ExpertPlan, default: Batching) -> Batching:
-        """Return how many tokens a pass may have whose experts come from disk, of which any prompt needs nearly all."""
-        if self.settings.max_num_batched_tokens is not None:
-            return default
-        left_bytes = self.budget.free_bytes - plan.min_bytes - self.budget.process_bytes
-        for num_tokens in DISK_NUM_BATCHED_TOKENS:
-            work = work_bytes(self.shape, num_tokens=num_tokens, num_sampled=default.max_num_seqs)
-            if num_tokens > default.max_num_batched_tokens and work <= left_bytes // 8:
-                why = f"{num_tokens}: a long prompt then reads its experts once"
-                self.reasons.append(("max_num_batched_tokens", why))
-                return replace(default, max_num_batched_tokens=num_tokens)
-        return default
 
     def _expert_plan(self, weights: WeightChoice, dtype: str, *, maps_together: bool) -> ExpertPlan | None:
         """Return how experts come from disk; None if there are none, or all that is needed fits into memory."""
@@ -455,7 +396,7 @@ class Decision:
         if not has_lenders:
             return config
         borrowed = borrowing.borrowing_of(plan.spec, self.shape, cpu_isa=cpu_isa, is_wide=is_wide, num_wanted=0)
-        return remote_choice.with_lenders(self.settings, config, borrowed, self.machine, self.reasons)
+        return remote_choice.with_lenders(self.settings, config, borrowed, self.host.machine, self.reasons)
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
         can_differ = not shares_layers(self.settings) and self.shape.recurrent is None
@@ -478,18 +419,6 @@ class Decision:
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)
 
-    def _importance_file(self, weights: WeightChoice) -> str:
-        """Return what is known of the importance of inputs, for rounding to a mix; empty if nothing is.
-
-        Ranks on other machines may know something else, and all are to round alike.
-        """
-        if weights.mix is None or self.settings.listen_ranks or self.settings.ray_address:
-            return ""
-        file = known_importance_file(self.checkpoint, self.settings.cache_dir)
-        known = "known from text" if file else "not known: `moeflow pack` learns it"
-        self.reasons.append(("quantize", f"{weights.mix}: which inputs matter is {known}"))
-        return "" if file is None else str(file)
-
     def _fits_well(self, weights: WeightChoice) -> bool:
         return self.budget.left(weights) >= self.budget.free_bytes / 2
 
@@ -497,32 +426,6 @@ class Decision:
         """Return whether float32 may stay: with a memory limit, what does not fit comes from disk."""
         return self.settings.memory_bytes is not None or self.budget.left(weights) >= 0
 
-    def _packed_file(self, weights: WeightChoice) -> str:
-        """Return the packed weights that all weights are mapped from; empty if there is none."""
-        named, file = self.settings.packed_weights_file, self._find_packed_file(weights)
-        if file is None and self.settings.expert_parallel:  # which replicas need: the first of them makes it
-            file = place_of_packed_weights(self.checkpoint, weights.formats, named, self.settings.cache_dir)
-            self.reasons.append(("start", f"weights are packed into {file} first, and mapped from there"))
-        elif file is not None:
-            self.reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))
-        elif named is not None:
-            self.reasons.append(("start", f"weights are packed anew: {named} is not there (`moeflow pack` makes it)"))
-        return "" if file is None else str(file)
-
-    def _find_packed_file(self, weights: WeightChoice) -> Path | None:
-        settings = self.settings
-        return find_packed_weights_file(
-            self.checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir
-        )
-
 
 def _absolute(file: Path | None) -> str:
     return "" if file is None else str(file.absolute())
-
-
-def _default_batching(settings: Settings, usage: Usage) -> Batching:
-    """Return what holds where nothing is known of the machine's speed."""
-    most = usage.num_sequences or usage.num_requests or DEFAULT_MAX_NUM_SEQS
-    max_num_seqs = settings.max_num_seqs or min(most, DEFAULT_MAX_NUM_SEQS)
-    num_tokens = settings.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
-    return Batching(max_num_seqs, num_tokens)

@@ -37,9 +37,9 @@ from moeflow.planner.costs.process_memory import ENGINE_BYTES, margin_bytes, pla
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import work_bytes
-from moeflow.planner.decision import Wanted
 from moeflow.planner.estimate import host_costs, machine_reasons
 from moeflow.planner.forecast import disk_reasons, expert_places, forecast
+from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.model_files import bare_config, shipped_models
 from moeflow.planner.search.host_search import host_policy
@@ -86,7 +86,7 @@ def plan_described(
         model = _shared_host(_Host(settings, usage, machine, costs, learnt, objective), reasons)
     model, policy = search(model, objective)
     plan = Plan(
-        config=_config(settings, shape, choice, model, policy),
+        config=_config(settings, choice, model, policy),
         num_replicas=model.sharing.num_replicas,
         goal=usage.goal,
         workload=usage.workload,
@@ -214,9 +214,7 @@ def _shared_host(host: _Host, reasons: Reasons) -> CostModel:
     return models[parallel]
 
 
-def _config(
-    settings: Settings, shape: ModelConfig, choice: WeightChoice, model: CostModel, policy: Policy
-) -> EngineConfig:
+def _config(settings: Settings, choice: WeightChoice, model: CostModel, policy: Policy) -> EngineConfig:
     """Return the engine's configuration that carries a policy out."""
     costs, workload, has_device = model.costs, model.workload, model.has_device
     num_blocks = policy.batch_size * ceil(workload.max_tokens / BLOCK_SIZE)

@@ -17,11 +17,11 @@ from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.costs.routing_profile import RoutingProfile
-from moeflow.planner.decision import Wanted
 from moeflow.planner.estimate import RENEW
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
 from moeflow.planner.hardware.this_machine import how_measured, machine_for_start, this_machine, was_disturbed
+from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.model_files import bare_config
 from moeflow.planner.resolve import resolve, resources_for
 from moeflow.planner.settings import Settings

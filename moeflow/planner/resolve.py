@@ -19,9 +19,10 @@ from moeflow.planner.choices.device_offload import computes_in_torch, device_ove
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.replica_choice import check_replicas
 from moeflow.planner.costs.routing_profile import RoutingProfile
-from moeflow.planner.decision import Decision, MachineOf, unmeasured
+from moeflow.planner.decision import Decision
 from moeflow.planner.estimate import Estimator
 from moeflow.planner.hardware.host import HostResources, host_resources
+from moeflow.planner.host_forecast import MachineOf, unmeasured
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING, Usage
 
@@ -114,16 +115,15 @@ def _resolve(
             num_replicas=decision.num_replicas,
             memory_bytes=decision.memory_bytes,
         )
-        is_unknown = decision.machine is None or (plan.config.experts is not None and not decision.machine.has(DISK))
-        if is_unknown or shape.is_encoder_only:
+        machine = decision.host.machine
+        if machine is None or shape.is_encoder_only or (plan.config.experts is not None and not machine.has(DISK)):
             return Resolved(plan, None)
-        assert decision.machine is not None
         estimator = Estimator(
             plan.config,
             shape,
-            decision.machine,
+            machine,
             is_served=settings.is_served,
-            routing=decision.routing,
+            routing=decision.host.routing,
             num_replicas=decision.num_replicas,
         )
         return Resolved(estimator.complete(plan), estimator)

@@ -229,6 +229,31 @@ def trace_record() -> dict[str, Any]:
     return {**HEAD, "kind": "trace_overhead", **about, **times}
 
 
+def forms_record() -> dict[str, Any]:
+    """Three rounds, in the median 10 ms a step and 11 with a schema."""
+    about = {"model": "mine", "weight_format": "int8", "vocab_size": 258, "num_tokens": 64}
+    rows = [{"batch_size": 8, "plain_s": [0.01, 0.008, 0.02], "formed_s": [0.011, 0.01, 0.012]}]
+    return {**HEAD, "kind": "answer_forms", **about, "rows": rows}
+
+
+def streaming_record(**changes: Any) -> dict[str, Any]:
+    """A quarter, and all."""
+    frames = {"frames_per_s": 50.0, "median_ms": 16.7, "p99_ms": 33.4, "worst_ms": 60.0, "late_share": 0.25}
+    work = {"seconds": 12.5, "busy_share": 0.28, "script_share": 0.05, "style_share": 0.02, "layout_share": 0.03}
+    quarter = {"name": "quarter 1", **frames, "long_tasks_ms": [70.0, 60.0], **work, "num_nodes": 1200.0}
+    return {
+        **HEAD,
+        "kind": "page_streaming",
+        "machine": {**HEAD["machine"], "threads": None},
+        "browser": "150.0",
+        "num_tokens": 10_000,
+        "rate": 200.0,
+        "is_phone": False,
+        "quarters": [quarter, {**quarter, "name": "all"}],
+        **changes,
+    }
+
+
 def parallel_record(**changes: Any) -> dict[str, Any]:
     """Two layouts on two ranks, in two repeats; times are whole milliseconds."""
     ms = 1e-3

@@ -26,7 +26,3 @@ def test_kernels_for_arm_are_right_in_an_emulator(kind, units):
     assert [unit for unit in UNITS if f"{unit}: right" in said] == list(units)
     assert [line for line in said if line.startswith("best here")] == [f"best here: {unit}" for unit in units]
     assert {"shared group: right", "slab reader: right"} <= set(said)
-
-
-def test_what_it_takes_is_explained():
-    assert "Cortex-A57" in subprocess.run([CHECK_ARM, "--help"], capture_output=True, text=True, check=True).stdout

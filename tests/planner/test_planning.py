@@ -14,10 +14,10 @@ from moeflow.core.plan import Workload
 from moeflow.kernels.cpu import extension
 from moeflow.planner import planning
 from moeflow.planner.choices.packed_files import pack
-from moeflow.planner.decision import Wanted
 from moeflow.planner.hardware import calibrate_device
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.hardware.host import host_resources
+from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import Usage

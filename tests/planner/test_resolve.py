@@ -17,7 +17,7 @@ from moeflow.experts.cache.policies import DEFAULT_POLICY
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import predictor_folder, save_predictor
-from moeflow.planner import decision, memory_budget
+from moeflow.planner import host_forecast, memory_budget
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, HTTP_BYTES, PROCESS_BYTES, margin_bytes
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.resolve import resolve
@@ -296,7 +296,7 @@ def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path
 
 @needs_extension
 def test_passes_are_longer_where_each_reads_most_of_the_model_if_there_is_room(wide_model, tmp_path, monkeypatch):
-    for module in (decision, memory_budget):
+    for module in (host_forecast, memory_budget):
         monkeypatch.setattr(module, "work_bytes", lambda shape, *, num_tokens, num_sampled: num_tokens * 2**10)
     overhead = limited(wide_model, tmp_path, 2 * GIB).memory.process_bytes
 

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from moeflow.core.errors import ConfigError
 from moeflow.engine.generator import Generator
-from moeflow.server import tracing_choice
+from moeflow.server import tracing, tracing_choice
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from moeflow.server.tracing import RequestTracer
@@ -287,3 +287,8 @@ def test_a_server_traces_where_the_environment_says_and_sends_the_last_ones_at_i
     (request,) = [span for name, span in spans.items() if name.startswith("text_completion ")]
     assert values(request.attributes)["gen_ai.usage.output_tokens"] == 4
     assert {"queue", "prefill", "decode"} < set(spans)
+
+
+def test_operations_are_those_of_paths_that_are_served(engine, tokenizer):
+    app = create_app(Generator(engine, tokenizer), ServerConfig())
+    assert set(tracing._OPERATIONS) <= set(app.openapi()["paths"])

@@ -26,6 +26,7 @@ from moeflow.planner.usage import Usage
 
 if TYPE_CHECKING:
     from moeflow.planner.described import Planned
+    from moeflow.planner.planning import PlanRequest
     from moeflow.planner.settings import Settings
 
 MAX_SEQUENCES = 1 << 15  # that a plan is made for
@@ -155,18 +156,13 @@ def plan(
     """
     if roofline is not None or policy_map is not None:
         require_matplotlib()
-    if validate and machine is not None:
-        raise ConfigError("--validate runs the model on this machine; leave --machine away")
     has_replicas = (overrides["num_replicas"] or 1) > 1
-    if validate and has_replicas:
-        raise ConfigError("--validate runs one engine; leave --replicas away, or measure with `moeflow bench serve`")
+    _check(validate=validate, recalibrate=recalibrate, machine=machine, has_replicas=has_replicas)
     overrides["is_served"] = overrides["is_served"] or has_replicas  # which is where there can be several
     named = model or str(built_in_model(overrides["cache_dir"]))
     name = click.get_current_context().with_resource(headers_of(named, is_run=validate))
-    workload, num_requests = (
-        Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate),
-        None,
-    )
+    workload = Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate)
+    num_requests = None
     if prompts is not None:
         workload, num_requests = workload_of(prompts, name, gen_len, rate)
     request = lazy.PlanRequest(
@@ -182,14 +178,10 @@ def plan(
         recalibrate=recalibrate,
         routing=None if routing is None else routing_of(routing),
     )
-    if recalibrate and machine is not None:
-        raise ConfigError("--recalibrate measures this machine; leave --machine away")
-    with steps("Planning") as say:
-        planned = lazy.plan_for(request, say)
+    planned = _planned(request)
     if validate and routing is None and has_to_learn(planned):
         learn(planned, overrides["cache_dir"])
-        with steps("Planning") as say:
-            planned = lazy.plan_for(dataclasses.replace(request, recalibrate=False), say)
+        planned = _planned(dataclasses.replace(request, recalibrate=False))
     made = under_its_name(planned.plan, named)
     if validate:
         validated(planned, overrides["cache_dir"], as_json=as_json)
@@ -198,6 +190,26 @@ def plan(
     else:
         for table in plan_tables(made):
             show(table)
+    _draw(planned, made, roofline=roofline, policy_map=policy_map)
+
+
+def _check(*, validate: bool, recalibrate: bool, machine: str | None, has_replicas: bool) -> None:
+    """Raises: ConfigError for options that do not go together."""
+    if validate and machine is not None:
+        raise ConfigError("--validate runs the model on this machine; leave --machine away")
+    if validate and has_replicas:
+        raise ConfigError("--validate runs one engine; leave --replicas away, or measure with `moeflow bench serve`")
+    if recalibrate and machine is not None:
+        raise ConfigError("--recalibrate measures this machine; leave --machine away")
+
+
+def _planned(request: PlanRequest) -> Planned:
+    with steps("Planning") as say:
+        return lazy.plan_for(request, say)
+
+
+def _draw(planned: Planned, made: Plan, *, roofline: Path | None, policy_map: Path | None) -> None:
+    """Draw the pictures that have a file."""
     title = f"{short_name(made.config.model_path)} on {made.machine}"
     if roofline is not None:
         lazy.plot_rooflines(lazy.roofline_figures(planned.model, forecast_of(made).policy), title, roofline)

@@ -5,6 +5,8 @@ A layer without a router is the device's alone. Source: as for `offload_ops.py`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from moeflow.engine.offload.micro_batches import MicroBatch
@@ -83,7 +85,8 @@ class DividedExpertOps(OffloadOps):
             experts = self._on_device(layer).movable_experts
             assert experts is not None
             below = (tensors["rows"], tensors["sums"])
-            tensors["hidden"] = experts_from(border, experts, micro_batch.routed, below, tensors["hidden"])
+            sums = partial(experts_from, border, experts, micro_batch.routed, below)
+            tensors["hidden"] = self._model.layers[layer].add_divided(sums, tensors["hidden"])
             self._end_layer(layer, micro_batch)
         return cost
 

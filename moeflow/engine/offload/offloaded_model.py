@@ -126,8 +126,7 @@ class OffloadedModel:
         kv_shape = KVShape(
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
+            heads=[shape.heads_of(layer) for layer in range(shape.num_layers)],
             dtype=getattr(torch, config.kv_dtype),
         )
         return OffloadedKV(

@@ -19,7 +19,6 @@ import numpy as np
 
 from moeflow import checkpoint as checkpoints
 from moeflow import core, kernels, models
-from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity, sampled_bytes
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import read_slab_index
@@ -40,7 +39,7 @@ def kv_identity(config: EngineConfig) -> bytes:
         facts = {
             "checkpoint": [checkpoint_identity(checkpoint), sampled_bytes(checkpoint)],
             "config": dict(checkpoint.config),
-            "weights": _weights(config, checkpoint),
+            "weights": _weights(config),
             "arithmetic": [config.dtype, config.is_wide, config.device, extension.isa_name()],
             "kv": [config.kv_dtype, config.scheduler.block_size],
             "code": _code(),
@@ -50,7 +49,7 @@ def kv_identity(config: EngineConfig) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=IDENTITY_BYTES).digest()
 
 
-def _weights(config: EngineConfig, checkpoint: Checkpoint) -> list[Any]:
+def _weights(config: EngineConfig) -> list[Any]:
     """Return the formats of weights; of those that are rounded by what was learnt, also how they were rounded."""
     formats = (
         config.weight_format,

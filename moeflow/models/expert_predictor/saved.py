@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import safetensors.torch as tensor_files
 
     from moeflow.models.expert_predictor import network
-    from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
+    from moeflow.models.expert_predictor.network import ExpertPredictor
 else:
     safetensors = on_demand("safetensors")
     tensor_files = on_demand("safetensors.torch")
@@ -28,14 +28,6 @@ else:
 FORMAT_VERSION: Final = 1
 REMEDY: Final = "Train it with `moeflow train predictor`"
 _WEIGHTS, _DESCRIPTION = "predictor.safetensors", "predictor.json"
-
-
-@dataclass(frozen=True, slots=True)
-class SavedPredictor:
-    """What a folder holds."""
-
-    shape: PredictorShape
-    fingerprint: str  # of the model
 
 
 def predictor_folder(model: Path) -> Path:

@@ -154,13 +154,13 @@ class Attention:
 
     def on_host(self) -> Attention:
         """Return this attention for `attend_over` and `store` in main memory and float32, its norms and sinks too."""
-        norms = (self.q_norm, self.k_norm)
-        q_norm, k_norm, sinks = (
+        norms = (self.heads.q_norm, self.heads.k_norm, self.heads.v_norm)
+        q_norm, k_norm, v_norm, sinks = (
             None if weight is None else weight.to("cpu", torch.float32) for weight in (*norms, self.scores.sinks)
         )
         attention = copy.copy(self)
         attention.scores = dataclasses.replace(self.scores, sinks=sinks)
-        attention.heads = dataclasses.replace(self.heads, q_norm=q_norm, k_norm=k_norm)
+        attention.heads = dataclasses.replace(self.heads, q_norm=q_norm, k_norm=k_norm, v_norm=v_norm)
         return attention
 
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -155,9 +155,19 @@ class DecoderLayer:
         assert isinstance(mlp, MoE)
         if self._post_norms is None:
             return mlp.weights.compute(normed, topk_ids, topk_weights, hidden)
-        chosen = mlp.weights.compute(mlp.expert_input(normed), topk_ids, topk_weights)
+        return self.add_normed(normed, mlp.weights.compute(mlp.expert_input(normed), topk_ids, topk_weights), hidden)
+
+    def add_normed(self, normed: Tensor, chosen: Tensor, hidden: Tensor) -> Tensor:
+        """Finish a layer that normalises what it adds, with the result of the chosen experts. Shapes: [T, H] all."""
+        mlp = self.mlp
+        assert isinstance(mlp, MoE)
         shared = None if mlp.shared is None else mlp.shared(mlp.network_input(normed), None)
         return self.add_network(hidden, mlp.joined(shared, chosen))
+
+    @property
+    def has_post_norms(self) -> bool:
+        """Whether what attention and networks return is normalised before it is added."""
+        return self._post_norms is not None
 
     @property
     def has_router(self) -> bool:
@@ -165,12 +175,25 @@ class DecoderLayer:
         return isinstance(self.mlp, MoE)
 
     def route(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Routed]:
-        """Return what experts are to be added to, [T, H], and what they compute with. Shapes: as `post_attention`."""
-        assert isinstance(self.mlp, MoE)
+        """Return what experts are to be added to, [T, H], and what they compute with. Shapes: as `post_attention`.
+
+        The shared expert's result is added already, unless that is normalised before.
+        """
+        mlp = self.mlp
+        assert isinstance(mlp, MoE)
         hidden = self.after_attention(hidden, attended)
         normed = self.post_attention_layernorm(hidden)
-        hidden = self.mlp.with_shared(normed, hidden)
-        return hidden, Routed(normed, *self.mlp.route(normed))
+        routed = Routed(mlp.expert_input(normed), *mlp.route(normed))
+        return hidden if self.has_post_norms else mlp.with_shared(normed, hidden), routed
+
+    def add_divided(self, sums: Callable[[Tensor | None], Tensor], hidden: Tensor) -> Tensor:
+        """Finish a layer after `route`; `sums` adds up the chosen experts' results, over what it is given, if anything.
+
+        Shapes: hidden [T, H] -> [T, H].
+        """
+        if not self.has_post_norms:
+            return sums(hidden)
+        return self.add_normed(self.post_attention_layernorm(hidden), sums(None), hidden)
 
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""

@@ -36,10 +36,11 @@ def experts_below(border: int, experts: MovableExperts, routed: Routed) -> Tenso
 
 
 def experts_from(
-    border: int, experts: MovableExperts, routed: Routed, below: tuple[Tensor, Tensor], residual: Tensor
+    border: int, experts: MovableExperts, routed: Routed, below: tuple[Tensor, Tensor], residual: Tensor | None
 ) -> Tensor:
     """Return the weighted sum over each token's experts, of which those below the border were computed before.
 
+    It is added to the residual, if there is one.
     Shapes: residual [T, H], below: the tokens that chose any of those [n] int64, and the sums for them [n, H] float32
     -> [T, H].
     """
@@ -47,7 +48,8 @@ def experts_from(
     rows, sums = below
     pairs[rows, routed.topk_ids[rows].argmin(dim=1)] = sums
     if isinstance(experts, ExpertSlabs):
-        return pairs.sum(dim=1).to(residual.dtype).add_(residual)
+        total = pairs.sum(dim=1).to(routed.hidden.dtype)
+        return total if residual is None else total.add_(residual)
     return _added_up(pairs, routed, residual)
 
 

@@ -48,4 +48,4 @@ class TokenMixer(Protocol):
 
 def in_order(projected: Tensor, order: Sequence[range]) -> Tensor:
     """Return what is mixed of what is projected. Shapes: [T, P] -> [T, P]."""
-    return torch.cat([projected[:, part.start : part.stop] for part in order], dim=1) if order else projected
+    return torch.cat([projected.narrow(1, part.start, len(part)) for part in order], dim=1) if order else projected

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moeflow.core.model_config import HeadSizes
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kv.storage import KVStorage
 from moeflow.pipeline.devices.offload_device import OffloadDevice
@@ -24,27 +25,34 @@ class KVShape:
 
     num_blocks: int
     block_size: int
-    num_kv_heads: int
-    head_dim: int
+    heads: Sequence[HeadSizes]  # of each layer
     dtype: torch.dtype
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block of one layer."""
+    def block_bytes(self, layer: int) -> int:
+        """Return the bytes of a block of a layer."""
+        heads = self.heads[layer]
         return kv_block_bytes(
-            self.dtype, num_kv_heads=self.num_kv_heads, block_size=self.block_size, head_dim=self.head_dim
+            self.dtype, num_kv_heads=heads.num_kv_heads, block_size=self.block_size, head_dim=heads.head_dim
         )
 
-    def allocate(self, num_layers: int, num_blocks: int, device: torch.device | str = "cpu") -> KVStorage:
-        """Return zeros. Raises: CapacityError."""
+    def allocate(self, num_layers: int, device: torch.device | str = "cpu") -> KVStorage:
+        """Return zeros for the first layers. Raises: CapacityError."""
         return KVStorage(
             layers=range(num_layers),
-            num_blocks=num_blocks,
+            num_blocks=self.num_blocks,
             block_size=self.block_size,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            num_kv_heads=self.heads[0].num_kv_heads,
+            head_dim=self.heads[0].head_dim,
+            other_heads=dict(enumerate(self.heads)),
             dtype=self.dtype,
             device=device,
+        )
+
+    def window(self, storage: Tensor, num_blocks: int, layer: int) -> KVBlocks:
+        """Return the start of a storage [n] uint8 as so many blocks of a layer."""
+        heads, used = self.heads[layer], storage[: num_blocks * self.block_bytes(layer)]
+        return KVBlocks(
+            used, self.dtype, num_kv_heads=heads.num_kv_heads, block_size=self.block_size, head_dim=heads.head_dim
         )
 
 
@@ -57,15 +65,15 @@ class OffloadedKV:
         Raises: CapacityError.
         """
         self.num_resident = num_resident
-        self._device = device
-        device.memory.take(num_resident * shape.num_blocks * shape.block_bytes, "keys and values that stay")
-        device.memory.take(NUM_WINDOWS * window_blocks * shape.block_bytes, "two micro-batches' keys and values")
-        place, num_windows = device.torch_device, NUM_WINDOWS if window_blocks else 0
-        self._resident = shape.allocate(num_resident, shape.num_blocks, place) if num_resident else None
+        self._shape, self._device, self._window_blocks = shape, device, window_blocks
+        sizes = [shape.block_bytes(layer) for layer in range(len(shape.heads))]
+        device.memory.take(sum(sizes[:num_resident]) * shape.num_blocks, "keys and values that stay")
+        self._resident = shape.allocate(num_resident, device.torch_device) if num_resident else None
         self._host: KVStorage | None = None
-        self._windows = [shape.allocate(1, window_blocks, place).layer(0) for _ in range(num_windows)]
-        self._staging = [device.allocate_pinned(window.storage.numel()) for window in self._windows]
-        self._block_bytes = shape.block_bytes
+        num_windows, window_bytes = NUM_WINDOWS if window_blocks else 0, window_blocks * max(sizes)
+        purpose = "two micro-batches' keys and values"
+        self._windows = [device.allocate(window_bytes, purpose) for _ in range(num_windows)]
+        self._staging = [device.allocate_pinned(window_bytes) for _ in self._windows]
         self._num_loads = 0
         self._loaded: dict[tuple[int, int], KVBlocks] = {}
 
@@ -95,11 +103,12 @@ class OffloadedKV:
         Shapes: blocks [n] int64. Blocks: until they are there. A window is used again after two loads.
         """
         number, self._num_loads = self._num_loads % NUM_WINDOWS, self._num_loads + 1
-        window, num_bytes = self._windows[number], len(blocks) * self._block_bytes
-        staged = self._staging[number][:num_bytes].view(len(blocks), self._block_bytes)
-        torch.index_select(self.layer(layer).storage.view(-1, self._block_bytes), 0, blocks, out=staged)
-        self._device.upload(window.storage[:num_bytes], staged.view(-1))
-        self._loaded[layer, micro_batch] = window
+        block_bytes = self._shape.block_bytes(layer)
+        window, num_bytes = self._windows[number], len(blocks) * block_bytes
+        staged = self._staging[number][:num_bytes].view(len(blocks), block_bytes)
+        torch.index_select(self.layer(layer).storage.view(-1, block_bytes), 0, blocks, out=staged)
+        self._device.upload(window[:num_bytes], staged.view(-1))
+        self._loaded[layer, micro_batch] = self._shape.window(window, self._window_blocks, layer)
         return num_bytes
 
     def window(self, layer: int, micro_batch: int) -> KVBlocks:

@@ -95,7 +95,7 @@ class PagedWeights:
             num_bytes += source.numel()
             with self._lock:
                 self._on_device.arrived(layer, number)
-                self._staged.take_out(layer, number)
+                self._staged.take_out(layer)
         return num_bytes
 
     def half_of(self, layer: int) -> int:
@@ -166,8 +166,8 @@ class _Halves:
             raise RuntimeError(f"the pipeline takes page {page} of layer {layer} before it is in {self._name}")
         return self.memory[row.half]
 
-    def take_out(self, layer: int, page: int) -> None:
-        """Note that a page is not needed here any more; after the last one the half is free."""
+    def take_out(self, layer: int) -> None:
+        """Note that a page of this layer is not needed here any more; after the last one the half is free."""
         row = self._table[layer]
         row.num_taken_out += 1
         if row.num_taken_out == len(row.is_there):

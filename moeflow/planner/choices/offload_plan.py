@@ -119,11 +119,12 @@ def plan_offload(overrides: OffloadOverrides, costs: ModelCosts, limits: Schedul
     is_windowed = pipeline.has_kv_on_host and not pipeline.attends_on_host
     window_blocks = min(micro_batch * blocks_per_request, limits.num_blocks) if is_windowed else 0
     kv_layers = 0 if pipeline.has_kv_on_host else num_layers
-    block_bytes = costs.kv_layer_bytes * limits.block_size
+    window_block_bytes = costs.shape.most_kv_bytes_per_token(costs.formats.kv) * limits.block_size
     fixed_bytes = (
         (costs.model_bytes - _expert_bytes(costs) * num_layers) * _MARGIN
         + costs.activation_bytes(limits.max_num_batched_tokens)
-        + (kv_layers * limits.num_blocks + NUM_WINDOWS * window_blocks) * block_bytes
+        + kv_layers * limits.num_blocks * costs.kv_layer_bytes * limits.block_size
+        + NUM_WINDOWS * window_blocks * window_block_bytes
     )
     device = overrides.device
     return OffloadConfig(

@@ -25,7 +25,8 @@ _REFUSED: Final[tuple[tuple[Callable[[ModelConfig], bool], str, tuple[str, ...]]
     (lambda shape: shape.encoder is not None, "an encoder", (*_WHOLE_DECODERS, _RECORDS)),
     (lambda shape: shape.recurrent is not None, "recurrent layers", _WHOLE_DECODERS),
     (lambda shape: shape.latent is not None, "latent attention", (SHARED_HEADS, PIPELINES)),
-    (lambda shape: shape.has_value_norms, "heads that differ or have normalised values", (PIPELINES,)),
+    (lambda shape: shape.layer_embeddings is not None, "tokens embedded for each layer", (PIPELINES,)),
+    (lambda shape: shape.kv_layers != shape.attention_layers, "layers that attend to others' keys", (PIPELINES,)),
 )
 
 

@@ -6,7 +6,9 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ExpertParallelConfig
 from moeflow.core.units import format_bytes
+from moeflow.kernels.cpu import extension
 from moeflow.parallel.blocks import even_blocks
+from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.rank_choice import count_ranks
 from moeflow.planner.settings import Settings, given_options, written_files
 
@@ -23,8 +25,13 @@ def check_replicas(settings: Settings, device: str, *, offloads_to_torch: bool) 
         raise ConfigError(f"{flag} writes the file of one engine: leave it away, or use one replica (--replicas)")
 
 
-def choose_expert_parallel(settings: Settings, shape: ModelConfig) -> ExpertParallelConfig | None:
-    """Return how replicas share experts; None: each computes apart. Raises: ConfigError if they cannot."""
+def choose_expert_parallel(
+    settings: Settings, shape: ModelConfig, *, cpu_isa: str, comes_from_disk: bool, reasons: Reasons
+) -> ExpertParallelConfig | None:
+    """Return how replicas share experts; None: each computes apart. Raises: ConfigError if they cannot.
+
+    `comes_from_disk`: not all experts have room in memory.
+    """
     number = settings.num_replicas or 1
     if not settings.expert_parallel:
         return None
@@ -41,7 +48,19 @@ def choose_expert_parallel(settings: Settings, shape: ModelConfig) -> ExpertPara
             f"{number} replicas cannot share the experts (--expert-parallel) of a model with {have}: use fewer "
             "(--replicas), or have each compute apart"
         )
-    return ExpertParallelConfig(num_replicas=number)
+    if not cpu_isa:
+        raise ConfigError(
+            "replicas that share experts (--expert-parallel) compute with the CPU's kernels, which are not there: "
+            f"{extension.why_not()}"
+        )
+    if comes_from_disk:
+        raise ConfigError(
+            "replicas that share experts (--expert-parallel) keep them in memory, once for all, but --memory is "
+            "too little: allow more, or have each compute apart"
+        )
+    shared = ExpertParallelConfig(num_replicas=number)
+    reasons.append(("experts", _what_each_computes(shared, shape.num_experts)))
+    return shared
 
 
 def share_of(total_bytes: int, num_replicas: int, *, shared_bytes: int) -> int:
@@ -57,7 +76,7 @@ def what_each_has(num_replicas: int, num_threads: int, num_bytes: int, *, maps_t
     return f"{num_replicas}: each has {threads} and may use {memory}; {weights}"
 
 
-def what_each_computes(parallel: ExpertParallelConfig, num_experts: int) -> str:
+def _what_each_computes(parallel: ExpertParallelConfig, num_experts: int) -> str:
     """Return how replicas share the experts."""
     sizes = sorted({len(block) for block in even_blocks(num_experts, parallel.num_replicas)})
     return (

@@ -36,7 +36,7 @@ def search_device(model: CostModel, objective: Objective, ratio: float) -> Polic
 
     Raises: CapacityError if none fits, saying what is missing.
     """
-    best = _solve(model, objective, _choices(model, objective, ratio, None))
+    best = _solve(model, objective, _choices(objective, ratio, None))
     if ratio > FINE:
         return best
     for ratio, times in _FINER:
@@ -58,7 +58,7 @@ def _climb(model: CostModel, objective: Objective, best: Policy, ratio: float, t
 
 
 def _choices(
-    model: CostModel, objective: Objective, ratio: float, around: IntegerPolicy | None, times: float = 1.0
+    objective: Objective, ratio: float, around: IntegerPolicy | None, times: float = 1.0
 ) -> list[IntegerPolicy]:
     most = objective.most
     low, high = (1, most) if around is None else _about(around.micro_batch, times)
@@ -86,7 +86,7 @@ def _beside(
     model: CostModel, objective: Objective, around: IntegerPolicy, ratio: float, times: float
 ) -> list[IntegerPolicy]:
     """Return a grid of choices up to so many times larger and smaller, which run in the same places."""
-    choices = _choices(model, objective, ratio, around, times)
+    choices = _choices(objective, ratio, around, times)
     return [choice for choice in choices if choice.attention_on_device == around.attention_on_device]
 
 

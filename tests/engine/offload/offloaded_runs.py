@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import torch
 from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from moeflow.core.engine_config import EngineConfig
@@ -14,10 +15,13 @@ from moeflow.engine.messages import Submission
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.models.parity import SHAPE
+from tests.models.test_gemma4_text import CONFIGS
 
 DEVICE = "emulated:16MiB,1000"
 LENGTHS = (5, 1, 60, 17, 33, 2, 90)
 FAMILIES = {
+    "heads that differ, normalised values": CONFIGS["as published"],
+    "dense, heads that differ": CONFIGS["dense"],
     "llama": LlamaConfig(**SHAPE),
     "one layer": MixtralConfig(**{**SHAPE, "num_hidden_layers": 1}, num_local_experts=4),
     "sliding window": MixtralConfig(**{**SHAPE, "num_hidden_layers": 2}, num_local_experts=4, sliding_window=7),
@@ -74,3 +78,20 @@ def run(config, lengths=LENGTHS, num_tokens=5):
 
 def sharing(config, num_hosted) -> EngineConfig:
     return dataclasses.replace(config, offload=dataclasses.replace(config.offload, num_hosted_experts=num_hosted))
+
+
+class Served:
+    """An offloaded model, as `Cache` wants one."""
+
+    def __init__(self, runner):
+        self.config = runner._model.config
+        self.dtype = runner._kv.layers[0].dtype
+        self._model = runner._model
+
+    @torch.inference_mode()
+    def __call__(self, token_ids, context):
+        return self._model(token_ids, context)
+
+    @torch.inference_mode()
+    def logits(self, hidden):
+        return self._model.logits(hidden)

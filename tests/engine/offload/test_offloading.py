@@ -6,24 +6,30 @@ import dataclasses
 import itertools
 import json
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from transformers import Gemma4TextConfig
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.offload_config import CudaDeviceConfig
 from moeflow.engine import forward
 from moeflow.engine.engine import Engine
+from moeflow.engine.runner_loading import load_runner
 from moeflow.kernels.cpu import extension
+from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings, options
-from tests.engine.offload.offloaded_runs import DEVICE, FAMILIES, answers, config, offloaded, run, sharing
-from tests.models.parity import random_model
+from tests.engine.offload.offloaded_runs import DEVICE, FAMILIES, Served, answers, config, offloaded, run, sharing
+from tests.models.parity import SEQUENCES, in_mixed_passes, load, random_model
+from tests.models.test_gemma4_text import DENSE
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 
@@ -221,3 +227,30 @@ def test_a_start_that_fails_leaves_no_threads(model, monkeypatch):
     with pytest.raises(CapacityError, match="no room"):
         Engine.load(offloaded(model, "cgopipe", 8))
     assert set(threading.enumerate()) <= threads
+
+
+@pytest.mark.parametrize(("pipeline", "num_hosted"), [("cgopipe", 0), ("cgopipe", 3), ("flexgen", 0)])
+def test_logits_are_those_of_the_plain_pass_to_the_bit(tmp_path, pipeline, num_hosted):
+    """Also where all that is added is normalised before."""
+    random_model(FAMILIES["heads that differ, normalised values"]).save_pretrained(tmp_path)
+    expected = in_mixed_passes(load(tmp_path, packed=WeightFormats("float32", "float32")), SEQUENCES, block_size=16)
+    chosen = sharing(offloaded(str(tmp_path), pipeline, 4, 0.4), num_hosted)
+    with closing(load_runner(chosen)) as runner:
+        found = in_mixed_passes(Served(runner), SEQUENCES, block_size=16)
+    assert all(torch.equal(found[name], expected[name]) for name in SEQUENCES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "has"),
+    [
+        ({"hidden_size_per_layer_input": 20}, "tokens embedded for each layer"),
+        (
+            {"num_hidden_layers": 4, "num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 4},
+            "layers that attend to others' keys",
+        ),
+    ],
+)
+def test_what_layers_need_of_others_is_refused(tmp_path, changes, has):
+    random_model(Gemma4TextConfig(**DENSE | {"vocab_size_per_layer_input": 101} | changes)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=f"--device.* do not go with {has}"):
+        offloaded(str(tmp_path), "cgopipe", 2)

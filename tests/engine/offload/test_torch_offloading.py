@@ -14,7 +14,7 @@ from moeflow.engine.runner_loading import load_runner
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
-from tests.engine.offload.offloaded_runs import FAMILIES, config, offloaded, run, sharing
+from tests.engine.offload.offloaded_runs import FAMILIES, Served, config, offloaded, run, sharing
 from tests.models.parity import SEQUENCES, in_mixed_passes, load, random_model
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -47,23 +47,6 @@ def test_all_families_run(tmp_path, family):
     expected = run(config(str(tmp_path)))
     for pipeline in ("cgopipe", "flexgen", "zero-inference"):
         assert run(offloaded(str(tmp_path), pipeline, 2, device=DEVICE)) == expected
-
-
-class Served:
-    """An offloaded model, as `Cache` wants one."""
-
-    def __init__(self, runner):
-        self.config = runner._model.config
-        self.dtype = runner._kv.layers[0].dtype
-        self._model = runner._model
-
-    @torch.inference_mode()
-    def __call__(self, token_ids, context):
-        return self._model(token_ids, context)
-
-    @torch.inference_mode()
-    def logits(self, hidden):
-        return self._model.logits(hidden)
 
 
 def logits_of(folder, pipeline, dtype):

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.core.errors import CapacityError
+from moeflow.core.model_config import HeadSizes
 from moeflow.core.offload_config import EmulatedDeviceConfig, EmulatedSpeeds
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice
 from moeflow.pipeline.devices.offloaded_kv import KVShape, OffloadedKV, window_numbers
 
-SHAPE = KVShape(num_blocks=6, block_size=16, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+HEADS = [HeadSizes(2, 8), HeadSizes(1, 12), HeadSizes(2, 8)]
+SHAPE = KVShape(num_blocks=6, block_size=16, heads=HEADS, dtype=torch.float32)
 
 
 def device(capacity_bytes: int = 2**22) -> EmulatedDevice:
@@ -35,17 +37,18 @@ def test_filled_blocks_come_first_and_each_has_a_number_of_its_own(sequences):
 
 
 def test_blocks_are_copied_in_order_and_windows_take_turns():
-    host = SHAPE.allocate(3, 6)
+    host = SHAPE.allocate(3)
     for layer in host.layers:
         layer.storage.copy_(torch.randint(0, 200, layer.storage.shape, dtype=torch.uint8))
     kv = OffloadedKV(SHAPE, device(), num_resident=1, window_blocks=4)
     kv.begin_pass(host)
     assert kv.is_resident(0)
     assert not kv.is_resident(1)
-    assert kv.load(1, 0, torch.tensor([4, 2])) == 2 * SHAPE.block_bytes
+    assert kv.load(1, 0, torch.tensor([4, 2])) == 2 * SHAPE.block_bytes(1)
     kv.load(2, 1, torch.tensor([5]))
     first, second = kv.window(1, 0), kv.window(2, 1)
-    assert first is not second
+    assert first.storage.data_ptr() != second.storage.data_ptr()
+    assert [(it.num_kv_heads, it.head_dim) for it in (first, second)] == [(1, 12), (2, 8)]
     expected = host.layer(1).storage.view(6, -1)[[4, 2]].flatten()
     assert torch.equal(first.storage[: len(expected)], expected)
     with pytest.raises(RuntimeError, match="micro-batch 0 of layer 1 without its KV"):
@@ -53,7 +56,7 @@ def test_blocks_are_copied_in_order_and_windows_take_turns():
 
 
 def test_what_stays_and_windows_are_counted():
-    needed = (2 * 6 + 2 * 3) * SHAPE.block_bytes
+    needed = 6 * (SHAPE.block_bytes(0) + SHAPE.block_bytes(1)) + 2 * 3 * SHAPE.block_bytes(0)
     OffloadedKV(SHAPE, device(needed), num_resident=2, window_blocks=3)
     with pytest.raises(CapacityError):
         OffloadedKV(SHAPE, device(needed - 1), num_resident=2, window_blocks=3)

@@ -1,0 +1,43 @@
+"""What a start finds of earlier ones: packed weights to map, and how much which inputs of matrices matter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.planner.choices.packed_files import find_packed_weights_file, place_of_packed_weights
+from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.choices.weight_choice import WeightChoice
+from moeflow.planner.known_importance import known_importance_file
+from moeflow.planner.settings import Settings
+
+
+def found_packed_file(settings: Settings, checkpoint: Checkpoint, weights: WeightChoice) -> Path | None:
+    """Return the packed weights that are there. See `find_packed_weights_file`, also for what it raises."""
+    return find_packed_weights_file(checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir)
+
+
+def choose_packed_file(settings: Settings, checkpoint: Checkpoint, weights: WeightChoice, reasons: Reasons) -> str:
+    """Return the packed weights that all weights are mapped from; empty if there is none."""
+    named, file = settings.packed_weights_file, found_packed_file(settings, checkpoint, weights)
+    if file is None and settings.expert_parallel:  # which replicas need: the first of them makes it
+        file = place_of_packed_weights(checkpoint, weights.formats, named, settings.cache_dir)
+        reasons.append(("start", f"weights are packed into {file} first, and mapped from there"))
+    elif file is not None:
+        reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))
+    elif named is not None:
+        reasons.append(("start", f"weights are packed anew: {named} is not there (`moeflow pack` makes it)"))
+    return "" if file is None else str(file)
+
+
+def choose_importance_file(settings: Settings, checkpoint: Checkpoint, weights: WeightChoice, reasons: Reasons) -> str:
+    """Return what is known of the importance of inputs, for rounding to a mix; empty if nothing is.
+
+    Ranks on other machines may know something else, and all are to round alike.
+    """
+    if weights.mix is None or settings.listen_ranks or settings.ray_address:
+        return ""
+    file = known_importance_file(checkpoint, settings.cache_dir)
+    known = "known from text" if file else "not known: `moeflow pack` learns it"
+    reasons.append(("quantize", f"{weights.mix}: which inputs matter is {known}"))
+    return "" if file is None else str(file)
