@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf.file_names import whole_name
+from moeflow.core.sha256 import sha256
 from moeflow.kernels.on_demand import on_demand, torch
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def checkpoint_identity(checkpoint: Checkpoint) -> str:
     A copy of the checkpoint has another identity unless it keeps the files' times. Raises: CheckpointError if a
     file is gone.
     """
-    digest = hashlib.sha256()
+    digest = sha256()
     for name, info in sorted(checkpoint.tensors.items()):
         digest.update(repr((name, info.shape, info.stored_as, info.num_bytes, info.file.name)).encode())
     for file in sorted({info.file for info in checkpoint.tensors.values()}):
@@ -43,7 +43,7 @@ def sampled_bytes(checkpoint: Checkpoint) -> str:
     Unlike `content_fingerprint` it needs no torch, and tells apart files that hold the same numbers in another order.
     Raises: CheckpointError if a file cannot be read.
     """
-    digest = hashlib.sha256()
+    digest = sha256()
     files = sorted({info.file for info in checkpoint.tensors.values()})
     for file in files:
         with blame_file(file), file.open("rb", buffering=0) as stream:
@@ -60,7 +60,7 @@ def content_fingerprint(checkpoint: Checkpoint) -> str:
     Copies have the same wherever they lie; a model that was trained further has another. Raises: CheckpointError if a
     file cannot be read.
     """
-    digest = hashlib.sha256(json.dumps(dict(checkpoint.config), sort_keys=True, default=str).encode())
+    digest = sha256(json.dumps(dict(checkpoint.config), sort_keys=True, default=str).encode())
     for name, info in sorted(checkpoint.tensors.items()):
         digest.update(repr((name, info.shape, info.stored_as)).encode())
     matrices = sorted(name for name, info in checkpoint.tensors.items() if len(info.shape) == 2)

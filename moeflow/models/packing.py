@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from moeflow.checkpoint.packed.layout import SlabSpec
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory, NotedMemory, WeightMemory
 from moeflow.checkpoint.packed.writer import OnBytes, SlabWriter, build_packed_weights_file
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.sha256 import sha256
 from moeflow.kernels.arrays import FLOAT32, address, dtype_name
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedRows, expert_bytes
@@ -208,7 +208,7 @@ def layer_table_range(checkpoint: Checkpoint, formats: WeightFormats, spec: Slab
 
 def _layout(model: LanguageModel, memory: NotedMemory) -> str:
     """Return a hash over which weight is where, so that a model that is built otherwise takes no other's file."""
-    return hashlib.sha256(repr(_places(model, memory)).encode()).hexdigest()[:16]
+    return sha256(repr(_places(model, memory)).encode()).hexdigest()[:16]
 
 
 def _places(model: LanguageModel, memory: NotedMemory) -> list[tuple[str, int, int, int, str]]:

@@ -61,6 +61,32 @@ def test_a_first_token_needs_few_modules(tmp_path):
     assert len(found) <= MAX_MODULES
 
 
+ENGINE = """
+import sys
+from pathlib import Path
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission
+from moeflow.planner.resolve import resolve
+from moeflow.planner.settings import Settings
+config = resolve(Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), quantize="int8")).config
+assert config.packed_file
+engine = Engine.load(config)
+engine.submit(Submission("one", [5, 9], SamplingParams(max_tokens=1), seed=0))
+assert engine.step()[0].token_ids
+print(*sys.modules)
+"""
+
+
+@needs_extension
+def test_the_engine_alone_loads_no_libraries_for_what_it_does_not_do(tmp_path):
+    write_tiny_mixtral(tmp_path / "model")
+    pack(str(tmp_path / "model"), None, cache_dir=tmp_path, quantize="int8")
+    found = modules_after(ENGINE, tmp_path / "model", tmp_path)
+    unwanted = {"_hashlib", "_ssl", "_lzma", "_bz2"} | {"shutil", "tempfile", "secrets", "statistics", "difflib"}
+    assert found & (unwanted | UNWANTED | {"torch"}) == set()
+
+
 def write_packed(write_tiny, folder):
     write_tiny(folder / "model")
     pack(str(folder / "model"), None, cache_dir=folder)

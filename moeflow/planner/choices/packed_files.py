@@ -4,7 +4,6 @@ them, and that a model which fits into memory starts from them if they are there
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from moeflow.checkpoint.packed.writer import OnBytes
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, StorageError
+from moeflow.core.sha256 import sha256
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.expert_predictor import saved
@@ -40,7 +40,7 @@ from moeflow.planner.known_importance import known_importance_file
 def packed_weights_file_place(cache_dir: Path | None, checkpoint: Checkpoint, spec: SlabSpec) -> Path:
     """Return where a model's packed weights are kept if the user names no place: a file each checkpoint and format."""
     folder = cache_folder(cache_dir) / "experts"
-    digest = hashlib.sha256(msgspec.json.encode(spec)).hexdigest()[:12]
+    digest = sha256(msgspec.json.encode(spec)).hexdigest()[:12]
     return folder / f"{_file_name(checkpoint.path)}-{spec.weight_format}-{digest}.slabs"
 
 

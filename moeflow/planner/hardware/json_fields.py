@@ -5,14 +5,19 @@ An object remembers which of its fields were asked for, so that a misspelt one i
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import parse_bytes
+from moeflow.kernels.on_demand import on_demand
+
+if TYPE_CHECKING:
+    import difflib
+else:
+    difflib = on_demand("difflib")
 
 Item = TypeVar("Item")
 

@@ -6,7 +6,6 @@ One that was measured quickly, for a start, stays until all is measured.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
 from collections.abc import Sequence
@@ -16,15 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DISK, RAM, Machine
+from moeflow.core.sha256 import sha256
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
-from moeflow.planner.hardware.kernel_bench import KernelShape
 from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
 
 if TYPE_CHECKING:
     from moeflow.planner.hardware import calibrate, quick_calibration, rank_bench
     from moeflow.planner.hardware.calibrate import OnStep
+    from moeflow.planner.hardware.kernel_bench import KernelShape
 else:
     calibrate = on_demand("moeflow.planner.hardware.calibrate")
     quick_calibration = on_demand("moeflow.planner.hardware.quick_calibration")
@@ -37,7 +37,7 @@ def machine_identity(num_threads: int) -> str:
     """Return what a description is valid for: processor, instruction set, threads, and how things are measured."""
     isa = extension.isa_name() if extension.is_available() else "torch"
     parts = (VERSION, platform.node(), platform.machine(), os.cpu_count(), num_threads, isa)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def machine_file(cache_dir: Path, num_threads: int) -> Path:
