@@ -18,7 +18,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import OlmoeConfig
 
+from moeflow.planner.hardware.hardware_json import machine_to_json
 from tests.models.parity import SHAPE, random_model
+from tests.planner.examples import machine
 from tests.planner.simulator.traces import make_trace
 from tests.tiny_mixtral import write_byte_tokenizer, write_tiny_mixtral
 from tests.workload.routing_files import write_trace
@@ -120,6 +122,37 @@ def test_the_streams_of_the_pipeline_keep_what_all_promise(run):
     assert re.search(r"[3-9] passed", run("-m", "pytest", *tests))
 
 
+def test_a_layout_is_in_the_help_and_is_simulated_measured_and_planned(run, tmp_path):
+    assert re.search(r"--expert-layout \[[^]]*everywhere\]", " ".join(run(*MOEFLOW, "serve", "--help-all").split()))
+    names = ("--layout", "everywhere", "--layout", "expert", "--json")
+    routing = ("--ranks", "4", "--tokens", "4000", "--skew", "0.9", "--skew-experts", "1")
+    shown = run(*MOEFLOW, "simulate", "parallel", "--machine", "h100", "--model", "mixtral-8x7b", *routing, *names)
+    simulated = {one["layout"]: one for one in map(json.loads, shown.splitlines())}
+    assert simulated["everywhere"]["work_max_over_mean"] < 1.2 < simulated["expert"]["work_max_over_mean"]
+    assert simulated["everywhere"]["by_formula"]["seconds"] < simulated["expert"]["by_formula"]["seconds"]
+    sizes = ("--ranks", "2", "--experts", "5", "--tokens", "16", "--hidden", "64", "--width", "64", "--repeats", "1")
+    (record,) = map(json.loads, run(*MOEFLOW, "bench", "parallel", *sizes, *names).splitlines())
+    assert "everywhere" in record["layouts"]  # and its sums were compared with one process's
+    write_tiny_mixtral(tmp_path, num_local_experts=5)
+    (tmp_path / "host.json").write_text(machine_to_json(machine(ram=2 * 10**9)))
+    ranks = ("--ranks", "2", "--expert-layout", "everywhere")
+    planned = run(*MOEFLOW, "plan", str(tmp_path), "--machine", str(tmp_path / "host.json"), *ranks)
+    assert "3 of the 5 experts of a layer at most, as everywhere places them" in " ".join(planned.split())
+
+
+def test_ranks_compute_the_same_tokens_in_a_layout_of_ones_own(run):
+    code = """
+import tempfile
+from tests.engine.ranks.mixed_requests import config_of, run
+from tests.tiny_mixtral import write_tiny_mixtral
+folder = tempfile.mkdtemp()
+write_tiny_mixtral(folder, num_local_experts=5)
+(found, stats), (alone, _) = run(config_of(folder, num_ranks=2, expert_layout="everywhere")), run(config_of(folder))
+print(found == alone, [rank.num_experts for rank in stats.ranks])
+"""
+    assert run("-c", code).strip() == "True [6, 6]"
+
+
 def test_weights_in_a_format_of_ones_own_are_read(run, tmp_path):
     write_tiny_mixtral(tmp_path)
     expected = run(*MOEFLOW, "generate", str(rounded(tmp_path, tmp_path / "rounded")), *PROMPT)
@@ -165,6 +198,6 @@ def test_a_family_of_ones_own_answers(run, tmp_path):
 
 def test_each_example_is_short_and_in_the_docs():
     page = (ROOT / "docs" / "extending.md").read_text()
-    assert len(EXAMPLES) >= 6
+    assert len(EXAMPLES) >= 7
     for example in EXAMPLES:
         assert f"examples/{example.name}" in page

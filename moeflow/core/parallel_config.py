@@ -7,10 +7,11 @@ from typing import Final, Literal, get_args
 
 from moeflow.core.units import KIB
 
-ExpertLayout = Literal["expert", "sliced"]  # each rank has a block of a layer's experts, or a slice of every expert
+WHOLE: Final = "expert"  # each rank has a block of a layer's experts
+SLICED: Final = "sliced"  # each rank has a slice of every expert
 AttentionLayout = Literal["replicated", "tensor"]  # each rank has all heads, or a block of them
 
-EXPERT_LAYOUTS: Final[tuple[ExpertLayout, ...]] = get_args(ExpertLayout)
+EXPERT_LAYOUTS: Final = (WHOLE, SLICED)
 EXPERT_PLACEMENTS: Final = ("index", "load")  # whole experts by number, or moved so that ranks get equal loads
 ATTENTION_LAYOUTS: Final[tuple[AttentionLayout, ...]] = get_args(AttentionLayout)
 RAY_PLACEMENTS: Final = ("strict-spread", "spread")  # a node of its own for each rank, or as far as there are nodes
@@ -71,12 +72,17 @@ class ParallelConfig:
 
     num_ranks: int  # of all stages, which have as many each: first those of the first stage, and so on
     stages: StageConfig | None = None  # None: all ranks have all layers
-    expert_layout: ExpertLayout = "expert"
+    expert_layout: str = WHOLE  # or SLICED, or another package's, by which ranks have whole experts, too
     moves_experts: bool = True  # whole ones, to other ranks while serving, as loads call for it
     num_redundant_experts: int = 0  # of each layer, that have a further home once loads are known
     attention_layout: AttentionLayout = "replicated"
     timeout_s: float = 60.0  # that a rank waits for the others in a collective
     join: JoinConfig | None = None  # None: all ranks are processes of this machine; else all but the first join
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether each rank has a slice of every expert; else some have whole ones."""
+        return self.expert_layout == SLICED
 
     @property
     def num_stages(self) -> int:

@@ -15,6 +15,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS, RAY_PLACEMENTS
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.kernels.weight_format import DTYPES, MIXES, QUANTIZED
+from moeflow.parallel.placement.layouts import ADDED_LAYOUTS
 from moeflow.pipeline.catalog import OFFLOADING
 
 BLOCK_SIZE: Final = 16
@@ -262,7 +263,7 @@ class Settings:
             "What each rank has of a layer's experts: some of them (expert), or a slice of every one (sliced), which "
             "keeps ranks equally busy whatever routers choose; auto: the faster by forecast.",
             "Processor and device",
-            choices=("auto", *EXPERT_LAYOUTS),
+            choices=("auto", *EXPERT_LAYOUTS, *ADDED_LAYOUTS),
         ),
     )
     attention_layout: str = field(

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from moeflow.bench.parallel.meter import SECTIONS
 from moeflow.bench.parallel.rank import RankRun
-from moeflow.planner.costs.parallel_costs import CAPACITY_DROPLESS, LayerCost
+from moeflow.parallel.placement.layouts import CAPACITY_DROPLESS
+from moeflow.planner.costs.parallel_costs import LayerCost
 
 BASELINE: Final = CAPACITY_DROPLESS
 

@@ -3,6 +3,7 @@
 - expert: whole experts in blocks. A row goes once to each rank that has some of its experts; the weighted results of
   pairs (token, expert) come back and are added up in ascending order of expert, so the bits are those of one process.
 - expert-by-load: the same; experts are placed by an earlier batch's loads, with one slot more a rank for replicas.
+- what other packages add: the same; experts are placed as they say.
 - capacity, capacity-dropless: as DeepSpeed's expert parallelism. Each rank sends every expert C rows, padding included,
   and an expert computes all of them. What is beyond C = f K T / E is dropped; dropless, C is the largest load of any
   rank and expert. Rows are moved by index: DeepSpeed's products with one-hot matrices are left out.
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Protocol
 
 import torch
@@ -27,10 +27,12 @@ from torch import Tensor
 from moeflow.bench.parallel.case import Case, Tokens
 from moeflow.bench.parallel.meter import Meter
 from moeflow.bench.parallel.shared_weights import SharedWeights
+from moeflow.core.parallel_config import SLICED
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.parallel.placement.layouts import CAPACITY, CAPACITY_DROPLESS, place_experts
 from moeflow.parallel.placement.placement import ExpertPlacement, ServingTable
-from moeflow.planner.costs.parallel_costs import CAPACITY, CAPACITY_DROPLESS, padded_rows
+from moeflow.planner.costs.parallel_costs import padded_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,9 @@ class RankLayout(Protocol):
 
 
 def make_layout(name: str, case: Case, shared: SharedWeights, rank: int) -> RankLayout:
-    """Return a rank's part of a layout."""
+    """Return a rank's part of a layout. Raises: ConfigError if it is another package's and cannot be used."""
     layer = case.layer
-    if name == "sliced":
+    if name == SLICED:
         return SlicedExperts(shared.slices(rank), case.num_tokens)
     if name in (CAPACITY, CAPACITY_DROPLESS):
         placement = ExpertPlacement.by_index(1, layer.num_experts, layer.num_ranks)
@@ -60,11 +62,7 @@ def make_layout(name: str, case: Case, shared: SharedWeights, rank: int) -> Rank
         if name == CAPACITY:
             capacity = padded_rows(case.capacity_factor, layer.top_k, max(case.num_tokens), layer.num_experts)
         return PaddedExperts([shared.whole([expert]) for expert in held[rank]], [len(it) for it in held], capacity)
-    if name == "expert":
-        placement = ExpertPlacement.by_index(1, layer.num_experts, layer.num_ranks)
-    else:
-        slots = ceil(layer.num_experts / layer.num_ranks) + 1
-        placement = ExpertPlacement.by_load(case.loads_before()[None], layer.num_ranks, slots)
+    placement = place_experts(name, case.loads_before()[None], layer.num_ranks)
     ranks = ServingTable(placement.homes[0]).ranks(case.topk_ids())
     own = torch.split(torch.from_numpy(ranks), list(case.num_tokens))[rank]
     held_here = placement.held_by(rank, 0)

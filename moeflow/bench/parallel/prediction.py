@@ -15,7 +15,7 @@ from moeflow.bench.parallel.shared_weights import slice_bounds
 from moeflow.core.hardware import Machine
 from moeflow.core.model_config import ModelConfig, RopeConfig
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
-from moeflow.planner.costs.parallel_costs import LAYOUTS, LayerCost, ParallelLayer
+from moeflow.planner.costs.parallel_costs import LayerCost, ParallelLayer, layer_cost
 from moeflow.planner.costs.roofline import divided
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.kernel_bench import KernelShape
@@ -45,7 +45,7 @@ def predict(case: Case, machine: Machine, layouts: Iterable[str], measured: Meas
         loads=case.loads_before(),
         capacity_factor=case.capacity_factor,
     )
-    return {name: LAYOUTS[name](layer) for name in layouts}
+    return {name: layer_cost(name, layer) for name in layouts}
 
 
 def kernel_shapes(layer: LayerShape) -> list[KernelShape]:

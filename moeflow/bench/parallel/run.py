@@ -25,7 +25,8 @@ from moeflow.bench.parallel.shared_weights import shared_bytes
 from moeflow.core.errors import CapacityError, ConfigError, EngineError
 from moeflow.core.hardware import Machine
 from moeflow.core.units import format_bytes
-from moeflow.planner.costs.parallel_costs import CAPACITY, CAPACITY_DROPLESS, padded_rows
+from moeflow.parallel.placement.layouts import CAPACITY, CAPACITY_DROPLESS
+from moeflow.planner.costs.parallel_costs import padded_rows
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.this_machine import how_measured
 

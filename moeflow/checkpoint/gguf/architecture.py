@@ -29,7 +29,7 @@ class Architecture:
     optional: Mapping[str, tuple[str, float | bool]] = field(default_factory=dict)
     gating: int = 1  # how experts are scored: 1 by softmax, 2 by sigmoid
     may_be_partial: bool = False  # whether positions may rotate a part of each head
-    stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `gguf_names`
+    stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `names.heads_in_pairs`
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the config whole, at last
     is_latent: bool = False  # whether attention is latent
     eps_key: str = "attention.layer_norm_rms_epsilon"  # of the norms

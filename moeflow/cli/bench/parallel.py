@@ -16,10 +16,9 @@ from moeflow.cli.help import Command
 from moeflow.cli.params import NEW_PICTURE
 from moeflow.cli.progress import bar, steps
 from moeflow.core.cache_dir import cache_folder
-from moeflow.planner.costs.parallel_costs import CAPACITY_DROPLESS
-from moeflow.planner.costs.parallel_costs import LAYOUTS as PREDICTED
+from moeflow.parallel.placement.layouts import CAPACITY_DROPLESS, LAYOUTS, REPLICATED
 
-LAYOUTS: Final = tuple(name for name in PREDICTED if name != "replicated")  # which exchanges nothing
+MEASURED: Final = tuple(name for name in LAYOUTS if name != REPLICATED)  # which exchanges nothing
 PRESETS: Final[dict[str, dict[str, Any]]] = {  # sizes that models have, as fields of a shape
     "switch-base": {"top_k": 1, "hidden": 768, "width": 3072, "is_gated": False},  # the encoders of the study
     "builtin": {"top_k": 2, "hidden": 576, "width": 1536, "is_gated": True},
@@ -40,7 +39,8 @@ processor time, and the critical path, which is the slowest rank's time summed o
 combine. Layouts: "expert" has whole experts, by index; "expert-by-load" places them by an earlier batch, with a slot
 more a rank for replicas; "sliced" gives each rank a slice of every expert. "capacity" is the baseline, as DeepSpeed's:
 each expert's rows are padded to a fixed number and what is beyond is dropped; "capacity-dropless", which all are
-compared with, pads to the largest load. All but "sliced" give one process's sums to the bit."""
+compared with, pads to the largest load. All but "sliced" give one process's sums to the bit. Layouts that other
+packages add place whole experts as they say."""
 
 
 @click.command(cls=Command, epilog=EPILOG, context_settings={"show_default": True})
@@ -69,7 +69,7 @@ compared with, pads to the largest load. All but "sliced" give one process's sum
 )
 @click.option("--skew-experts", type=click.IntRange(1), help="How many are hot.  [default: a tenth of them]")
 @click.option(
-    "--layout", "layouts", type=click.Choice(LAYOUTS), multiple=True, default=LAYOUTS, help="May be given often."
+    "--layout", "layouts", type=click.Choice(MEASURED), multiple=True, default=MEASURED, help="May be given often."
 )
 @click.option(
     "--capacity-factor", type=click.FloatRange(0, 1e6, min_open=True), default=1.25, help="Of the layout that drops."
@@ -117,7 +117,7 @@ def parallel(
         )
     ]
     recorder = Recorder("parallel", out, as_json)
-    names = tuple(name for name in LAYOUTS if name in layouts or name == CAPACITY_DROPLESS)
+    names = tuple(name for name in MEASURED if name in layouts or name == CAPACITY_DROPLESS)
     try:
         measure(cases, names, repeats, recorder, machine=measured_machine(cases) if validate else None)
         interrupted = False

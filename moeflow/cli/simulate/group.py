@@ -1,4 +1,4 @@
-"""`moeflow simulate`: predicts instead of measuring. One file a prediction: `simulate_cache.py` and so on."""
+"""`moeflow simulate`: predicts instead of measuring. One file a prediction: `cache.py` and so on."""
 
 from __future__ import annotations
 

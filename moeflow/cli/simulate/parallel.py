@@ -22,12 +22,13 @@ from moeflow.core.hardware import Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes, format_seconds, parse_bytes
 from moeflow.parallel.placement.expert_load import LoadTracker
+from moeflow.parallel.placement.layouts import ADDED_LAYOUTS, LAYOUTS
 from moeflow.parallel.placement.placement import Loads
 from moeflow.planner.choices.layout_choice import LayoutChoice, choose_layout
 from moeflow.planner.costs.expected_routing import ExpectedRouting
 from moeflow.planner.costs.layout_estimate import ExpectedLayer
 from moeflow.planner.costs.model_costs import ModelCosts
-from moeflow.planner.costs.parallel_costs import LAYOUTS, ParallelLayer, rank_link
+from moeflow.planner.costs.parallel_costs import ParallelLayer, rank_link
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.simulator.parallel_run import ParallelRun, run_layouts
 from moeflow.workload.skew_router import SkewRouter
@@ -58,12 +59,12 @@ Examples:
 replicated has all experts on every rank; expert has whole ones, by index; expert-by-load places them by the tokens of
 an earlier batch, with one more a rank, for replicas; capacity is the baseline, which pads each expert's rows to a fixed
 number and drops what is beyond (DeepSpeed); capacity-dropless pads to the largest load; sliced gives each rank a slice
-of every expert. Ranks wait for each other after every section: routing, exchange, experts, exchange. A rank is one
-device, or where the machine has none, a host.
+of every expert; layouts that other packages add place whole experts as they say. Ranks wait for each other after every
+section: routing, exchange, experts, exchange. A rank is one device, or where the machine has none, a host.
 
 "By formula" is what would be chosen without drawing any routing: the fastest of the layouts that fit, the baselines
-left out, as expected for such routers, whatever --layout and --seed; how far ahead it is of the next and by what most;
-and how much faster the best layout is on twice the ranks.
+left out, as expected for such routers, whatever --seed and of moeflow's own whatever --layout; how far ahead it is of
+the next and by what most; and how much faster the best layout is on twice the ranks.
 {SHIPPED}"""
 
 
@@ -154,7 +155,7 @@ def parallel(
         capacity_factor=_finite(capacity_factor) or min(float(shape.num_experts), STUDY_CAPACITY_FACTOR),
     )
     runs, baseline = run_layouts(layer, layouts)
-    choice = choose_layout(expected_layer(layer, router))
+    choice = choose_layout(expected_layer(layer, router), [name for name in layouts if name in ADDED_LAYOUTS])
     title = f"One MoE layer of {model}: {tokens:,} tokens on {ranks} x {host.name}, {layer.costs.formats.matrices}"
     if plot is not None:
         lazy.plot_simulated(runs, title, plot)

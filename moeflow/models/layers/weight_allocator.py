@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
-from moeflow.core.parallel_config import AttentionLayout, ExpertLayout
+from moeflow.core.parallel_config import SLICED, WHOLE, AttentionLayout
 from moeflow.kernels.arrays import FLOAT32, Array, array_on, is_numpy, shape_alone, split
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
 from moeflow.kernels.cpu.packed_weights import (
@@ -121,7 +121,7 @@ class WeightAllocator:
     group: Group | None = None  # of the ranks that share the model; None: this process has all of it
     expert_ranks: ExpertRanks | None = None  # which of them has which experts, where each has whole ones
     expert_shares: ExpertShares | None = None  # which replica computes which experts; None: this one all
-    expert_layout: ExpertLayout = "expert"  # how they share each layer's experts,
+    expert_layout: str = WHOLE  # how they share each layer's experts,
     attention_layout: AttentionLayout = "replicated"  # and attention, dense layers and the output projection
     expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
     own_layers: range | None = None  # of the stage that this process has; None: it has all layers
@@ -288,7 +288,7 @@ class WeightAllocator:
         kind: ExpertKind,
         biases: ExpertBiases | None,
     ) -> ExpertWeights:
-        if self.group is not None and self.expert_layout == "sliced":
+        if self.group is not None and self.expert_layout == SLICED:
             take = partial(self.memory.experts, num_experts)
             size = (hidden_size, intermediate_size)
             return self._slices(self.group, size, formats.of_experts(self.layer), take, kind, biases)

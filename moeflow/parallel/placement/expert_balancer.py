@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 
 from moeflow.parallel.placement.expert_load import LoadTracker, imbalance, rank_loads
-from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement, Loads, ServingTable, slots_per_rank
+from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement, Loads, ServingTable
 from moeflow.parallel.placement.rebalancing import Move, apply_moves, moves
+from moeflow.parallel.placement.whole_experts import WholeExperts
 
 CHECK_PASSES: Final = 64  # passes between two looks at the loads
 HALF_LIFE_PASSES: Final = 256.0  # of the loads
@@ -22,19 +23,18 @@ MAX_MOVES: Final = 2  # a pass: some milliseconds of copying
 
 
 class ExpertBalancer:
-    """The placement of a model's experts on ranks, by index at first."""
+    """The placement of a model's experts on ranks."""
 
-    def __init__(self, num_layers: int, num_experts: int, num_ranks: int, num_redundant: int | None) -> None:
-        """Take the shape, and how many experts of a layer get a further home; None: experts stay where they are."""
-        self.placement = ExpertPlacement.by_index(num_layers, num_experts, num_ranks)
+    def __init__(self, experts: WholeExperts) -> None:
+        """Take where they are at first, and what says where they should be."""
+        self.placement = experts.at_first
+        num_layers, num_ranks = len(self.placement.homes), self.placement.num_ranks
         self.num_moves = 0  # so far
         self.num_held = self.placement.num_held()
         self.imbalance = 0.0  # when loads were looked at last: the largest of a rank over the mean, the mean of layers
         self.rank_loads = [0.0] * num_ranks  # likewise, tokens a pass, the mean of layers
-        self._moves_at_all = num_redundant is not None
-        self._num_redundant = num_redundant or 0
-        self._slots = slots_per_rank(num_experts, num_ranks, num_redundant or 0)
-        self._tracker = LoadTracker(num_layers, num_experts, HALF_LIFE_PASSES)
+        self._experts = experts
+        self._tracker = LoadTracker(num_layers, experts.num_experts, HALF_LIFE_PASSES)
         self._target = self.placement
         self._passes = 0
         self._tables = [ServingTable(experts) for experts in self.placement.homes]
@@ -69,14 +69,14 @@ class ExpertBalancer:
         loads = self._tracker.loads
         self.imbalance = float(np.mean(imbalance(self.placement, loads)))
         self.rank_loads = rank_loads(self.placement, loads).mean(axis=0).tolist()
-        if self._moves_at_all:
-            self._target = self._better(loads)
+        if self._experts.place is not None:
+            self._target = self._better(loads, self._experts.place(loads))
 
-    def _better(self, loads: Loads) -> ExpertPlacement:
-        """Return the placement with those layers placed anew that gain enough."""
-        found = ExpertPlacement.by_load(loads, self.placement.num_ranks, self._slots, self._num_redundant)
-        gains = imbalance(self.placement, loads) - imbalance(found, loads)
-        old_and_new = zip(gains, self.placement.homes, found.homes, strict=True)
-        return ExpertPlacement(
-            self.placement.num_ranks, tuple(new if gain >= MIN_GAIN else old for gain, old, new in old_and_new)
+    def _better(self, loads: Loads, wanted: ExpertPlacement) -> ExpertPlacement:
+        """Return the placement with those layers placed anew that gain enough, and for which ranks have room."""
+        gains = imbalance(self.placement, loads) - imbalance(wanted, loads)
+        homes = tuple(
+            new if gain >= MIN_GAIN and self._experts.fits(wanted, layer) else old
+            for layer, (gain, old, new) in enumerate(zip(gains, self.placement.homes, wanted.homes, strict=True))
         )
+        return ExpertPlacement(self.placement.num_ranks, homes)

@@ -76,6 +76,12 @@ class ExpertPlacement:
         counts: list[int] = np.bincount(ranks, minlength=self.num_ranks).tolist()
         return counts
 
+    def num_held_of(self, layer: int) -> list[int]:
+        """Return how many of a layer's experts each rank has, likewise."""
+        ranks = [rank for experts in self.homes[layer] for rank in experts]
+        counts: list[int] = np.bincount(ranks, minlength=self.num_ranks).tolist()
+        return counts
+
     def held_by(self, rank: int, layer: int) -> list[int]:
         """Return the experts of a layer that a rank has, ascending."""
         return [expert for expert, ranks in enumerate(self.homes[layer]) if rank in ranks]

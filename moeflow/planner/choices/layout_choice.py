@@ -32,15 +32,15 @@ class LayoutChoice:
         return f"{self.best.layout}: {self.reason}; twice the ranks would be {gain:.2f} times as fast ({after.layout})"
 
 
-def choose_layout(at: ExpectedLayer) -> LayoutChoice:
-    """Return the fastest layout of those that fit."""
-    estimates = estimate_layouts(at)
+def choose_layout(at: ExpectedLayer, added: Sequence[str] = ()) -> LayoutChoice:
+    """Return the fastest layout of those that fit; of other packages', of those that are named. Raises: ConfigError."""
+    estimates = estimate_layouts(at, added)
     fitting = _fastest_first(estimates)
     return LayoutChoice(
         best=fitting[0] if fitting else None,
         reason=_reason(fitting[0], fitting[1:]) if fitting else _none_fits(at, estimates),
         estimates=estimates,
-        doubled=estimate_layouts(replace(at, num_ranks=2 * at.num_ranks)),
+        doubled=estimate_layouts(replace(at, num_ranks=2 * at.num_ranks), added),
     )
 
 

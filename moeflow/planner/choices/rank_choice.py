@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError
@@ -14,10 +14,13 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import (
     ATTENTION_LAYOUTS,
     EXPERT_LAYOUTS,
+    WHOLE,
     ParallelConfig,
 )
 from moeflow.core.units import format_bytes
+from moeflow.kernels.on_demand import on_demand
 from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, with_kv_heads_of
+from moeflow.parallel.placement.layouts import ADDED_LAYOUTS, LAYOUTS
 from moeflow.parallel.stages import layers_of
 from moeflow.planner.choices.join_choice import choose_join
 from moeflow.planner.choices.processor_choice import Reasons
@@ -26,6 +29,11 @@ from moeflow.planner.choices.stage_choice import choose_stages, num_stages
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.rank_shares import RankShares
 from moeflow.planner.settings import Settings, given_options
+
+if TYPE_CHECKING:
+    from moeflow.parallel.placement import whole_experts
+else:
+    whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
 
 _LAYOUTS_OF_EXPERTS: Final = ("expert_layout", "expert_placement", "num_redundant_experts")
 _LAYOUTS: Final = (*_LAYOUTS_OF_EXPERTS, "attention_layout")
@@ -46,11 +54,13 @@ def count_ranks(settings: Settings) -> int:
 def possible_ranks(settings: Settings, costs: ModelCosts) -> list[ParallelConfig]:
     """Return the ways in which ranks can share a model, the most usual first; none if there is one rank.
 
-    Layouts that the user leaves open are tried. Raises: ConfigError if the ranks cannot share it in any of these ways.
+    Layouts that the user leaves open are tried, those of other packages only where they are named.
+    Raises: ConfigError if the ranks cannot share it in any of these ways.
     """
     shape, number = costs.shape, count_ranks(settings)
     join, stages = choose_join(settings, number), choose_stages(settings, costs)
-    experts = _layouts("expert_layout", settings.expert_layout, EXPERT_LAYOUTS)
+    LAYOUTS.get(settings.expert_layout)  # raises where packages have one name for several
+    experts = _layouts("expert_layout", settings.expert_layout, EXPERT_LAYOUTS, ADDED_LAYOUTS)
     attention = _layouts("attention_layout", settings.attention_layout, ATTENTION_LAYOUTS)
     placement, *_ = _layouts("expert_placement", settings.expert_placement, ("load", "index"))
     if number == (1 if stages is None else len(stages.num_layers)):
@@ -92,15 +102,15 @@ def _why_not(parallel: ParallelConfig, settings: Settings, shape: ModelConfig) -
             f"{number} ranks (--ranks) cannot share {shape.num_heads} attention heads (--attention-layout tensor): "
             "use fewer"
         )
-    if shape.num_experts and parallel.expert_layout == "expert" and number > shape.num_experts:
+    if shape.num_experts and parallel.expert_layout == WHOLE and number > shape.num_experts:
         return (
             f"{number} ranks (--ranks) cannot share the layers of a model with only {shape.num_experts} experts: use "
             "fewer, or slices of experts (--expert-layout sliced)"
         )
-    if parallel.expert_layout == "sliced" and settings.expert_placement != "auto":
+    if parallel.expert_layout != WHOLE and settings.expert_placement != "auto":
         return (
-            f"--expert-placement {settings.expert_placement} is for whole experts: leave it away, or have ranks have "
-            "such (--expert-layout expert)"
+            f"--expert-placement {settings.expert_placement} is for whole experts in moeflow's own layout: leave it "
+            "away, or have ranks have such (--expert-layout expert)"
         )
     return _why_no_replicas(parallel, shape)
 
@@ -108,7 +118,7 @@ def _why_not(parallel: ParallelConfig, settings: Settings, shape: ModelConfig) -
 def _why_no_replicas(parallel: ParallelConfig, shape: ModelConfig) -> str:
     """Return why replicas of experts that are asked for cannot be placed; empty: they can."""
     redundant, number = parallel.num_redundant_experts, parallel.ranks_per_stage
-    can_move = parallel.moves_experts and parallel.expert_layout == "expert"
+    can_move = parallel.moves_experts and parallel.expert_layout == WHOLE
     most = (number - 1) * shape.num_experts
     if redundant <= most and (can_move or not redundant):
         return ""
@@ -138,12 +148,18 @@ def explain_ranks(parallel: ParallelConfig, shape: ModelConfig, reasons: Reasons
 def _shared_parts(parallel: ParallelConfig, shape: ModelConfig) -> list[str]:
     """Return what each rank has of the layers that it shares."""
     parts, number = [], parallel.ranks_per_stage
-    if shape.num_experts and parallel.expert_layout == "expert":
+    if shape.num_experts and parallel.expert_layout == WHOLE:
         experts = _sizes(even_blocks(shape.num_experts, number))
         text = f"{experts} of the {shape.num_experts} experts of a layer"
         if parallel.num_redundant_experts:
             text += f", {parallel.num_redundant_experts} of them with a replica"
         parts.append(text + (", moved as loads call for it" if parallel.moves_experts else ""))
+    elif shape.num_experts and not parallel.has_slices:
+        held = whole_experts.WholeExperts.of(parallel, number, shape.num_moe_layers, shape.num_experts).most_held
+        parts.append(
+            f"{_one_of(held)} of the {shape.num_experts} experts of a layer at most, as {parallel.expert_layout} "
+            "places them"
+        )
     elif shape.num_experts:
         units = _sizes(band_blocks(shape.intermediate_size, number))
         parts.append(f"a slice of every expert, {units} of {shape.intermediate_size} units")
@@ -208,11 +224,14 @@ def _kv_values(shape: ModelConfig) -> int:
     return shape.kv_bytes_per_token("float32")
 
 
-def _layouts(name: str, value: str, known: Sequence[Layout]) -> Sequence[Layout]:
-    """Return the layouts that a setting leaves open: all, or the one of that name. Raises: ConfigError."""
-    found = known if value == "auto" else [layout for layout in known if layout == value]
+def _layouts(name: str, value: str, known: Sequence[Layout], added: Sequence[Layout] = ()) -> Sequence[Layout]:
+    """Return the layouts that a setting leaves open: all that are known, or the one of that name. Raises: ConfigError.
+
+    `added` are those that have to be named.
+    """
+    found = known if value == "auto" else [layout for layout in (*known, *added) if layout == value]
     if not found:
-        raise ConfigError(f"{name} {value!r} is unknown; use one of auto, {', '.join(known)}")
+        raise ConfigError(f"{name} {value!r} is unknown; use one of auto, {', '.join((*known, *added))}")
     return found
 
 
@@ -230,4 +249,8 @@ def _refuse_layouts_of_experts(settings: Settings) -> None:
 
 
 def _sizes(blocks: Sequence[range]) -> str:
-    return " or ".join(map(str, sorted({len(block) for block in blocks})))
+    return _one_of(len(block) for block in blocks)
+
+
+def _one_of(numbers: Iterable[int]) -> str:
+    return " or ".join(map(str, sorted(set(numbers))))

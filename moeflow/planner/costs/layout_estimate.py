@@ -18,6 +18,15 @@ from typing import Final
 
 import numpy as np
 
+from moeflow.core.parallel_config import SLICED
+from moeflow.parallel.placement.layouts import (
+    ADDED_LAYOUTS,
+    CAPACITY,
+    CAPACITY_DROPLESS,
+    LAYOUTS,
+    REPLICATED,
+    place_experts,
+)
 from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.planner.costs.expected_routing import ExpectedRouting, Values, expected_max
 from moeflow.planner.costs.model_costs import ModelCosts, Work
@@ -81,13 +90,16 @@ class LayoutEstimate:
         return self.route_s + self.exchange_s + self.experts_s
 
 
-def estimate_layouts(at: ExpectedLayer) -> dict[str, LayoutEstimate]:
-    """Return each layout that can be chosen, by name."""
-    return {layout: _estimate(at, layout) for layout in CHOICES}
+def estimate_layouts(at: ExpectedLayer, added: Sequence[str] = ()) -> dict[str, LayoutEstimate]:
+    """Return each layout that can be chosen, by name: moeflow's own, and those of other packages that are named.
+
+    Raises: ConfigError if one of these cannot be used.
+    """
+    return {layout: _estimate(at, layout) for layout in (*CHOICES, *added)}
 
 
 def _estimate(at: ExpectedLayer, layout: str) -> LayoutEstimate:
-    experts_s, exchange_s, held = CHOICES[layout](at)
+    experts_s, exchange_s, held = _UNPLACED[layout](at) if layout in _UNPLACED else _as_placed(layout, at)
     num_bytes = held * at.costs.expert_bytes * at.costs.num_moe_layers
     return LayoutEstimate(
         layout=layout,
@@ -124,17 +136,9 @@ def _sliced(at: ExpectedLayer) -> Parts:
     return experts_s, exchange_s + float(copy_s), shape.num_experts * width / shape.intermediate_size
 
 
-def _expert(at: ExpectedLayer) -> Parts:
-    return _placed(at, ExpertPlacement.by_index(1, at.costs.shape.num_experts, at.num_ranks))
-
-
-def _expert_by_load(at: ExpectedLayer) -> Parts:
-    slots = ceil(at.costs.shape.num_experts / at.num_ranks) + 1
-    return _placed(at, ExpertPlacement.by_load(at.routing.chances[None], at.num_ranks, slots))
-
-
-def _placed(at: ExpectedLayer, placement: ExpertPlacement) -> Parts:
+def _as_placed(layout: str, at: ExpectedLayer) -> Parts:
     """A token goes once to each rank that has some of its experts, and the results of its experts come back."""
+    placement = place_experts(layout, at.routing.chances[None], at.num_ranks)
     served = _served(placement, at.costs.shape.num_experts)
     return placed_experts_s(at, placement), _exchange_s(at, served), float((served > 0).sum(axis=1).max())
 
@@ -230,9 +234,5 @@ class _Moved:
         return np.array([expected_max(means, variances)])
 
 
-CHOICES: Final[Mapping[str, Callable[[ExpectedLayer], Parts]]] = {
-    "replicated": _replicated,
-    "expert": _expert,
-    "expert-by-load": _expert_by_load,
-    "sliced": _sliced,
-}
+_UNPLACED: Final[Mapping[str, Callable[[ExpectedLayer], Parts]]] = {REPLICATED: _replicated, SLICED: _sliced}
+CHOICES: Final = tuple(name for name in LAYOUTS if name not in (CAPACITY, CAPACITY_DROPLESS, *ADDED_LAYOUTS))

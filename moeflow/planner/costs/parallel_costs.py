@@ -12,6 +12,7 @@ Tokens are spread evenly over the ranks, and each rank routes its own. Layouts:
 - capacity-dropless: the same, C being the most tokens that an expert gets from a rank.
 - sliced: every rank has a slice of every expert (algorithm 1 of that study): all-gather of tokens and their choices,
   all slices on all tokens, reduce-scatter: 2 (P-1)/P B H b bytes a rank. A token travels once, whatever K is.
+- what other packages add: as expert, with experts placed as they say.
 
 Experts run one after the other, each by the roofline at the rows it has; in large calls activations come on top.
 Messages go at the link's rate for their size: between devices both ways at once; a rank of a host copies what it sends
@@ -30,12 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.core.hardware import DEVICE, RAM, Link, LinkRate, Machine, MemoryLevel
+from moeflow.core.parallel_config import SLICED
+from moeflow.parallel.placement.layouts import CAPACITY, CAPACITY_DROPLESS, LAYOUTS, REPLICATED, place_experts
 from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement, Loads, ServingTable
 from moeflow.planner.costs.model_costs import ModelCosts, Work
 from moeflow.planner.costs.roofline import launch_seconds, processor_of, work_seconds
 
-CAPACITY: Final = "capacity"
-CAPACITY_DROPLESS: Final = "capacity-dropless"
 CHOICE_BYTES: Final = 8  # of an expert's number and its weight
 COPY_PASSES: Final = 2  # through memory of a byte that is copied: read, written
 MEASURED_ROWS: Final = 512  # of a call: what activations cost up to there is part of a kernel's measured speed
@@ -200,17 +201,9 @@ def _replicated(at: ParallelLayer) -> LayerCost:
     )
 
 
-def _expert(at: ParallelLayer) -> LayerCost:
-    return _placed(at, _by_index(at))
-
-
-def _expert_by_load(at: ParallelLayer) -> LayerCost:
-    slots = ceil(at.costs.shape.num_experts / at.num_ranks) + 1
-    return _placed(at, ExpertPlacement.by_load(at.loads[None], at.num_ranks, slots))
-
-
-def _placed(at: ParallelLayer, placement: ExpertPlacement) -> LayerCost:
+def _placed(layout: str, at: ParallelLayer) -> LayerCost:
     """Return the cost of whole experts on their ranks; a rank's own rows and pairs are copied like the others'."""
+    placement = place_experts(layout, at.loads[None], at.num_ranks)
     ranks = ServingTable(placement.homes[0]).ranks(at.topk_ids)
     pairs = at.pairs_at(ranks)
     flops, experts_s = _expert_work(at, pairs)
@@ -293,14 +286,17 @@ def _sliced(at: ParallelLayer) -> LayerCost:
     )
 
 
-LAYOUTS: Final[Mapping[str, Callable[[ParallelLayer], LayerCost]]] = {
-    "replicated": _replicated,
-    "expert": _expert,
-    "expert-by-load": _expert_by_load,
+_UNPLACED: Final[Mapping[str, Callable[[ParallelLayer], LayerCost]]] = {
+    REPLICATED: _replicated,
     CAPACITY: _capacity,
     CAPACITY_DROPLESS: _capacity_dropless,
-    "sliced": _sliced,
+    SLICED: _sliced,
 }
+
+
+def layer_cost(layout: str, at: ParallelLayer) -> LayerCost:
+    """Return what one of `LAYOUTS` brings. Raises: ConfigError if it is another package's and cannot be used."""
+    return _placed(layout, at) if LAYOUTS[layout] is not None else _UNPLACED[layout](at)
 
 
 def _by_index(at: ParallelLayer) -> ExpertPlacement:

@@ -10,19 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from moeflow.core.hardware import RANK, REMOTE_RANK, Link, LinkRate, Machine, MemoryLevel
-from moeflow.core.parallel_config import GATHERED_BYTES, ParallelConfig
+from moeflow.core.parallel_config import GATHERED_BYTES, SLICED, WHOLE, ParallelConfig
 from moeflow.core.units import MIB
-from moeflow.parallel.placement.placement import ExpertPlacement, slots_per_rank
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.expected_routing import ExpectedRouting
-from moeflow.planner.costs.layout_estimate import ExpectedLayer, placed_experts_s, uneven_experts_s
 from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
 from moeflow.planner.costs.rank_shares import RankShares
 from moeflow.planner.costs.roofline import divided, processor_of, work_seconds
+
+if TYPE_CHECKING:
+    from moeflow.parallel.placement import whole_experts
+    from moeflow.planner.costs import layout_estimate
+else:  # which starts of one process do without
+    whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
+    layout_estimate = on_demand("moeflow.planner.costs.layout_estimate")
 
 COPY_PASSES: Final = 2  # through memory of a byte that is put in order: read, written
 _SMALL, _LARGE = 256, 2 * MIB
@@ -141,8 +147,10 @@ class RankedLayers:
     def _python_s(self) -> float:
         """What a layer takes beside kernels and exchanges; what was measured has small exchanges in it."""
         parallel = self.parallel
-        measured_s = processor_of(self.level).rank_layer_s(parallel.expert_layout, parallel.attention_layout)
-        number = (1 if parallel.expert_layout == "expert" else 2) + (2 if self._is_cut else 0)
+        measured_s = processor_of(self.level).rank_layer_s(
+            SLICED if parallel.has_slices else WHOLE, parallel.attention_layout
+        )
+        number = (2 if parallel.has_slices else 1) + (2 if self._is_cut else 0)
         here = link_of(self.machine, replace(parallel, join=None))
         return max(measured_s - number * here.seconds(_SMALL), 0.0)
 
@@ -170,17 +178,14 @@ class RankedLayers:
             router_s += self._network_s(
                 self.costs.shared(num_tokens), self._most.shared, self.costs.shape.shared_intermediate_size, num_tokens
             )
-        ways = {"expert": self._whole_experts_s, "sliced": self._sliced_experts_s}
-        return router_s + ways[self.parallel.expert_layout](num_tokens, distinct)
+        experts_s = self._sliced_experts_s if self.parallel.has_slices else self._whole_experts_s
+        return router_s + experts_s(num_tokens, distinct)
 
     def _whole_experts_s(self, num_tokens: float, distinct: float) -> float:
         shape, number = self.costs.shape, self.parallel.num_ranks
         layer = self._layer(num_tokens, distinct, self.costs)
-        if self.parallel.moves_experts:
-            slots = slots_per_rank(shape.num_experts, number, self.parallel.num_redundant_experts)
-            placement = ExpertPlacement.by_load(layer.routing.chances[None], number, slots)
-        else:
-            placement = ExpertPlacement.by_index(1, shape.num_experts, number)
+        experts = whole_experts.WholeExperts.of(self.parallel, number, 1, shape.num_experts)
+        placement = experts.at_first if experts.place is None else experts.place(layer.routing.chances[None])
         row_bytes = shape.hidden_size * self.costs.formats.activation_bytes
         pairs_bytes = num_tokens * shape.top_k * row_bytes
         copied_bytes = pairs_bytes  # filled with zeros, which the kernel then replaces
@@ -191,22 +196,22 @@ class RankedLayers:
             exchange_s = self._exchange_s(pairs_bytes / number**2 * (number - 1))
             exchange_s += self._gather_s(num_tokens * row_bytes)
             copied_bytes += 2 * pairs_bytes / number
-        return placed_experts_s(layer, placement) + exchange_s + self._copy_s(copied_bytes)
+        return layout_estimate.placed_experts_s(layer, placement) + exchange_s + self._copy_s(copied_bytes)
 
     def _sliced_experts_s(self, num_tokens: float, distinct: float) -> float:
         shape, size = self.costs.shape, num_tokens * self.costs.formats.activation_bytes
         width = max(ceil(self._most.experts * shape.intermediate_size), 1)
         costs = replace(self.costs, shape=replace(shape, intermediate_size=width))
-        seconds = uneven_experts_s(self._layer(num_tokens, distinct, costs), costs)
+        seconds = layout_estimate.uneven_experts_s(self._layer(num_tokens, distinct, costs), costs)
         return (
             seconds
             + self._gather_s(size * shape.top_k * shape.intermediate_size)
             + self._gather_s(size * shape.hidden_size)
         )
 
-    def _layer(self, num_tokens: float, distinct: float, costs: ModelCosts) -> ExpectedLayer:
+    def _layer(self, num_tokens: float, distinct: float, costs: ModelCosts) -> layout_estimate.ExpectedLayer:
         shape = costs.shape
-        return ExpectedLayer(
+        return layout_estimate.ExpectedLayer(
             level=self.level,
             link=None,
             costs=costs,

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
-from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks
-from moeflow.parallel.placement.placement import slots_per_rank
+from moeflow.kernels.on_demand import on_demand
+from moeflow.parallel.blocks import band_blocks, head_blocks
 from moeflow.parallel.stages import layers_of, place_in_stage
+
+if TYPE_CHECKING:
+    from moeflow.parallel.placement import whole_experts
+else:
+    whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +39,7 @@ class RankShares:
         """Return what a rank has."""
         layers = layers_of(parallel, shape, rank)
         rank, number = place_in_stage(parallel, rank), parallel.ranks_per_stage
-        own = cls(layers=layers, has_ends=layers.start == 0, experts=_expert_share(shape, parallel, rank))
+        own = cls(layers=layers, has_ends=layers.start == 0, experts=_expert_share(shape, parallel, rank, layers))
         if parallel.attention_layout == "replicated":
             return own
         queries, keys = _head_shares(shape, layers, number, rank)
@@ -63,18 +69,20 @@ def _head_shares(shape: ModelConfig, layers: range, num_ranks: int, rank: int) -
     return queries / all_queries, keys / max(all_keys, 1)
 
 
-def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int) -> float:
+def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int, layers: range) -> float:
     """Return that of its layers' experts which the rank of this place in its stage has, or may come to have."""
     number = parallel.ranks_per_stage
     if not shape.num_experts:
         return 0.0
-    if parallel.expert_layout == "sliced":
+    if parallel.has_slices:
         return _slice_share(shape.hidden_size, shape.intermediate_size, number, rank)
-    if parallel.moves_experts and number > 1:
-        num_held = slots_per_rank(shape.num_experts, number, parallel.num_redundant_experts)
-    else:
-        num_held = len(even_blocks(shape.num_experts, number)[rank])
-    return num_held / shape.num_experts
+    if number == 1:
+        return 1.0
+    num_layers = len(set(layers).intersection(shape.moe_layers))
+    return (
+        whole_experts.WholeExperts.of(parallel, number, num_layers, shape.num_experts).most_held[rank]
+        / shape.num_experts
+    )
 
 
 def _slice_share(hidden_size: int, width: int, num_ranks: int, rank: int) -> float:

@@ -15,6 +15,7 @@ from moeflow.core.hardware import RAM
 from moeflow.core.parallel_config import (
     ATTENTION_LAYOUTS,
     EXPERT_LAYOUTS,
+    WHOLE,
     JoinConfig,
     ParallelConfig,
 )
@@ -92,7 +93,7 @@ def _ranks(model: CostModel, number: int, *, joined: bool) -> Iterator[ParallelC
     shape, now = model.costs.shape, model.sharing.parallel
     for attention in ATTENTION_LAYOUTS:
         for experts in EXPERT_LAYOUTS if shape.num_experts else EXPERT_LAYOUTS[:1]:
-            has_too_few = experts == "expert" and 0 < shape.num_experts < number
+            has_too_few = experts == WHOLE and 0 < shape.num_experts < number
             cuts_nothing = attention == "replicated" and not shape.num_experts
             if has_too_few or cuts_nothing or (attention == "tensor" and number > shape.num_heads):
                 continue
@@ -102,6 +103,6 @@ def _ranks(model: CostModel, number: int, *, joined: bool) -> Iterator[ParallelC
                 num_ranks=number,
                 expert_layout=experts,
                 attention_layout=attention,
-                num_redundant_experts=made.num_redundant_experts if experts == "expert" else 0,
+                num_redundant_experts=made.num_redundant_experts if experts == WHOLE else 0,
                 join=SOMEWHERE if joined else None,
             )

@@ -11,7 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from moeflow.planner.costs.parallel_costs import CAPACITY, LAYOUTS, LayerCost, ParallelLayer, PerRank
+from moeflow.parallel.placement.layouts import CAPACITY
+from moeflow.planner.costs.parallel_costs import LayerCost, ParallelLayer, PerRank, layer_cost
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,11 @@ class ParallelRun:
 
 
 def run_layouts(at: ParallelLayer, layouts: tuple[str, ...]) -> tuple[dict[str, ParallelRun], ParallelRun]:
-    """Return the layer in each layout, and in the baseline that others are compared with, which is the padded one."""
+    """Return the layer in each layout, and in the baseline that others are compared with, which is the padded one.
+
+    Raises: as `layer_cost`.
+    """
     runs = {
-        name: ParallelRun(name, LAYOUTS[name](at), at.topk_ids.size) for name in dict.fromkeys((*layouts, CAPACITY))
+        name: ParallelRun(name, layer_cost(name, at), at.topk_ids.size) for name in dict.fromkeys((*layouts, CAPACITY))
     }
     return {name: runs[name] for name in layouts}, runs[CAPACITY]

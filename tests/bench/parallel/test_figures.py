@@ -8,7 +8,7 @@ from moeflow.bench.parallel.figures import figures_of, speed_ups, to_fields
 from moeflow.bench.parallel.plots import plot_parallel
 from moeflow.bench.parallel.rank import RankRun
 from moeflow.bench.parallel.tables import parallel_tables
-from moeflow.planner.costs.parallel_costs import CAPACITY_DROPLESS
+from moeflow.parallel.placement.layouts import CAPACITY_DROPLESS
 from tests.bench.examples import parallel_record
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moeflow.bench.parallel.layouts import Result, make_layout
 from moeflow.bench.parallel.meter import SECTIONS, Meter
 from moeflow.kernels.cpu import extension
-from moeflow.planner.costs.parallel_costs import LAYOUTS
+from moeflow.parallel.placement.layouts import LAYOUTS
 from tests.bench.parallel.cases import case, plain_sums, shape, weights_of
 from tests.parallel.thread_group import run_ranks
 

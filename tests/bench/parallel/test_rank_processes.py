@@ -14,7 +14,7 @@ from moeflow.bench.parallel.rank_processes import RankProcesses
 from moeflow.bench.parallel.run import ParallelStudy
 from moeflow.core.errors import GroupError
 from moeflow.kernels.cpu import extension
-from moeflow.planner.costs.parallel_costs import LAYOUTS
+from moeflow.parallel.placement.layouts import LAYOUTS
 from tests.bench.parallel.cases import case, shape
 from tests.planner.examples import machine
 

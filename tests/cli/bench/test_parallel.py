@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from moeflow.cli.bench.parallel import LAYOUTS
+from moeflow.cli.bench.parallel import MEASURED
 from moeflow.cli.main import main
 from moeflow.kernels.cpu import extension
 from moeflow.planner.hardware.host import host_resources
@@ -22,7 +22,7 @@ def run(*args: str):
 
 def test_help_explains_the_layouts():
     shown = CliRunner().invoke(main, ["bench", "parallel", "--help"]).output
-    assert all(f'"{name}"' in shown for name in LAYOUTS)
+    assert all(f'"{name}"' in shown for name in MEASURED)
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ def test_json_is_the_record_and_options_count_more_than_the_preset():
     (record,) = map(json.loads, done.stdout.splitlines())
     shape = {"num_ranks": 2, "num_experts": 4, "top_k": 2, "hidden": 32, "width": 48, "is_gated": False}
     assert record["layer"] == {**shape, "weights": "float32"}
-    assert list(record["layouts"]) == list(LAYOUTS)
+    assert list(record["layouts"]) == list(MEASURED)
     assert record["machine"]["threads"] == 1

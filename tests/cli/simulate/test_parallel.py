@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from moeflow.cli.main import main
-from moeflow.planner.costs.parallel_costs import LAYOUTS
+from moeflow.parallel.placement.layouts import LAYOUTS
 
 
 def run(model, *args, machine="h100"):

@@ -6,17 +6,27 @@ requests are preempted.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from transformers import Gemma4TextConfig
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.cpu import extension
+from moeflow.parallel.placement import layouts
+from moeflow.parallel.placement.placement import ExpertPlacement
+from moeflow.planner.choices import rank_choice
+from moeflow.planner.choices.rank_choice import RankMemory
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from tests.engine.ranks.mixed_requests import config_of, resolved, run
 from tests.models.parity import random_model
 from tests.models.test_gemma4_text import MOE
+from tests.shapes import TINY
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 
+TINY_EXPERTS = replace(TINY, num_experts=4)
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 
 
@@ -68,6 +78,38 @@ def test_requests_get_the_tokens_and_log_probabilities_of_one_process(models, al
 def test_what_cannot_be_shared_so_is_refused_with_what_to_do(models, name, settings, complaint):
     with pytest.raises(ConfigError, match=complaint):
         resolved(models[name], **settings)
+
+
+@pytest.fixture
+def uneven(monkeypatch):
+    """A layout that another package adds: all experts are on the first rank, but for one."""
+
+    def place(loads, num_ranks):
+        homes = (*((0,),) * (loads.shape[1] - 1), (1,))
+        return ExpertPlacement(num_ranks, (homes,) * len(loads))
+
+    monkeypatch.setattr(layouts, "LAYOUTS", layouts.LAYOUTS._own | {"uneven": place})
+    monkeypatch.setattr(rank_choice, "ADDED_LAYOUTS", ("uneven",))
+
+
+def test_each_rank_is_given_room_for_what_another_packages_layout_gives_it(models, uneven):
+    common = {"num_ranks": 2, "attention_layout": "replicated", "kv_cache_bytes": 2**20}
+    found = resolved(models["mixtral"], expert_layout="uneven", **common).plan
+    why = "2: each has 1 or 3 of the 4 experts of a layer at most, as uneven places them"
+    assert dict(found.reasons)["ranks"] == why
+    costs = ModelCosts(TINY_EXPERTS, Formats(matrices="float32", embeddings="float32", kv="float32"))
+    of_expert = costs.experts_bytes / 4
+    even, ours = (
+        RankMemory.of(costs, ParallelConfig(num_ranks=2, expert_layout=layout)) for layout in ("expert", "uneven")
+    )
+    assert ours.weight_bytes == pytest.approx([even.weight_bytes[0] + of_expert, even.weight_bytes[1] - of_expert])
+    assert resolved(models["mixtral"], **common).plan.config.parallel.expert_layout != "uneven"  # unless it is named
+
+
+@pytest.mark.parametrize("more", [{"expert_placement": "load"}, {"num_redundant_experts": 1}])
+def test_what_is_said_of_moeflows_own_layout_does_not_go_with_another_packages(models, uneven, more):
+    with pytest.raises(ConfigError, match="--expert-layout expert"):
+        resolved(models["mixtral"], num_ranks=2, expert_layout="uneven", **more)
 
 
 def test_as_many_ranks_as_experts_or_heads_can_share_a_model(models):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from moeflow.parallel.placement.expert_balancer import CHECK_PASSES, MAX_MOVES, MIN_GAIN, ExpertBalancer
 from moeflow.parallel.placement.expert_load import imbalance
 from moeflow.parallel.placement.placement import ServingTable
+from moeflow.parallel.placement.whole_experts import WholeExperts
 
 HOT = np.array([[0], [1], [0], [1], [0], [1], [2], [3]])  # experts 0 and 1, which index puts on one of two ranks
 
@@ -24,7 +25,7 @@ def run_pass(balancer, layers):
 
 
 def test_hot_experts_of_one_rank_part():
-    balancer = ExpertBalancer(1, 4, 2, 0)
+    balancer = ExpertBalancer(WholeExperts.moving(2, 1, 4))
     for _ in range(2 * CHECK_PASSES):
         run_pass(balancer, [HOT])
     ranks = balancer.placement.homes[0]
@@ -36,7 +37,7 @@ def test_hot_experts_of_one_rank_part():
 
 
 def test_a_hot_expert_gets_a_replica_where_there_is_room_for_one():
-    balancer = ExpertBalancer(1, 4, 2, 2)
+    balancer = ExpertBalancer(WholeExperts.moving(2, 1, 4, 2))
     only = np.zeros((8, 1), int)
     for _ in range(2 * CHECK_PASSES):
         run_pass(balancer, [only])
@@ -44,15 +45,15 @@ def test_a_hot_expert_gets_a_replica_where_there_is_room_for_one():
     assert np.bincount(balancer.serving_ranks(0, only).ravel()).tolist() == [4, 4]
 
 
-@pytest.mark.parametrize("num_redundant", [None, 0])
-def test_experts_stay_where_nothing_is_gained_or_nothing_may_move(num_redundant):
-    balancer = ExpertBalancer(2, 4, 2, num_redundant)
+@pytest.mark.parametrize("experts", [WholeExperts.staying(2, 2, 4), WholeExperts.moving(2, 2, 4)])
+def test_experts_stay_where_nothing_is_gained_or_nothing_may_move(experts):
+    balancer = ExpertBalancer(experts)
     at_first = balancer.placement
-    layers = [HOT, HOT] if num_redundant is None else [np.arange(4)[:, None]] * 2
+    layers = [HOT, HOT] if experts.place is None else [np.arange(4)[:, None]] * 2
     for _ in range(2 * CHECK_PASSES):
         assert run_pass(balancer, layers)[0] == []
     assert balancer.placement == at_first
-    assert balancer.imbalance == (1.5 if num_redundant is None else 1.0)
+    assert balancer.imbalance == (1.5 if experts.place is None else 1.0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -62,7 +63,8 @@ def test_ranks_agree_and_no_layer_becomes_worse(data):
     num_ranks, num_redundant = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 4))
     popularity = np.random.default_rng(data.draw(st.integers(0, 99))).dirichlet(np.full(num_experts, 0.3), num_layers)
     rng = np.random.default_rng(0)
-    balancers = [ExpertBalancer(num_layers, num_experts, num_ranks, num_redundant) for _ in range(2)]
+    experts = WholeExperts.moving(num_ranks, num_layers, num_experts, num_redundant)
+    balancers = [ExpertBalancer(experts) for _ in range(2)]
     at_first = balancers[0].placement
     layers = [rng.choice(num_experts, (50, 1), p=shares) for shares in popularity]
     for _ in range(CHECK_PASSES + num_layers * (num_experts + num_redundant) * 2):

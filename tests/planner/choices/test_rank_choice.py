@@ -19,6 +19,7 @@ from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.parallel.blocks import even_blocks, with_kv_heads_of
 from moeflow.parallel.placement.expert_balancer import CHECK_PASSES, ExpertBalancer
+from moeflow.parallel.placement.whole_experts import WholeExperts
 from moeflow.parallel.stages import layers_of
 from moeflow.planner.choices.rank_choice import RankMemory
 from moeflow.planner.costs.micro_batches import micro_batch_costs
@@ -137,7 +138,7 @@ def test_weights_of_each_stage_are_counted(num_layers, ranks_per_stage, attentio
 @pytest.mark.parametrize("num_ranks", [3, 4])
 def test_experts_that_move_are_counted_where_they_may_come_to_be(num_ranks, num_redundant):
     """Loads of one expert make it have as many homes as it may."""
-    balancer = ExpertBalancer(1, EVEN.num_experts, num_ranks, num_redundant)
+    balancer = ExpertBalancer(WholeExperts.moving(num_ranks, 1, EVEN.num_experts, num_redundant))
     for number in range(10 * CHECK_PASSES):
         balancer.serving_ranks(0, np.array([[0], [0], [0], [number % EVEN.num_experts]]))
         balancer.switch(balancer.end_pass())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.hardware import KernelEfficiency, Link, LinkRate, MemoryLevel
 from moeflow.planner.costs.model_costs import ModelCosts
-from moeflow.planner.costs.parallel_costs import LAYOUTS, ParallelLayer, rank_link
+from moeflow.planner.costs.parallel_costs import ParallelLayer, layer_cost, rank_link
 from moeflow.workload.skew_router import SkewRouter
 from tests.planner.examples import HALF, SMALL, machine
 
@@ -49,7 +49,7 @@ def check(cost, sections, sent_rows) -> None:
 
 
 def test_replicated_experts_are_read_by_every_rank_and_nothing_is_sent():
-    cost = LAYOUTS["replicated"](layer(ALL_ON_TWO))
+    cost = layer_cost("replicated", layer(ALL_ON_TWO))
     check(cost, {"experts": ROUTE_S + 2 * EXPERT_S}, 0)
     assert cost.num_flops.tolist() == [2 * 4 * 3 * 512 * 512] * 4
     assert cost.weight_bytes.tolist() == [8 * 2 * 3 * 512 * 512] * 4
@@ -57,7 +57,7 @@ def test_replicated_experts_are_read_by_every_rank_and_nothing_is_sent():
 
 def test_a_token_goes_once_to_a_rank_that_has_two_of_its_experts():
     """And a result of each comes back. Rank 0 has both, and gets two rows from each of the others."""
-    cost = LAYOUTS["expert"](layer(ALL_ON_TWO))
+    cost = layer_cost("expert", layer(ALL_ON_TWO))
     rows, arrived = np.array([6, 2, 2, 2]), np.array([8, 0, 0, 0])
     sections = {
         "route": ROUTE_S,
@@ -74,7 +74,7 @@ def test_a_token_goes_once_to_a_rank_that_has_two_of_its_experts():
 
 def test_a_token_goes_to_each_rank_that_has_some_of_its_experts():
     ids = np.array([[0, 2], [4, 5], [0, 7], [2, 3], [4, 5], [4, 6], [6, 0], [1, 7]])  # two tokens a rank, in order
-    cost = LAYOUTS["expert"](layer(ids))
+    cost = layer_cost("expert", layer(ids))
     sent = np.array([2, 2, 1, 2])  # to ranks 1 and 2; to 0 and 3; to 3; both to 0
     received = np.array([3, 1, 1, 2])
     chosen, arrived = np.array([3, 3, 3, 4]), np.array([4, 2, 3, 4])  # a rank's own rows are copied, too
@@ -85,17 +85,17 @@ def test_a_token_goes_to_each_rank_that_has_some_of_its_experts():
 
 def test_a_hot_expert_gets_replicas_in_the_slot_more_that_each_rank_has():
     loads = np.array([90.0, 1, 1, 1, 1, 1, 1, 1])
-    cost = LAYOUTS["expert-by-load"](layer(np.zeros((8, 1), int), loads=loads))
+    cost = layer_cost("expert-by-load", layer(np.zeros((8, 1), int), loads=loads))
     assert cost.weight_bytes.tolist() == [3 * 2 * 3 * 512 * 512] * 4
     assert cost.num_flops.tolist() == [2 * 2 * 3 * 512 * 512] * 4
     assert cost.sections["experts"] == pytest.approx(np.full(4, EXPERT_S))
-    uneven = LAYOUTS["expert-by-load"](layer(np.zeros((8, 1), int), 3, loads=loads))
+    uneven = layer_cost("expert-by-load", layer(np.zeros((8, 1), int), 3, loads=loads))
     assert uneven.weight_bytes.max() == 4 * 2 * 3 * 512 * 512
 
 
 def test_padded_experts_cost_the_same_whatever_is_chosen_and_drop_the_rest():
     """Each rank may send an expert 2 * 2 * 2 / 8 = 1 row."""
-    cost = LAYOUTS["capacity"](layer(ALL_ON_TWO))
+    cost = layer_cost("capacity", layer(ALL_ON_TWO))
     copied = 8 + 4 + 8, 8 + 8 + 3 * 4  # rows of this rank, those of its experts, and pairs of its tokens
     sections = {
         "route": ROUTE_S,
@@ -106,27 +106,27 @@ def test_padded_experts_cost_the_same_whatever_is_chosen_and_drop_the_rest():
     check(cost, sections, 12)
     assert cost.num_dropped == 8
     assert cost.num_flops.tolist() == [2 * 8 * 3 * 512 * 512] * 4
-    even = LAYOUTS["capacity"](layer(np.arange(16).reshape(8, 2) % 8))
+    even = layer_cost("capacity", layer(np.arange(16).reshape(8, 2) % 8))
     assert even.num_dropped == 0
     check(even, sections, 12)
 
 
 def test_no_expert_is_padded_beyond_the_tokens_of_a_rank():
-    cost = LAYOUTS["capacity"](layer(ALL_ON_TWO, capacity_factor=50))
+    cost = layer_cost("capacity", layer(ALL_ON_TWO, capacity_factor=50))
     assert cost.num_dropped == 0
     assert cost.num_flops.tolist() == [2 * 16 * 3 * 512 * 512] * 4
 
 
 def test_room_for_the_largest_load_drops_none():
     ids = np.concatenate([ALL_ON_TWO[:6], [[0, 2], [3, 4]]])  # no expert gets more than two rows of a rank
-    cost = LAYOUTS["capacity-dropless"](layer(ids, capacity_factor=0.1))
+    cost = layer_cost("capacity-dropless", layer(ids, capacity_factor=0.1))
     assert cost.num_dropped == 0
     assert cost.num_flops.tolist() == [2 * 2 * 4 * 2 * 3 * 512 * 512] * 4
-    assert LAYOUTS["capacity"](layer(ids, capacity_factor=0.1)).num_dropped == 6
+    assert layer_cost("capacity", layer(ids, capacity_factor=0.1)).num_dropped == 6
 
 
 def test_slices_of_all_used_experts_see_all_tokens():
-    cost = LAYOUTS["sliced"](layer(ALL_ON_TWO))
+    cost = layer_cost("sliced", layer(ALL_ON_TWO))
     ring = 3 * 2 * ROW_S
     sections = {
         "route": ROUTE_S,
@@ -145,13 +145,13 @@ def test_messages_go_at_the_rate_of_their_size():
     link = Link(source="rank", target="rank", rates=rates)
     ids = np.tile([[0], [2], [4], [6]], (4, 1))  # each rank sends a row to each other
     copies_s = np.array([4, 8, 1]) * 2 * COPY_S + np.array([4, 8, 1]) * COPY_S  # by source; in place and added up
-    cost = LAYOUTS["expert"](layer(ids, link=link))
+    cost = layer_cost("expert", layer(ids, link=link))
     assert cost.sections["combine"] == pytest.approx(np.full(4, 3 * 1024 / 1e8 + copies_s[0]))
-    more = LAYOUTS["expert"](layer(np.tile(ids, (2, 1)), link=link))
+    more = layer_cost("expert", layer(np.tile(ids, (2, 1)), link=link))
     assert more.sections["combine"] == pytest.approx(np.full(4, 3 * 2048 / 2e8 + copies_s[1]))
-    few = LAYOUTS["expert"](layer(np.tile([[0]], (4, 1)), link=link))  # three ranks have one row to send
+    few = layer_cost("expert", layer(np.tile([[0]], (4, 1)), link=link))  # three ranks have one row to send
     assert few.sections["combine"][1:] == pytest.approx(np.full(3, 1024 / 1e8 + 2 * COPY_S))
-    ring = LAYOUTS["sliced"](layer(ids, link=link)).sections["combine"]
+    ring = layer_cost("sliced", layer(ids, link=link)).sections["combine"]
     assert ring == pytest.approx(np.full(4, 3 * 4096 / 1e9 + 16 * COPY_S))
 
 
@@ -162,10 +162,10 @@ def test_volumes_are_those_of_the_literature(num_ranks, distinct):
     router = SkewRouter(num_experts=1024, top_k=8, router_skew=1.0, num_experts_skew=1024)
     at = layer(router.route(8000), num_ranks, shape)
     remote = (num_ranks - 1) / num_ranks
-    sent = LAYOUTS["expert"](at).sent_bytes.mean()
+    sent = layer_cost("expert", at).sent_bytes.mean()
     expected = 8000 / num_ranks * remote * (distinct * (1024 + 64) + 8 * 1024)
     assert sent == pytest.approx(expected, rel=0.01)
-    gathered = LAYOUTS["sliced"](at).sent_bytes - (num_ranks - 1) * 8000 / num_ranks * 64
+    gathered = layer_cost("sliced", at).sent_bytes - (num_ranks - 1) * 8000 / num_ranks * 64
     assert gathered == pytest.approx(np.full(num_ranks, 2 * (num_ranks - 1) / num_ranks * 8000 * 1024))
 
 
@@ -173,27 +173,27 @@ def test_volumes_are_those_of_the_literature(num_ranks, distinct):
 def test_slices_are_balanced_at_any_skew_to_a_column(skew, num_hot, num_ranks, seed, num_tokens):
     router = SkewRouter(num_experts=8, top_k=2, router_skew=skew, num_experts_skew=num_hot, seed=seed)
     at = layer(router.route(num_tokens), num_ranks)
-    cost = LAYOUTS["sliced"](at)
+    cost = layer_cost("sliced", at)
     column = 2 * num_tokens * 2 * 3 * 512
     assert cost.num_flops.max() - cost.num_flops.min() <= column
     total = 2 * num_tokens * 2 * 3 * 512 * 512
     for name in ("replicated", "expert", "expert-by-load", "sliced"):
-        assert LAYOUTS[name](at).num_flops.sum() == pytest.approx(total), name
-        assert LAYOUTS[name](at).num_dropped == 0
+        assert layer_cost(name, at).num_flops.sum() == pytest.approx(total), name
+        assert layer_cost(name, at).num_dropped == 0
 
 
 def test_more_ranks_than_experts_and_tokens_leave_some_without_work():
     at = layer(ALL_ON_TWO[:3], num_ranks=10)
-    expert, capacity = LAYOUTS["expert"](at), LAYOUTS["capacity"](at)
+    expert, capacity = layer_cost("expert", at), layer_cost("capacity", at)
     assert (expert.num_flops > 0).tolist() == [False, True, True] + 7 * [False]
     assert (capacity.weight_bytes > 0).tolist() == 2 * ([False] + 4 * [True])
-    assert (LAYOUTS["replicated"](at).num_flops > 0).tolist() == 3 * [True] + 7 * [False]
+    assert (layer_cost("replicated", at).num_flops > 0).tolist() == 3 * [True] + 7 * [False]
 
 
 def test_one_rank_sends_nothing_and_all_layouts_compute_the_same():
     at = layer(ALL_ON_TWO, num_ranks=1, capacity_factor=8)
     for name in ("replicated", "expert", "expert-by-load", "sliced"):
-        cost = LAYOUTS[name](at)
+        cost = layer_cost(name, at)
         assert cost.sent_bytes.tolist() == [0]
         computing_s = sum(cost.sections[name][0] for name in ("route", "experts") if name in cost.sections)
         assert computing_s == pytest.approx(ROUTE_S + 2 * EXPERT_S)
@@ -218,7 +218,7 @@ def test_ranks_of_a_host_copy_what_they_send_and_what_they_get():
     assert rank_link(host, None) is None
     at = layer(ALL_ON_TWO, level=host.compute_level, link=None)
     copy_s = 2 * 1024 / host.compute_level.read_bytes_per_s
-    expert, sliced = LAYOUTS["expert"](at), LAYOUTS["sliced"](at)
+    expert, sliced = layer_cost("expert", at), layer_cost("sliced", at)
     rows, arrived = np.array([6, 2, 2, 2]), np.array([8, 0, 0, 0])
     assert expert.sections["dispatch"] == pytest.approx((rows * (1 + 16 / 1024) + 2 + arrived) * copy_s)
     assert sliced.sections["combine"] == pytest.approx(np.full(4, 2 * 8 * copy_s))
@@ -234,14 +234,14 @@ def test_experts_take_what_they_take_at_their_own_rows():
     """One expert has one row, the other three; the share of the roof halves in between."""
     level = with_efficiencies(ROUND.compute_level, (1, 1.0), (3, 0.5))
     at = layer(np.array([[0], [1], [1], [1]]), num_ranks=1, level=level)
-    assert LAYOUTS["expert"](at).sections["experts"] == pytest.approx([EXPERT_S + 2 * EXPERT_S])
+    assert layer_cost("expert", at).sections["experts"] == pytest.approx([EXPERT_S + 2 * EXPERT_S])
 
 
 def test_large_calls_of_a_measured_kernel_pass_their_activations_through_memory():
     level = with_efficiencies(ROUND.compute_level, (1, 1.0), (512, 1.0))
     unmeasured, measured = (
         [
-            LAYOUTS["expert"](layer(np.zeros((num_tokens, 1), int), num_ranks=1, level=it)).sections["experts"][0]
+            layer_cost("expert", layer(np.zeros((num_tokens, 1), int), num_ranks=1, level=it)).sections["experts"][0]
             for num_tokens in (512, 513)
         ]
         for it in (ROUND.compute_level, level)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeflow.planner.costs.parallel_costs import LAYOUTS, LayerCost
+from moeflow.parallel.placement.layouts import LAYOUTS
+from moeflow.planner.costs.parallel_costs import LayerCost
 from moeflow.planner.simulator.parallel_run import ParallelRun, run_layouts
 from moeflow.workload.skew_router import SkewRouter
 from tests.planner.costs.test_parallel_costs import ALL_ON_TWO, layer

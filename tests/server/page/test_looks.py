@@ -183,6 +183,8 @@ def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, engine
     go_on()
     expect(answer(page).locator("p")).to_have_count(140)
     assert top_of_paragraph(page, text) == pytest.approx(top, abs=1)
+    arrow, form = button(page, "To the end").bounding_box(), page.locator("#prompt-form").bounding_box()
+    assert arrow["x"] + arrow["width"] == form["x"] + form["width"]  # where it covers least of the text
     button(page, "To the end").click()
     expect(answer(page).get_by_text("No. 139")).to_be_in_viewport()
     expect(button(page, "To the end")).to_be_hidden()

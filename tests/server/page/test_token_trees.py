@@ -42,6 +42,16 @@ def test_nothing_is_shown_nor_asked_for_by_itself(guessing, page):
     assert not guessing.submissions[0].sampling.token_trees
 
 
+def test_what_can_be_done_with_the_trees_takes_no_line_of_its_own(guessing, page):
+    turn_on(page)
+    send_and_wait(page, "Hello?")
+    guesses(page).locator("summary").click()
+    summary, export = guesses(page).locator("summary").bounding_box(), button(page, "Save DOT").bounding_box()
+    middle_of_summary, middle_of_export = (box["y"] + box["height"] / 2 for box in (summary, export))
+    assert abs(middle_of_summary - middle_of_export) < 4
+    assert export["x"] > summary["x"] + summary["width"]
+
+
 def test_a_server_that_does_not_guess_has_no_such_setting(page, engine):
     button(page, "Settings").click()
     expect(page.get_by_label("Temperature")).to_be_visible()

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.parallel_config import WHOLE, ParallelConfig
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.models.layers.ranks.rank_experts import RankExperts
 from moeflow.parallel.group import Group
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 from moeflow.parallel.placement.rebalancing import Move
+from moeflow.parallel.placement.whole_experts import WholeExperts
 
 
 class ExpertRanks:
@@ -31,13 +32,16 @@ class ExpertRanks:
     def of(cls, shape: ModelConfig, parallel: ParallelConfig, group: Group, layers: range) -> ExpertRanks | None:
         """Return who of those that share some layers has which experts at first, and whether they move.
 
-        None: nobody has whole ones.
+        None: nobody has whole ones. Blocks: where another package says it, until ranks know that they agree.
+        Raises: ConfigError if that layout cannot be used; GroupError.
         """
-        if not shape.num_experts or parallel.expert_layout != "expert":
+        if not shape.num_experts or parallel.has_slices:
             return None
-        num_redundant = parallel.num_redundant_experts if parallel.moves_experts else None
         num_layers = len(set(layers).intersection(shape.moe_layers))
-        return cls(group, ExpertBalancer(num_layers, shape.num_experts, group.size, num_redundant))
+        experts = WholeExperts.of(parallel, group.size, num_layers, shape.num_experts)
+        if parallel.expert_layout != WHOLE:
+            group.barrier(f"experts as {parallel.expert_layout} lays them out ({experts.digest})")
+        return cls(group, ExpertBalancer(experts))
 
     def add_layer(self, experts: PackedExperts, memory: LazyMemory | None) -> RankExperts:
         """Return the next layer's experts; `memory` is what they lie in, None: a file, which has all of them."""

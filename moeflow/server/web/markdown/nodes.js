@@ -27,7 +27,7 @@ export function toNodes(tokens, env) {
       open.push(node.children);
     } else if (token.nesting === -1) {
       open.pop();
-      if (["td_close", "th_close"].includes(token.type)) describeCell(open.at(-1).at(-1));
+      if (token.tag === "td" || token.tag === "th") describeCell(open.at(-1).at(-1));
     } else {
       open.at(-1).push(...leaves(token, env));
     }

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
-from moeflow.parallel.placement import expert_balancer
+from moeflow.parallel.placement import expert_balancer, layouts
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
+from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.parallel.placement.rebalancing import Move
+from moeflow.parallel.placement.whole_experts import WholeExperts
 from tests.parallel.thread_group import run_ranks
+from tests.shapes import TINY
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 LAYERS, EXPERTS, HIDDEN, WIDTH, TOP_K = 2, 6, 64, 32, 2
+SHAPE = replace(TINY, num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K)
 BYTES = expert_bytes(HIDDEN, WIDTH, "bfloat16")
 
 
@@ -49,7 +57,7 @@ def test_moves_keep_the_bits_and_the_memory_of_what_left_is_not_read(is_mapped, 
     layers = make_layers()
 
     def serve(group):
-        ranks = ExpertRanks(group, ExpertBalancer(LAYERS, EXPERTS, group.size, num_redundant))
+        ranks = ExpertRanks(group, ExpertBalancer(WholeExperts.moving(group.size, LAYERS, EXPERTS, num_redundant)))
         own = [fill(ranks, everything, is_mapped) for everything in layers]
         for number in range(60):
             hidden, ids, weights = pass_input(number)
@@ -75,12 +83,66 @@ def test_ranks_that_do_not_decide_alike_notice_it(monkeypatch):
     (everything, _) = make_layers()
 
     def serve(group):
-        ranks = ExpertRanks(group, ExpertBalancer(1, EXPERTS, group.size, 0))
+        ranks = ExpertRanks(group, ExpertBalancer(WholeExperts.moving(group.size, 1, EXPERTS)))
         fill(ranks, everything, is_mapped=False)
         monkeypatch.setattr(ranks.balancer, "end_pass", lambda: [Move(0, group.rank, from_rank=0, to_rank=1)])
         with pytest.raises(AssertionError, match="different collectives"):
             ranks.end_pass()
 
+    run_ranks(2, serve)
+
+
+def drawn(loads, num_ranks):
+    """Any homes at all, one or more of each expert, as loads have them drawn; some ranks may have none."""
+    random = np.random.default_rng(np.round(loads * 100).astype(int).ravel().tolist())
+    homes = [
+        tuple(tuple(sorted(random.permutation(num_ranks)[: random.integers(1, 3)].tolist())) for _ in layer)
+        for layer in loads
+    ]
+    return ExpertPlacement(num_ranks, tuple(homes))
+
+
+@needs_kernels
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_any_layout_of_another_package_keeps_the_bits(is_mapped, monkeypatch):
+    monkeypatch.setattr(expert_balancer, "CHECK_PASSES", 5)
+    monkeypatch.setattr(WholeExperts, "fits", lambda *given: True)  # so that experts move as they were drawn
+    monkeypatch.setattr(layouts, "LAYOUTS", {"drawn": drawn})
+    parallel = ParallelConfig(num_ranks=3, expert_layout="drawn")
+    everything = make_layers()
+
+    def serve(group):
+        ranks = ExpertRanks.of(SHAPE, parallel, group, range(LAYERS))
+        at_first = ranks.balancer.placement
+        own = [fill(ranks, layer, is_mapped) for layer in everything]
+        for number in range(60):
+            hidden, ids, weights = pass_input(number)
+            for layer, whole in zip(own, everything, strict=True):
+                assert torch.equal(layer.compute(hidden.clone(), ids, weights), whole.compute(hidden, ids, weights))
+            ranks.end_pass()
+        return ranks.balancer.num_moves, at_first, ranks.balancer.placement
+
+    found = run_ranks(3, serve)
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] > 5
+    assert found[0][1].homes != found[0][2].homes
+
+
+def test_ranks_whose_packages_lay_experts_out_otherwise_notice_it(monkeypatch):
+    """One of another version on another machine, say."""
+    parallel = ParallelConfig(num_ranks=2, expert_layout="mine")
+
+    def serve(group):
+        with pytest.raises(AssertionError, match="different collectives"):
+            ExpertRanks.of(SHAPE, parallel, group, range(LAYERS))
+
+    turned = itertools.count()  # another one for each that asks
+
+    def place(loads, num_ranks):
+        turn = next(turned)
+        return ExpertPlacement(num_ranks, (tuple(((e + turn) % num_ranks,) for e in range(EXPERTS)),) * LAYERS)
+
+    monkeypatch.setattr(layouts, "LAYOUTS", {"mine": place})
     run_ranks(2, serve)
 
 

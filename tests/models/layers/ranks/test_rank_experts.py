@@ -15,6 +15,7 @@ from moeflow.models.layers.ranks.rank_experts import RankExperts
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.parallel.placement.rebalancing import moves
+from moeflow.parallel.placement.whole_experts import WholeExperts
 from tests.parallel.thread_group import run_ranks
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -23,7 +24,7 @@ FLOATING = ("float32", "bfloat16")
 
 
 def balancer(num_experts, size):
-    return ExpertBalancer(1, num_experts, size, None)
+    return ExpertBalancer(WholeExperts.staying(size, 1, num_experts))
 
 
 def replicated(num_experts, size, num_homes):
