@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.core.engine_config import DraftModelConfig, EngineConfig
@@ -26,8 +25,10 @@ from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Speculator
 
 if TYPE_CHECKING:
+    from moeflow.checkpoint import draft_vocabulary
     from moeflow.engine.speculators import draft_model, routing_advice
 else:
+    draft_vocabulary = on_demand("moeflow.checkpoint.draft_vocabulary")
     draft_model = on_demand("moeflow.engine.speculators.draft_model")
     routing_advice = on_demand("moeflow.engine.speculators.routing_advice")
 
@@ -109,7 +110,7 @@ def _load(config: EngineConfig, draft: DraftModelConfig, vocab_size: int) -> tup
     )
     with closing(open_checkpoint(draft.model_path)) as checkpoint:
         model = load_causal_lm(checkpoint, make_allocator(own, FreshMemory()), num_threads=config.num_threads)
-    named = read_draft_vocabulary(Path(draft.model_path), model.config.vocab_size)
+    named = draft_vocabulary.read_draft_vocabulary(Path(draft.model_path), model.config.vocab_size)
     if named is None:
         return model, range(min(vocab_size, model.config.vocab_size))
     vocabulary = [token_id for token_id in named if token_id < vocab_size]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeflow.core.address import LOOPBACK, parse_address
 from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import RAY_PLACEMENTS, JoinConfig, RayConfig
-from moeflow.parallel.tcp.cluster_token import default_token_file
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.settings import Settings
+
+if TYPE_CHECKING:
+    from moeflow.parallel.tcp import cluster_token
+else:
+    cluster_token = on_demand("moeflow.parallel.tcp.cluster_token")
 
 _OWN_CLUSTER: Final = "auto"  # as Ray's own tools call it
 
@@ -30,7 +35,7 @@ def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
     if (settings.num_replicas or 1) > 1:
         raise ConfigError("ranks of other machines (--listen-ranks) join one engine: leave --replicas away")
     host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
-    file = (settings.cluster_token_file or default_token_file(settings.cache_dir)).absolute()
+    file = (settings.cluster_token_file or cluster_token.default_token_file(settings.cache_dir)).absolute()
     return JoinConfig(host=host, port=port, token_file=str(file), ray=ray)
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import DraftModelConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
-from moeflow.planner.choices.draft_model_choice import choose_draft_model, explain
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.trained_speculators import trained_speculators
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.settings import Settings
 from moeflow.speculation.registry import SPECULATORS
 from moeflow.speculation.suffix import SuffixSpeculator
+
+if TYPE_CHECKING:
+    from moeflow.planner.choices import draft_model_choice
+else:
+    draft_model_choice = on_demand("moeflow.planner.choices.draft_model_choice")
 
 AUTO: Final = "auto"
 AUTO_SHARE: Final = 0.1  # of memory, that models may take which nobody named
@@ -67,11 +72,11 @@ def choose_speculators(
         if name in SPECULATORS:
             names.append(name)
         else:
-            draft = choose_draft_model(name, settings, checkpoint, shape, cpu_isa=cpu_isa)
+            draft = draft_model_choice.choose_draft_model(name, settings, checkpoint, shape, cpu_isa=cpu_isa)
             names.append(draft.name)
             draft_models += [] if draft in draft_models else [draft]
     if draft_models:
-        reasons.append(("speculators", "; ".join(explain(draft) for draft in draft_models)))
+        reasons.append(("speculators", "; ".join(draft_model_choice.explain(draft) for draft in draft_models)))
     return SpeculatorChoice(tuple(dict.fromkeys(names)), tuple(draft_models))
 
 
@@ -95,7 +100,7 @@ def _automatic(settings: Settings, checkpoint: Checkpoint, shape: ModelConfig, c
     room_bytes = int((settings.memory_bytes or host_resources().available_bytes) * AUTO_SHARE)
     taken: list[str] = []
     for folder in trained:
-        draft = choose_draft_model(str(folder), settings, checkpoint, shape, cpu_isa=cpu_isa)
+        draft = draft_model_choice.choose_draft_model(str(folder), settings, checkpoint, shape, cpu_isa=cpu_isa)
         if draft.num_bytes > room_bytes:
             break  # each was trained for where those before it are wrong
         room_bytes -= draft.num_bytes
