@@ -112,6 +112,7 @@ struct Steps {
 
   FORCE_INLINE_MEMBER static IntLanes begin(const RowStep& row, [[maybe_unused]] IntLanes offset) {
     if constexpr (!kHasOneOffset) return IntLanes{} - offset * row.from;
+    if constexpr (F::kOffset + kRaisedBy == 0) return IntLanes{};
     return IntLanes{} + row.from;
   }
 

@@ -49,6 +49,8 @@ constexpr int32_t offset_of_bytes(int most, int32_t offset) {
 template <int kInPairs, int kQuads>
 struct ByteSums {
   static constexpr int kWidenEvery = kInPairs < kQuads ? kInPairs : kQuads;
+  // Whether what a sum begins with is better added in the end: until then it would take a register beside the pairs.
+  static constexpr bool kBeginsLast = HAS_PAIRED_PRODUCTS && kInPairs > 0;
 
   // Adds the products of quad `quad`, which counts up from 0 to kQuads - 1. `pairs` is for sums on their way: a variable
   // of its own, as GCC keeps structs of vectors in memory.
@@ -56,14 +58,18 @@ struct ByteSums {
                                       [[maybe_unused]] int quad) {
     if constexpr (kInPairs == 0) {
       total = dot_int8(total, w ^ 0x80808080u, x4);
+      pin(total);
     } else {
 #if HAS_PAIRED_PRODUCTS
       const BitLanes products = paired_products(w, x4);
       pairs = quad % kWidenEvery == 0 ? products : add_halves(pairs, products);
       pin(pairs);
-      if (quad % kWidenEvery == kWidenEvery - 1) total += sum_of_halves(pairs);
+      if (quad % kWidenEvery != kWidenEvery - 1) return;
+      total += sum_of_halves(pairs);
+      pin(total);
 #else
       total = dot_unsigned(total, w, x4);
+      pin(total);
 #endif
     }
   }
@@ -71,8 +77,10 @@ struct ByteSums {
 
 // Sums of products of pairs of 16 bits.
 struct PairSums {
+  static constexpr bool kBeginsLast = false;
   FORCE_INLINE_MEMBER static void add(IntLanes& total, BitLanes&, BitLanes w, int32_t x2, int) {
     total = dot_pairs(total, w, x2);
+    pin(total);
   }
 };
 

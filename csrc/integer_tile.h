@@ -17,12 +17,48 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-// R rows: each quad of two bands is taken apart and multiplied with all of them. All bands are read side by side, as
-// memory is fastest with several streams.
+// Sums that registers hold beside weights and a row.
+constexpr int kTileSums = IS_NEON ? 16 : 8;
+
+// What a step of some vectors of outputs adds to R rows, whose results begin at `out`.
+template <typename S, int R, int V, typename Weights>
+FORCE_INLINE void add_step(const Weights (&weights)[V], const RowStep* rows, int step, float* out) {
+  constexpr bool kBeginsLast = S::Sums::kBeginsLast;
+  IntLanes acc[R][V];
+  BitLanes pairs[R][V];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) acc[r][v] = kBeginsLast ? IntLanes{} : S::begin(rows[r], weights[v].offset());
+#pragma GCC unroll 8
+  for (int i = 0; i < S::kQuads; ++i)
+#pragma GCC unroll 2
+    for (int f = 0; f < S::kFactors; ++f)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        const BitLanes w = weights[v].factor(step * S::kQuads + i, f);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          S::Sums::add(acc[r][v], pairs[r][v], w, rows[r].x[i * S::kFactors + f], i);
+        }
+      }
+#pragma GCC unroll 8
+  for (int v = 0; v < V; ++v) {
+    const FloatLanes scale = weights[v].scale(step), least = weights[v].least(step);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const IntLanes begin = kBeginsLast ? S::begin(rows[r], weights[v].offset()) : IntLanes{};
+      S::add_sum(out + r * kTileStride + v * kLanes, acc[r][v] + begin, scale, least, rows[r]);
+    }
+  }
+}
+
+// R rows: each quad of two bands is taken apart and multiplied with all of them; of one band after the other if these
+// were too many sums. All bands are read side by side, as memory is fastest with several streams.
 template <int R, typename F, bool kIsWide>
 TILE void tile_few_rows(const Tile& t) {
   using S = Steps<F, kIsWide>;
-  constexpr int kVectors = 2 * kParts;
+  constexpr int kVectors = R * 2 * kParts <= kTileSums ? 2 * kParts : kParts;
   const S steps{t};
   clear_out(t, R);
   for (int64_t s = 0; s < steps.stretches; ++s) {
@@ -33,51 +69,63 @@ TILE void tile_few_rows(const Tile& t) {
       for (int r = 0; r < R; ++r) rows[step][r] = steps.row_step(r, s, step);
     for (int band = 0; band < t.num_bands; band += 2) {
       steps.fetch(s, band);
-      typename S::Weights weights[kVectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) weights[v] = steps.weights(s, band + v / kParts, v % kParts);
 #pragma GCC unroll 2
-      for (int step = 0; step < S::kSteps; ++step) {
-        IntLanes acc[R][kVectors];
-        BitLanes pairs[R][kVectors];
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-          for (int v = 0; v < kVectors; ++v) acc[r][v] = S::begin(rows[step][r], weights[v].offset());
-#pragma GCC unroll 8
-        for (int i = 0; i < S::kQuads; ++i)
-#pragma GCC unroll 2
-          for (int f = 0; f < S::kFactors; ++f)
-#pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) {
-              const BitLanes w = weights[v].factor(step * S::kQuads + i, f);
-#pragma GCC unroll 4
-              for (int r = 0; r < R; ++r) {
-                S::Sums::add(acc[r][v], pairs[r][v], w, rows[step][r].x[i * S::kFactors + f], i);
-                pin(acc[r][v]);
-              }
-            }
+      for (int first = 0; first < 2 * kParts; first += kVectors) {
+        typename S::Weights weights[kVectors];
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
-          const FloatLanes scale = weights[v].scale(step), least = weights[v].least(step);
-          float* const out = t.out + band * kBand + v * kLanes;
-#pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) {
-            S::add_sum(out + r * kTileStride, acc[r][v], scale, least, rows[step][r]);
-          }
+          weights[v] = steps.weights(s, band + (first + v) / kParts, (first + v) % kParts);
+        }
+#pragma GCC unroll 2
+        for (int step = 0; step < S::kSteps; ++step) {
+          add_step<S, R>(weights, rows[step], step, t.out + band * kBand + first * kLanes);
         }
       }
     }
   }
 }
 
-// Any number of rows: the weights of a step are taken apart once, into registers, and meet one row after another.
+// A stretch of kVectors vectors of outputs, taken apart; as a vector of `Steps::Weights`, `Part` is.
+template <typename S, int kVectors>
+struct Stretch {
+  static constexpr int kStretchQuads = S::kSteps * S::kQuads;
+  BitLanes bytes[kStretchQuads][kVectors];
+  FloatLanes scales[S::kSteps][kVectors], leasts[S::kSteps][kVectors];
+  IntLanes offsets[kVectors];
+
+  struct Part {
+    const Stretch* of;
+    int v;
+
+    FORCE_INLINE_MEMBER BitLanes factor(int quad, int) const { return of->bytes[quad][v]; }
+    FORCE_INLINE_MEMBER FloatLanes scale(int step) const { return of->scales[step][v]; }
+    FORCE_INLINE_MEMBER FloatLanes least(int step) const { return of->leasts[step][v]; }
+    FORCE_INLINE_MEMBER IntLanes offset() const { return of->offsets[v]; }
+  };
+
+  FORCE_INLINE_MEMBER void take_apart(const typename S::Weights& weights, int v) {
+#pragma GCC unroll 8
+    for (int quad = 0; quad < kStretchQuads; ++quad) bytes[quad][v] = weights.factor(quad, 0);
+#pragma GCC unroll 2
+    for (int step = 0; step < S::kSteps; ++step) {
+      scales[step][v] = weights.scale(step);
+      leasts[step][v] = weights.least(step);
+    }
+    offsets[v] = weights.offset();
+  }
+};
+
+// Any number of rows: the weights of a stretch are taken apart once, into the first cache, and from there multiplied
+// with kRows rows after another.
 template <typename F>
 TILE void tile_many_rows(const Tile& t) {
   using S = Steps<F, false>;
-  constexpr int kVectors = MOEFLOW_LANES == 16 ? 2 : 1;  // 8 registers each
+  constexpr int kVectors = 2, kRows = 4;
   const S steps{t};
   RowStep rows[S::kSteps][kMaxTileRows];
+  Stretch<S, kVectors> stretch;
+  typename Stretch<S, kVectors>::Part parts[kVectors];
+  for (int v = 0; v < kVectors; ++v) parts[v] = {&stretch, v};
   const int num_rows = t.num_rows;
   clear_out(t, num_rows);
   for (int64_t s = 0; s < steps.stretches; ++s) {
@@ -89,47 +137,30 @@ TILE void tile_many_rows(const Tile& t) {
 #pragma GCC unroll 1
       for (int first = 0; first < 2 * kParts; first += kVectors) {
 #pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          stretch.take_apart(steps.weights(s, band + (first + v) / kParts, (first + v) % kParts), v);
+        }
+        float* const out = t.out + band * kBand + first * kLanes;
+#pragma GCC unroll 2
         for (int step = 0; step < S::kSteps; ++step) {
-          BitLanes bytes[kVectors][S::kQuads];
-          FloatLanes scale[kVectors], least[kVectors];
-          IntLanes offset[kVectors];
-#pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) {
-            const auto weights = steps.weights(s, band + (first + v) / kParts, (first + v) % kParts);
-#pragma GCC unroll 8
-            for (int i = 0; i < S::kQuads; ++i) bytes[v][i] = weights.factor(step * S::kQuads + i, 0);
-            scale[v] = weights.scale(step);
-            least[v] = weights.least(step);
-            offset[v] = weights.offset();
-          }
-          float* out = t.out + band * kBand + first * kLanes;
+          int r = 0;
 #pragma GCC unroll 1
-          for (int r = 0; r < num_rows; ++r, out += kTileStride) {
-            const RowStep& row = rows[step][r];
-            IntLanes acc[kVectors];
-            BitLanes pairs[kVectors];
-#pragma GCC unroll 2
-            for (int v = 0; v < kVectors; ++v) acc[v] = S::begin(row, offset[v]);
-#pragma GCC unroll 8
-            for (int i = 0; i < S::kQuads; ++i)
-#pragma GCC unroll 2
-              for (int v = 0; v < kVectors; ++v) S::Sums::add(acc[v], pairs[v], bytes[v][i], row.x[i], i);
-#pragma GCC unroll 2
-            for (int v = 0; v < kVectors; ++v) S::add_sum(out + v * kLanes, acc[v], scale[v], least[v], row);
+          for (; r + kRows <= num_rows; r += kRows) {
+            add_step<S, kRows>(parts, rows[step] + r, step, out + r * kTileStride);
           }
+#pragma GCC unroll 1
+          for (; r < num_rows; ++r) add_step<S, 1>(parts, rows[step] + r, step, out + r * kTileStride);
         }
       }
     }
   }
 }
 
-// From so many rows on it pays to keep weights in registers; the later, the less it takes to take them apart. Not where
-// they are pairs of 16 bits: these are too many.
-template <typename F>
-constexpr int kManyRows = MOEFLOW_LANES == 16                                       ? 6
-                          : F::kStretchWords == 8                                   ? kMaxTileRows + 1
-                          : F::kStretchWords == 4 && F::kTable == nullptr           ? 12
-                                                                                    : 4;
+// From so many rows on it pays to keep what was taken apart. Not where it is pairs of 16 bits, twice as much.
+constexpr int kManyRows = 8;
+
+// The most of few; one where more took long to compile, for hardly anybody.
+constexpr int kFew = kLanes >= 8 ? 4 : MOEFLOW_UNIT == MOEFLOW_GENERIC ? 1 : 2;
 
 template <typename F, bool kIsWide>
 void tile_int(const Tile& whole) {
@@ -138,7 +169,7 @@ void tile_int(const Tile& whole) {
 #if HAS_MATRIX_DOT
     if (whole.num_rows > 1) row = tile_pairs<F>(whole);
 #else
-    if (whole.num_rows >= kManyRows<F>) return tile_many_rows<F>(whole);
+    if (whole.num_rows >= kManyRows) return tile_many_rows<F>(whole);
 #endif
   }
   while (row < whole.num_rows) {
@@ -146,23 +177,15 @@ void tile_int(const Tile& whole) {
     part.rows = whole.rows + row;
     part.out = whole.out + row * kTileStride;
     if (row > 0) part.fetch = Fetch::kNothing;
-    [[maybe_unused]] const int left = whole.num_rows - row;
-#if MOEFLOW_LANES == 16
-    if (left >= 4) {
-      tile_few_rows<4, F, kIsWide>(part);
-      row += 4;
-      continue;
+    const int left = whole.num_rows - row, rows = left >= 4 ? 4 : left >= 2 ? 2 : 1, few = rows < kFew ? rows : kFew;
+    if constexpr (kFew >= 4) {
+      if (few == 4) tile_few_rows<4, F, kIsWide>(part);
     }
-#endif
-#if MOEFLOW_UNIT != MOEFLOW_GENERIC  // where these took long to compile, for hardly anybody
-    if (left >= 2) {
-      tile_few_rows<2, F, kIsWide>(part);
-      row += 2;
-      continue;
+    if constexpr (kFew >= 2) {
+      if (few == 2) tile_few_rows<2, F, kIsWide>(part);
     }
-#endif
-    tile_few_rows<1, F, kIsWide>(part);
-    row += 1;
+    if (few == 1) tile_few_rows<1, F, kIsWide>(part);
+    row += few;
   }
 }
 
