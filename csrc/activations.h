@@ -12,14 +12,15 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-typedef double Doubles __attribute__((vector_size(128)));
-
-// exp of what a float would hold too roughly: for exponents near -80 rounding them alone is an error of 2^-18.
-FORCE_INLINE Vec exp_doubles(Doubles x) {
-  const Vec high = __builtin_convertvector(x, Vec);
-  const Vec low = __builtin_convertvector(x - __builtin_convertvector(high, Doubles), Vec);
-  const Vec result = exp_vec(high);
-  return result + result * low;
+// exp of what a float would hold too roughly, in two halves: for exponents near -80 rounding them alone is an error of
+// 2^-18.
+FORCE_INLINE FloatLanes exp_doubles(const DoubleLanes (&x)[2]) {
+  const FloatLanes high = to_floats(x);
+  DoubleLanes rest[2];
+  to_doubles(high, rest);
+  for (int i = 0; i < 2; ++i) rest[i] = x[i] - rest[i];
+  const FloatLanes result = exp_vec(high);
+  return result + result * to_floats(rest);
 }
 
 // Beyond these, Phi(-size) is not a normal float: taken as 0.
@@ -28,12 +29,13 @@ constexpr float kGeluReach = kFunction == Nonlinearity::kGelu ? 13.0f : 9.9f;
 
 // Phi(-size), the share of itself that a negative x keeps.
 template <Nonlinearity kFunction>
-FORCE_INLINE Vec gelu_share(Vec size) {
-  const Doubles wide = __builtin_convertvector(size, Doubles);
+FORCE_INLINE FloatLanes gelu_share(FloatLanes size) {
+  DoubleLanes wide[2];
+  to_doubles(size, wide);
   if constexpr (kFunction == Nonlinearity::kGelu) {
     // exp(-size^2 / 2) times a polynomial in t that is within 2^-24 of the rest (a minimax fit).
-    const Vec t = 1.0f / (size * 0.35f + 1.0f);
-    Vec p = -0.0291258637f - Vec{};
+    const FloatLanes t = 1.0f / (size * 0.35f + 1.0f);
+    FloatLanes p = -0.0291258637f - FloatLanes{};
     p = p * t + 0.143872231f;
     p = p * t - 0.255504549f;
     p = p * t + 0.158929273f;
@@ -42,36 +44,38 @@ FORCE_INLINE Vec gelu_share(Vec size) {
     p = p * t + 0.119852439f;
     p = p * t + 0.13985908f;
     p = p * t + 0.139621571f;
-    return exp_doubles(wide * wide * -0.5) * (p * t);
+    for (DoubleLanes& half : wide) half = half * half * -0.5;
+    return exp_doubles(wide) * (p * t);
   } else {
     // (1 - tanh(u)) / 2 = exp(-2 u) / (1 + exp(-2 u)) with u = sqrt(2 / pi) (size + 0.044715 size^3)
-    const Vec falling = exp_doubles(wide * (wide * wide * -0.071354816272600249 - 1.5957691216057307));
+    for (DoubleLanes& half : wide) half = half * (half * half * -0.071354816272600249 - 1.5957691216057307);
+    const FloatLanes falling = exp_doubles(wide);
     return falling / (falling + 1.0f);
   }
 }
 
 template <Nonlinearity kFunction>
-FORCE_INLINE Vec gelu(Vec x) {
+FORCE_INLINE FloatLanes gelu(FloatLanes x) {
   constexpr float kReach = kGeluReach<kFunction>;
-  const Vec size = (Vec)((IVec)x & 0x7fffffff);
-  Vec share = gelu_share<kFunction>(size > kReach ? kReach - Vec{} : size);
-  share = size > kReach ? Vec{} : share;
+  const FloatLanes size = (FloatLanes)((IntLanes)x & 0x7fffffff);
+  FloatLanes share = gelu_share<kFunction>(size > kReach ? kReach - FloatLanes{} : size);
+  share = size > kReach ? FloatLanes{} : share;
   return x * (x < 0.0f ? share : 1.0f - share);
 }
 
 // Not a number stays so.
 template <Nonlinearity kFunction>
-FORCE_INLINE Vec apply(Vec x) {
+FORCE_INLINE FloatLanes apply(FloatLanes x) {
   if constexpr (kFunction == Nonlinearity::kSilu) return x / (exp_vec(-x) + 1.0f);
-  else if constexpr (kFunction == Nonlinearity::kRelu) return x < 0.0f ? Vec{} : x;
+  else if constexpr (kFunction == Nonlinearity::kRelu) return x < 0.0f ? FloatLanes{} : x;
   else return gelu<kFunction>(x);
 }
 
 // What is meant by a gate and an up.
 template <Nonlinearity kFunction>
-FORCE_INLINE Vec gated(const HiddenUnits& units, Vec gate, Vec up) {
+FORCE_INLINE FloatLanes gated(const HiddenUnits& units, FloatLanes gate, FloatLanes up) {
   if constexpr (kFunction == Nonlinearity::kClampedSwiglu) {
-    const Vec high = splat(units.limit), low = splat(-units.limit);
+    const FloatLanes high = splat_lanes(units.limit), low = splat_lanes(-units.limit);
     gate = gate > high ? high : gate;
     up = up > high ? high : up;
     up = up < low ? low : up;
@@ -81,9 +85,9 @@ FORCE_INLINE Vec gated(const HiddenUnits& units, Vec gate, Vec up) {
   }
 }
 
-// A band of a tile's results, which is about the 16 units from `unit` on.
-FORCE_INLINE Vec biased(const HiddenUnits& units, int row, int band, const float* bias, int64_t unit) {
-  const Vec x = load(units.tile_out + row * kTileStride + band * kBand);
+// A part of a band of a tile's results, which are about the units from `unit` on.
+FORCE_INLINE FloatLanes biased(const HiddenUnits& units, const float* results, const float* bias, int64_t unit) {
+  const FloatLanes x = load_lanes(results);
   return bias == nullptr ? x : x + load_some(bias + unit, units.num_units - unit);
 }
 
@@ -96,15 +100,18 @@ FORCE_INLINE Vec biased(const HiddenUnits& units, int row, int band, const float
 // Without a gate each band becomes 16 units: function(up).
 template <Nonlinearity kFunction, bool kIsGated>
 void activate_as(const HiddenUnits& units) {
+  constexpr int kBands = kIsGated ? 2 : 1;  // of 16 units
+  const int num_units = units.num_bands / kBands * kBand;
   for (int row = 0; row < units.num_rows; ++row) {
+    const float* const results = units.tile_out + row * kTileStride;
     float* const h = units.h + row * units.h_stride;
-    int64_t unit = 0;
-    for (int band = 0; band < units.num_bands; band += kIsGated ? 2 : 1, unit += kBand) {
+    for (int unit = 0; unit < num_units; unit += kLanes) {
+      const float* const first = results + unit / kBand * kBands * kBand + unit % kBand;
       if constexpr (kIsGated) {
-        const Vec gate = biased(units, row, band, units.gate_bias, unit);
-        store_some(h + unit, gated<kFunction>(units, gate, biased(units, row, band + 1, units.up_bias, unit)), kBand);
+        const FloatLanes gate = biased(units, first, units.gate_bias, unit);
+        store_unaligned(h + unit, gated<kFunction>(units, gate, biased(units, first + kBand, units.up_bias, unit)));
       } else {
-        store_some(h + unit, apply<kFunction>(biased(units, row, band, units.up_bias, unit)), kBand);
+        store_unaligned(h + unit, apply<kFunction>(biased(units, first, units.up_bias, unit)));
       }
     }
   }

@@ -13,25 +13,24 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-// The integers of a group as they are stored: int16 in the order in which `WidePairs` takes weights apart.
-FORCE_INLINE void store_group(int8_t* out, IVec low, IVec high) {
-  typedef int8_t Bytes __attribute__((vector_size(kBand)));
-  const Bytes bytes[2] = {__builtin_convertvector(low, Bytes), __builtin_convertvector(high, Bytes)};
-  __builtin_memcpy(out, bytes, kGroup);
-}
-FORCE_INLINE void store_group(int16_t* out, IVec low, IVec high) {
-  typedef int16_t Shorts __attribute__((vector_size(kBand * 2)));
-  const Shorts shorts[2] = {__builtin_convertvector(low, Shorts), __builtin_convertvector(high, Shorts)};
-  __builtin_memcpy(out, shorts, kGroup * sizeof(int16_t));
-  for (int i = 1; i < kGroup; i += 4) {
-    const int16_t second = out[i];
-    out[i] = out[i + 1];
-    out[i + 1] = second;
+// A group, as registers hold it.
+constexpr int kGroupParts = kGroup / kLanes;
+
+// The integers of a group as they are stored: int16 in the order in which wide products take weights apart.
+FORCE_INLINE void store_group(int8_t* out, const IntLanes (&values)[kGroupParts]) { store_bytes(out, values); }
+FORCE_INLINE void store_group(int16_t* out, const IntLanes (&values)[kGroupParts]) {
+  typedef int16_t Shorts __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+  IntLanes order = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) order[i] = i / 4 * 4 + i % 2 * 2 + i / 2 % 2;
+  for (int i = 0; i < kGroupParts; ++i) {
+    *reinterpret_cast<Shorts*>(out + i * kLanes) = __builtin_convertvector(__builtin_shuffle(values[i], order), Shorts);
   }
 }
 
-// Symmetric integers per group of 32, with the sums that `activation_bytes` (matrix.h) tells of: scale = max|x| / kMost, nearest, halves to even. An infinity or a NaN in a group
-// makes its scale NaN, and so everything computed from the row. Below kTiny, where kMost / max|x| overflows, is zero.
+// Symmetric integers per group of 32, with the sums that `activation_bytes` (matrix.h) tells of: scale =
+// max|x| / kMost, nearest, halves to even. An infinity or a NaN in a group makes its scale NaN, and so everything
+// computed from the row. Below kTiny, where kMost / max|x| overflows, is zero.
 template <typename T, int kMost>
 void quantize_row(const float* x, int64_t cols, void* out) {
   constexpr float kTiny = kMost > 127 ? 1e-33f : 1e-36f;
@@ -41,13 +40,17 @@ void quantize_row(const float* x, int64_t cols, void* out) {
   int32_t* sums = reinterpret_cast<int32_t*>(scales + groups);
   int32_t* first_sums = sums + groups;
   for (int64_t g = 0; g < groups; ++g, q += kGroup) {
-    Vec values[2] = {};
-    const int64_t left = cols - g * kGroup;
-    __builtin_memcpy(values, x + g * kGroup, (left < kGroup ? left : kGroup) * sizeof(float));
-    // Without their sign, floats are ordered as their bits are, infinity and NaN above all others.
-    const IVec magnitudes[2] = {(IVec)values[0] & 0x7fffffff, (IVec)values[1] & 0x7fffffff};
-    const IVec larger = magnitudes[0] > magnitudes[1] ? magnitudes[0] : magnitudes[1];
-    const int32_t largest_bits = max_lane(larger);
+    FloatLanes values[kGroupParts];
+    IntLanes largest_lanes = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < kGroupParts; ++i) {
+      const int64_t at = g * kGroup + i * kLanes;
+      values[i] = load_some(x + at, cols - at);
+      // Without their sign, floats are ordered as their bits are, infinity and NaN above all others.
+      const IntLanes magnitudes = (IntLanes)values[i] & 0x7fffffff;
+      largest_lanes = magnitudes > largest_lanes ? magnitudes : largest_lanes;
+    }
+    const int32_t largest_bits = max_lane(largest_lanes);
     const float largest = bit_cast<float>(largest_bits);
     if (!(largest >= kTiny && largest_bits < 0x7f800000)) {
       __builtin_memset(q, 0, kGroup * sizeof(T));
@@ -57,11 +60,16 @@ void quantize_row(const float* x, int64_t cols, void* out) {
       continue;
     }
     const float inverse = static_cast<float>(kMost) / largest;
-    const IVec low = to_nearest(values[0] * inverse), high = to_nearest(values[1] * inverse);
-    store_group(q, low, high);
+    IntLanes nearest[kGroupParts], halves[2] = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < kGroupParts; ++i) {
+      nearest[i] = to_nearest(values[i] * inverse);
+      halves[i / (kGroupParts / 2)] += nearest[i];
+    }
+    store_group(q, nearest);
     scales[g] = largest / static_cast<float>(kMost);
-    first_sums[g] = sum_lanes(low);
-    sums[g] = first_sums[g] + sum_lanes(high);
+    first_sums[g] = sum_lanes(halves[0]);
+    sums[g] = first_sums[g] + sum_lanes(halves[1]);
   }
 }
 

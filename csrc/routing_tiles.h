@@ -19,22 +19,29 @@ struct RowScores {
   float largest;  // logit of the row
   float unit;     // what a score of 1 is: of a softmax the sum over all experts; NaN where a logit is none, or infinite
 
-  FORCE_INLINE_MEMBER Vec of(Vec logits) const {
+  FORCE_INLINE_MEMBER FloatLanes of(FloatLanes logits) const {
     return function == ScoreFunction::kSoftmax ? exp_vec(logits - largest) : 1.0f / (exp_vec(-logits) + 1.0f);
   }
 };
 
+// Calls use(place, part of the band) for each kLanes of so many values, to whole bands' ends.
+template <typename Use>
+FORCE_INLINE void for_each_part(int64_t count, const Use& use) {
+  for (int64_t first = 0; first < count; first += kBand) {
+    for (int part = 0; part < kParts; ++part) use(first + part * kLanes, part);
+  }
+}
+
 RowScores row_scores(ScoreFunction function, const float* logits, int64_t num_experts) {
   RowScores scores{function, logits[0], 0};
   for (int64_t e = 1; e < num_experts; ++e) scores.largest = logits[e] > scores.largest ? logits[e] : scores.largest;
-  Vec sums = {};
-  for (int64_t e = 0; e < num_experts; e += kBand) {
-    const int64_t left = num_experts - e;
-    Vec v = scores.of(load_some(logits + e, left));
-    for (int64_t i = left; i < kBand; ++i) v[i] = 0;
-    sums += v;
-  }
-  const float all = sum_lanes(sums);
+  FloatLanes sums[kParts] = {};
+  for_each_part(num_experts, [&](int64_t e, int part) {
+    FloatLanes v = scores.of(load_some(logits + e, num_experts - e));
+    for (int64_t i = e < num_experts ? num_experts - e : 0; i < kLanes; ++i) v[i] = 0;
+    sums[part] += v;
+  });
+  const float all = sum_band(sums);
   scores.unit = function == ScoreFunction::kSoftmax ? all : 1.0f + (all - all);
   return scores;
 }
@@ -52,13 +59,13 @@ FORCE_INLINE void for_each_rank(const Routing& routing, const RowScores& scores,
     for (int64_t e = 0; e < num_experts; ++e) use(e, logits[e]);
     return;
   }
-  float band[kBand];
-  for (int64_t first = 0; first < num_experts; first += kBand) {
+  float ranks[kLanes];
+  for (int64_t first = 0; first < num_experts; first += kLanes) {
     const int64_t left = num_experts - first;
-    Vec rank = scores.of(load_some(logits + first, left)) / scores.unit;
+    FloatLanes rank = scores.of(load_some(logits + first, left)) / scores.unit;
     if (routing.choice_bias != nullptr) rank += load_some(routing.choice_bias + first, left);
-    store_some(band, rank, kBand);
-    for (int64_t i = 0; i < left && i < kBand; ++i) use(first + i, band[i]);
+    store_unaligned(ranks, rank);
+    for (int64_t i = 0; i < left && i < kLanes; ++i) use(first + i, ranks[i]);
   }
 }
 
@@ -134,18 +141,18 @@ void sparse_mixer_row(const Routing& routing, const float* logits, int64_t num_e
     for (int64_t e = 0; e < num_experts; ++e) {
       if (is_left(e) && (best < 0 || logits[e] > logits[best])) best = e;
     }
-    Vec sums = {};
-    for (int64_t first = 0; first < num_experts; first += kBand) {
+    FloatLanes sums[kParts] = {};
+    for_each_part(num_experts, [&](int64_t first, int part) {
       const int64_t left = num_experts - first;
-      Vec shares = exp_vec(load_some(logits + first, left) - logits[best]);
-      for (int64_t i = 0; i < kBand; ++i) {
+      FloatLanes shares = exp_vec(load_some(logits + first, left) - logits[best]);
+      for (int64_t i = 0; i < kLanes; ++i) {
         const int64_t e = first + i;
         if (i >= left || !is_left(e) || !is_near(logits[best], logits[e], routing.jitter)) shares[i] = 0;
       }
-      sums += shares;
-    }
+      sums[part] += shares;
+    });
     ids[k] = best;
-    weights[k] = 1 / sum_lanes(sums) + spoilt;
+    weights[k] = 1 / sum_band(sums) + spoilt;
   }
 }
 
@@ -176,10 +183,10 @@ void route_row(const Routing& routing, const float* logits, int64_t num_experts,
     for (int64_t k = 0; k < top_k; ++k) weights[k] = logits[ids[k]];
   }
   float chosen = 0;
-  for (int64_t k = 0; k < top_k; k += kBand) {
+  for (int64_t k = 0; k < top_k; k += kLanes) {
     const int64_t left = top_k - k;
-    const Vec v = scores.of(load_some(weights + k, left));
-    for (int64_t i = 0; i < left && i < kBand; ++i) chosen += v[i];
+    const FloatLanes v = scores.of(load_some(weights + k, left));
+    for (int64_t i = 0; i < left && i < kLanes; ++i) chosen += v[i];
     store_some(weights + k, v, left);
   }
   const float unit = scores.unit, least = routing.min_total * unit;

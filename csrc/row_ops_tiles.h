@@ -13,40 +13,47 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-// The mean of what `of(place, count)` returns of each 16 numbers of a row, or of the last of them, the others zero. Four
-// chains, so that additions need not wait for each other; then lanes.
+// The mean of what `of(place, count)` returns of kLanes numbers of a row, or of the `count` that are left, the others
+// zero. Bands are added up in four chains, so that additions need not wait for each other; then lanes.
 //
 //   row       | 0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63 | 64 .. 79 | ..
 //   adds to   | sums[0] | sums[1]  | sums[2]  | sums[3]  | sums[0]  | ..     lane by lane
 template <typename Of>
 FORCE_INLINE float mean_of(int64_t size, const Of& of) {
   constexpr int kChains = 4;
-  Vec sums[kChains] = {};
+  FloatLanes sums[kChains][kParts] = {};
   int64_t i = 0;
   for (; i + kChains * kBand <= size; i += kChains * kBand) {
 #pragma GCC unroll 4
-    for (int chain = 0; chain < kChains; ++chain) sums[chain] += of(i + chain * kBand, kBand);
+    for (int chain = 0; chain < kChains; ++chain)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) sums[chain][p] += of(i + chain * kBand + p * kLanes, kLanes);
   }
-  for (; i < size; i += kBand) sums[0] += of(i, size - i);
-  return sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(size);
+  for (; i < size; i += kBand) {
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) sums[0][p] += of(i + p * kLanes, size - i - p * kLanes);
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < kParts; ++p) sums[0][p] = (sums[0][p] + sums[1][p]) + (sums[2][p] + sums[3][p]);
+  return sum_band(sums[0]) / static_cast<float>(size);
 }
 
 float inverse_rms(const float* x, int64_t size, float eps) {
   const float mean = mean_of(size, [&](int64_t i, int64_t count) {
-    const Vec v = load_some(x + i, count);
+    const FloatLanes v = load_some(x + i, count);
     return v * v;
   });
   return 1.0f / __builtin_sqrtf(mean + eps);
 }
 
 void scale_row(const float* x, float scale, const float* weight, int64_t size, float* out) {
-  for (int64_t i = 0; i < size; i += kBand) {
+  for (int64_t i = 0; i < size; i += kLanes) {
     store_some(out + i, load_some(x + i, size - i) * scale * load_some(weight + i, size - i), size - i);
   }
 }
 
 // What is not given is not added: not even zero, which would lose the sign of another.
-FORCE_INLINE Vec plus_some(Vec v, const float* given, int64_t at, int64_t left) {
+FORCE_INLINE FloatLanes plus_some(FloatLanes v, const float* given, int64_t at, int64_t left) {
   return given == nullptr ? v : v + load_some(given + at, left);
 }
 
@@ -54,41 +61,36 @@ FORCE_INLINE Vec plus_some(Vec v, const float* given, int64_t at, int64_t left) 
 void layer_norm_row(const float* x, float eps, const float* weight, const float* bias, int64_t size, float* out) {
   const float mean = mean_of(size, [&](int64_t i, int64_t count) { return load_some(x + i, count); });
   const float variance = mean_of(size, [&](int64_t i, int64_t count) {
-    Vec v = load_some(x + i, count) - mean;
-    for (int64_t lane = count; lane < kBand; ++lane) v[lane] = 0;
+    FloatLanes v = load_some(x + i, count) - mean;
+    for (int64_t lane = count > 0 ? count : 0; lane < kLanes; ++lane) v[lane] = 0;
     return v * v;
   });
   const float scale = 1.0f / __builtin_sqrtf(variance + eps);
-  for (int64_t i = 0; i < size; i += kBand) {
+  for (int64_t i = 0; i < size; i += kLanes) {
     const int64_t left = size - i;
-    const Vec scaled = (load_some(x + i, left) - mean) * scale * load_some(weight + i, left);
+    const FloatLanes scaled = (load_some(x + i, left) - mean) * scale * load_some(weight + i, left);
     store_some(out + i, plus_some(scaled, bias, i, left), left);
   }
 }
 
 void add_row(const float* x, const float* bias, const float* residual, int64_t size, float* out) {
-  for (int64_t i = 0; i < size; i += kBand) {
-    const Vec biased = plus_some(load_some(x + i, size - i), bias, i, size - i);
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const FloatLanes biased = plus_some(load_some(x + i, size - i), bias, i, size - i);
     store_some(out + i, plus_some(biased, residual, i, size - i), size - i);
   }
 }
 
 void add_weighted_row(const float* x, const float* bias, float weight, int64_t size, float* sum) {
-  for (int64_t i = 0; i < size; i += kBand) {
-    const Vec product = plus_some(load_some(x + i, size - i), bias, i, size - i) * weight;
-    FloatLanes parts[kParts];
-    __builtin_memcpy(parts, &product, sizeof(product));
-    for (FloatLanes& part : parts) part = rounded(part);
-    Vec separate;
-    __builtin_memcpy(&separate, parts, sizeof(separate));
-    store_some(sum + i, load_some(sum + i, size - i) + separate, size - i);
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const FloatLanes product = rounded(plus_some(load_some(x + i, size - i), bias, i, size - i) * weight);
+    store_some(sum + i, load_some(sum + i, size - i) + product, size - i);
   }
 }
 
 void clip_row(const float* x, float limit, int64_t size, float* out) {
-  const Vec high = splat(limit), low = splat(-limit);
-  for (int64_t i = 0; i < size; i += kBand) {
-    Vec v = load_some(x + i, size - i);
+  const FloatLanes high = splat_lanes(limit), low = splat_lanes(-limit);
+  for (int64_t i = 0; i < size; i += kLanes) {
+    FloatLanes v = load_some(x + i, size - i);
     v = v > high ? high : v;
     v = v < low ? low : v;
     store_some(out + i, v, size - i);
@@ -101,17 +103,16 @@ void clip_row(const float* x, float limit, int64_t size, float* out) {
 //   out    | first * cos + second * sin         | second * cos + first * sin         |   cos and sin at the same place
 void rotate_row(const float* x, const float* cos, const float* sin, int64_t size, float* out) {
   const int64_t half = size / 2;
-  for (int64_t i = 0; i < half; i += kBand) {
+  for (int64_t i = 0; i < half; i += kLanes) {
     const int64_t left = half - i;
-    const Vec first = load_some(x + i, left), second = load_some(x + half + i, left);
+    const FloatLanes first = load_some(x + i, left), second = load_some(x + half + i, left);
     store_some(out + i, first * load_some(cos + i, left) + second * load_some(sin + i, left), left);
     store_some(out + half + i, second * load_some(cos + half + i, left) + first * load_some(sin + half + i, left),
                left);
   }
 }
 
-// In vectors as wide as registers: compilers take wider comparisons apart, value by value. Each lane holds the maximum
-// of every so many values and the first place where it was met:
+// Each lane holds the maximum of every so many values and the first place where it was met:
 //
 //   x          | 0 .. L-1 | L .. 2L-1 | 2L .. 3L-1 | 3L .. 4L-1 | 4L .. 5L-1 | ..     L: kLanes
 //   compared   | best[0]  | best[1]   | best[2]    | best[3]    | best[0]    | ..     lane by lane

@@ -26,8 +26,6 @@ using namespace plain;
 
 // ---- load, store, fill ----
 
-FORCE_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecInMemory*>(p); }
-FORCE_INLINE Vec splat(float x) { return x - Vec{}; }
 FORCE_INLINE FloatLanes splat_lanes(float x) { return x - FloatLanes{}; }
 FORCE_INLINE FloatLanes load_lanes(const void* p) { return *static_cast<const FloatLanesInMemory*>(p); }
 FORCE_INLINE BitLanes load_bits(const void* p) { return *static_cast<const BitLanesInMemory*>(p); }
@@ -35,18 +33,18 @@ FORCE_INLINE void store_lanes(void* p, FloatLanes v) { *static_cast<FloatLanesIn
 FORCE_INLINE FloatLanes load_unaligned(const float* p) { return *reinterpret_cast<const UnalignedLanes*>(p); }
 FORCE_INLINE void store_unaligned(float* p, FloatLanes v) { *reinterpret_cast<UnalignedLanes*>(p) = v; }
 
-// Up to 16 neighbouring floats, filled up with zeros.
-FORCE_INLINE Vec load_some(const float* p, int64_t count) {
-  if (count >= kBand) return *reinterpret_cast<const UnalignedVec*>(p);
-  Vec v = {};
-  __builtin_memcpy(&v, p, count * sizeof(float));
+// The first `count` of kLanes neighbouring floats, if that many: the others are zero, and nothing is stored there.
+FORCE_INLINE FloatLanes load_some(const float* p, int64_t count) {
+  if (count >= kLanes) return load_unaligned(p);
+  FloatLanes v = {};
+  if (count > 0) __builtin_memcpy(&v, p, count * sizeof(float));
   return v;
 }
 
-FORCE_INLINE void store_some(float* p, Vec v, int64_t count) {
-  if (count >= kBand) {
-    *reinterpret_cast<UnalignedVec*>(p) = v;
-  } else {
+FORCE_INLINE void store_some(float* p, FloatLanes v, int64_t count) {
+  if (count >= kLanes) {
+    store_unaligned(p, v);
+  } else if (count > 0) {
     __builtin_memcpy(p, &v, count * sizeof(float));
   }
 }
@@ -70,14 +68,33 @@ FORCE_INLINE void store_as_floats(float* p, V value) {
   *reinterpret_cast<typename Narrow<sizeof(V) / 4>::Floats*>(p) = value;
 }
 
+// Two halves in double.
+FORCE_INLINE FloatLanes to_floats(const DoubleLanes (&halves)[2]) {
+  typedef float HalfLanes __attribute__((vector_size(kLanes * 2)));
+  const HalfLanes parts[2] = {__builtin_convertvector(halves[0], HalfLanes),
+                              __builtin_convertvector(halves[1], HalfLanes)};
+  FloatLanes floats;
+  __builtin_memcpy(&floats, parts, sizeof(floats));
+  return floats;
+}
+
 // ---- across lanes ----
 
-// The upper half onto the lower one, again and again: the same order everywhere.
-FORCE_INLINE float sum_lanes(Vec v) {
-  for (int width = kBand / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) v[i] += v[i + width];
+// All lanes of a band: the upper half onto the lower one, again and again, the same order however wide registers are.
+FORCE_INLINE float sum_band(const FloatLanes (&parts)[kParts]) {
+  FloatLanes halves[kParts];
+  __builtin_memcpy(halves, parts, sizeof(parts));
+#pragma GCC unroll 2
+  for (int count = kParts / 2; count > 0; count /= 2) {
+#pragma GCC unroll 2
+    for (int p = 0; p < count; ++p) halves[p] += halves[p + count];
   }
-  return v[0];
+  float lanes[kLanes];
+  __builtin_memcpy(lanes, halves, sizeof(lanes));
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
 }
 
 // Turn a square of numbers: lane j of vector i becomes lane i of vector j.

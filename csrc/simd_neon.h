@@ -14,13 +14,6 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-// The four registers of a band.
-struct Quarters {
-  int32x4_t parts[4];
-
-  explicit Quarters(IVec v) { __builtin_memcpy(parts, &v, sizeof(v)); }
-};
-
 // ---- to and from other types ----
 
 template <typename V>
@@ -45,14 +38,16 @@ FORCE_INLINE FloatLanes load_halves(const uint16_t* p) {
 
 FORCE_INLINE IntLanes load_shorts(const uint16_t* p) { return (IntLanes)vmovl_u16(vld1_u16(p)); }
 
-FORCE_INLINE IVec to_nearest(Vec x) {
-  float32x4_t parts[4];
-  int32x4_t rounded[4];
-  __builtin_memcpy(parts, &x, 64);
-  for (int i = 0; i < 4; ++i) rounded[i] = vcvtnq_s32_f32(parts[i]);
-  IVec result;
-  __builtin_memcpy(&result, rounded, 64);
-  return result;
+FORCE_INLINE IntLanes to_nearest(FloatLanes x) { return (IntLanes)vcvtnq_s32_f32((float32x4_t)x); }
+
+FORCE_INLINE void store_bytes(int8_t* p, const IntLanes (&values)[kGroup / kLanes]) {
+  int16x8_t shorts[4];
+  for (int i = 0; i < 4; ++i) {
+    shorts[i] = vcombine_s16(vmovn_s32((int32x4_t)values[2 * i]), vmovn_s32((int32x4_t)values[2 * i + 1]));
+  }
+  for (int i = 0; i < 2; ++i) {
+    vst1q_s8(p + 16 * i, vcombine_s8(vmovn_s16(shorts[2 * i]), vmovn_s16(shorts[2 * i + 1])));
+  }
 }
 
 FORCE_INLINE void to_doubles(FloatLanes v, DoubleLanes (&halves)[2]) {
@@ -62,15 +57,8 @@ FORCE_INLINE void to_doubles(FloatLanes v, DoubleLanes (&halves)[2]) {
 
 // ---- across lanes ----
 
-FORCE_INLINE int32_t max_lane(IVec v) {
-  const Quarters q(v);
-  return vmaxvq_s32(vmaxq_s32(vmaxq_s32(q.parts[0], q.parts[1]), vmaxq_s32(q.parts[2], q.parts[3])));
-}
-
-FORCE_INLINE int32_t sum_lanes(IVec v) {
-  const Quarters q(v);
-  return vaddvq_s32(vaddq_s32(vaddq_s32(q.parts[0], q.parts[1]), vaddq_s32(q.parts[2], q.parts[3])));
-}
+FORCE_INLINE int32_t max_lane(IntLanes v) { return vmaxvq_s32((int32x4_t)v); }
+FORCE_INLINE int32_t sum_lanes(IntLanes v) { return vaddvq_s32((int32x4_t)v); }
 
 FORCE_INLINE uint32_t bits_at_least(FloatLanes v, FloatLanes bound) {
   const uint32x4_t bit_of_lane = {1, 2, 4, 8};

@@ -43,12 +43,15 @@ FORCE_INLINE IntLanes load_shorts(const uint16_t* p) {
 
 // To the nearest integer, halves to even. Asked for as one operation, because an addition in floats could be fused
 // with the multiplication before it and so round differently in one instruction set than in another.
-FORCE_INLINE IVec to_nearest(Vec x) {
-  int32_t rounded[kBand];
-  for (int i = 0; i < kBand; ++i) rounded[i] = moeflow::to_nearest(x[i]);
-  IVec result;
-  __builtin_memcpy(&result, rounded, sizeof(result));
-  return result;
+FORCE_INLINE IntLanes to_nearest(FloatLanes x) {
+  IntLanes rounded = {};
+  for (int i = 0; i < kLanes; ++i) rounded[i] = moeflow::to_nearest(x[i]);
+  return rounded;
+}
+
+// Integers that fit into bytes, as bytes side by side.
+FORCE_INLINE void store_bytes(int8_t* p, const IntLanes (&values)[kGroup / kLanes]) {
+  for (int i = 0; i < kGroup; ++i) p[i] = static_cast<int8_t>(values[i / kLanes][i % kLanes]);
 }
 
 // The lower and the upper half of the lanes.
@@ -58,15 +61,15 @@ FORCE_INLINE void to_doubles(FloatLanes v, DoubleLanes (&halves)[2]) {
 
 // ---- across lanes ----
 
-FORCE_INLINE int32_t max_lane(IVec v) {
+FORCE_INLINE int32_t max_lane(IntLanes v) {
   int32_t largest = v[0];
-  for (int i = 1; i < kBand; ++i) largest = v[i] > largest ? v[i] : largest;
+  for (int i = 1; i < kLanes; ++i) largest = v[i] > largest ? v[i] : largest;
   return largest;
 }
 
-FORCE_INLINE int32_t sum_lanes(IVec v) {
+FORCE_INLINE int32_t sum_lanes(IntLanes v) {
   int32_t sum = 0;
-  for (int i = 0; i < kBand; ++i) sum += v[i];
+  for (int i = 0; i < kLanes; ++i) sum += v[i];
   return sum;
 }
 

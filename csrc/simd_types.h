@@ -1,14 +1,13 @@
 // Vectors: their types, how wide they are, and how functions on them are inlined.
 //
-// Two widths. A `Vec` has 16 lanes, a whole band, everywhere: several registers where those are narrower. `FloatLanes`
-// and its like are as wide as a register, and kParts of them make a band:
+// `FloatLanes` and its like are as wide as a register, and kParts of them make a band:
 //
 //   a band   |  0  1  2  3 |  4  5  6  7 |  8  9 10 11 | 12 13 14 15 |
 //   AVX-512  |                       part 0                          |   kLanes 16, kParts 1
 //   AVX2     |          part 0           |          part 1           |   kLanes  8, kParts 2
 //   else     |   part 0    |   part 1    |   part 2    |   part 3    |   kLanes  4, kParts 4
 //
-// What is kept over a loop is made of parts: wider vectors GCC keeps in memory and copies word by word.
+// There are no wider ones: GCC keeps these in memory, copies them word by word, and compares them value by value.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +30,6 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-typedef float Vec __attribute__((vector_size(64)));
-typedef int32_t IVec __attribute__((vector_size(64)));
-
 constexpr int kLanes = MOEFLOW_LANES, kParts = kBand / kLanes;
 typedef float FloatLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
 typedef int32_t IntLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
@@ -42,8 +38,6 @@ typedef uint16_t HalfBitLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));  
 typedef double DoubleLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));  // half of the lanes
 
 // What memory is read and written through: it holds other types than what is made of it here.
-typedef Vec VecInMemory __attribute__((may_alias));
-typedef Vec UnalignedVec __attribute__((aligned(4), may_alias));
 typedef FloatLanes FloatLanesInMemory __attribute__((may_alias));
 typedef FloatLanes UnalignedLanes __attribute__((aligned(4), may_alias));
 typedef BitLanes BitLanesInMemory __attribute__((may_alias));

@@ -69,24 +69,33 @@ FORCE_INLINE IntLanes load_shorts(const uint16_t* p) {
 #endif
 }
 
-FORCE_INLINE IVec to_nearest(Vec x) {
+FORCE_INLINE IntLanes to_nearest(FloatLanes x) {
 #if defined(__AVX512F__)
-  return (IVec)_mm512_cvtps_epi32((__m512)x);
+  return (IntLanes)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+  return (IntLanes)_mm256_cvtps_epi32((__m256)x);
 #else
-#if defined(__AVX2__)
-  __m256 parts[2];
-  __m256i rounded[2];
-  __builtin_memcpy(parts, &x, 64);
-  for (int i = 0; i < 2; ++i) rounded[i] = _mm256_cvtps_epi32(parts[i]);
-#else
-  __m128 parts[4];
-  __m128i rounded[4];
-  __builtin_memcpy(parts, &x, 64);
-  for (int i = 0; i < 4; ++i) rounded[i] = _mm_cvtps_epi32(parts[i]);
+  return (IntLanes)_mm_cvtps_epi32((__m128)x);
 #endif
-  IVec result;
-  __builtin_memcpy(&result, rounded, 64);
-  return result;
+}
+
+FORCE_INLINE void store_bytes(int8_t* p, const IntLanes (&values)[kGroup / kLanes]) {
+#if defined(__AVX512F__)
+  for (int i = 0; i < 2; ++i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + i, _mm512_cvtepi32_epi8((__m512i)values[i]));
+  }
+#elif defined(__AVX2__)
+  const __m256i low = _mm256_packs_epi32((__m256i)values[0], (__m256i)values[1]);
+  const __m256i high = _mm256_packs_epi32((__m256i)values[2], (__m256i)values[3]);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing goes by halves of registers
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bytes);
+#else
+  for (int i = 0; i < 2; ++i) {
+    const __m128i low = _mm_packs_epi32((__m128i)values[4 * i], (__m128i)values[4 * i + 1]);
+    const __m128i high = _mm_packs_epi32((__m128i)values[4 * i + 2], (__m128i)values[4 * i + 3]);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + i, _mm_packs_epi16(low, high));
+  }
 #endif
 }
 
@@ -105,13 +114,11 @@ FORCE_INLINE void to_doubles(FloatLanes v, DoubleLanes (&halves)[2]) {
 
 // ---- across lanes ----
 
-FORCE_INLINE int32_t max_lane(IVec v) {
+FORCE_INLINE int32_t max_lane(IntLanes v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_epi32((__m512i)v);
 #elif defined(__AVX2__)
-  __m256i halves[2];
-  __builtin_memcpy(halves, &v, 64);
-  const __m256i eight = _mm256_max_epi32(halves[0], halves[1]);
+  const __m256i eight = (__m256i)v;
   const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
@@ -120,13 +127,11 @@ FORCE_INLINE int32_t max_lane(IVec v) {
 #endif
 }
 
-FORCE_INLINE int32_t sum_lanes(IVec v) {
+FORCE_INLINE int32_t sum_lanes(IntLanes v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_epi32((__m512i)v);
 #elif defined(__AVX2__)
-  __m256i halves[2];
-  __builtin_memcpy(halves, &v, 64);
-  const __m256i eight = _mm256_add_epi32(halves[0], halves[1]);
+  const __m256i eight = (__m256i)v;
   const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
