@@ -85,7 +85,7 @@ TILE void tile_few_rows(const Tile& t) {
   }
 }
 
-// A stretch of kVectors vectors of outputs, taken apart; as a vector of `Steps::Weights`, `Part` is.
+// A stretch of kVectors vectors of outputs, taken apart; `Part` is one of them, to be used as `Steps::Weights` are.
 template <typename S, int kVectors>
 struct Stretch {
   static constexpr int kStretchQuads = S::kSteps * S::kQuads;
@@ -159,8 +159,8 @@ TILE void tile_many_rows(const Tile& t) {
 // From so many rows on it pays to keep what was taken apart. Not where it is pairs of 16 bits, twice as much.
 constexpr int kManyRows = 8;
 
-// The most of few; one where more took long to compile, for hardly anybody.
-constexpr int kFew = kLanes >= 8 ? 4 : MOEFLOW_UNIT == MOEFLOW_GENERIC ? 1 : 2;
+// How many rows `tile_few_rows` takes at most; one where more took long to compile, for hardly anybody.
+constexpr int kMostFewRows = kLanes >= 8 ? 4 : MOEFLOW_UNIT == MOEFLOW_GENERIC ? 1 : 2;
 
 template <typename F, bool kIsWide>
 void tile_int(const Tile& whole) {
@@ -177,11 +177,12 @@ void tile_int(const Tile& whole) {
     part.rows = whole.rows + row;
     part.out = whole.out + row * kTileStride;
     if (row > 0) part.fetch = Fetch::kNothing;
-    const int left = whole.num_rows - row, rows = left >= 4 ? 4 : left >= 2 ? 2 : 1, few = rows < kFew ? rows : kFew;
-    if constexpr (kFew >= 4) {
+    const int left = whole.num_rows - row, wanted = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    const int few = wanted < kMostFewRows ? wanted : kMostFewRows;
+    if constexpr (kMostFewRows >= 4) {
       if (few == 4) tile_few_rows<4, F, kIsWide>(part);
     }
-    if constexpr (kFew >= 2) {
+    if constexpr (kMostFewRows >= 2) {
       if (few == 2) tile_few_rows<2, F, kIsWide>(part);
     }
     if (few == 1) tile_few_rows<1, F, kIsWide>(part);
