@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from moeflow import LLM, SamplingParams  # noqa: E402
-from moeflow.bench.records import Record, append, make_record  # noqa: E402
+from moeflow.bench.records import Record, make_record  # noqa: E402
 from moeflow.bench.tables import Table, spread_text  # noqa: E402
-from moeflow.cli.bench.output import show  # noqa: E402
+from moeflow.cli.bench.output import keep, show  # noqa: E402
 from moeflow.engine.text.answer_form.answer_grammar import plain_grammar  # noqa: E402
 from moeflow.engine.text.answer_form.form import JsonForm  # noqa: E402
 from moeflow.planner.hardware.host import host_resources  # noqa: E402
@@ -83,8 +83,7 @@ def main() -> None:
         num_tokens=arguments.tokens,
         rows=rows,
     )
-    if arguments.out is not None:
-        append(arguments.out, record)
+    keep(record, arguments.out, as_json=False)
     show(table(record))
 
 

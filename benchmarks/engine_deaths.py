@@ -31,8 +31,9 @@ from typing import Any
 import httpx
 import psutil
 
-from moeflow.bench.records import Record, append, make_record
+from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table, spread_text
+from moeflow.cli.bench.output import keep
 
 ABORT_OPTIONS = ["--max-num-seqs", "32", "--kv-cache", "256MiB"]  # all of it is in use after the first tenth
 PAUSE_LIMIT_S = 3.0  # beyond the time in which the engine is ready again
@@ -376,8 +377,7 @@ def main() -> int:
             found = asyncio.run(run_aborts(server, args.clients, args.aborts, args.kills))
     record = make_record(f"engine_{args.what}", ["python", *sys.argv], seed=7, threads=None, **found)
     print((kills_table if args.what == "kills" else aborts_table)(record).to_markdown())
-    if args.out is not None:
-        append(args.out, record)
+    keep(record, args.out, as_json=False)
     return 0 if is_good(found) else 1
 
 

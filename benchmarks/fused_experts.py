@@ -25,9 +25,9 @@ import torch
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from moeflow.bench.records import Record, append, make_record
+from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table, spread_text
-from moeflow.cli.bench.output import show
+from moeflow.cli.bench.output import keep, show
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
@@ -204,8 +204,7 @@ def main(
             instruction_set=extension.isa_name(),
             rows=rows,
         )
-        if out is not None:
-            append(out, record)
+        keep(record, out, as_json=False)
         show(table(record))
 
 

@@ -38,8 +38,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.page_streaming_table import FRAME_MS, table
 from moeflow.bench.metrics import percentile
-from moeflow.bench.records import append, make_record
-from moeflow.cli.bench.output import show
+from moeflow.bench.records import make_record
+from moeflow.cli.bench.output import keep, show
 from moeflow.server.page import add_page
 
 TOKEN_CHARS = 4
@@ -248,8 +248,7 @@ def main() -> None:
         is_phone=options.phone,
         quarters=found,
     )
-    if options.out is not None:
-        append(options.out, record)
+    keep(record, options.out, as_json=False)
     show(table(record))
 
 

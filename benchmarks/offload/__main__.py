@@ -15,7 +15,8 @@ from benchmarks.offload.tables import offload_table
 from benchmarks.peers.environments import LLAMA
 from benchmarks.peers.model import QUANTIZATIONS, write_gguf
 from benchmarks.peers.processes import ROOT
-from moeflow.bench.records import append, make_record, read
+from moeflow.bench.records import make_record, read
+from moeflow.cli.bench.output import keep
 from moeflow.cli.bench.output import show as show_table
 from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
@@ -116,8 +117,7 @@ def measure(
         resident=resident,
         budgets=budgets,
     )
-    if out is not None:
-        append(out, record)
+    keep(record, out, as_json=False)
     show_table(offload_table(record))
 
 

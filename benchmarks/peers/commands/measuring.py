@@ -24,7 +24,8 @@ from benchmarks.peers.contestants import FORMATS, Contestant, ours
 from benchmarks.peers.environments import NATIVE
 from benchmarks.peers.tables import pair_table, summary_table
 from benchmarks.peers.turns import CASES, Turns, weight_files
-from moeflow.bench.records import Record, append, make_record
+from moeflow.bench.records import Record, make_record
+from moeflow.cli.bench.output import keep
 from moeflow.cli.bench.output import show as show_table
 from moeflow.planner.hardware.host import host_resources
 
@@ -100,8 +101,7 @@ def measure(
                 rows=turns.pair(mine, contestant),
             )
             records.append(record)
-            if out is not None:
-                append(out, record)
+            keep(record, out, as_json=False)
     show_records(records)
     for failure in failures:
         click.echo(f"error: {failure}", err=True)

@@ -13,7 +13,8 @@ from benchmarks.peers.commands.options import folder_option, isa_option, out_opt
 from benchmarks.peers.contestants import GGUF_PEERS, LLAMA_NAMES, Contestant, exact, gguf_peer, ours_of_file
 from benchmarks.peers.quantizer import FILE_TYPES, quantize
 from benchmarks.peers.scores_table import scores_table
-from moeflow.bench.records import Record, append, make_record
+from moeflow.bench.records import Record, make_record
+from moeflow.cli.bench.output import keep
 from moeflow.cli.bench.output import show as show_table
 from moeflow.cli.options import default_cache_dir
 from moeflow.engine.text.tokenizer import Tokenizer
@@ -86,8 +87,7 @@ def perplexity(
             peer_versions=versions,
         )
         records.append(record)
-        if out is not None:
-            append(out, record)
+        keep(record, out, as_json=False)
     show_table(scores_table(records))
 
 

@@ -12,8 +12,9 @@ from benchmarks.peers.commands.options import folder_option, formats_option, out
 from benchmarks.peers.contestants import FORMATS, SHARED
 from benchmarks.peers.environments import LLAMA, LLAMA_SERVER
 from benchmarks.peers.guessing_table import guessing_table
-from moeflow.bench.records import append, make_record
+from moeflow.bench.records import make_record
 from moeflow.bench.speculation.prompts import Prompt, read_prompts
+from moeflow.cli.bench.output import keep
 from moeflow.cli.bench.output import show as show_table
 from moeflow.cli.options import default_cache_dir
 from moeflow.core.errors import ConfigError
@@ -86,6 +87,5 @@ def speculate(
         peer_versions={LLAMA.package: LLAMA_SERVER.version(folder)},
         **fields,
     )
-    if out is not None:
-        append(out, record)
+    keep(record, out, as_json=False)
     show_table(guessing_table(record))

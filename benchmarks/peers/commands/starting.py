@@ -13,7 +13,8 @@ from benchmarks.peers.contestants import GGUF_PEERS, LLAMA_NAMES, convert, gguf_
 from benchmarks.peers.model import FILE
 from benchmarks.peers.starts_table import starts_table
 from benchmarks.peers.turns import read_all
-from moeflow.bench.records import Record, append, make_record
+from moeflow.bench.records import Record, make_record
+from moeflow.cli.bench.output import keep
 from moeflow.cli.bench.output import show as show_table
 from moeflow.cli.options import default_cache_dir
 from moeflow.planner.choices.packed_files import pack
@@ -59,8 +60,7 @@ def start(
             seconds=seconds,
         )
         records.append(record)
-        if out is not None:
-            append(out, record)
+        keep(record, out, as_json=False)
     show_table(starts_table(records))
 
 
