@@ -52,7 +52,7 @@ from moeflow.core.hardware import RAM, MemoryLevel, Processor
 from moeflow.core.model_config import ModelConfig, RopeConfig
 from moeflow.core.units import format_seconds
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.models.layers.expert_shares import ExpertShares
 from moeflow.parallel.child_processes import end_all
 from moeflow.parallel.placement.mapper import RoundRobinMapper

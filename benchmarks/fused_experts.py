@@ -30,7 +30,7 @@ from moeflow.bench.tables import Table, spread_text
 from moeflow.cli.bench.output import keep, show
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.planner.hardware.host import host_resources
 

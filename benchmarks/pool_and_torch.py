@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 
 TURNS = 200  # of a round, some milliseconds
 

@@ -42,7 +42,7 @@ from moeflow.experts.remote.remote_experts import RemoteExperts
 from moeflow.experts.slot_arena import SlotArena, num_slots_in
 from moeflow.experts.spans import EXPERTS, WAITS, Spanned
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.expert_predictor.packed_network import for_serving
 from moeflow.models.expert_predictor.saved import folders_of, is_saved, load_predictor

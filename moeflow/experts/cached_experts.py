@@ -17,7 +17,7 @@ from moeflow.experts.spans import EXPERTS, WAITS, Spanned, untraced
 from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.kernels.cpu.decoder import Expected
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.on_demand import torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moeflow.kernels.arrays import Array
-from moeflow.kernels.cpu.packed_weights import PackedWeight, unpack_rows
+from moeflow.kernels.cpu.packed_weight import PackedWeight, unpack_rows
 from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:

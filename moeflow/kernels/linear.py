@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu import extension, stages
-from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
 from moeflow.kernels.norm import NormWeights, normalise
 from moeflow.kernels.on_demand import torch
 

@@ -19,7 +19,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.arrays import copy_into
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
-from moeflow.kernels.cpu.packed_weights import PackedRows
+from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.expert_weights import Destination

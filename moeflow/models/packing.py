@@ -26,7 +26,8 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.sha256 import sha256
 from moeflow.kernels.arrays import FLOAT32, address, dtype_name
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedRows, expert_bytes
+from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
+from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.importance import NO_IMPORTANCE, Importance

@@ -19,7 +19,7 @@ from moeflow.engine.engine import Engine
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import expert_bytes
+from moeflow.kernels.cpu.packed_experts import expert_bytes
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings

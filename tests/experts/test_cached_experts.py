@@ -15,7 +15,7 @@ from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 

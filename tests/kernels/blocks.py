@@ -4,7 +4,8 @@ import gguf
 import numpy as np
 import torch
 
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.weight_format import ALL_FORMATS, FORMATS, GROUP_KINDS
 
 BLOCK_FORMATS = tuple(name for name in ALL_FORMATS if not FORMATS[name].is_made)

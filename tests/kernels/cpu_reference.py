@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from moeflow.kernels.activation import activate
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.weight_format import DTYPES, MADE_FORMATS, QUANTIZED
 from moeflow.kernels.weight_format import FORMATS as RECORDS
 

@@ -7,7 +7,7 @@ import torch
 
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.layer_input import PackedLayerInput
-from moeflow.kernels.cpu.packed_weights import PackedWeight, matrix_bytes
+from moeflow.kernels.cpu.packed_weight import PackedWeight, matrix_bytes
 from moeflow.kernels.norm import NormWeights
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())

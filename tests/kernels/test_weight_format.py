@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedWeight, matrix_bytes
+from moeflow.kernels.cpu.packed_weight import PackedWeight, matrix_bytes
 from moeflow.kernels.weight_format import ALL_FORMATS, BLOCK_KINDS, FORMATS, MADE_FORMATS, MIXES, WEIGHT_FORMATS
 from tests.kernels.blocks import random_blocks, values_of
 

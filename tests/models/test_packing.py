@@ -17,7 +17,7 @@ from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory
 from moeflow.checkpoint.packed.writer import partial_file
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedRows
+from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.models import packing
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats

@@ -29,7 +29,7 @@ from moeflow.bench.parallel.meter import Meter
 from moeflow.bench.parallel.shared_weights import SharedWeights
 from moeflow.core.parallel_config import SLICED
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.parallel.placement.layouts import CAPACITY, CAPACITY_DROPLESS, place_experts
 from moeflow.parallel.placement.placement import ExpertPlacement, ServingTable
 from moeflow.planner.costs.parallel_costs import padded_rows

@@ -25,7 +25,8 @@ from moeflow.bench.parallel.rank_rates import Measured, measure_rates
 from moeflow.bench.parallel.shared_weights import SharedWeights
 from moeflow.core.errors import GroupError
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.routing import Routing
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup

@@ -21,7 +21,7 @@ from moeflow.bench.parallel.case import LayerShape
 from moeflow.bench.parallel.shared_weights import SharedWeights, slice_bounds
 from moeflow.core.hardware import KernelEfficiency, MemoryLevel
 from moeflow.core.units import KIB, MIB
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.routing import Routing
 from moeflow.parallel.group import Group
 from moeflow.planner.costs.model_costs import ModelCosts

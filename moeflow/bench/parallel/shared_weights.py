@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from moeflow.bench.parallel.case import LayerShape
-from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts, expert_bytes
+from moeflow.kernels.cpu.packed_experts import ExpertKind, PackedExperts, expert_bytes
 from moeflow.planner.hardware.host import host_resources
 
 ALIGNMENT = 64  # bytes, as kernels want it

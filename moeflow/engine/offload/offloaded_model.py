@@ -21,7 +21,7 @@ from moeflow.engine.offload.divided_expert_ops import DividedExpertOps
 from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import Side, cut_pass
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
-from moeflow.kernels.cpu.packed_weights import PackedRows
+from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer

@@ -10,7 +10,7 @@ from typing import cast
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
+from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
 from moeflow.kernels.weight_format import FORMATS, WeightFormat
 from moeflow.parallel.remote.lending import Borrowing
 

@@ -16,15 +16,8 @@ from moeflow.kernels.activation import kernel_arguments
 from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats, check_ids
-from moeflow.kernels.cpu.packed_weights import (
-    ExpertKind,
-    PackedRows,
-    PackedWeight,
-    expert_bytes,
-    gate_and_up_rows,
-    matrix_bytes,
-    whole_bands,
-)
+from moeflow.kernels.cpu.packed_experts import ExpertKind, expert_bytes, gate_and_up_rows
+from moeflow.kernels.cpu.packed_weight import PackedRows, PackedWeight, matrix_bytes, whole_bands
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.weight_format import WeightFormat

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from moeflow.kernels.arrays import Array, address, floats_like
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats, check_ids
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 
 if extension.is_available():

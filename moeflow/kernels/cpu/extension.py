@@ -10,7 +10,7 @@ from typing import Final
 
 from moeflow.kernels.arrays import Array, address, floats_like, has_whole_rows, is_contiguous, is_float32, row_stride
 from moeflow.kernels.cpu.arguments import describe
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 
 try:
     import moeflow.kernels._cpu as _cpu

@@ -13,7 +13,7 @@ from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.cpu.row_ops import check_rotary
 from moeflow.kernels.cpu.stages import bind_norm
 from moeflow.kernels.rotary import RotaryTable

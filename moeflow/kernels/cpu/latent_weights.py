@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moeflow.kernels.arrays import Array, as_tensor, contiguous
-from moeflow.kernels.cpu.packed_weights import PackedWeight, matrix_bytes, whole_bands
+from moeflow.kernels.cpu.packed_weight import PackedWeight, matrix_bytes, whole_bands
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.weight_format import WeightFormat
 

@@ -9,7 +9,7 @@ from moeflow.kernels.activation import Nonlinearity, kernel_arguments
 from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.cpu.stages import bind_norm
 from moeflow.kernels.norm import NormWeights
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.latent_attention import PackedLatents
 from moeflow.kernels.cpu.layer_input import PackedLayerInput
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.cpu.row_ops import check_interleaved
 from moeflow.kernels.cpu.stages import MoEStage, bind_norm
 from moeflow.kernels.norm import NormWeights

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from moeflow.kernels.arrays import Array, address, dtype_name, floats_like
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import ExpertNorms, NormWeights, PostNorms
 from moeflow.kernels.routing import Routing

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.lstm import lstm
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.models.expert_predictor.network import LSTM_LAYERS, ExpertPredictor
 
 

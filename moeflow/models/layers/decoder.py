@@ -9,7 +9,7 @@ from typing import Final
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.arrays import Array, floats, is_numpy
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.kernels.on_demand import without_gradients

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.packed_layer import PackedLayer
-from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.rotary import RotaryTable

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights
 from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.parallel.remote.baton import Baton

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from moeflow.kernels.arrays import Array
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage, SharedExpert
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import PostNorms

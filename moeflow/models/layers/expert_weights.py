@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from moeflow.kernels.arrays import Array, split
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
-from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind, PackedExperts, PackedRows
+from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind, PackedExperts
+from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.on_demand import torch

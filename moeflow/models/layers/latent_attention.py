@@ -19,7 +19,7 @@ from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.cpu.latent_attention import PackedLatents
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
 from moeflow.kernels.cpu.packed_layer import PackedAttention
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext

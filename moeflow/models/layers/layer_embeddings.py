@@ -14,7 +14,7 @@ from moeflow.core.model_config import LayerEmbeddings, ModelConfig
 from moeflow.kernels.activation import apply
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.layer_input import PackedLayerInput
-from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.kernels.scaling import scaled

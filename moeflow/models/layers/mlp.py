@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from moeflow.kernels.activation import activate
-from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind
+from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import PostNorms

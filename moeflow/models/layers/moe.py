@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, overload
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.activation import ClampedSwiglu
 from moeflow.kernels.arrays import Array
-from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedWeight
+from moeflow.kernels.cpu.packed_experts import ExpertKind
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.linear import linear
 from moeflow.kernels.norm import ExpertNorms, PostNorms

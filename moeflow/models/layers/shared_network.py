@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedWeight
+from moeflow.kernels.cpu.packed_experts import ExpertKind
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.cpu.stages import SharedExpert
 from moeflow.kernels.linear import linear
 from moeflow.kernels.routing import Routing

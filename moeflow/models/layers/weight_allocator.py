@@ -19,15 +19,8 @@ from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.core.parallel_config import SLICED, WHOLE, AttentionLayout
 from moeflow.kernels.arrays import FLOAT32, Array, array_on, is_numpy, shape_alone, split
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
-from moeflow.kernels.cpu.packed_weights import (
-    SWIGLU,
-    ExpertKind,
-    PackedExperts,
-    PackedStack,
-    PackedWeight,
-    expert_bytes,
-    matrix_bytes,
-)
+from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind, PackedExperts, expert_bytes
+from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight, matrix_bytes
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.on_demand import on_demand, torch

@@ -24,7 +24,7 @@ from torch import Tensor
 from moeflow.core.errors import GroupError
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.expert_slots import SlotExperts
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.parallel.remote.expert_work import (
     MAX_WORK_BYTES,
     RESULT,

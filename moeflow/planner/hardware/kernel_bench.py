@@ -23,7 +23,8 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.ceilings import TRIES, measure_flops, measure_read
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension, row_ops
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes, matrix_bytes
+from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
+from moeflow.kernels.cpu.packed_weight import PackedWeight, matrix_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.rotary import RotaryTable

@@ -34,7 +34,7 @@ from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.argmax import argmax
 from moeflow.kernels.cpu.decoder import PackedDecoder
-from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
+from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.sample import RowSampling, sample_rows
 from moeflow.kv.storage import KVStorage

@@ -15,7 +15,7 @@ from moeflow.checkpoint.checkpoint import StoredRows
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.weight_format import ALL_FORMATS, FORMATS, GGUF_BLOCK_KINDS
 from tests.checkpoint.tiny_models import (
     CONFIGS,

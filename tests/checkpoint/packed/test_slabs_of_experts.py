@@ -14,7 +14,7 @@ from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from tests.checkpoint.packed.slabs import make_spec
 

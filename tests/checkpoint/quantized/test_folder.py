@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.weight_format import BLOCK_KINDS, FORMATS
 from tests.checkpoint import packings
 from tests.checkpoint.packings import (

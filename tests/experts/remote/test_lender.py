@@ -11,7 +11,7 @@ import pytest
 from moeflow.core.errors import GroupError
 from moeflow.experts.remote.borrowing import Borrowed, probe_lender
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import expert_bytes
+from moeflow.kernels.cpu.packed_experts import expert_bytes
 from moeflow.parallel.remote.lending import LENDING, Borrowing, Loan, Message, Ready, Working, piece_label
 from moeflow.parallel.tcp.connecting import connect
 from moeflow.parallel.tcp.conversation import RefusedError, hear, say

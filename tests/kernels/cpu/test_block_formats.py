@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedWeight, matrix_bytes
+from moeflow.kernels.cpu.packed_weight import PackedWeight, matrix_bytes
 from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.weight_format import FORMATS
 from tests.kernels import cpu_reference as reference

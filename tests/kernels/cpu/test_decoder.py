@@ -17,8 +17,9 @@ from moeflow.kernels.attention.scores import PLAIN
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.decoder import NOTHING, Expected, PackedDecoder
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.cpu.packed_layer import PackedAttention, PackedLayer
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import allocate_lazily

@@ -8,7 +8,7 @@ import torch
 
 from moeflow.kernels.activation import ClampedSwiglu
 from moeflow.kernels.cpu.expert_slices import PackedExpertSlices, SliceShape
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 

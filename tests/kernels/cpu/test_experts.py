@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moeflow.kernels.activation import NONLINEARITIES, ClampedSwiglu, apply
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts
+from moeflow.kernels.cpu.packed_experts import ExpertKind, PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
 from tests.kernels import cpu_reference as reference

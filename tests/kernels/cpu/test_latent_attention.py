@@ -10,7 +10,7 @@ from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.latent_attention import PackedLatents
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.rotary import RotaryTable, inverse_frequencies, rotary_table

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedWeight, unpack_rows
+from moeflow.kernels.cpu.packed_weight import PackedWeight, unpack_rows
 from tests.kernels import cpu_reference as reference
 from tests.kernels.cpu_reference import FORMATS, assert_within, pack_weight
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.lstm import lstm
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from tests.kernels.cpu_reference import ROUNDING_ISAS
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -24,7 +24,7 @@ def run_python(script):
     preamble = """
         import os, threading, torch
         from moeflow.kernels.cpu import extension
-        from moeflow.kernels.cpu.packed_weights import PackedWeight
+        from moeflow.kernels.cpu.packed_weight import PackedWeight
         torch.set_num_threads(1)
         weight, x = PackedWeight.pack(torch.randn(200, 64), "int8"), torch.randn(9, 64)
         extension.set_num_threads(3)

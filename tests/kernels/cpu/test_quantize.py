@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.weight_format import FORMATS, SEARCHED_FORMATS, block_kind
 from tests.kernels.blocks import columns_of, random_blocks, values_of
 

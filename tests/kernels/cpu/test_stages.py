@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from moeflow.kernels.cpu import extension, stages
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import NormWeights, PostNorms, normalise
 from moeflow.kernels.routing import Routing

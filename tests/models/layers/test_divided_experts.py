@@ -7,7 +7,7 @@ import torch
 
 from moeflow.kernels.activation import ClampedSwiglu
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts
+from moeflow.kernels.cpu.packed_experts import ExpertKind, PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import expert_pairs, fused_experts
 from moeflow.models.layers.divided_experts import Routed, experts_below, experts_from

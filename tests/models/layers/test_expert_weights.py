@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.experts import fused_experts
 from moeflow.models.layers.expert_weights import ExpertSlabs, ExpertTensors, OffloadedExperts, slab_bytes
 

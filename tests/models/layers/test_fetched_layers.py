@@ -23,7 +23,7 @@ from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
 from moeflow.experts.prefetcher import Prefetcher
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.qwen3_moe import build

@@ -22,7 +22,7 @@ from moeflow.experts.prefetcher import Prefetcher
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.kv.storage import KVStorage
 from moeflow.models import gemma4_text, qwen3_moe

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.parallel.remote.expert_service import ExpertService
 from moeflow.parallel.remote.work_client import WorkClient
 from tests.parallel.links import two_ends

@@ -13,7 +13,7 @@ from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.core.model_config import AttentionKind, HeadSizes, ModelConfig
 from moeflow.core.parallel_config import ParallelConfig, StageConfig
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import expert_bytes
+from moeflow.kernels.cpu.packed_experts import expert_bytes
 from moeflow.models import gemma4_text, llama, mixtral, qwen3_moe
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats

@@ -12,7 +12,8 @@ import torch
 
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.hardware import disk_rates, kernel_bench

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import WHOLE, ParallelConfig
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.models.layers.ranks.rank_experts import RankExperts
 from moeflow.parallel.group import Group

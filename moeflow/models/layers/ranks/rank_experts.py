@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moeflow.core.parallel_config import GATHERED_BYTES
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights
 from moeflow.parallel.blocks import even_blocks
 from moeflow.parallel.group import Group

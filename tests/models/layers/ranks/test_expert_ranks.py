@@ -11,7 +11,7 @@ import torch
 
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
+from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.parallel.placement import expert_balancer, layouts

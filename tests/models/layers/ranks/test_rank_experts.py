@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.models.layers.ranks import rank_experts
 from moeflow.models.layers.ranks.rank_experts import RankExperts

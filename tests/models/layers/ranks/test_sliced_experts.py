@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.models.layers.expert_weights import ExpertWeights
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
