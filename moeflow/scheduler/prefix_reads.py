@@ -89,16 +89,11 @@ class PrefixReads:
 
     def _wait(self, request: Request, source: PrefixSource, num_found: int) -> None:
         filling = self._blocks.begin_filling(request, num_found)
-        if filling in self._reads:  # for another request that begins likewise: then look again
-            if not self._reads[filling].is_late:
-                self._waiting[request] = filling
-            else:
-                self._tried.add(request)
-            return
-        self._tried.add(request)
-        read = source.read(request, len(filling.nodes), filling.block_ids, filling.state_slot)
-        if read is None:
-            self._blocks.end_filling(filling, 0)
-        else:
+        if filling not in self._reads:  # else it is for another request that begins likewise: then look again
+            self._tried.add(request)
+            read = source.read(request, len(filling.nodes), filling.block_ids, filling.state_slot)
+            if read is None:
+                self._blocks.end_filling(filling, 0)
+                return
             self._reads[filling] = read
-            self._waiting[request] = filling
+        self._waiting[request] = filling

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +16,7 @@ from moeflow.core.batch import NO_SLOT
 from moeflow.core.engine_config import StateSlotsConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason, Request
+from moeflow.core.sampling_params import SamplingParams
 from moeflow.scheduler.policy import make_scheduler as scheduler_of
 from tests.engine.fake_runner import scheduler_config
 from tests.scheduler.fake_model import FakeModel, generate_alone
@@ -377,6 +380,58 @@ def test_a_cancelled_request_leaves_its_blocks_to_the_read():
     assert (scheduler.blocks.num_used, scheduler.blocks.num_cached) == (0, 4)
 
 
+def test_a_cancelled_batch_request_leaves_its_place_while_its_read_goes_on():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, num_blocks=20, max_num_seqs=1)
+    cancelled, other = batch_request("cancelled", [1] * 18), batch_request("other", [2] * 3)
+    scheduler.add(cancelled)
+    assert not scheduler.schedule()
+    scheduler.finish(cancelled, FinishReason.CANCELLED)
+    scheduler.add(other)
+    prefixes.found[other] = 0
+    assert [entry.request for entry in scheduler.schedule().entries] == [other]
+    assert prefixes.reads
+
+
+def test_a_request_that_is_sent_back_has_another_try():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes, max_num_batched_tokens=40, num_kept_blocks=0)
+    old, young = make_request("old", [1] * 3, 9), make_request("young", [2] * 18)
+    for request in (old, young):
+        scheduler.add(request)
+    finish_pass(scheduler, prefixes.model, scheduler.schedule())
+    prefixes.end(*prefixes.reads, 0)  # in vain
+    finish_pass(scheduler, prefixes.model, scheduler.schedule())
+    assert scheduler.running == [old, young]
+    scheduler.blocks.limit = 5  # memory is short for a moment
+    finish_pass(scheduler, prefixes.model, scheduler.schedule())
+    assert scheduler.waiting == [young]
+    scheduler.blocks.give_back()  # of what it had computed nothing is left
+    scheduler.blocks.limit = scheduler.blocks.num_blocks
+    scheduler.schedule()
+    assert [read.request for read in prefixes.reads] == [young]
+    run_to_end(scheduler, prefixes)
+    assert young.output_token_ids == generate_alone([2] * 18, 5)
+
+
+class Watched(Request):
+    """One whose end can be seen."""
+
+
+def test_who_has_tried_is_not_kept_when_it_has_ended():
+    prefixes = FakePrefixes()
+    scheduler = make_scheduler(prefixes)
+    request = Watched("a", [1] * 18, SamplingParams(max_tokens=5), 5)
+    scheduler.add(request)
+    run_to_end(scheduler, prefixes)
+    assert request.num_cached_tokens == 16
+    is_kept = weakref.ref(request)
+    del request
+    prefixes.all_reads.clear()
+    gc.collect()
+    assert is_kept() is None
+
+
 def test_what_follows_blocks_of_the_pass_under_way_is_computed():
     """They are void if it fails; so nothing is read behind them."""
     prefixes = FakePrefixes()
@@ -409,7 +464,7 @@ def test_what_is_made_of_all_tokens_is_not_read():
     scheduler = make_scheduler(prefixes)
     scheduler.add(make_request("a", list(range(18)), prompt_logprobs=0))
     assert scheduler.schedule()
-    assert not prefixes.reads
+    assert not prefixes.found, "nobody looks for it"
 
 
 def test_prefixes_are_for_continuous_batching_alone():
