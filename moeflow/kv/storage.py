@@ -23,7 +23,7 @@ from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:
-    from moeflow.kernels.arrays import Device, DType
+    from moeflow.kernels.arrays import Array, Device, DType
     from moeflow.kv.state_storage import StateStorage
 
 
@@ -62,47 +62,28 @@ class KVStorage:
 
         Raises: CapacityError if the device lacks the memory.
         """
-        usual = HeadSizes(num_kv_heads, head_dim)
-        heads_of = [other_heads.get(layer_idx, usual) for layer_idx in layers]
-        shapes = {
-            heads: {
-                "num_kv_heads": heads.num_kv_heads,
-                "block_size": block_size,
-                "head_dim": heads.head_dim,
-                "latent_dim": latent_dim,
-            }
-            for heads in {usual, *other_heads.values()}
-        }
-        cells = {heads: kv_block_bytes(dtype, **shape) for heads, shape in shapes.items()}
-        self._cell_bytes = [cells[heads] for heads in heads_of]  # of a block in each layer
-        self._starts = [num_blocks * before for before in accumulate(self._cell_bytes, initial=0)]  # likewise, in bytes
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._device = device
         self.states: StateStorage | None = None  # of recurrent layers, set by whoever has some
-        self._places = {layer_idx: place for place, layer_idx in enumerate(layers)}
-        self.num_bytes = self._starts.pop()
+        self._device = device
         self._touched = bytearray(num_blocks)  # 1 for blocks that have been written
-        self._memory: LazyMemory | None = None
-        try:
-            if device is None or torch.device(device).type == "cpu":
-                self._memory = LazyMemory(self.num_bytes, huge_pages=False)
-                storage = array_on(self._memory.bytes, device)
-            else:
-                storage = torch.zeros(self.num_bytes, dtype=torch.uint8, device=device)
-        except (RuntimeError, MemoryError) as error:
-            raise CapacityError(
-                f"The KV cache needs {format_bytes(self.num_bytes)} on {device or 'cpu'}, which cannot be allocated; "
-                "make the KV cache smaller"
-            ) from error
+        self._places = {layer_idx: place for place, layer_idx in enumerate(layers)}
+
+        usual = HeadSizes(num_kv_heads, head_dim)
+        shapes = [_shape(other_heads.get(layer_idx, usual), block_size, latent_dim) for layer_idx in layers]
+        self._cell_bytes = [kv_block_bytes(dtype, **shape) for shape in shapes]  # of a block in each layer
+        sizes = [num_blocks * cell_bytes for cell_bytes in self._cell_bytes]
+        *self._starts, self.num_bytes = accumulate(sizes, initial=0)  # of each layer, one behind the other, in bytes
+
+        self._memory, storage = _allocate(self.num_bytes, device)
         self.layers = tuple(
-            KVBlocks(storage[start : start + num_blocks * cells[heads]], dtype, **shapes[heads])
-            for start, heads in zip(self._starts, heads_of, strict=True)
+            KVBlocks(storage[start : start + size], dtype, **shape)
+            for start, size, shape in zip(self._starts, sizes, shapes, strict=True)
         )
+        self.is_for_kernels = all(layer.handle is not None for layer in self.layers)  # of the CPU extension
         self._num_small = num_blocks  # the first ones: as long as others are not written, pages are small
         if self._memory is not None and not gives_back:
             self._num_small = min(num_blocks, _SMALL_BYTES // max(self._cell_bytes, default=1))
-        self.is_for_kernels = all(layer.handle is not None for layer in self.layers)  # of the CPU extension
 
     def layer(self, layer_idx: int) -> KVBlocks:
         """Return the blocks of the model's layer of this number."""
@@ -194,6 +175,30 @@ class KVStorage:
                 self._memory.give_back(start + first * num_bytes, start + end * num_bytes)
         for first, end in runs:
             self._touched[first:end] = bytes(end - first)
+
+
+def _shape(heads: HeadSizes, block_size: int, latent_dim: int) -> dict[str, int]:
+    """Return what `KVBlocks` and `kv_block_bytes` call the sizes of a layer's blocks."""
+    return {
+        "num_kv_heads": heads.num_kv_heads,
+        "block_size": block_size,
+        "head_dim": heads.head_dim,
+        "latent_dim": latent_dim,
+    }
+
+
+def _allocate(num_bytes: int, device: Device) -> tuple[LazyMemory | None, Array]:
+    """Return zeros [num_bytes] uint8, and what they lie in if that is main memory. Raises: CapacityError."""
+    try:
+        if device is None or torch.device(device).type == "cpu":
+            memory = LazyMemory(num_bytes, huge_pages=False)
+            return memory, array_on(memory.bytes, device)
+        return None, torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise CapacityError(
+            f"The KV cache needs {format_bytes(num_bytes)} on {device or 'cpu'}, which cannot be allocated; "
+            "make the KV cache smaller"
+        ) from error
 
 
 def _runs(blocks: list[int]) -> list[tuple[int, int]]:
