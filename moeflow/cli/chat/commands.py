@@ -23,7 +23,7 @@ HELP = f"""\
 /retry             answer the last question again, in the place of its answer
 /reset             forget what was said
 /save FILE.md      keep the conversation as Markdown, or as JSON in FILE.json; the server's page imports both
-/load FILE         go on with a conversation that was saved here or exported by the page
+/load FILE         go on with a conversation that was saved here or exported by the page; says if another model held it
 /context           show how much of the model's context the conversation takes
 /model [NAME]      go on with another model of the server; without NAME: list them
 /system [TEXT]     tell the model who it is (and forget what was said); without TEXT: nobody
@@ -89,7 +89,7 @@ class Commands:
             return "nothing was said yet"
         path = Path(text).expanduser()
         try:
-            save(path, Transcript(self._conversation.system, self._conversation.turns))
+            save(path, Transcript(self._conversation.system, self._conversation.turns, self._backend.name))
         except (RequestError, OSError) as error:
             return f"not saved: {error}"
         return f"saved in {path}"
@@ -103,7 +103,15 @@ class Commands:
             return f"not loaded: {error}"
         self._conversation.system, self._conversation.turns = found.system, found.turns
         last = f"; the last question was: {found.turns[-2]['content']}" if found.turns else ""
-        return f"questions and answers: {len(found.turns) // 2}{last}"
+        return f"questions and answers: {len(found.turns) // 2}{last}{self._held_with(found.model)}"
+
+    def _held_with(self, model: str | None) -> str:
+        """Return what there is to say of the model that a conversation was held with; nothing if it answers here."""
+        in_use = self._backend.name
+        if model in (None, in_use):
+            return ""
+        way_back = f"; /model {model} goes back to it" if model in self._backend.model_names() else ""
+        return f"\nit was held with {model}; now {in_use} answers{way_back}"
 
     def _context(self, _: str) -> str:
         conversation, count = self._conversation, self._backend.count_tokens

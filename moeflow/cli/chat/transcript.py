@@ -1,6 +1,7 @@
 """Conversations in files: the Markdown and the JSON that the server's page exports and imports.
 
-A system prompt is kept, too; the page reads past it. Of the page's versions of messages the chosen ones are read.
+A system prompt is kept, too; the page reads past it. So is the name of the model that the conversation goes on with, in
+Markdown as a comment before the messages. Of the page's versions of messages the chosen ones are read.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import re
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from moeflow.core.errors import RequestError
 FORMAT = "moeflow-conversations"
 VERSION = 1
 MARK = re.compile(r"<!-- moeflow: (system|user|assistant) -->")
+MODEL = re.compile(r"<!-- moeflow: model (.+) -->")
 ESCAPED = re.compile(r"\\*<!-- moeflow: ")  # begins a line that would read as a mark: one more backslash before it
 NAMES = {"system": "System prompt", "user": "You", "assistant": "Answer"}
 ROLES = ("user", "assistant")
@@ -32,6 +34,7 @@ class Transcript:
 
     system: str | None = None
     turns: Messages = field(default_factory=list)
+    model: str | None = None  # that it was held with; None: the file does not say
 
 
 def save(path: Path, transcript: Transcript) -> None:
@@ -56,7 +59,7 @@ def load(path: Path) -> Transcript:
     read = _read_json if _is_json(path) else _read_markdown
     try:
         found = read(path.read_text(encoding="utf-8-sig"))
-        return Transcript(found.system, _complete(found.turns))
+        return replace(found, turns=_complete(found.turns))
     except UnicodeDecodeError:
         raise RequestError(f"{path} is no text in UTF-8") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -90,16 +93,20 @@ def _write_markdown(transcript: Transcript) -> str:
         f"<!-- moeflow: {it['role']} -->\n**{NAMES[it['role']]}:**\n\n{_escape(it['content'])}\n"
         for it in (*opening, *transcript.turns)
     ]
-    return "\n".join([f"# {_title(transcript)}\n", *parts])
+    model = [f"<!-- moeflow: model {transcript.model} -->\n"] if transcript.model else []
+    return "\n".join([f"# {_title(transcript)}\n", *model, *parts])
 
 
 def _read_markdown(text: str) -> Transcript:
     messages: list[tuple[str, list[str]]] = []
+    model = None
     for line in text.replace("\r\n", "\n").split("\n"):
         if mark := MARK.fullmatch(line):
             messages.append((mark[1], []))
         elif messages:
             messages[-1][1].append(line)
+        elif named := MODEL.fullmatch(line):
+            model = named[1]
     turns, system = [], None
     for role, lines in messages:
         end = -1 if lines and not lines[-1] else None
@@ -108,7 +115,7 @@ def _read_markdown(text: str) -> Transcript:
             system = content
         else:
             turns.append({"role": role, "content": content})
-    return Transcript(system, turns)
+    return Transcript(system, turns, model)
 
 
 def _escape(content: str) -> str:
@@ -130,6 +137,7 @@ def _write_json(transcript: Transcript) -> str:
     record = {
         "id": secrets.token_hex(12),
         "title": _title(transcript),
+        "model": transcript.model or "",
         "system": transcript.system,
         "updatedAt": time.time_ns() // 10**6,
         "chosen": {message["parent"]: message["id"] for message in messages},
@@ -150,8 +158,8 @@ def _read_json(text: str) -> Transcript:
         raise ValueError(f"it is of version {document['version']}; this program reads version {VERSION}")
     record = max(document["conversations"], key=lambda it: float(it.get("updatedAt") or 0))
     turns = [{"role": message["role"], "content": _content(message)} for message in _chosen_path(record)]
-    system = record.get("system")
-    return Transcript(None if system is None else str(system), turns)
+    system, model = record.get("system"), record.get("model")
+    return Transcript(None if system is None else str(system), turns, str(model) if model else None)
 
 
 def _chosen_path(record: dict[str, Any]) -> list[dict[str, Any]]:

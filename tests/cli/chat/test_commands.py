@@ -117,6 +117,21 @@ def test_what_is_saved_is_loaded(commands, conversation, tmp_path, name):
     assert (conversation.system, conversation.turns) == ("Be brief.", turns)
 
 
+@pytest.mark.parametrize("name", ["talk.md", "talk.json"])
+def test_a_conversation_of_another_model_says_so(commands, conversation, tmp_path, name):
+    conversation.add("one?", "1")
+    commands.run("/model large")
+    commands.run(f"/save {tmp_path / name}")
+    loaded = "questions and answers: 1; the last question was: one?"
+    assert commands.run(f"/load {tmp_path / name}") == loaded
+    commands.run("/model small")
+    held = "\nit was held with large; now small answers"
+    assert commands.run(f"/load {tmp_path / name}") == f"{loaded}{held}; /model large goes back to it"
+    gone = (tmp_path / name).read_text().replace("large", "gone")
+    (tmp_path / name).write_text(gone)
+    assert commands.run(f"/load {tmp_path / name}") == f"{loaded}{held}".replace("large", "gone")
+
+
 def test_files_that_cannot_be_used_change_nothing(commands, conversation, tmp_path):
     assert commands.run("/save x.md") == "nothing was said yet"
     conversation.add("one?", "1")

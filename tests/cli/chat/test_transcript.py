@@ -20,18 +20,22 @@ TEXTS = st.lists(
 
 
 @pytest.mark.parametrize("name", ["a.md", "a.json"])
-@given(contents=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3), system=st.none() | TEXTS.filter(bool))
-def test_every_text_comes_back(tmp_path_factory, name, contents, system):
+@given(
+    contents=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3),
+    system=st.none() | TEXTS.filter(bool),
+    model=st.sampled_from([None, "OLMoE-1B-7B", "a name --> with <!-- moeflow: user -->"]),
+)
+def test_every_text_comes_back(tmp_path_factory, name, contents, system, model):
     file = tmp_path_factory.getbasetemp() / name
     file.unlink(missing_ok=True)
-    whole = Transcript(system, turns(*(text for pair in contents for text in pair)))
+    whole = Transcript(system, turns(*(text for pair in contents for text in pair)), model)
     save(file, whole)
     assert load(file) == whole
 
 
 def test_markdown_is_as_the_page_writes_it(tmp_path):
-    save(tmp_path / "a.md", Transcript(None, turns("one?", "1")))
-    expected = "# one?\n\n<!-- moeflow: user -->\n**You:**\n\none?\n\n"
+    save(tmp_path / "a.md", Transcript(None, turns("one?", "1"), "olmoe"))
+    expected = "# one?\n\n<!-- moeflow: model olmoe -->\n\n<!-- moeflow: user -->\n**You:**\n\none?\n\n"
     expected += "<!-- moeflow: assistant -->\n**Answer:**\n\n1\n"
     assert (tmp_path / "a.md").read_text() == expected
 

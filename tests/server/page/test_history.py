@@ -118,7 +118,9 @@ def test_export_and_import(page, say, tmp_path):
     everything = exported(page, "Export all", tmp_path)
     assert (markdown.name, whole.name, everything.name) == ("what-is-it.md", "what-is-it.json", "conversations.json")
     assert json.loads(everything.read_text())["conversations"] == json.loads(whole.read_text())["conversations"]
-    assert markdown.read_text().startswith("# What is it?\n\n<!-- moeflow: user -->\n**You:**\n\nWhat is it?\n")
+    assert markdown.read_text().startswith(
+        "# What is it?\n\n<!-- moeflow: model fake-model -->\n\n<!-- moeflow: user -->\n**You:**\n\nWhat is it?\n"
+    )
 
     clear(page)
     page.get_by_label("Files to import").set_input_files([whole])

@@ -144,10 +144,12 @@ def test_files_carry_the_model(held, tmp_path):
     names(held).get_by_text("Held with b").click()
     whole = exported(held, "Export as JSON", tmp_path)
     assert [it["model"] for it in json.loads(whole.read_text())["conversations"]] == ["b"]
-    button(held, "Delete").click()
-    expect(choice(held)).to_have_value("c")
-    held.get_by_label("Files to import").set_input_files([whole])
-    expect(choice(held)).to_have_value("b")
+    markdown = exported(held, "Export as Markdown", tmp_path)
+    for file in (whole, markdown):
+        button(held, "Delete").click()
+        expect(choice(held)).to_have_value("c")
+        held.get_by_label("Files to import").set_input_files([file])
+        expect(choice(held)).to_have_value("b")
     import_file(held, tmp_path / "body.json", {"model": "a", "messages": [{"role": "user", "content": "As sent"}]})
     expect(choice(held)).to_have_value("a")
 

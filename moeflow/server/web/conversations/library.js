@@ -102,7 +102,7 @@ export class Library {
     const { current } = this;
     if (kind === "markdown") {
       const messages = current.path().map((it) => ({ role: it.role, content: it.role === "user" ? promptText(it) : it.content }));
-      saveText(`${fileName(current.name)}.md`, "text/markdown", writeMarkdown(current.name, messages));
+      saveText(`${fileName(current.name)}.md`, "text/markdown", writeMarkdown(current.name, current.model, messages));
       return;
     }
     const all = kind === "all" ? await this.store.all() : [current];

@@ -4,12 +4,14 @@
 import { newId } from "./conversation.js";
 
 const MARK = /^<!-- moeflow: (user|assistant) -->$/;
+const MODEL = /^<!-- moeflow: model (.+) -->$/m; // before the messages: the one that the conversation goes on with
 const ESCAPED = /^\\*<!-- moeflow: /; // a line of a message that would read as a mark: one more backslash before it
 const NAMES = { user: "You", assistant: "Answer" };
 
-/** The text of the file, of a title and messages { role, content }. */
-export function writeMarkdown(title, messages) {
+/** The text of the file, of a title, the name of a model ("": not known) and messages { role, content }. */
+export function writeMarkdown(title, model, messages) {
   const parts = messages.map(({ role, content }) => `<!-- moeflow: ${role} -->\n**${NAMES[role]}:**\n\n${escaped(content)}\n`);
+  if (model) parts.unshift(`<!-- moeflow: model ${model} -->\n`);
   return [`# ${title.replaceAll("\n", " ")}\n`, ...parts].join("\n");
 }
 
@@ -17,7 +19,9 @@ export function writeMarkdown(title, messages) {
 export function readMarkdown(text) {
   const [head, ...messages] = cut(text.replace(/\r\n?/g, "\n"));
   if (!messages.length) throw new Error("it was not exported here: no line says where messages begin");
-  const record = { id: newId(), title: /^# (.*)$/m.exec(head.lines[0])?.[1] ?? "", chosen: {}, messages: [] };
+  const title = /^# (.*)$/m.exec(head.lines[0])?.[1] ?? "";
+  const model = MODEL.exec(head.lines.join("\n"))?.[1] ?? "";
+  const record = { id: newId(), title, model, chosen: {}, messages: [] };
   let parent = "";
   for (const { role, lines } of messages) {
     const end = lines.at(-1) === "" ? -1 : undefined;
