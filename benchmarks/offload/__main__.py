@@ -12,9 +12,9 @@ from benchmarks.offload.contestants import FOLDER, GGUF, SLABS, WEIGHTS, within
 from benchmarks.offload.measure import Run, model_bytes
 from benchmarks.offload.prompts import WORKLOADS, cut_prompts, default_texts
 from benchmarks.offload.tables import offload_table
+from benchmarks.peers.commands.options import folder_option
 from benchmarks.peers.environments import LLAMA
 from benchmarks.peers.model import QUANTIZATIONS, write_gguf
-from benchmarks.peers.processes import ROOT
 from moeflow.bench.records import make_record, read
 from moeflow.cli.bench.output import keep
 from moeflow.cli.bench.output import show as show_table
@@ -28,13 +28,6 @@ from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycling import upcycle
 
 RECIPE = UpcycleRecipe(num_experts=64, top_k=2, perturbation=0.05)
-folder_option = click.option(
-    "--folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=ROOT / ".peers",
-    show_default="the checkout's .peers",
-    help="Where environments and model lie.",
-)
 
 
 @click.group()

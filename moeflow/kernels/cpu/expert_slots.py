@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from moeflow.kernels.arrays import Array, address, floats_like
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats, check_ids
-from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.kernels.cpu.packed_experts import PackedExperts, sum_experts
 from moeflow.kernels.expert_biases import ExpertBiases
 
 if extension.is_available():
@@ -43,30 +43,17 @@ class SlotExperts:
 
     def sums(self, x: Array, topk_ids: Array, topk_weights: Array, residual: Array | None) -> Array:
         """Return what `PackedExperts.compute` does; all experts that are asked for have slots."""
-        out = floats_like(x, *x.shape)
-        self._check(x, topk_ids, topk_weights)
-        if residual is not None:
-            check_floats(residual, tuple(x.shape))
-        num_tokens, top_k = topk_ids.shape
-        _cpu.experts(
-            layer=self._layer,
-            x=address(x),
-            num_tokens=num_tokens,
-            top_k=top_k,
-            topk_ids=address(topk_ids),
-            topk_weights=address(topk_weights),
-            residual=address(residual),
-            out=address(out),
-        )
-        return out
+        return sum_experts(self._layer, self._memory.hidden, x, topk_ids, topk_weights, residual)
 
     def pairs(self, x: Array, topk_ids: Array, topk_weights: Array, pairs: Array) -> None:
         """Write the weighted results of those experts that have slots to the rows of their pairs (token, k).
 
         Shapes: as there, pairs [T * K, H] float32; other rows stay as they are.
         """
-        self._check(x, topk_ids, topk_weights)
         num_tokens, top_k = topk_ids.shape
+        check_floats(x, (num_tokens, self._memory.hidden))
+        check_floats(topk_weights, (num_tokens, top_k))
+        check_ids(topk_ids)
         check_floats(pairs, (num_tokens * top_k, self._memory.hidden))
         _cpu.expert_pairs(
             layer=self._layer,
@@ -77,11 +64,6 @@ class SlotExperts:
             topk_weights=address(topk_weights),
             out=address(pairs),
         )
-
-    def _check(self, x: Array, topk_ids: Array, topk_weights: Array) -> None:
-        check_floats(x, (topk_ids.shape[0], self._memory.hidden))
-        check_floats(topk_weights, tuple(topk_ids.shape))
-        check_ids(topk_ids)
 
 
 def add_pairs(pairs: Array, topk_ids: Array, residual: Array | None = None) -> Array:

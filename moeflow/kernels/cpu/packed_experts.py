@@ -200,24 +200,7 @@ class PackedExperts:
 
         Shapes: x and residual [T, hidden] float32, topk_ids [T, K] int64, topk_weights [T, K] float32 -> [T, hidden].
         """
-        num_tokens, top_k = topk_ids.shape
-        check_floats(x, (num_tokens, self.hidden))
-        check_floats(topk_weights, (num_tokens, top_k))
-        check_ids(topk_ids)
-        if residual is not None:
-            check_floats(residual, (num_tokens, self.hidden))
-        out = floats_like(x, num_tokens, self.hidden)
-        _cpu.experts(
-            layer=self.handle,
-            x=address(x),
-            num_tokens=num_tokens,
-            top_k=top_k,
-            topk_ids=address(topk_ids),
-            topk_weights=address(topk_weights),
-            residual=address(residual),
-            out=address(out),
-        )
-        return out
+        return sum_experts(self.handle, self.hidden, x, topk_ids, topk_weights, residual)
 
     def parts(self) -> list[tuple[PackedRows, ...]]:
         """Return each expert's gate [I, H] if it has one, up [I, H] and down [H, I]."""
@@ -249,6 +232,30 @@ class PackedExperts:
 
     def __repr__(self) -> str:
         return f"PackedExperts({self.format}, {self.num_experts} of {self.hidden} x {self.width})"
+
+
+def sum_experts(
+    layer: Any, hidden: int, x: Array, topk_ids: Array, topk_weights: Array, residual: Array | None
+) -> Array:
+    """Do what `PackedExperts.compute` says with a layer as kernels see it, see `PackedExperts.in_slots`."""
+    num_tokens, top_k = topk_ids.shape
+    check_floats(x, (num_tokens, hidden))
+    check_floats(topk_weights, (num_tokens, top_k))
+    check_ids(topk_ids)
+    out = floats_like(x, num_tokens, hidden)
+    if residual is not None:
+        check_floats(residual, tuple(out.shape))
+    _cpu.experts(
+        layer=layer,
+        x=address(x),
+        num_tokens=num_tokens,
+        top_k=top_k,
+        topk_ids=address(topk_ids),
+        topk_weights=address(topk_weights),
+        residual=address(residual),
+        out=address(out),
+    )
+    return out
 
 
 def gate_and_up_rows(width: int) -> list[NDArray[np.int64]]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from moeflow.core.errors import ConfigError
 from moeflow.train.classifiers.labelled_text import LabelledText
 from moeflow.train.classifiers.network import SwitchClassifier
+from moeflow.train.kept_training import copied, kept_tensors, restore_tensors
 from moeflow.train.predictors.training import Limits, Progress
 
 BALANCE: Final = 0.01  # alpha of 2101.03961, equation 4
@@ -33,7 +34,8 @@ class ClassifierTraining:
         """Raises: ConfigError if there are too few texts."""
         self.progress = Progress()
         self.network = network
-        self.best = _copied(network)
+        self._weights = dict(network.named_parameters())
+        self.best = copied(self._weights)
         self.learnt_from, self.held_out = split(text)
         self._rate, self._batch, self._seed = learning_rate, batch_size, seed
         self._optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)
@@ -60,22 +62,12 @@ class ClassifierTraining:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that the rest of the training depends on, beside `progress`."""
-        found: dict[str, Tensor] = {}
-        for name, weight in self.network.named_parameters():
-            found |= {f"now.{name}": weight.detach(), f"best.{name}": self.best[name]}
-            found |= {f"{key}.{name}": value for key, value in self._optimizer.state.get(weight, {}).items()}
-        return found
+        return kept_tensors(self._weights, self.best, self._optimizer)
 
     def restore(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Go back to where `tensors` were taken."""
         self.progress = progress
-        for name, weight in self.network.named_parameters():
-            with torch.no_grad():
-                weight.copy_(tensors[f"now.{name}"])
-            self.best[name] = tensors[f"best.{name}"].clone()
-            keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in tensors]
-            if keys:  # an expert that had no token yet has no state
-                self._optimizer.state[weight] = {key: tensors[f"{key}.{name}"].clone() for key in keys}
+        restore_tensors(self._weights, self.best, self._optimizer, tensors)
 
     def _batches(self) -> list[list[int]]:
         """Return the texts of an epoch, some together, in an order that epoch and seed alone decide."""
@@ -106,8 +98,7 @@ class ClassifierTraining:
         loss = float(F.cross_entropy(class_logits(self.network, self.held_out), self.held_out.classes))
         now = replace(self.progress, epoch=self.progress.epoch + 1, step=0)
         if loss < now.best_loss:
-            for name, weight in self.network.named_parameters():
-                self.best[name].copy_(weight.detach())
+            self.best = copied(self._weights)
             self.progress = replace(now, best_loss=loss, best_epoch=now.epoch, looks_since=0)
         else:
             self.progress = replace(now, looks_since=now.looks_since + 1)
@@ -134,7 +125,3 @@ def split(text: LabelledText) -> tuple[LabelledText, LabelledText]:
         raise ConfigError(f"{num_texts} texts are too few to learn from: give {_HELD_OUT_EVERY} or more (--data)")
     held_out = range(_HELD_OUT_EVERY - 1, num_texts, _HELD_OUT_EVERY)
     return text.part([at for at in range(num_texts) if at not in held_out]), text.part(held_out)
-
-
-def _copied(network: SwitchClassifier) -> dict[str, Tensor]:
-    return {name: weight.detach().clone() for name, weight in network.named_parameters()}

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from moeflow.core.errors import ConfigError
 from moeflow.models.expert_predictor.network import ExpertPredictor
+from moeflow.train.kept_training import copied, kept_tensors, restore_tensors
 from moeflow.train.predictors.loss import routing_loss
 from moeflow.train.predictors.routed_text import RoutedText
 
@@ -93,7 +94,8 @@ class Training:
         """Raises: ConfigError if the text is too short."""
         self.progress = Progress()
         self.predictor = predictor
-        self.best = _copied(predictor)
+        self._weights = dict(predictor.named_parameters())
+        self.best = copied(self._weights)
         self.embeddings = embeddings
         self._text, self._seed, self._batch = text, seed, batch_sequences
         learn, self._held_out = split(text)
@@ -127,21 +129,12 @@ class Training:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that the rest of the training depends on, beside `progress`."""
-        found: dict[str, Tensor] = {}
-        for name, weight in self.predictor.named_parameters():
-            found |= {f"now.{name}": weight.detach(), f"best.{name}": self.best[name]}
-            found |= {f"{key}.{name}": value for key, value in self._optimizer.state.get(weight, {}).items()}
-        return found
+        return kept_tensors(self._weights, self.best, self._optimizer)
 
     def restore(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Go back to where `tensors` were taken."""
         self.progress = progress
-        for name, weight in self.predictor.named_parameters():
-            with torch.no_grad():
-                weight.copy_(tensors[f"now.{name}"])
-            self.best[name] = tensors[f"best.{name}"].clone()
-            keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in tensors]
-            self._optimizer.state[weight] = {key: tensors[f"{key}.{name}"].clone() for key in keys}
+        restore_tensors(self._weights, self.best, self._optimizer, tensors)
 
     def _batches(self) -> list[list[slice]]:
         """Return the pieces of an epoch, some together, in an order that epoch and seed alone decide."""
@@ -181,7 +174,7 @@ class Training:
         loss = total / sum(map(self._num_known, self._held_out))
         now = replace(self.progress, epoch=self.progress.epoch + 1, step=0)
         if loss < now.best_loss:
-            self.best = _copied(self.predictor)
+            self.best = copied(self._weights)
             self.progress = replace(now, best_loss=loss, best_epoch=now.epoch, looks_since=0)
         else:
             self.progress = replace(now, looks_since=now.looks_since + 1)
@@ -242,7 +235,3 @@ def guesses(predictor: ExpertPredictor, text: RoutedText, embeddings: Embeddings
 
 def _length(where: slice) -> int:
     return int(where.stop - where.start)
-
-
-def _copied(predictor: ExpertPredictor) -> dict[str, Tensor]:
-    return {name: weight.detach().clone() for name, weight in predictor.named_parameters()}

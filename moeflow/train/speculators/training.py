@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moeflow.train.kept_training import copied, kept_tensors, restore_tensors
 from moeflow.train.speculators.batches import Batch, batches, epoch_order, vocabulary_of
 from moeflow.train.speculators.loss import distillation_loss
 from moeflow.train.speculators.student import FROZEN, Student
@@ -74,7 +75,7 @@ class Training:
                 for name, weight in student.weights.items()
             },
         )
-        self.best = {name: weight.detach().clone() for name, weight in self.student.trained.items()}
+        self.best = copied(self.student.trained)
         parameters = list(self.student.trained.values())
         self._optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=_BETAS, weight_decay=_WEIGHT_DECAY)
         self._tokens, self._table = vocabulary_of(text, student.shape.vocab_size)
@@ -115,23 +116,11 @@ class Training:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that the rest of the training depends on, beside `progress`."""
-        found: dict[str, Tensor] = {}
-        for name, weight in self.student.trained.items():
-            kept = self._optimizer.state.get(weight, {})
-            found |= {f"now.{name}": weight.detach(), f"best.{name}": self.best[name]}
-            found |= {f"{key}.{name}": value for key, value in kept.items()}
-        return found
+        return kept_tensors(self.student.trained, self.best, self._optimizer)
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Go back to where `tensors` were taken."""
-        for name, weight in self.student.trained.items():
-            with torch.no_grad():
-                weight.copy_(tensors[f"now.{name}"])
-            self.best[name] = tensors[f"best.{name}"].clone()
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            self._optimizer.state[weight] = {
-                key: tensors[f"{key}.{name}"].clone() for key in keys if f"{key}.{name}" in tensors
-            }
+        restore_tensors(self.student.trained, self.best, self._optimizer, tensors)
 
     def _from_here(self) -> Iterator[Batch]:
         """Yield the batches of all epochs, from the step that comes next."""
@@ -178,7 +167,7 @@ class Training:
         loss = total / max(num_places, 1)
         now = self.progress
         if loss < now.best_loss:
-            self.best = {name: weight.detach().clone() for name, weight in self.student.trained.items()}
+            self.best = copied(self.student.trained)
             self.progress = replace(now, best_loss=loss, best_step=now.step, looks_since=0)
         else:
             self.progress = replace(now, looks_since=now.looks_since + 1)
