@@ -279,9 +279,10 @@ class ModelConfig:
     @property
     def attended_size(self) -> int:
         """Columns of a layer's output projection, on average."""
-        return self._average_over_heads(self._attended_size)
+        return self._average_over_heads(self.attended_size_of)
 
-    def _attended_size(self, heads: HeadSizes) -> int:
+    def attended_size_of(self, heads: HeadSizes) -> int:
+        """Columns of the output projection of a layer that has these heads."""
         return self.num_heads * (heads.head_dim if self.latent is None else self.latent.value_head_dim)
 
     @property
@@ -370,7 +371,7 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """Parameters of all layers and embeddings, norms left out (under 0.1%)."""
         attention = self._sum_over_heads(
-            lambda heads: self._attention_input_values(heads) + self.hidden_size * self._attended_size(heads)
+            lambda heads: self._attention_input_values(heads) + self.hidden_size * self.attended_size_of(heads)
         )
         matrices = self.num_ffn_matrices * self.hidden_size
         num_moe = self.num_moe_layers
@@ -424,13 +425,14 @@ class ModelConfig:
         table = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         return self.num_parameters - idle - table - self.layer_table_values
 
-    def kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """Return what one token's keys and values take over all layers, in bytes."""
-        return self._kv_bytes(kv_dtype, self.kv_layers)
+    def kv_bytes_per_token(self, kv_dtype: str, layer_idx: int | None = None) -> int:
+        """Return what one token's keys and values take in a layer, in bytes; None: over all layers."""
+        layers = [it for it in self.kv_layers if layer_idx in (None, it)]
+        return self._kv_bytes(kv_dtype, layers)
 
     def most_kv_bytes_per_token(self, kv_dtype: str) -> int:
         """Return the same of the layer in which they take most."""
-        return max((self._kv_bytes(kv_dtype, [layer]) for layer in self.kv_layers), default=0)
+        return max((self.kv_bytes_per_token(kv_dtype, layer) for layer in self.kv_layers), default=0)
 
     def attended_bytes_per_token(self, kv_dtype: str) -> int:
         """Return what is read of them by queries of all layers: once more where layers share them."""

@@ -320,7 +320,7 @@ class CostModel:
             from_device = LinearCost(new, kv=-new) * self._link_s(back, choice.micro_batch * costs.kv_layer_bytes)
         else:
             up += per_layer * shape.attended_size
-            down += per_layer * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+            down += per_layer * costs.projected_size
             from_device = LinearCost()
         summed = 2 * per_layer * shape.hidden_size * (1 - 1 / self.num_devices)  # two all-reduces a layer
         return {

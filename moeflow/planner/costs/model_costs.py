@@ -321,6 +321,28 @@ class ModelCosts:
         """Keys and values of one token in all layers."""
         return self.shape.kv_bytes_per_token(self.formats.kv)
 
+    def kv_bytes_of(self, layer: int | None) -> float:
+        """Return the keys and values of one token in a layer; None: on the average of all."""
+        return self.kv_layer_bytes if layer is None else self.shape.kv_bytes_per_token(self.formats.kv, layer)
+
+    @cached_property
+    def projected_size(self) -> float:
+        """How many queries, keys and values are projected of a token, on the average of all layers."""
+        layers = self.shape.attention_layers
+        return sum(map(self.projected_size_of, layers)) / max(len(layers), 1)
+
+    def projected_size_of(self, layer: int | None) -> float:
+        """Return the same of a layer; None: on the average of all."""
+        if layer is None:
+            return self.projected_size
+        heads = self.shape.heads_of(layer)
+        return (self.shape.num_heads + heads.num_key_projections * heads.num_kv_heads) * heads.head_dim
+
+    def attended_size_of(self, layer: int | None) -> float:
+        """Return how wide what a layer attends to is; None: on the average of all."""
+        shape = self.shape
+        return shape.attended_size if layer is None else shape.attended_size_of(shape.heads_of(layer))
+
     @cached_property
     def _attended_bytes(self) -> int:
         return self.shape.attended_bytes_per_token(self.formats.kv)

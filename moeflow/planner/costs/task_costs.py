@@ -1,6 +1,7 @@
 """What one task of a pipeline costs: bytes, operations, and seconds on its lane, by which a simulator's clock runs.
 
 Ops are those that the pipelines yield; a task works on one layer and one micro-batch, transfers of weights on one page.
+Activations, keys and values are as wide as a layer's heads; weights, and what computing costs, are an average layer's.
 What an op computes stands in `WORKS` once: the executor's ops (`engine/offload/offload_ops.py`) report the same.
 """
 
@@ -89,9 +90,9 @@ class _Setting:
         width = 1 if link.is_shared or DEVICE not in (source, target) else self.policy.num_devices
         return TaskCost(num_bytes, 0.0, link.seconds(num_bytes / width))
 
-    def activations(self, num_heads: int) -> float:
-        costs = self.shape.costs
-        return self.shape.num_tokens * num_heads * costs.shape.head_dim * costs.formats.activation_bytes
+    def activations(self, size: float) -> float:
+        """Return the bytes of so many numbers for each token."""
+        return self.shape.num_tokens * size * self.shape.costs.formats.activation_bytes
 
     @property
     def page_bytes(self) -> float:
@@ -102,12 +103,7 @@ class _Setting:
 
     def kv_bytes(self, num_positions: float) -> float:
         """Return what of keys and values in a layer is not on the device."""
-        return num_positions * self.shape.costs.kv_layer_bytes * (1 - self.policy.kv_on_device)
-
-
-def _offload_qkv(at: _Setting) -> TaskCost:
-    heads = at.shape.costs.shape
-    return at.move(DEVICE, RAM, at.activations(heads.num_heads + 2 * heads.num_kv_heads))
+        return num_positions * self.shape.costs.kv_bytes_of(self.shape.layer) * (1 - self.policy.kv_on_device)
 
 
 def _weights_to_pinned(at: _Setting) -> TaskCost:
@@ -121,8 +117,8 @@ def _weights_to_device(at: _Setting) -> TaskCost:
 
 
 _TRANSFERS: Final[Mapping[str, Callable[[_Setting], TaskCost]]] = {
-    "offload_qkv": _offload_qkv,
-    "load_hidden": lambda at: at.move(RAM, DEVICE, at.activations(at.shape.costs.shape.num_heads)),
+    "offload_qkv": lambda at: at.move(DEVICE, RAM, at.activations(at.shape.costs.projected_size_of(at.shape.layer))),
+    "load_hidden": lambda at: at.move(RAM, DEVICE, at.activations(at.shape.costs.attended_size_of(at.shape.layer))),
     "weights_to_pinned": _weights_to_pinned,
     "weights_to_device": _weights_to_device,
     "load_kv": lambda at: at.move(RAM, DEVICE, at.kv_bytes(at.shape.num_cached)),

@@ -14,6 +14,7 @@ from typing import Final
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DEVICE, Machine
+from moeflow.core.model_config import HeadSizes
 from moeflow.core.plan import Policy, Workload
 from moeflow.pipeline.catalog import Pipeline
 from moeflow.pipeline.task import Task
@@ -115,12 +116,14 @@ class PipelineRun:
         return compute_cost(self.machine, DEVICE, heads, self.policy).seconds
 
     def _run(self, tasks: Iterator[Task], shape_of: Callable[[int, int | None], TaskShape]) -> TimeLine:
-        known: dict[tuple[str, int, bool], TaskCost] = {}  # tasks of one kind and size cost the same
+        shape = self.costs.shape
+        heads: dict[int | None, HeadSizes] = {layer: shape.heads_of(layer) for layer in range(shape.num_layers)}
+        known: dict[tuple[object, ...], TaskCost] = {}  # tasks of one kind and size cost the same
 
         def cost(task: Task) -> TaskCost:
             is_page = task.op.startswith("weights_")
             size = 0 if is_page or task.micro_batch is None else self._sizes[task.micro_batch]
-            key = (task.op, size, task.layer in self.costs.shape.dense_layers)
+            key = (task.op, size, task.layer in shape.dense_layers, heads.get(task.layer))
             if key not in known:
                 one = task_cost(task.op, self.machine, shape_of(size, task.layer), self.policy)
                 known[key] = replace(one, seconds=one.seconds * self.slower.get(task.op, 1.0))
