@@ -12,6 +12,7 @@
 //   Q2_K                 d, dmin, b0 b1, b2 b3, ..           of 16; a byte's low half is the scale, its high half the
 //                                                            minimum
 //   Q3_K, Q6_K, IQ4_XS   d, s0 s1, s2 s3, ..                 signed; of 16 values each, in IQ4_XS of 32
+//   LEVELS_..            d, s0 s1, s2 s3, ..                 likewise; of 16 values each in LEVELS_IQ2, of 32 in others
 //
 // A stretch of 32 values has words with the low bits of its codes, then words with their high bits. Byte j of such words
 // has bits of codes j, 4 + j, 8 + j, .., the first lowest:
@@ -293,6 +294,32 @@ struct IQ4_XS : SignedScalesFormat<IQ4_XS, source::IQ4_XS, 4, 0> {
   static constexpr int32_t kOffset = kIQ4Offset;
   static constexpr const uint8_t* kTable = kRaisedIQ4.values;
   static constexpr int kMost = largest(kRaisedIQ4);
+};
+
+template <typename Self, typename Block, int kRaisedBy>
+struct LevelsFormat : SignedScalesFormat<Self, Block, 4, 0> {
+  using Base = SignedScalesFormat<Self, Block, 4, 0>;
+  static constexpr int32_t kOffset = kRaisedBy;
+  static constexpr RaisedTable kRaised = raised(Block::kLevels, kRaisedBy);
+  static constexpr const uint8_t* kTable = kRaised.values;
+  static constexpr int kMost = largest(kRaised);
+
+  template <typename Numbers>
+  static auto scale(const Numbers& numbers, int stretch, int half) {
+    return Base::scale(numbers, stretch, half) * Block::kUnit;
+  }
+};
+
+struct LEVELS_IQ2 : LevelsFormat<LEVELS_IQ2, source::LEVELS_IQ2, 43> {
+  static constexpr const char* kName = "levels-iq2";
+};
+
+struct LEVELS_IQ3_XXS : LevelsFormat<LEVELS_IQ3_XXS, source::LEVELS_IQ3_XXS, 31> {
+  static constexpr const char* kName = "levels-iq3-xxs";
+};
+
+struct LEVELS_IQ3_S : LevelsFormat<LEVELS_IQ3_S, source::LEVELS_IQ3_S, 15> {
+  static constexpr const char* kName = "levels-iq3-s";
 };
 
 }  // namespace

@@ -224,6 +224,41 @@ struct IQ4_XS : ScaledBlocks<IQ4_XS> {
   }
 };
 
+// What GGUF's grids (IQ1, IQ2, IQ3) come down to: few levels, each with a sign, times a scale of `kSubValues` values. Made
+// where files are read (moeflow/checkpoint/gguf/grids.py): an fp16 number, small scales, codes, of which the fourth bit is
+// the sign. `kUnit` is the part of a level by which the scales go up.
+template <typename Block, int kSubValues>
+struct LevelBlocks : ScaledBlocks<Block> {
+  static constexpr int kGroup = 256, kSub = kSubValues, kHead = 0;
+  static constexpr int kCodes = 2 + kGroup / kSub, kBytes = kCodes + kGroup / 2;
+  static constexpr bool kHasMin = false;
+
+  static void codes(const uint8_t* block, int i, uint8_t* q) { split_halves(block + kCodes + i * 16, q); }
+  static int value(uint8_t code) { return Block::kLevels[code]; }
+  static int8_t small_scale(const uint8_t* block, int j) { return static_cast<int8_t>(block[2 + j]); }
+  static float scale(const uint8_t* block, int j) {
+    return half_at(block + kHead) * static_cast<float>(small_scale(block, j)) * Block::kUnit;
+  }
+};
+
+struct LEVELS_IQ2 : LevelBlocks<LEVELS_IQ2, 16> {
+  static constexpr const char* kName = "LEVELS_IQ2";
+  static constexpr float kUnit = 0.125f;
+  static constexpr int8_t kLevels[16] = {8, 25, 43, 1, 7, 9, 0, 0, -8, -25, -43, -1, -7, -9, 0, 0};
+};
+
+struct LEVELS_IQ3_XXS : LevelBlocks<LEVELS_IQ3_XXS, 32> {
+  static constexpr const char* kName = "LEVELS_IQ3_XXS";
+  static constexpr float kUnit = 0.5f;
+  static constexpr int8_t kLevels[16] = {2, 6, 10, 14, 18, 22, 26, 31, -2, -6, -10, -14, -18, -22, -26, -31};
+};
+
+struct LEVELS_IQ3_S : LevelBlocks<LEVELS_IQ3_S, 32> {
+  static constexpr const char* kName = "LEVELS_IQ3_S";
+  static constexpr float kUnit = 1.0f;
+  static constexpr int8_t kLevels[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+};
+
 struct MXFP4 : ScaledBlocks<MXFP4> {
   static constexpr const char* kName = "MXFP4";
   static constexpr int kGroup = 32, kBytes = 17, kSub = 32;

@@ -7,8 +7,9 @@ unpacks it and says how products read it. All else that goes by format is derive
 a scale and a minimum, as Q4_1 does. The last is for weights that files have so: nothing else is rounded to it. The
 formats after it hold one kind of blocks each: GGUF's, under their names; integers with a scale and a zero point for
 128, 64 or 32 neighbours, as AWQ, GPTQ and compressed-tensors have them; 8-bit floats (e4m3) with a scale for 128, as
-DeepSeek's and Qwen's checkpoints have them. Some of GGUF's are made of floats, too, by a search for the scales with the
-least error (csrc/quantize.cpp); a *mix* says which, for each matrix of a model (planner/choices/mixes.py).
+DeepSeek's and Qwen's checkpoints have them; the levels of GGUF's grids (IQ1, IQ2, IQ3), each value's in four bits. Some
+of GGUF's are made of floats, too, by a search for the scales with the least error (csrc/quantize.cpp); a *mix* says
+which, for each matrix of a model (planner/choices/mixes.py).
 """
 
 from __future__ import annotations
@@ -38,13 +39,17 @@ WeightFormat = Literal[
     "int4-g32",
     "int8-g128",
     "fp8",
+    "levels-iq2",
+    "levels-iq3-xxs",
+    "levels-iq3-s",
 ]
 Mix = Literal["q4_k", "q4_k_m"]  # of formats: what --quantize takes, beside formats
 GGUFBlockKind = Literal[  # of GGUF's blocks, those that kernels read
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"
 ]
 GroupKind = Literal["INT4_G128", "INT4_G64", "INT4_G32", "INT8_G128", "F8_E4M3"]  # of quantized Hugging Face folders
-BlockKind = GGUFBlockKind | GroupKind
+LevelKind = Literal["LEVELS_IQ2", "LEVELS_IQ3_XXS", "LEVELS_IQ3_S"]  # that GGUF's IQ1, IQ2 and IQ3 become
+BlockKind = GGUFBlockKind | GroupKind | LevelKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +122,9 @@ FORMATS: Final[Mapping[str, FormatRecord]] = {
     "int4-g32": _of_blocks("INT4_G32", bits_per_value=4.75, wider="int4"),
     "int8-g128": _of_blocks("INT8_G128", bits_per_value=8.25, wider="int8"),
     "fp8": _of_blocks("F8_E4M3", bits_per_value=8.25, wider="int8"),
+    "levels-iq2": _of_blocks("LEVELS_IQ2", bits_per_value=4.5625, wider="int4"),
+    "levels-iq3-xxs": _of_blocks("LEVELS_IQ3_XXS", bits_per_value=4.3125, wider="int4"),
+    "levels-iq3-s": _of_blocks("LEVELS_IQ3_S", bits_per_value=4.3125, wider="int4"),
 }
 
 BLOCK_COLUMNS: Final = 256  # of files' largest blocks: what a multiple of this has is whole blocks of any kind
@@ -131,7 +139,8 @@ MIXES: Final[tuple[Mix, ...]] = get_args(Mix)
 BITS_PER_VALUE: Final = {name: record.bits_per_value for name, record in FORMATS.items()}
 GGUF_BLOCK_KINDS: Final[tuple[GGUFBlockKind, ...]] = get_args(GGUFBlockKind)
 GROUP_KINDS: Final[tuple[GroupKind, ...]] = get_args(GroupKind)
-BLOCK_KINDS: Final[tuple[BlockKind, ...]] = (*GGUF_BLOCK_KINDS, *GROUP_KINDS)
+LEVEL_KINDS: Final[tuple[LevelKind, ...]] = get_args(LevelKind)
+BLOCK_KINDS: Final[tuple[BlockKind, ...]] = (*GGUF_BLOCK_KINDS, *GROUP_KINDS, *LEVEL_KINDS)
 
 
 def block_kind(weight_format: WeightFormat) -> BlockKind:

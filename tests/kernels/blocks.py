@@ -1,4 +1,4 @@
-"""Blocks of random bytes, and what they mean: GGUF's by gguf's own reader, those of quantized folders by numpy."""
+"""Blocks of random bytes, and what they mean: GGUF's by gguf's own reader, all others by numpy."""
 
 import gguf
 import numpy as np
@@ -6,7 +6,7 @@ import torch
 
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.cpu.packed_weight import PackedWeight
-from moeflow.kernels.weight_format import ALL_FORMATS, FORMATS, GROUP_KINDS
+from moeflow.kernels.weight_format import ALL_FORMATS, FORMATS, GROUP_KINDS, LEVEL_KINDS
 
 BLOCK_FORMATS = tuple(name for name in ALL_FORMATS if not FORMATS[name].is_made)
 HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}  # where fp16 numbers are, unless:
@@ -14,6 +14,12 @@ IN_FRONT = {"Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_1": (0, 2)}
 GROUPS = {"INT4_G128": 128, "INT4_G64": 64, "INT4_G32": 32, "INT8_G128": 128, "F8_E4M3": 128}  # values of a block
 FILE_BITS = {"INT4_G128": 4 + 20 / 128, "INT4_G64": 4 + 20 / 64, "INT4_G32": 4 + 20 / 32, "INT8_G128": 8, "F8_E4M3": 8}
 HEAD = 4  # bytes before a block's codes
+LEVELS = {  # values that share a small scale, what scales go up by, and levels without their signs
+    "LEVELS_IQ2": (16, 1 / 8, [8, 25, 43, 1, 7, 9, 0, 0]),
+    "LEVELS_IQ3_XXS": (32, 1 / 2, [2, 6, 10, 14, 18, 22, 26, 31]),
+    "LEVELS_IQ3_S": (32, 1, [1, 3, 5, 7, 9, 11, 13, 15]),
+}
+LEVEL_COLUMNS = 256
 IS_BF16 = 1 << 15  # beside a zero point
 EXTREMES = (0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504.0, -65504.0, 1.0)
 
@@ -26,14 +32,21 @@ def kind_of(weight_format):
 
 def columns_of(kind):
     """Return what the columns of such blocks are a multiple of."""
-    return GROUPS[kind] if kind in GROUP_KINDS else gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+    return GROUPS[kind] if kind in GROUP_KINDS else _size_of(kind)[0]
+
+
+def _size_of(kind):
+    """Return values and bytes of a block of GGUF's, or of levels."""
+    if kind in LEVEL_KINDS:
+        return LEVEL_COLUMNS, 2 + LEVEL_COLUMNS // LEVELS[kind][0] + LEVEL_COLUMNS // 2
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
 
 
 def bytes_in_file(kind, rows, cols):
     """Return what so many values take in files that have such blocks, or what these are made of."""
     if kind in GROUP_KINDS:
         return FILE_BITS[kind] * rows * cols / 8
-    size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    size, num_bytes = _size_of(kind)
     return rows * cols // size * num_bytes
 
 
@@ -44,14 +57,19 @@ def random_blocks(kind, rows, cols, seed=0, *, is_extreme=False, largest_scale=1
         return torch.from_numpy(
             _random_groups(kind, rows * cols // GROUPS[kind], random, is_extreme, largest_scale).reshape(rows, -1)
         )
-    size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    size, num_bytes = _size_of(kind)
     count = rows * cols // size
     blocks = random.integers(0, 256, (count, num_bytes), dtype=np.uint8)
     if kind == "MXFP4":
         blocks[:, 0] = random.integers(0, 256, count) if is_extreme else random.integers(120, 128, count)
     for place in HALVES.get(kind, IN_FRONT.get(kind, (0,))):
         scales = random.choice(EXTREMES, count) if is_extreme else random.uniform(-1, 1, count) * largest_scale
-        blocks[:, place : place + 2] = scales.astype(np.float16).view(np.uint8).reshape(count, 2)
+        halves = scales.astype(np.float16).view(np.uint8).reshape(count, 2)
+        if kind == "IQ1_M":  # four bits of it in the high half of every second of the last eight bytes
+            nibbles = np.stack([halves & 15, halves >> 4], axis=2).reshape(count, 4)
+            blocks[:, 49::2] = blocks[:, 49::2] & 15 | nibbles << 4
+        else:
+            blocks[:, place : place + 2] = halves
     return torch.from_numpy(blocks.reshape(rows, -1))
 
 
@@ -59,6 +77,8 @@ def values_of(kind, blocks):
     """Return [rows, cols] float32."""
     if kind in GROUP_KINDS:
         return _values_of_groups(kind, blocks.numpy())
+    if kind in LEVEL_KINDS:
+        return _values_of_levels(kind, blocks.numpy())
     with np.errstate(over="ignore"):
         return torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[kind]))
 
@@ -90,6 +110,19 @@ def _values_of_groups(kind, rows):
     as_bf16, as_half = (scales.contiguous().view(dtype).float() for dtype in (torch.bfloat16, torch.float16))
     steps = codes.float() - (marked & (IS_BF16 - 1))
     return (steps * torch.where(marked < 0, as_bf16, as_half)).flatten(1)
+
+
+def _values_of_levels(kind, rows):
+    share, unit, levels = LEVELS[kind]
+    num_scales = LEVEL_COLUMNS // share
+    blocks = rows.reshape(-1, _size_of(kind)[1])
+    scales, small, codes = np.split(blocks, [2, 2 + num_scales], axis=1)
+    codes = codes.reshape(len(blocks), -1, 1, 16)
+    codes = np.concatenate([codes & 15, codes >> 4], axis=2).reshape(len(blocks), num_scales, share)
+    steps = np.array([*levels, *(-it for it in levels)], np.float32)[codes]
+    halves = np.ascontiguousarray(scales).view(np.float16).astype(np.float32) * np.float32(unit)
+    values = steps * (halves * np.ascontiguousarray(small).view(np.int8).astype(np.float32))[..., None]
+    return torch.from_numpy(values.reshape(len(rows), -1))
 
 
 def filled_blocks(kind, rows, cols, byte):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moeflow.checkpoint.gguf.grids import LEVEL_KINDS
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu import extension
@@ -17,6 +18,7 @@ from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from tests.checkpoint.block_models import FAMILIES, HIDDEN, LAYERS, VOCAB, as_q4_k_m, write_block_model
 from tests.models.parity import CPU, held_weights, in_mixed_passes
 
+GRIDS = {kind.name: levels for kind, levels in LEVEL_KINDS.items()}  # not kept as they are, but without loss
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 SEQUENCES = {
     name: torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(count)).tolist()
@@ -45,11 +47,11 @@ def assert_near(got, want):
 
 
 def test_every_kind_stays_as_it_is(tmp_path):
-    for kind in GGUF_BLOCK_KINDS:
+    for kind in (*GGUF_BLOCK_KINDS, *GRIDS):
         for family in FAMILIES:
             path = write_block_model(tmp_path / f"{kind}-{family}.gguf", family, uniform(kind))
             choice = choice_of(path)
-            assert kind in FORMATS[choice.matrices].keeps
+            assert GRIDS.get(kind, kind) in FORMATS[choice.matrices].keeps
             assert (choice.embeddings, choice.layers) == (choice.matrices, ())
             assert_near(logits(path, choice.formats), logits(path, None))
 

@@ -23,6 +23,7 @@ from moeflow.checkpoint.gguf.architectures import read_architecture
 from moeflow.checkpoint.gguf.blocks import widen_blocks
 from moeflow.checkpoint.gguf.config import translate_config, translate_token_ids
 from moeflow.checkpoint.gguf.cuts import Cut
+from moeflow.checkpoint.gguf.grids import LEVEL_KINDS, level_blocks
 from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor
 from moeflow.checkpoint.gguf.names import cut_names, heads_in_pairs, huggingface_name, is_single_row, part_of
 from moeflow.checkpoint.gguf.parts import read_gguf_parts
@@ -93,7 +94,7 @@ class GGUFFile:
         return self._read_piece(name, self._piece(name))
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
-        """Return rows of a matrix: as blocks those that are of a `BlockKind`, others as floats.
+        """Return rows of a matrix: as blocks those that are of a `BlockKind` or become one, others as floats.
 
         Raises: as `Checkpoint.read` does.
         """
@@ -105,6 +106,9 @@ class GGUFFile:
         kind = _BLOCKS.get(piece.quantization)
         if kind is not None:
             return StoredRows(data.view(stop - start, row_bytes), numbers, kind)
+        if piece.quantization in LEVEL_KINDS:
+            blocks = level_blocks(data, piece.quantization).view(stop - start, -1)
+            return StoredRows(blocks, numbers, LEVEL_KINDS[piece.quantization])
         return StoredRows(_widen(data, piece.quantization, (stop - start, num_cols)), numbers)
 
     def close(self) -> None:
@@ -231,8 +235,8 @@ def _pairs_to_halves(weights: Any, num_heads: int) -> Any:
 
 
 def _stored_as(quantization: TensorType) -> str:
-    dtype = _UNQUANTIZED.get(quantization)
-    return dtype or quantization.name
+    """Return a dtype, the kind of blocks that rows are read in, or the name of what is widened."""
+    return _UNQUANTIZED.get(quantization) or LEVEL_KINDS.get(quantization) or quantization.name
 
 
 def _numbers_of_rows(piece: _Piece, start: int, stop: int) -> NDArray[np.int64]:

@@ -51,8 +51,8 @@ class TensorType(IntEnum):
     Q1_0 = 41
 
 
-# Without kernels of their own: widened to float32 when they are read.
-WIDENED: Final = (
+# Without kernels of their own: read as levels (grids.py), or widened to float32.
+_GRIDS: Final = (
     TensorType.IQ1_S,
     TensorType.IQ1_M,
     TensorType.IQ2_XXS,
@@ -60,10 +60,9 @@ WIDENED: Final = (
     TensorType.IQ2_S,
     TensorType.IQ3_XXS,
     TensorType.IQ3_S,
-    TensorType.TQ1_0,
-    TensorType.TQ2_0,
 )
-BLOCKS: Final = (*(TensorType[kind] for kind in GGUF_BLOCK_KINDS), *WIDENED)
+_WIDENED: Final = (TensorType.TQ1_0, TensorType.TQ2_0)
+BLOCKS: Final = (*(TensorType[kind] for kind in GGUF_BLOCK_KINDS), *_GRIDS, *_WIDENED)
 SUPPORTED: Final = (TensorType.F32, TensorType.F16, TensorType.BF16, *BLOCKS)
 
 BLOCK_SIZES: Final = {  # values and bytes of one block

@@ -30,20 +30,20 @@ from tests.checkpoint.tiny_models import (
     write_folder,
     write_gguf,
 )
+from tests.kernels.blocks import values_of
 
 BLOCKS = [Kind[kind] for kind in GGUF_BLOCK_KINDS]
 BY_HAND = [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1]  # the other kinds gguf's own reader is asked about
-WIDENED = [
-    Kind.IQ1_S,
-    Kind.IQ1_M,
-    Kind.IQ2_XXS,
-    Kind.IQ2_XS,
-    Kind.IQ2_S,
-    Kind.IQ3_XXS,
-    Kind.IQ3_S,
-    Kind.TQ1_0,
-    Kind.TQ2_0,
-]
+GRIDS = {
+    Kind.IQ1_S: "LEVELS_IQ2",
+    Kind.IQ1_M: "LEVELS_IQ2",
+    Kind.IQ2_XXS: "LEVELS_IQ2",
+    Kind.IQ2_XS: "LEVELS_IQ2",
+    Kind.IQ2_S: "LEVELS_IQ2",
+    Kind.IQ3_XXS: "LEVELS_IQ3_XXS",
+    Kind.IQ3_S: "LEVELS_IQ3_S",
+}
+WIDENED = [Kind.TQ1_0, Kind.TQ2_0]
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ class TestWeights:
                 packed.fill(rows.values, rows.numbers, rows.block_kind)
                 assert torch.equal(packed.unpack(), checkpoint.read(name)), name
 
-    @pytest.mark.parametrize("kind", [*BLOCKS, *WIDENED])
+    @pytest.mark.parametrize("kind", [*BLOCKS, *GRIDS, *WIDENED])
     def test_any_kind_of_blocks(self, file, kind):
         """An expert's rows, whole and in part, are what gguf's own reader makes of them; blocks come as such."""
         size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
@@ -209,13 +209,16 @@ class TestWeights:
         checkpoint = open_checkpoint(file)
         name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
         assert checkpoint.tensors[name].shape == (5, 2 * size)
-        assert checkpoint.tensors[name].stored_as == kind.name
+        assert checkpoint.tensors[name].stored_as == GRIDS.get(kind, kind.name)
         assert torch.equal(checkpoint.read(name), values[2])
         rows = checkpoint.read_rows(name, 1, 4)
         assert rows.numbers.tolist() == [1, 2, 3]
         if kind in WIDENED:
             assert rows.block_kind is None
             assert torch.equal(rows.values, values[2, 1:4])
+        elif kind in GRIDS:
+            assert rows.block_kind == GRIDS[kind]
+            assert torch.equal(values_of(rows.block_kind, rows.values), values[2, 1:4])
         else:
             assert rows.block_kind == kind.name
             assert torch.equal(rows.values, torch.from_numpy(data[2, 1:4]))
