@@ -148,6 +148,7 @@ def _int4(**more: object) -> dict[str, object]:
 
 # By name: the settings in config.json, how a matrix is stored, and what it becomes.
 GPTQ = {"quant_method": "gptq", "desc_act": False}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 QUANTIZATIONS: dict[str, tuple[dict[str, object], Store, str]] = {
     "mxfp4": ({"quant_method": "mxfp4"}, mxfp4, "MXFP4"),
@@ -166,6 +167,8 @@ QUANTIZATIONS: dict[str, tuple[dict[str, object], Store, str]] = {
         gptq(4, 256, is_symmetric=False, version=2),
         "INT4_G128",
     ),
+    "auto-round": (AUTO_ROUND, gptq(), "INT4_G128"),
+    "auto-round awq": (AUTO_ROUND | {"packing_format": "auto_round:auto_awq", "sym": False}, awq(), "INT4_G128"),
     "int4": (_int4(group_size=128), pack_quantized(), "INT4_G128"),
     "int4 asymmetric": (_int4(group_size=32, symmetric=False), pack_quantized(4, 32, is_symmetric=False), "INT4_G32"),
     "int8 packed": (

@@ -56,6 +56,22 @@ def test_every_kind_stays_as_it_is(tmp_path):
             assert_near(logits(path, choice.formats), logits(path, None))
 
 
+def test_what_gate_and_up_have_in_common_is_what_they_are_kept_in(tmp_path):
+    """Two of GGUF's grids come down to the same levels; of two other types the reason says that nothing holds both."""
+
+    def kind_of(gate, up):
+        kinds = {"ffn_gate_inp": "F32", "ffn_gate_exps": gate, "ffn_up_exps": up}
+        return lambda name: next((kind for part, kind in kinds.items() if part in name), "Q6_K")
+
+    choice = choice_of(write_block_model(tmp_path / "grids.gguf", "qwen3moe", kind_of("IQ2_XXS", "IQ2_XS")))
+    assert {layer.up for layer in choice.layers} == {"levels-iq2"}
+    assert "most matrices are stored so" in choice.reason
+    choice = choice_of(write_block_model(tmp_path / "two.gguf", "qwen3moe", kind_of("Q4_K", "Q5_K")))
+    assert {layer.up for layer in choice.layers} == {"float32"}
+    assert {layer.down for layer in choice.layers} == {"q6_k"}
+    assert "float32 holds Q4_K and Q5_K together, as gate and up projections" in choice.reason
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 class TestMixed:
     @pytest.fixture

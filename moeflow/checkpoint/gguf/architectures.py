@@ -313,9 +313,25 @@ _OTHERS = {
 }
 
 
+_NO_MODELS: Mapping[Any, str] = {  # what else GGUF files are, by general.type
+    "adapter": "an adapter (LoRA) of a model",
+    "mmproj": "the part of a model that takes images or sound",
+    "clip-vision": "the part of a model that takes images",
+    "imatrix": "an importance matrix",
+    "vocab": "a vocabulary",
+}
+
+
 def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
     """Return the family; raises CheckpointError, naming what is supported, for any other."""
     reader = ConfigReader(metadata, file)
+    kind = reader.get(str, "general.type", "model")
+    if kind in _NO_MODELS:
+        raise CheckpointError(
+            f"is no model, but {_NO_MODELS[kind]} (general.type {brief(kind)})",
+            file=file,
+            remedy="Name the GGUF file of the model itself; such files beside it are not read",
+        )
     name = reader.get(str, "general.architecture")
     if name == "llama":
         return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA

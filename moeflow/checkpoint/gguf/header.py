@@ -38,6 +38,15 @@ _PIECE_BYTES = 1 << 20  # smaller than that, so that a string within a piece is 
 _LENGTH = struct.Struct("<Q")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
+_DROPPED = {  # types, whose rows were put in another order for some processors
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+_IK_TYPES = 97  # from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +289,9 @@ def _read_tensor(cursor: _Cursor) -> GGUFTensor:
     shape = tuple(cursor.number("Q") for _ in range(rank))[::-1]
     kind, start = cursor.number("I"), cursor.number("Q")
     if kind not in SUPPORTED:
-        known = kind in set(TensorType)
         supported = ", ".join(item.name for item in SUPPORTED)
         raise CheckpointError(
-            f"is stored as {TensorType(kind).name if known else f'unknown type {kind}'}",
+            f"is stored as {_type_name(kind)}",
             file=cursor.file,
             tensor=name,
             remedy=f"Supported are {supported}: use a file with these types only",
@@ -293,6 +301,17 @@ def _read_tensor(cursor: _Cursor) -> GGUFTensor:
     if 0 in shape or shape[-1] % block_size:
         raise cursor.damaged(f"shape {list(shape)} is impossible in {quantization.name}", name)
     return GGUFTensor(name, shape, quantization, cursor.file, start, math.prod(shape) // block_size * block_bytes)
+
+
+def _type_name(kind: int) -> str:
+    """Return what to call a type that is not supported, and whose it is, where that is known."""
+    if kind in set(TensorType):
+        return TensorType(kind).name
+    if kind in _DROPPED:
+        return f"{_DROPPED[kind]}, which llama.cpp dropped in favour of Q4_0 and IQ4_NL"
+    return f"unknown type {kind}" + (
+        ", perhaps of ik_llama.cpp, whose own types go by such numbers" * (kind >= _IK_TYPES)
+    )
 
 
 def _place(tensor: GGUFTensor, data_start: int, alignment: int, cursor: _Cursor) -> GGUFTensor:

@@ -39,8 +39,8 @@ def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
     """Return the linear layers. Raises: CheckpointError."""
     weights = _weights(settings)
     if weights.one_of("type", ["int", "float"], "int") == "float":
-        weights.one_of("num_bits", [8])
         settings.one_of("format", ["float-quantized", "naive-quantized"])
+        weights.one_of("num_bits", [8])
         block = weights.values.get("block_structure") if weights.values.get("strategy") == "block" else None
         return float8.find_matrices(parts, weights, "_scale", block)
     bits = weights.one_of("num_bits", [4, 8])

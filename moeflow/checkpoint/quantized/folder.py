@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
-from moeflow.checkpoint.quantized import awq, compressed_tensors, float8, gptq, mxfp4
+from moeflow.checkpoint.quantized import auto_round, awq, compressed_tensors, float8, gptq, mxfp4
 from moeflow.checkpoint.quantized.matrix import Found, QuantizedMatrix
 from moeflow.checkpoint.quantized.parts import SCALES, Parts
 from moeflow.checkpoint.quantized.settings import REMEDY, QuantizationSettings
@@ -39,6 +39,7 @@ FORMATS: Final = ExtensibleTable[Callable[[Parts, QuantizationSettings, Mapping[
         "compressed-tensors": lambda parts, settings, _: compressed_tensors.find_matrices(parts, settings),
         "awq": lambda parts, settings, _: awq.find_matrices(parts, settings),
         "gptq": lambda parts, settings, _: gptq.find_matrices(parts, settings),
+        "auto-round": lambda parts, settings, _: auto_round.find_matrices(parts, settings),
     },
 )
 

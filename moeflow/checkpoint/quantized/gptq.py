@@ -26,6 +26,7 @@ def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
     """Return the linear layers. Raises: CheckpointError."""
     bits = settings.one_of("bits", [4, 8])
     settings.one_of("desc_act", [False], False)
+    settings.check_overrides("dynamic")
     version = settings.one_of("checkpoint_format", ["gptq", "gptq_v2"], "gptq")
     group_size = settings.group_size("group_size", 128)
     found = Found({}, set())

@@ -11,9 +11,12 @@ from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 
 READ: Final = (
-    "mxfp4, fp8, compressed-tensors (int4, int8 and float8), awq (gemm) and gptq (4 or 8 bits, without act order)"
+    "mxfp4, fp8, compressed-tensors (int4, int8 and float8), awq (gemm), and gptq (4 or 8 bits, without act order) or "
+    "auto-round, which packs like these two"
 )
 REMEDY: Final = f"Take the model's unquantized weights, a GGUF file, or one of the quantizations that are read: {READ}"
+
+_UNQUANTIZED_BITS: Final = (16, 32)  # of layers that are left as they are
 
 
 class QuantizationSettings:
@@ -67,6 +70,22 @@ class QuantizationSettings:
         if type(value) is not int or value <= 0:
             raise self.refuse(f"where {field} {brief(value)} is no number of values")
         return value
+
+    def check_overrides(self, field: str) -> None:
+        """Check that a field, which says of some layers how they differ, says of none of the quantized that it does.
+
+        Raises: CheckpointError.
+        """
+        of_layers = self.values.get(field)
+        for layer, own in of_layers.items() if isinstance(of_layers, dict) else ():
+            if not isinstance(own, dict) or own.get("bits") in _UNQUANTIZED_BITS:
+                continue
+            for name in ("bits", "group_size"):
+                if name in own and own[name] != self.values.get(name):
+                    raise self.refuse(
+                        f"where {field} gives {brief(layer)} a {name} of its own, {brief(own[name])}: "
+                        "one way for all matrices is supported"
+                    )
 
     def inner(self, field: str, values: Any) -> QuantizationSettings:
         """Return the settings that a field holds. Raises: CheckpointError if that is no object."""

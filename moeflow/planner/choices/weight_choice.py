@@ -184,8 +184,21 @@ def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApar
     (commonest, _), *others = values.most_common()
     if not others:
         return replace(choice, matrices=commonest)
-    reason = "most matrices are stored so, and each other one stays in its own format, too"
+    reason = _widened_reason(checkpoint, apart) or (
+        "most matrices are stored so, and each other one stays in its own format, too"
+    )
     return replace(choice, matrices=commonest, layers=layers, reason=reason)
+
+
+def _widened_reason(checkpoint: Checkpoint, apart: NamesApart) -> str | None:
+    """Return what keeps some matrices in float32 where each has its own format; None: nothing does."""
+    for names in (names for layer in apart.layers for names in layer.values()):
+        stored_as = {checkpoint.tensors[name].stored_as for name in names if name in checkpoint.tensors}
+        if not stored_as <= {*DTYPES, "float16"} and _keeper(stored_as) == "float32":
+            held = " and ".join(sorted(stored_as))
+            together = " together, as gate and up projections of one layer are kept" * (len(stored_as) > 1)
+            return f"no smaller format than float32 holds {held}{together}; each other matrix stays in its own format"
+    return None
 
 
 def _keeper_of(checkpoint: Checkpoint, names: Sequence[str]) -> WeightFormat:

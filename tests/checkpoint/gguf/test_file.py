@@ -356,6 +356,31 @@ class TestHeader:
         file.write_bytes(data[:where] + struct.pack("<I", 999) + data[where + 4 :])
         assert "unknown type 999" in refused(file).problem
 
+    @pytest.mark.parametrize(
+        ("number", "said"), [(31, "Q4_0_4_4, which llama.cpp dropped"), (50, "unknown type 50"), (139, "ik_llama.cpp")]
+    )
+    def test_types_of_others(self, file, number, said):
+        writer = gguf_writer(file, "llama")
+        add_gguf_tensor(writer, "output_norm.weight", torch.ones(HIDDEN))
+        finish(writer)
+        data = file.read_bytes()
+        where = data.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8
+        file.write_bytes(data[:where] + struct.pack("<I", number) + data[where + 4 :])
+        problem = refused(file).problem
+        assert said in problem
+        assert ("ik_llama" in problem) == (number == 139)
+
+    @pytest.mark.parametrize(("kind", "said"), [("adapter", "LoRA"), ("mmproj", "images"), ("imatrix", "importance")])
+    def test_files_that_are_no_models(self, file, kind, said):
+        writer = gguf.GGUFWriter(file, "llama")
+        writer.add_type(kind)
+        add_gguf_tensor(writer, "output_norm.weight", torch.ones(HIDDEN))
+        finish(writer)
+        error = refused(file)
+        assert "is no model, but" in error.problem
+        assert said in error.problem
+        assert "the model itself" in error.remedy
+
     @pytest.mark.parametrize("size", [0, 1 << 63, 33])
     def test_impossible_shape(self, file, size):
         writer = gguf_writer(file, "llama")

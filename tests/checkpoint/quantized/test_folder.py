@@ -19,6 +19,7 @@ from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.weight_format import BLOCK_KINDS, FORMATS
 from tests.checkpoint import packings
 from tests.checkpoint.packings import (
+    AUTO_ROUND,
     FP8,
     GPTQ,
     QUANTIZATIONS,
@@ -184,6 +185,15 @@ def refused(folder, quantization, tensors):
     return caught.value
 
 
+def test_layers_that_are_left_as_they_are_are_no_other_way(tmp_path):
+    for quantization in (
+        AUTO_ROUND | {"extra_config": {"lm_head": {"bits": 16, "group_size": -1}}},
+        GPTQ | {"bits": 4, "group_size": 128, "dynamic": {"-:lm_head": {}, "+:.*": {"bits": 4, "group_size": 128}}},
+    ):
+        folder, weight = write_layer(tmp_path, quantization, gptq(), 40, 256)
+        assert torch.equal(open_checkpoint(folder).read(WEIGHT), weight)
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("quantization", "problem"),
@@ -200,7 +210,15 @@ class TestRefused:
             (FP8 | {"fmt": "e5m2"}, "fmt 'e5m2' is not supported, only 'e4m3'"),
             (FP8 | {"weight_block_size": [128]}, r"blocks of \[128\] are no rows and columns"),
             ({"quant_method": "compressed-tensors"}, "config_groups names no group"),
-            (compressed("nvfp4-pack-quantized", num_bits=4, type="float"), "num_bits 4 is not supported, only 8"),
+            (compressed("nvfp4-pack-quantized", num_bits=4, type="float"), "format 'nvfp4-pack-quantized' is not"),
+            (compressed("float-quantized", num_bits=4, type="float"), "num_bits 4 is not supported, only 8"),
+            (GPTQ | {"bits": 4, "dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic gives '.*' a bits of its own, 8"),
+            (AUTO_ROUND | {"packing_format": "auto_round:llm_compressor"}, "packing_format '.*' is not supported"),
+            (AUTO_ROUND | {"data_type": "mx_fp"}, "data_type 'mx_fp' is not supported, only 'int'"),
+            (
+                AUTO_ROUND | {"extra_config": {"a": {"group_size": 32}}},
+                "extra_config gives 'a' a group_size of its own",
+            ),
             (compressed("marlin-24", num_bits=4), "format 'marlin-24' is not supported"),
             (compressed("pack-quantized", num_bits=4, strategy="token"), "strategy 'token' is not supported"),
             ({"quant_method": "awq"}, "but no tensor is stored so"),
