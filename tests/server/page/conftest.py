@@ -13,7 +13,8 @@ from tests.server.fake_client import FakeClient
 from tests.server.live_server import serve_in_thread
 from tests.tiny_mixtral import EOS
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")  # the first takes half the processor time
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 FLAGS = [
     "--headless",
     "--no-sandbox",
