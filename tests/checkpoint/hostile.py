@@ -7,7 +7,6 @@ them all and prints what each took; --out FILE keeps that as JSON lines.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 import socket
@@ -24,6 +23,7 @@ import gguf
 
 from moeflow.core.errors import CheckpointError
 from tests.checkpoint.tiny_models import CONFIGS, finish, gguf_writer, random_weights, write_folder, write_gguf
+from tests.forked import forked_context
 
 MAX_BYTES = 500 * 10**6
 HANG_S = 120.0  # on a machine that is busy with other things, too
@@ -398,12 +398,7 @@ class Trials:
     """Tries makers, each in a fresh process that has everything imported already."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        families = [f"moeflow.models.{name}" for name in ("llama", "mixtral", "olmoe", "qwen3_moe")]
-        # This module, too: a child imports what it runs, and with it torch, which takes a second.
-        self._context.set_forkserver_preload(
-            ["tests.checkpoint.hostile", "moeflow.planner.resolve", "moeflow.engine.text.tokenizer", *families]
-        )
+        self._context = forked_context()
 
     def run(self, maker: str, folder: Path) -> Outcome:
         """Raises: TimeoutError if it hangs."""

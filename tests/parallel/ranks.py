@@ -6,7 +6,6 @@ They live as long as the module's tests and join group after group; one that was
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import queue
 import random
@@ -27,6 +26,7 @@ from moeflow.parallel.tcp.connecting import Acceptor, listen
 from moeflow.parallel.tcp.mesh import Address, Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from moeflow.parallel.tcp.tcp_link import TcpLink
+from tests.forked import forked_context
 
 PATIENCE_S = 60.0  # for what has to come
 TOKEN = b"the token of the tests"
@@ -36,7 +36,7 @@ class Rank:
     """The test's end of one process."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forked_context()
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()

@@ -1,0 +1,23 @@
+"""Processes that have what is slow to import already: forked from one that imported it, once in each test process."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.context import ForkServerContext
+
+FAMILIES = ("llama", "mixtral", "olmoe", "qwen3_moe")
+# Also the modules whose functions run in such processes: a child imports what it runs, and with it torch.
+PRELOADED = [
+    "tests.checkpoint.hostile",
+    "tests.parallel.ranks",
+    "moeflow.planner.resolve",
+    "moeflow.engine.text.tokenizer",
+    *(f"moeflow.models.{name}" for name in FAMILIES),
+]
+
+
+def forked_context() -> ForkServerContext:
+    """Return what starts them. All share one server, and it imports what was said before its first process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
