@@ -1,4 +1,4 @@
-"""GPTQ with its groups in the order of inputs (`desc_act` false).
+"""GPTQ with its groups in the order of inputs: without `desc_act`, or where that has moved no input to another group.
 
 For a linear layer `X` of `in` inputs and `out` outputs, with `n` numbers in a word of 32 bits, the lowest first:
 
@@ -25,7 +25,7 @@ _ACT_ORDER = "its inputs are not grouped in their order, as act order (desc_act)
 def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
     """Return the linear layers. Raises: CheckpointError."""
     bits = settings.one_of("bits", [4, 8])
-    settings.one_of("desc_act", [False], False)
+    may_be_moved = settings.one_of("desc_act", [False, True], False)
     settings.check_overrides("dynamic")
     version = settings.one_of("checkpoint_format", ["gptq", "gptq_v2"], "gptq")
     group_size = settings.group_size("group_size", 128)
@@ -34,7 +34,18 @@ def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
         offset = 1 if version == "gptq" else 0
         found.matrices[f"{name}.weight"] = _matrix(parts, name, bits, group_size, offset)
         found.used.update(f"{name}.{part}" for part in _PARTS)
+    names = [name.removesuffix(".weight") for name in found.matrices]
+    if may_be_moved and names and not _are_in_order(parts, names[0], group_size):  # what is of one is of all
+        raise settings.refuse("where desc_act True moves inputs to other groups, which is not supported")
     return found
+
+
+def _are_in_order(parts: Parts, name: str, group_size: int | None) -> bool:
+    """Return whether a layer's groups are of neighbouring inputs, which it has to say."""
+    if not parts.has(f"{name}.g_idx"):
+        return False
+    groups = parts.whole(f"{name}.g_idx")
+    return torch.equal(groups, torch.arange(len(groups), dtype=torch.int32) // (group_size or len(groups)))
 
 
 def _matrix(parts: Parts, name: str, bits: int, group_size: int | None, zero_offset: int) -> IntegerMatrix:
@@ -55,9 +66,7 @@ def _matrix(parts: Parts, name: str, bits: int, group_size: int | None, zero_off
         infos.append(parts.check_shape(g_idx, ["int32"], num_inputs))
 
     def read(start: int, stop: int) -> Integers:
-        if parts.has(g_idx) and not torch.equal(
-            parts.whole(g_idx), torch.arange(num_inputs, dtype=torch.int32) // group
-        ):
+        if parts.has(g_idx) and not _are_in_order(parts, name, group):
             raise parts.misfit(g_idx, _ACT_ORDER)
         codes = unpack(parts.columns(qweight, start, stop).T, bits)
         first = start // in_word

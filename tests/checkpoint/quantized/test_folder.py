@@ -200,7 +200,6 @@ class TestRefused:
         [
             ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"\(bitsandbytes\), which is not supported"),
             ({"bits": 4}, "method not named"),
-            (GPTQ | {"bits": 4, "desc_act": True}, r"\(gptq\), where desc_act True is not supported, only False"),
             (GPTQ | {"bits": 3}, "bits 3 is not supported, only 4, 8"),
             (GPTQ | {"bits": True}, "bits True is not supported"),
             (GPTQ | {"bits": 4, "group_size": 0}, "group_size 0 is no number of values"),
@@ -254,6 +253,20 @@ class TestRefused:
             error = refused(tmp_path, quantization, longer)
             assert error.tensor == part
             assert "has the shape" in error.problem
+
+    def test_groups_that_config_says_may_be_of_any_inputs(self, tmp_path):
+        settings = GPTQ | {"bits": 4, "group_size": 128, "desc_act": True}
+        folder, weight = write_layer(tmp_path, settings, gptq(), 32, 256)
+        assert torch.equal(open_checkpoint(folder).read(WEIGHT), weight)
+        named = {f"{LAYER}.{part}": tensor for part, tensor in gptq()(32, 256, 0)[0].items()}
+        for other in ({f"{LAYER}.g_idx": named[f"{LAYER}.g_idx"].flip(0).contiguous()}, None):
+            if other is None:
+                del named[f"{LAYER}.g_idx"]
+            error = refused(tmp_path, settings, named | (other or {}))
+            assert "where desc_act True moves inputs to other groups" in error.problem
+        whole_rows = settings | {"group_size": -1}
+        folder, weight = write_layer(tmp_path, whole_rows, gptq(4, 256), 32, 256)
+        assert torch.equal(open_checkpoint(folder).read(WEIGHT), weight)
 
     def test_inputs_in_another_order(self, tmp_path):
         tensors, _ = gptq()(32, 256, 0)
