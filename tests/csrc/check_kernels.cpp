@@ -94,7 +94,9 @@ const std::vector<BlockKind> kBlockKinds = {
     {Format::kIQ4_XS, SourceType::kIQ4_XS, {0}},       {Format::kMXFP4, SourceType::kMXFP4, {}},
     {Format::kINT4_G128, SourceType::kINT4_G128, {0}}, {Format::kINT4_G64, SourceType::kINT4_G64, {0}},
     {Format::kINT4_G32, SourceType::kINT4_G32, {0}},   {Format::kINT8_G128, SourceType::kINT8_G128, {0}},
-    {Format::kFP8, SourceType::kF8_E4M3, {}}};
+    {Format::kFP8, SourceType::kF8_E4M3, {}},          {Format::kLEVELS_IQ2, SourceType::kLEVELS_IQ2, {0}},
+    {Format::kLEVELS_IQ3_XXS, SourceType::kLEVELS_IQ3_XXS, {0}},
+    {Format::kLEVELS_IQ3_S, SourceType::kLEVELS_IQ3_S, {0}}};
 
 template <typename Source>
 constexpr bool kHasZeroPoint = std::is_base_of_v<source::IntegerGroups<Source, Source::kGroup>, Source>;
