@@ -330,7 +330,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     ),
     "offload": (
         "Models larger than memory",
-        write_newest(offload_table, lambda r: (r["workload"], r["prompt_len"], r["new_tokens"])),
+        write_newest(offload_table, lambda r: (r["workload"], r["prompt_len"], r["new_tokens"], r["format"])),
     ),
     "remote_experts": ("Experts in another machine's memory", write_newest(remote_table, lambda r: r["link"])),
     "sida": ("Classifiers within shares of their experts", write_sida),

@@ -1,1 +1,1 @@
-"""Models larger than memory: ours and llama.cpp under the same limit, set from outside."""
+"""Models larger than memory: ours and peers under the same limit, set from outside."""

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from benchmarks.offload.contestants import FOLDER, GGUF, SLABS, WEIGHTS, within
-from benchmarks.offload.measure import Run, model_bytes
+from benchmarks.offload.contestants import FOLDER, Built, Model, within
+from benchmarks.offload.measure import Run
 from benchmarks.offload.prompts import WORKLOADS, cut_prompts, default_texts
 from benchmarks.offload.tables import offload_table
 from benchmarks.peers.commands.options import folder_option
+from benchmarks.peers.contestants import SHARED
 from benchmarks.peers.environments import LLAMA
 from benchmarks.peers.model import QUANTIZATIONS, write_gguf
 from moeflow.bench.records import make_record, read
@@ -28,6 +29,9 @@ from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycling import upcycle
 
 RECIPE = UpcycleRecipe(num_experts=64, top_k=2, perturbation=0.05)
+weights_option = click.option(
+    "--weights", type=click.Choice(tuple(SHARED)), default="bfloat16", show_default=True, help="Their format."
+)
 
 
 @click.group()
@@ -37,26 +41,33 @@ def main() -> None:
 
 @main.command("model")
 @folder_option
-def write_model(folder: Path) -> None:
-    """Make the model from the built-in model's source, 64 experts a layer, with its slabs and as a GGUF file.
+@weights_option
+def write_model(folder: Path, weights: str) -> None:
+    """Make the model from the built-in model's source, 64 experts a layer, as a GGUF file, and pack that.
 
     What is there already is left alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / FOLDER).exists():
-        click.echo(f"making {folder / FOLDER}")
-        upcycle(builtin_source(), folder / FOLDER, RECIPE)
-    click.echo(f"packing {folder / SLABS}")
-    pack(str(folder / FOLDER), folder / SLABS, cache_dir=None, dtype=WEIGHTS)
-    if not (folder / GGUF).exists():
-        click.echo(f"writing {folder / GGUF}")
-        unfinished = (folder / GGUF).with_suffix(".unfinished")
-        write_gguf(folder / FOLDER, unfinished, QUANTIZATIONS["bf16"])
-        unfinished.rename(folder / GGUF)
+    model = Model(folder, weights)
+    if not model.file.exists():
+        if not (folder / FOLDER).exists():
+            click.echo(f"making {folder / FOLDER}")
+            upcycle(builtin_source(), folder / FOLDER, RECIPE)
+        click.echo(f"writing {model.file}")
+        unfinished = model.file.with_suffix(".unfinished")
+        quantization = QUANTIZATIONS[SHARED[weights]]
+        write_gguf(folder / FOLDER, unfinished, quantization, tokenizer_file=builtin_source())
+        unfinished.rename(model.file)
+    click.echo(f"packing {model.packed}")
+    pack(str(model.file), model.packed, cache_dir=None, dtype=model.dtype)
 
 
 @main.command()
 @folder_option
+@weights_option
+@click.option("--ik-llama", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A checkout, built.")
+@click.option("--bigmoe", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its program, built.")
+@click.option("--bigmoe-options", default="", help="Given to that program besides what it needs.")
 @click.option("--share", "shares", type=float, multiple=True, default=(0.5, 0.25), show_default=True)
 @click.option("--workload", type=click.Choice(WORKLOADS), default=WORKLOADS[0], show_default=True)
 @click.option("--text", "texts", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True)
@@ -64,12 +75,13 @@ def write_model(folder: Path) -> None:
 @click.option("--without", "left_out", multiple=True, help="Leave out contestants whose name contains this.")
 @click.option("--prompt", "prompt_len", type=click.IntRange(1), default=512, show_default=True, help="Tokens.")
 @click.option("--tokens", "num_new", type=click.IntRange(2), default=64, show_default=True, help="After each prompt.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Prompts, besides one to warm up.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Prompts after the first.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of each engine; default: one a core.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed cuts the same prompts.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
 def measure(
     folder: Path,
+    weights: str,
     shares: tuple[float, ...],
     policies: tuple[str, ...],
     left_out: tuple[str, ...],
@@ -85,14 +97,16 @@ def measure(
     threads = threads or host_resources().num_cores
     files = asked["texts"] or default_texts()
     count, length = asked["rounds"] + 1, asked["prompt_len"]
-    prompts = cut_prompts(folder / FOLDER, files, asked["workload"], count=count, length=length, seed=seed)
-    run = Run(folder, prompts, asked["num_new"], threads, seed, _say)
+    model = Model(folder, weights)
+    built = Built(asked["ik_llama"], asked["bigmoe"], tuple(asked["bigmoe_options"].split()))
+    prompts = cut_prompts(model.file, files, asked["workload"], count=count, length=length, seed=seed)
+    run = Run(model, prompts, asked["num_new"], threads, seed, _say)
     answers, resident = run.reference()
     budgets = []
     for share in shares:
-        budget_bytes = int(share * model_bytes(folder / FOLDER))
+        budget_bytes = int(share * model.num_bytes)
         _say(f"within {format_bytes(budget_bytes)}:")
-        contestants = [each for each in within(budget_bytes, folder, policies) if not _is_in(each.name, left_out)]
+        contestants = [each for each in within(budget_bytes, model, policies, built) if not _is_in(each.name, left_out)]
         rows = run.within(budget_bytes, contestants, answers)
         budgets.append({"share": share, "bytes": budget_bytes, "rows": rows})
     record = make_record(
@@ -100,11 +114,11 @@ def measure(
         ["python", "benchmarks/offload/run.py", *sys.argv[1:]],
         seed=seed,
         threads=threads,
-        format=WEIGHTS,
+        format=weights,
         workload=asked["workload"],
         texts=[file.name for file in files],
-        model_bytes=model_bytes(folder / FOLDER),
-        peer_versions={LLAMA.package: LLAMA.version(folder)},
+        model_bytes=model.num_bytes,
+        peer_versions={LLAMA.package: LLAMA.version(folder), **built.versions()},
         prompt_len=length,
         new_tokens=asked["num_new"],
         resident=resident,

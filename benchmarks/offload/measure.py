@@ -1,15 +1,14 @@
-"""Everyone within a budget, in turns, on the same prompts and the same tokens after them."""
+"""Everyone within a budget, one after another, on the same prompts and the same tokens after them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.offload.contestants import PEER, RESIDENT, ours
+from benchmarks.offload.contestants import RESIDENT, Model, ours
 from benchmarks.offload.limit import MemoryLimit
 from benchmarks.peers.contestants import Contestant
 from benchmarks.peers.processes import EngineProcess
@@ -22,7 +21,7 @@ READ = ("expert_demand_bytes_total", "expert_prefetched_bytes_total", "expert_wa
 class Run:
     """What is the same for all contestants."""
 
-    folder: Path
+    model: Model
     prompts: Sequence[list[int]]  # the first is for warming up
     num_new: int
     threads: int
@@ -31,7 +30,7 @@ class Run:
 
     def start(self, contestant: Contestant, prefix: Sequence[str] = ()) -> EngineProcess:
         """Start an engine."""
-        log = self.folder / "logs" / f"offload-{contestant.name.replace(' ', '-').replace(',', '')}.log"
+        log = self.model.folder / "logs" / f"offload-{contestant.name.replace(' ', '-').replace(',', '')}.log"
         self.say(f"{contestant.name}: loading")
         return EngineProcess(contestant, threads=self.threads, seed=self.seed, log=log, prefix=prefix)
 
@@ -39,7 +38,7 @@ class Run:
         """Return what the model answers where all of it is in memory, and how fast."""
         rates = _no_rates()
         answers = []
-        with self.start(ours(RESIDENT, self.folder)) as process:
+        with self.start(ours(RESIDENT, self.model)) as process:
             for number, prompt in enumerate(self.prompts):
                 reply = process.ask("follow", prompt=prompt, tokens=[0] * (self.num_new - 1))
                 answers.append(reply["tokens"])
@@ -50,37 +49,40 @@ class Run:
     def within(
         self, budget_bytes: int, contestants: Sequence[Contestant], answers: Sequence[list[int]]
     ) -> list[dict[str, Any]]:
-        """Measure all of them under a limit, in turns: prompt, then tokens."""
-        rows: list[dict[str, Any]] = []
-        with ExitStack() as stack:
-            limits, processes = [], []
-            for number, contestant in enumerate(contestants):
-                if contestant.name == PEER:
-                    forget(contestant.model)
-                limits.append(stack.enter_context(MemoryLimit(str(number), budget_bytes)))
-                processes.append(stack.enter_context(self.start(contestant, limits[-1].prefix)))
-                rows.append({"name": contestant.name, **_no_rates(), "is_equal": True, "turns": []})
-            for number, (prompt, answer) in enumerate(zip(self.prompts, answers, strict=True)):
-                for row, process in zip(rows, processes, strict=True):
-                    self.say(f"{row['name']}: {f'prompt {number}' if number else 'warming up'}")
-                    self._turn(row, process, prompt, answer, is_warm_up=number == 0)
-            for row, process, limit in zip(rows, processes, limits, strict=True):
+        """Measure all of them under a limit: prompt, then tokens; the first prompt finds nothing in memory.
+
+        They run one after another: engines that map the same file at the same time share its pages, whoever's limit
+        those count towards.
+        """
+        rows = []
+        for number, contestant in enumerate(contestants):
+            for file in filter(None, (contestant.model, contestant.packed)):
+                forget(file)
+            with MemoryLimit(str(number), budget_bytes) as limit, self.start(contestant, limit.prefix) as process:
+                row = self._row(contestant.name, process, answers)
                 row["peak_bytes"] = int(process.ask("memory")["peak_mib"] * 2**20)
                 row["group_peak_bytes"] = limit.peak_bytes
+            rows.append(row)
         return rows
 
-    def _turn(
-        self, row: dict[str, Any], process: EngineProcess, prompt: list[int], answer: list[int], *, is_warm_up: bool
-    ) -> None:
-        before = process.ask("counters")
-        reply = process.ask("follow", prompt=prompt, tokens=answer[:-1])
-        after = process.ask("counters")
-        if before:  # ours, which chooses by itself
-            row["is_equal"] &= reply["tokens"] == answer
-        if is_warm_up:
-            return
-        _add_rates(row, reply, len(prompt), len(answer) - 1)
-        row["turns"].append({name: after[name] - before[name] for name in (*COUNTED, *READ) if name in after})
+    def _row(self, name: str, process: EngineProcess, answers: Sequence[list[int]]) -> dict[str, Any]:
+        row: dict[str, Any] = {"name": name, **_no_rates(), "is_equal": True, "turns": [], "decode_read_per_token": []}
+        for number, (prompt, answer) in enumerate(zip(self.prompts, answers, strict=True)):
+            self.say(f"{name}: {f'prompt {number}' if number else 'first prompt'}")
+            before = process.ask("counters")
+            reply = process.ask("follow", prompt=prompt, tokens=answer[:-1])
+            after = process.ask("counters")
+            if before:  # ours, which chooses by itself
+                row["is_equal"] &= reply["tokens"] == answer
+            num_decoded = reply.get("num_decoded", len(answer) - 1)  # one that ends its answer by itself says so
+            if number == 0:
+                row["first"] = _no_rates()
+                _add_rates(row["first"], reply, len(prompt), num_decoded)
+                continue
+            _add_rates(row, reply, len(prompt), num_decoded)
+            row["decode_read_per_token"].append(reply["decode_read_bytes"] / num_decoded)
+            row["turns"].append({name: after[name] - before[name] for name in (*COUNTED, *READ) if name in after})
+        return row
 
 
 def forget(file: Path) -> None:
@@ -91,11 +93,6 @@ def forget(file: Path) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
-
-
-def model_bytes(folder: Path) -> int:
-    """Return how large the weights are."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _no_rates() -> dict[str, Any]:

@@ -1,11 +1,19 @@
-"""A model larger than memory: moeflow reading experts, and llama.cpp mapping the file, under the same limit.
+"""A model larger than memory: moeflow reading experts, and peers on the same GGUF file, under the same limit.
 
     python benchmarks/peers/run.py setup --peer llama
-    python benchmarks/offload/run.py model                   make model, packed weights file and GGUF file (30 GB, once)
-    python benchmarks/offload/run.py measure --out docs/results/offload.jsonl
+    python benchmarks/offload/run.py model --weights int8    make the GGUF file and pack it (21 GB, once)
+    python benchmarks/offload/run.py measure --weights int8 --out docs/results/offload.jsonl
 
-Everything lies in `.peers` unless `--folder` names another place. The limit is a cgroup's, so that it holds for memory
-and page cache alike: that takes root.
+Everything lies in `.peers` unless `--folder` names another place. Of the folder `big` in it, only the tokenizer is
+needed once the file is written. The limit is a cgroup's, so that it holds for memory and page cache alike: that takes
+root.
+
+Two peers are in no registry; who has built them from their sources measures them as well:
+
+    --bigmoe PROGRAM      BigMoeOnEdge's `bmoe-cli`; its registry of architectures needs a row for `llama`, which is how
+                          GGUF calls Mixtral, and `--bigmoe-options=--overlap` a build with its hook in ggml
+    --ik-llama CHECKOUT   ik_llama.cpp with its library in `build/src`; needs `setup --peer ik-llama` as well, whose
+                          package calls that library
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ them before every repetition.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from abc import ABC, abstractmethod
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.workers.protocol import FIRST_ORDINARY_TOKEN, likeliest
+from benchmarks.peers.workers.protocol import FIRST_ORDINARY_TOKEN, disk_read_bytes, likeliest
 
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_NEW_TOKENS = 128  # of a sequence: what its part of the cache has room for
@@ -88,14 +89,22 @@ class GGUFWorker(ABC):
         """See `Following.follow`; it is fed the tokens."""
         context = self._context(1, MAX_NUM_BATCHED_TOKENS)
         self.clear(context)
+        read = [disk_read_bytes(os.getpid())]
         start = time.perf_counter()
         self._prompt(context, prompt)
         self.synchronize(context)
         prefilled = time.perf_counter()
+        read.append(disk_read_bytes(os.getpid()))
         for at, token in enumerate(tokens, len(prompt)):
             self._run(context, [(token, at, 0, True)])
         self.synchronize(context)
-        return {"prefill_s": prefilled - start, "decode_s": time.perf_counter() - prefilled, "tokens": tokens}
+        return {
+            "prefill_s": prefilled - start,
+            "decode_s": time.perf_counter() - prefilled,
+            "tokens": tokens,
+            "prefill_read_bytes": read[1] - read[0],
+            "decode_read_bytes": disk_read_bytes(os.getpid()) - read[1],
+        }
 
     def counters(self) -> dict[str, float]:
         """It counts nothing."""

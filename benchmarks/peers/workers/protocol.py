@@ -29,7 +29,8 @@ class Following(Protocol):
     def follow(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
         """Compute a prompt, then each of the tokens that are known to follow, alone; say how long each part took.
 
-        An engine that chooses by itself goes on greedily and says what it chose: {prefill_s, decode_s, tokens}.
+        An engine that chooses by itself goes on greedily and says what it chose: {prefill_s, decode_s, tokens,
+        prefill_read_bytes, decode_read_bytes}, the latter two what came from disk meanwhile.
         """
         ...
 
@@ -89,7 +90,8 @@ def serve(load: Callable[[dict[str, Any]], Worker]) -> None:
 
     worker.prefill(random_prompt(FIRST_PROMPT))
     now = time.monotonic()
-    memory = memory_mib()
+    process = getattr(worker, "pid", None) or os.getpid()  # an engine may be a process of its own
+    memory = memory_mib(process)
     answer(
         {
             "load_s": load_s,
@@ -115,7 +117,7 @@ def serve(load: Callable[[dict[str, Any]], Worker]) -> None:
             logprobs, tokens = worker.text_logprobs(command["text"])
             answer({"logprobs": logprobs, "likeliest": tokens})
         elif kind == "memory":
-            answer({"peak_mib": memory_mib()["VmHWM"]})
+            answer({"peak_mib": memory_mib(process)["VmHWM"]})
         elif kind == "counters":
             answer(worker.counters())
 
@@ -128,11 +130,17 @@ def likeliest(logits: Sequence[float], count: int) -> list[tuple[int, float]]:
     return [(token, logits[token] - total) for token in tokens]
 
 
-def memory_mib() -> dict[str, float]:
-    """Return what this process holds now (VmRSS) and held at most (VmHWM), mapped files included."""
-    with open("/proc/self/status") as lines:
+def memory_mib(pid: int) -> dict[str, float]:
+    """Return what a process holds now (VmRSS) and held at most (VmHWM), mapped files included."""
+    with open(f"/proc/{pid}/status") as lines:
         pairs = (line.split(":", 1) for line in lines)
         return {name: int(value.split()[0]) / 1024 for name, value in pairs if name in ("VmRSS", "VmHWM")}
+
+
+def disk_read_bytes(pid: int) -> int:
+    """Return what a process has had read from disk so far, pages of mapped files included."""
+    with open(f"/proc/{pid}/io") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
 
 def _watched(timed: Callable[[], float]) -> dict[str, float]:
