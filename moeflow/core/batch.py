@@ -46,12 +46,12 @@ class BatchEntry:
     @property
     def num_rows(self) -> int:
         """Tokens that are computed: drafted ones, too, which take the positions from `stop` on for the time being."""
-        return self.num_tokens + len(self.tree)
+        return self.num_tokens + len(self.tree.token_ids)
 
     @property
     def num_sampled(self) -> int:
         """How many tokens, the last ones, have their logits computed to choose what follows."""
-        return 1 + len(self.tree) if self.samples else 0
+        return 1 + len(self.tree.token_ids) if self.samples else 0
 
     @property
     def ends_pooling(self) -> bool:

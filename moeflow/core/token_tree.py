@@ -53,7 +53,7 @@ class TokenTree:
 
     def child(self, node: int, token_id: int) -> int | None:
         """Return the child of a node, or of `ROOT`, that is this token; None: there is none."""
-        for other in range(node + 1, len(self)):
+        for other in range(node + 1, len(self.token_ids)):
             if self.parents[other] < node:  # past its descendants
                 break
             if self.parents[other] == node and self.token_ids[other] == token_id:

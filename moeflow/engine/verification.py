@@ -48,10 +48,11 @@ def verify(logits: Array, entries: Sequence[BatchEntry], masks: Masks = _NO_MASK
     kept_rows: list[list[int]] = []
     first = 0
     for entry in entries:
-        kept = _kept(entry, sampled[first : first + 1 + len(entry.tree)])
+        last = first + entry.num_sampled
+        kept = _kept(entry, sampled[first:last])
         kept_rows.append([first, *[first + 1 + node for node in kept]])
         found.append(Verified([sampled[row] for row in kept_rows[-1]], kept))
-        first += 1 + len(entry.tree)
+        first = last
     _add_logprobs(logits, entries, found, kept_rows)
     return found
 

@@ -27,10 +27,14 @@ T = TypeVar("T")
 
 
 class _OnDemand(ModuleType):
-    """Stands for a module; keeps nothing of it, so that what is changed there is seen here."""
+    """Stands for a module; keeps nothing that is in it, so that what is changed there is seen here."""
+
+    _module: ModuleType | None = None  # kept, as to ask for it is dear where a pass asks often
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
+        if self._module is None:
+            self._module = importlib.import_module(self.__name__)
+        return getattr(self._module, name)
 
 
 def on_demand(name: str) -> Any:
@@ -57,7 +61,7 @@ def without_gradients(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        if not has_torch():
+        if not has_torch() or torch.is_inference_mode_enabled():  # entered by a caller
             return function(*args, **kwargs)
         with torch.inference_mode():
             return function(*args, **kwargs)

@@ -282,6 +282,8 @@ class Scheduler:
         New ones are let in only if no interactive request lacks tokens or blocks.
         """
         running = self._running(is_batch=True)
+        if not running and not self.batch_queue:
+            return
         has_interactive = bool(plan.entries)
         if has_interactive:
             plan.budget = self._room_beside_interactive(plan, running)
