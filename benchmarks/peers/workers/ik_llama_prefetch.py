@@ -5,6 +5,7 @@ What `--prefetch-experts --defer-experts` sets. The file stays mapped: repacking
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ class IkLlamaPrefetchWorker(IkLlamaWorker):
         header = Path(wish["header"]).read_text(encoding="utf-8")
         model, context = (read_struct(header, f"llama_{name}_params") for name in ("model", "context"))
         llama.llama_model_default_params.restype = model
-        llama.llama_model_load_from_file.argtypes[1:] = [model]
+        llama.llama_model_load_from_file.argtypes = [ctypes.c_char_p, model]
         llama.llama_context_default_params.restype = context
-        llama.llama_init_from_model.argtypes[1:] = [context]
+        llama.llama_init_from_model.argtypes = [ctypes.c_void_p, context]
         super().__init__(wish)
 
     def model_params(self) -> Any:
