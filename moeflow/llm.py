@@ -22,12 +22,12 @@ from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.engine import Engine
-from moeflow.engine.interrupts import hold_interrupts
 from moeflow.engine.messages import NO_TOKENS, EngineStats, ModelInfo, Submission
 from moeflow.engine.pooling_choice import check_pooling, classification
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.text.output_text import SequenceText, TextDelta
 from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.kernels.interrupts import hold_interrupts
 from moeflow.kernels.on_demand import on_demand
 from moeflow.llm_settings import LLMSettings
 from moeflow.planner.planning import plan_for_start

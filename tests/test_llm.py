@@ -9,7 +9,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.interrupts import hold_interrupts
+from moeflow.kernels.interrupts import hold_interrupts
 from moeflow.llm import LLM
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings

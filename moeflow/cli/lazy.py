@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from moeflow.engine.interrupts import hold_interrupts
+from moeflow.kernels.interrupts import hold_interrupts
 
 if TYPE_CHECKING:  # for the type checker only
     import torch

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from moeflow.engine.in_flight_choice import MAX_IN_FLIGHT, InFlightChoice
-from moeflow.engine.interrupts import hold_interrupts
 from moeflow.kernels.arrays import rows_of
+from moeflow.kernels.interrupts import hold_interrupts
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.expert_shares import ExpertShares

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from moeflow.kernels.interrupts import hold_interrupts
+
 if TYPE_CHECKING:
     import torch as torch
 
@@ -33,7 +35,7 @@ class _OnDemand(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if self._module is None:
-            self._module = importlib.import_module(self.__name__)
+            self._module = _import(self.__name__)
         return getattr(self._module, name)
 
 
@@ -48,7 +50,13 @@ if not TYPE_CHECKING:
 
 def import_torch() -> None:
     """Import torch now, since it will be needed: what it takes is to be measured."""
-    importlib.import_module("torch")
+    _import("torch")
+
+
+def _import(name: str) -> ModuleType:
+    """Import a module whole: torch's own code aborts the process, or swallows it, where a Ctrl-C comes in the midst."""
+    with hold_interrupts():
+        return importlib.import_module(name)
 
 
 def has_torch() -> bool:

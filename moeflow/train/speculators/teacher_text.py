@@ -17,8 +17,8 @@ from torch import Tensor
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.interrupts import hold_interrupts
 from moeflow.engine.messages import Submission, TokenOutput
+from moeflow.kernels.interrupts import hold_interrupts
 
 TOP_K: Final = 16  # likeliest tokens that are kept of a place
 UNKNOWN: Final = -1  # token id where the target was not asked: in prompts
