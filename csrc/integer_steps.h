@@ -33,6 +33,16 @@ constexpr bool has_zero_points() {
   return false;
 }
 
+// A format's table, less by 128.
+template <typename F>
+constexpr RaisedTable signed_table() {
+  RaisedTable table{};
+  for (int i = 0; i < 16; ++i) table.values[i] = F::kTable[i] ^ 0x80;
+  return table;
+}
+template <typename F>
+constexpr RaisedTable kSignedTable = signed_table<F>();
+
 // How a format's weights are multiplied. A step is what shares a scale, `kSub` values: a stretch of 32, or half of one.
 //
 //   a band in memory     numbers of all groups, 16 x 16 bits each | group 0 | group 1 | ..
@@ -51,6 +61,7 @@ struct Steps {
   // What is added to weights beyond what the format says, by how they are multiplied; and whether all have one offset.
   static constexpr int32_t kRaisedBy = kIsWide ? 0 : offset_of_bytes(F::kMost, 0);
   static constexpr bool kHasOneOffset = !has_zero_points<F>();
+  static constexpr bool kAreSigned = !kIsWide && quads_in_pairs(F::kMost) == 0;  // when they are multiplied
   static_assert(kGroup == 32 && F::kGroup % kGroup == 0, "rows have a scale and sums for each stretch of weights");
 
   // What adds up products.
@@ -75,12 +86,14 @@ struct Steps {
     const uint8_t *words, *numbers;
     int stretch;
 
-    // Of quad `quad` of the stretch what is multiplied at once: all of its bytes, raised; wide: 0 the first and the
-    // third, 1 the second and the fourth.
+    // Of quad `quad` of the stretch what is multiplied at once: all of its bytes, raised or signed; wide: 0 the first
+    // and the third, 1 the second and the fourth.
     FORCE_INLINE_MEMBER BitLanes factor(int quad, [[maybe_unused]] int f) const {
       const auto word = [&](int i) __attribute__((always_inline)) { return load_bits(words + i * 64); };
       BitLanes bytes = F::quad(word, quad);
+      if constexpr (F::kTable != nullptr && kAreSigned) return look_up(kSignedTable<F>.values, bytes);
       if constexpr (F::kTable != nullptr) bytes = look_up(F::kTable, bytes);
+      if constexpr (kAreSigned) return bytes ^ 0x80808080u;
       if constexpr (kIsWide) return f == 0 ? bytes & 0x00ff00ffu : (BitLanes)((HalfBitLanes)bytes >> 8);
       return bytes;
     }

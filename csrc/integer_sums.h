@@ -45,7 +45,7 @@ constexpr int32_t offset_of_bytes(int most, int32_t offset) {
 }
 
 // Sums of kQuads products of four bytes that are at most `most` with four signed ones, quads_in_pairs(most) being
-// kInPairs.
+// kInPairs; where that is 0, the bytes come less by 128, as signed ones.
 template <int kInPairs, int kQuads>
 struct ByteSums {
   static constexpr int kWidenEvery = kInPairs < kQuads ? kInPairs : kQuads;
@@ -57,7 +57,7 @@ struct ByteSums {
   FORCE_INLINE_MEMBER static void add(IntLanes& total, [[maybe_unused]] BitLanes& pairs, BitLanes w, int32_t x4,
                                       [[maybe_unused]] int quad) {
     if constexpr (kInPairs == 0) {
-      total = dot_int8(total, w ^ 0x80808080u, x4);
+      total = dot_int8(total, w, x4);
       pin(total);
     } else {
 #if HAS_PAIRED_PRODUCTS

@@ -23,12 +23,6 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-// Weights as the instruction takes them: bytes of up to 255 lose 128, as sums of them do (`offset_of_bytes`).
-template <typename F>
-FORCE_INLINE int32x4_t signed_bytes(BitLanes raised) {
-  return (int32x4_t)(quads_in_pairs(F::kMost) == 0 ? raised ^ 0x80808080u : raised);
-}
-
 // All rows but the last of an odd number; returns how many. The weights of a step are taken apart once, into registers,
 // and meet one pair of rows after another. Integers are exact, so that rows get the bits that they get alone.
 template <typename F>
@@ -54,8 +48,8 @@ TILE int tile_pairs(const Tile& t) {
 #pragma GCC unroll 4
           for (int i = 0; i < kOctets; ++i) {
             const int quad = step * S::kQuads + 2 * i;
-            const int32x4_t first = signed_bytes<F>(weights.factor(quad, 0));
-            const int32x4_t second = signed_bytes<F>(weights.factor(quad + 1, 0));
+            const int32x4_t first = (int32x4_t)weights.factor(quad, 0);
+            const int32x4_t second = (int32x4_t)weights.factor(quad + 1, 0);
             octets[i][0] = (int8x16_t)vzip1q_s32(first, second);
             octets[i][1] = (int8x16_t)vzip2q_s32(first, second);
           }
