@@ -13,8 +13,7 @@ from tests.server.fake_client import FakeClient
 from tests.server.live_server import serve_in_thread
 from tests.tiny_mixtral import EOS
 
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")  # the first takes half the processor time
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
     "--headless",
     "--no-sandbox",
