@@ -22,7 +22,7 @@ class Run:
     """What is the same for all contestants."""
 
     model: Model
-    prompts: Sequence[list[int]]  # the first is for warming up
+    prompts: Sequence[list[int]]  # the first finds nothing in memory
     num_new: int
     threads: int
     seed: int

@@ -6,7 +6,6 @@ them before every repetition.
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from abc import ABC, abstractmethod
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.workers.protocol import FIRST_ORDINARY_TOKEN, disk_read_bytes, likeliest
+from benchmarks.peers.workers.protocol import FIRST_ORDINARY_TOKEN, FollowClock, likeliest
 
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_NEW_TOKENS = 128  # of a sequence: what its part of the cache has room for
@@ -89,22 +88,14 @@ class GGUFWorker(ABC):
         """See `Following.follow`; it is fed the tokens."""
         context = self._context(1, MAX_NUM_BATCHED_TOKENS)
         self.clear(context)
-        read = [disk_read_bytes(os.getpid())]
-        start = time.perf_counter()
+        clock = FollowClock()
         self._prompt(context, prompt)
         self.synchronize(context)
-        prefilled = time.perf_counter()
-        read.append(disk_read_bytes(os.getpid()))
+        clock.mark()
         for at, token in enumerate(tokens, len(prompt)):
             self._run(context, [(token, at, 0, True)])
         self.synchronize(context)
-        return {
-            "prefill_s": prefilled - start,
-            "decode_s": time.perf_counter() - prefilled,
-            "tokens": tokens,
-            "prefill_read_bytes": read[1] - read[0],
-            "decode_read_bytes": disk_read_bytes(os.getpid()) - read[1],
-        }
+        return clock.told(tokens)
 
     def counters(self) -> dict[str, float]:
         """It counts nothing."""

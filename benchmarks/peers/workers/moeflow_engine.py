@@ -7,12 +7,11 @@ weights they end in loops, whose tokens need fewer experts than others' random o
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.workers.protocol import disk_read_bytes, serve
+from benchmarks.peers.workers.protocol import FollowClock, serve
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenOutput
@@ -75,23 +74,15 @@ class MoeflowWorker:
 
     def follow(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
         """See `Following.follow`; it chooses by itself, and as many."""
-        read = [disk_read_bytes(os.getpid())]
-        start = time.perf_counter()
+        clock = FollowClock()
         self._submit([prompt], SamplingParams(max_tokens=len(tokens) + 1, temperature=0.0, ignore_eos=True))
         chosen: list[int] = []
         while not chosen:
             chosen += [token for output in self._step() for token in output.token_ids]
-        prefilled = time.perf_counter()
-        read.append(disk_read_bytes(os.getpid()))
+        clock.mark()
         while self._engine.has_work:
             chosen += [token for output in self._step() for token in output.token_ids]
-        return {
-            "prefill_s": prefilled - start,
-            "decode_s": time.perf_counter() - prefilled,
-            "tokens": chosen,
-            "prefill_read_bytes": read[1] - read[0],
-            "decode_read_bytes": disk_read_bytes(os.getpid()) - read[1],
-        }
+        return clock.told(chosen)
 
     def counters(self) -> dict[str, float]:
         """Return what became of experts, as the server's metrics do."""

@@ -137,6 +137,30 @@ def memory_mib(pid: int) -> dict[str, float]:
         return {name: int(value.split()[0]) / 1024 for name, value in pairs if name in ("VmRSS", "VmHWM")}
 
 
+class FollowClock:
+    """Times a prompt and the tokens after it, in this process, and counts what comes from disk meanwhile."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[float, int]] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """Note that the prompt is computed, or all tokens are."""
+        self._marks.append((time.perf_counter(), disk_read_bytes(os.getpid())))
+
+    def told(self, tokens: list[int]) -> dict[str, Any]:
+        """Return what `Following.follow` says, all tokens being computed."""
+        self.mark()
+        (begin_s, begin), (prefilled_s, prefilled), (end_s, end) = self._marks
+        return {
+            "prefill_s": prefilled_s - begin_s,
+            "decode_s": end_s - prefilled_s,
+            "tokens": tokens,
+            "prefill_read_bytes": prefilled - begin,
+            "decode_read_bytes": end - prefilled,
+        }
+
+
 def disk_read_bytes(pid: int) -> int:
     """Return what a process has had read from disk so far, pages of mapped files included."""
     with open(f"/proc/{pid}/io") as lines:

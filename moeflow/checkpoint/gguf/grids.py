@@ -107,7 +107,7 @@ def _take_iq3_s(blocks: NDArray[np.uint8]) -> _Taken:
 
 def _take_iq1_s(blocks: NDArray[np.uint8]) -> _Taken:
     words = _words(blocks[:, 34:], np.uint16)
-    high = _bytes(words[..., None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(blocks), -1)
+    high = _threes(words)
     places = blocks[:, 2:34] | high.astype(np.uint16) << 8
     scales = _bytes(words >> 12 & 7).repeat(2, axis=1)  # in the file one for 32
     return _Taken(blocks[:, :2], scales, _iq1_codes(places, (words >> 15).repeat(4, axis=1)))
@@ -117,7 +117,7 @@ def _take_iq1_m(blocks: NDArray[np.uint8]) -> _Taken:
     high = _nibbles(blocks[:, 32:48])
     words = _words(blocks[:, 48:], np.uint16)
     numbers = words[:, 0] >> 12 | words[:, 1] >> 8 & 0xF0 | words[:, 2] >> 4 & 0xF00 | words[:, 3] & 0xF000
-    scales = _bytes(words[..., None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(blocks), -1)
+    scales = _threes(words)
     places = blocks[:, :32] | (high & 7).astype(np.uint16) << 8
     return _Taken(numbers[:, None].view(np.uint8), scales, _iq1_codes(places, high >> 3))
 
@@ -176,6 +176,11 @@ def _signs_of_sevens(signs: NDArray[np.integer]) -> NDArray[np.uint8]:
 def _sevens(words: NDArray[np.integer]) -> NDArray[np.integer]:
     """Return the four lowest seven bits of words, [n, 4 * words]."""
     return (words[..., None] >> np.array([0, 7, 14, 21], np.uint32) & 127).reshape(len(words), -1)
+
+
+def _threes(words: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """Return the four lowest three bits of words of 16, [n, 4 * words]."""
+    return _bytes(words[..., None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(words), -1)
 
 
 def _parts(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

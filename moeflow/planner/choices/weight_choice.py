@@ -193,7 +193,7 @@ def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApar
 def _widened_reason(checkpoint: Checkpoint, apart: NamesApart) -> str | None:
     """Return what keeps some matrices in float32 where each has its own format; None: nothing does."""
     for names in (names for layer in apart.layers for names in layer.values()):
-        stored_as = {checkpoint.tensors[name].stored_as for name in names if name in checkpoint.tensors}
+        stored_as = _kinds_of(checkpoint, names)
         if not stored_as <= {*DTYPES, "float16"} and _keeper(stored_as) == "float32":
             held = " and ".join(sorted(stored_as))
             together = " together, as gate and up projections of one layer are kept" * (len(stored_as) > 1)
@@ -203,8 +203,13 @@ def _widened_reason(checkpoint: Checkpoint, apart: NamesApart) -> str | None:
 
 def _keeper_of(checkpoint: Checkpoint, names: Sequence[str]) -> WeightFormat:
     """Return the smallest format that keeps some tensors, as far as they are there."""
-    stored_as = {checkpoint.tensors[name].stored_as for name in names if name in checkpoint.tensors}
+    stored_as = _kinds_of(checkpoint, names)
     return _keeper(stored_as) if stored_as else "float32"
+
+
+def _kinds_of(checkpoint: Checkpoint, names: Sequence[str]) -> set[str]:
+    """Return what some tensors are stored as, as far as they are there."""
+    return {checkpoint.tensors[name].stored_as for name in names if name in checkpoint.tensors}
 
 
 def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool], *, is_cpu: bool) -> WeightChoice:
