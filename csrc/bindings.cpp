@@ -148,10 +148,11 @@ struct OptionalField {
   const char* name;
 };
 
-// Projections that a layer points to, or None.
-struct LatentField {
-  using Argument = const LatentProjections*;
-  static void set(AttentionLayer& to, Argument value) { to.latent = value; }
+// A pointer to a bound object, which Python keeps alive, or None.
+template <typename Struct, auto kMember>
+struct PointerField {
+  using Argument = typename Field<Struct, kMember>::Value;
+  static void set(Struct& to, Argument value) { to.*kMember = value; }
   auto argument() const { return nb::arg(name).none(); }
   const char* name;
 };
@@ -349,7 +350,17 @@ void run_copy_rows(const Matrix& from, uintptr_t rows, const Matrix& to) {
   copy_rows(from, at<const int64_t>(rows), to.rows, const_cast<uint8_t*>(to.data));
 }
 
+// Where the memory of an object with Python's buffer protocol begins: NumPy's own ways of saying so take longer.
+uintptr_t address_of(nb::handle object) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_STRIDES) != 0) nb::raise_python_error();
+  const uintptr_t found = reinterpret_cast<uintptr_t>(view.buf);
+  PyBuffer_Release(&view);
+  return found;
+}
+
 void bind_memory(nb::module_& m) {
+  m.def("address_of", &address_of, "object"_a);
   m.def("row_bytes", &bytes_of_row);
   m.def("matrix_bytes", [](const std::string& format, int64_t rows, int64_t cols) {
     const Format known = known_format(format);
@@ -438,15 +449,15 @@ void bind_attention(nb::module_& m) {
   m.attr("MAX_INTERLEAVED") = kMaxInterleaved;
 }
 
-// Row, maximum, temperature, top_k, top_p, min_p, number: as RowSampling has them.
-using SamplingFields = std::tuple<int64_t, float, float, int64_t, double, float, double>;
+// Row, temperature, top_k, top_p, min_p, number: as RowSampling has them.
+using SamplingFields = std::tuple<int64_t, float, int64_t, double, float, double>;
 
 std::vector<int64_t> run_sample(uintptr_t x, int64_t num_rows, int64_t size,
                                 const std::vector<SamplingFields>& fields) {
   WithoutGIL without_gil;
   std::vector<RowSampling> samplings;
-  for (const auto& [row, max_logit, temperature, top_k, top_p, min_p, number] : fields) {
-    samplings.push_back({row, max_logit, temperature, top_k, top_p, min_p, number});
+  for (const auto& [row, temperature, top_k, top_p, min_p, number] : fields) {
+    samplings.push_back({row, temperature, top_k, top_p, min_p, number});
   }
   const int64_t count = static_cast<int64_t>(samplings.size());
   std::vector<int64_t> tokens(count);
@@ -511,39 +522,72 @@ void bind_row_ops(nb::module_& m) {
   m.attr("MAX_GROUPS") = kMaxGroups;
   def_call(m, "route", &route, FIELD(RouteCall, routing), FIELD(RouteCall, logits), FIELD(RouteCall, num_rows),
            FIELD(RouteCall, num_experts), FIELD(RouteCall, topk_ids), FIELD(RouteCall, topk_weights));
-  def_call(m, "argmax", &argmax, FIELD(ArgmaxCall, x), FIELD(ArgmaxCall, num_rows), FIELD(ArgmaxCall, size),
-           FIELD(ArgmaxCall, values), FIELD(ArgmaxCall, indices));
   m.def("sample", &run_sample, "x"_a, "num_rows"_a, "size"_a, "samplings"_a);
 }
 
 // ---- whole layers ----
 
-// One pass: all that `DecoderCall` says but what changes from one stop to the next.
-struct DecoderPass {
+// What stays from pass to pass: the layers of a model, how the tables of its rotary positions are made, and the norm that
+// follows the last layer.
+struct DecoderModel {
   std::vector<const DecoderLayer*> layers;
-  std::vector<const KVCache*> caches;
-  std::vector<float*> states;
-  std::vector<RotaryTable> rotary;
-  DecoderCall call;
+  std::vector<Rotary> rotary;
+  Norm out_norm;
 };
 
-int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden, int64_t routers_ahead,
-                 uintptr_t guesses, ExpertFetcher* fetcher) {
-  if (pass.layers.size() != pass.caches.size() || pass.layers.size() != pass.states.size()) {
+// Likewise: where keys, values and states are.
+struct DecoderMemory {
+  std::vector<const KVCache*> caches;
+  std::vector<float*> states;
+  int64_t slot_floats;
+};
+
+// One pass: all that `DecoderCall` says but what changes from one stop to the next.
+struct DecoderPass {
+  const DecoderModel* model;
+  const DecoderMemory* memory;
+  const int64_t* positions;  // [num_tokens]
+  DecoderCall call;
+  std::vector<float> angles;  // of which the tables are
+  std::vector<RotaryTable> rotary;
+};
+
+void make_tables(DecoderPass& pass) {
+  const int64_t num_tokens = pass.call.num_tokens;
+  int64_t size = 0;
+  for (const Rotary& it : pass.model->rotary) size += 4 * it.num_pairs * num_tokens;
+  pass.angles.resize(size);
+  float* next = pass.angles.data();
+  for (const Rotary& it : pass.model->rotary) {
+    const int64_t dim = 2 * it.num_pairs;
+    float *const cos = next, *const sin = next + dim * num_tokens;
+    rotary_table(isa(), RotaryTableCall{it, pass.positions, num_tokens, cos, sin});
+    pass.rotary.push_back({cos, sin, dim});
+    next = sin + dim * num_tokens;
+  }
+}
+
+int64_t run_pass(DecoderPass& pass, int64_t first_layer, uintptr_t hidden, int64_t routers_ahead, uintptr_t guesses,
+                 ExpertFetcher* fetcher) {
+  const auto& layers = pass.model->layers;
+  if (layers.size() != pass.memory->caches.size() || layers.size() != pass.memory->states.size()) {
     throw std::invalid_argument("every layer has its own KV cache or states");
   }
   DecoderCall call = pass.call;
-  call.layers = pass.layers.data();
-  call.caches = pass.caches.data();
-  call.states = pass.states.data();
-  call.rotary = pass.rotary.data();
-  call.num_layers = static_cast<int64_t>(pass.layers.size());
+  call.layers = layers.data();
+  call.caches = pass.memory->caches.data();
+  call.states = pass.memory->states.data();
+  call.slot_floats = pass.memory->slot_floats;
+  call.num_layers = static_cast<int64_t>(layers.size());
+  call.out_norm = pass.model->out_norm;
   call.first_layer = first_layer;
   call.hidden = at<float>(hidden);
   call.routers_ahead = routers_ahead;
   call.guesses = at<const uint8_t>(guesses);
   call.fetcher = fetcher;
   WithoutGIL without_gil;
+  if (pass.rotary.empty()) make_tables(pass);
+  call.rotary = pass.rotary.data();
   return decoder(isa(), call);
 }
 
@@ -598,7 +642,7 @@ void bind_layers(nb::module_& m) {
            FIELD(AttentionLayer, v_norm), FIELD(AttentionLayer, norm_all_heads), FIELD(AttentionLayer, clip), FIELD(AttentionLayer, sliding_window),
            FIELD(AttentionLayer, scale), FIELD(AttentionLayer, soft_cap), FIELD(AttentionLayer, sinks),
            FIELD(AttentionLayer, rotary), FIELD(AttentionLayer, norms_last), FIELD(AttentionLayer, is_interleaved),
-           FIELD(AttentionLayer, is_gated), LatentField{"latent"}, FIELD(AttentionLayer, has_keys));
+           FIELD(AttentionLayer, is_gated), PointerField<AttentionLayer, &AttentionLayer::latent>{"latent"}, FIELD(AttentionLayer, has_keys));
   nb::class_<LayerInput> input(m, "LayerInput");
   def_init(input, FIELD(LayerInput, gate), FIELD(LayerInput, projection), FIELD(LayerInput, norm),
            FIELD(LayerInput, function), FIELD(LayerInput, scale));
@@ -616,11 +660,22 @@ void bind_layers(nb::module_& m) {
   using SequenceArrays = SequencesField<DecoderPass, &DecoderPass::call, &DecoderCall::sequences>;
   using StateCount = Field<DecoderPass, &DecoderPass::call, &DecoderCall::state_sequences, &StateSequences::count>;
   using StateArrays = StateSequencesField<DecoderPass, &DecoderPass::call, &DecoderCall::state_sequences>;
+  nb::class_<Rotary> frequencies(m, "Rotary");
+  def_init(frequencies, FIELD(Rotary, frequencies), FIELD(Rotary, num_pairs), FIELD(Rotary, scale));
+  def_call(m, "rotary_table", &rotary_table, FIELD(RotaryTableCall, rotary), FIELD(RotaryTableCall, positions),
+           FIELD(RotaryTableCall, num_tokens), FIELD(RotaryTableCall, cos), FIELD(RotaryTableCall, sin));
+  nb::class_<DecoderModel> model(m, "DecoderModel");
+  def_init(model, FIELD(DecoderModel, layers), FIELD(DecoderModel, rotary),
+           OptionalField<DecoderModel, &DecoderModel::out_norm>{"out_norm"});
+  nb::class_<DecoderMemory> memory(m, "DecoderMemory");
+  def_init(memory, FIELD(DecoderMemory, caches), FIELD(DecoderMemory, states), FIELD(DecoderMemory, slot_floats));
   nb::class_<DecoderPass> pass(m, "DecoderPass");
-  def_init(pass, FIELD(DecoderPass, layers), FIELD(DecoderPass, caches), FIELD(DecoderPass, states), FIELD(DecoderPass, rotary),
-           PASS_FIELD(num_tokens), PASS_FIELD(slots), SequenceCount{"num_sequences"}, SequenceArrays{"sequences"},
-           PASS_FIELD(slot_floats), StateCount{"num_states"}, StateArrays{"state_sequences"}, PASS_FIELD(tree_masks), PASS_FIELD(topk_ids), PASS_FIELD(normed), PASS_FIELD(topk_weights),
-           PASS_FIELD(keeps_inputs), PASS_FIELD(layer_inputs), PASS_FIELD(inputs_stride));
+  def_init(pass, PointerField<DecoderPass, &DecoderPass::model>{"model"},
+           PointerField<DecoderPass, &DecoderPass::memory>{"memory"}, PASS_FIELD(num_tokens),
+           FIELD(DecoderPass, positions), PASS_FIELD(slots), SequenceCount{"num_sequences"}, SequenceArrays{"sequences"},
+           StateCount{"num_states"}, StateArrays{"state_sequences"}, PASS_FIELD(tree_masks), PASS_FIELD(topk_ids),
+           PASS_FIELD(normed), PASS_FIELD(topk_weights), PASS_FIELD(keeps_inputs), PASS_FIELD(layer_inputs),
+           PASS_FIELD(inputs_stride), PASS_FIELD(out));
   pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "routers_ahead"_a, "guesses"_a,
            "fetcher"_a.none());
   m.attr("ABSENT") = kAbsent;

@@ -255,6 +255,9 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
     route_stage(isa, stage);
     if (!compute_in_slots(isa, call, routed_layer(call, stage, number, between), between)) return i;
   }
+  if (call.out != nullptr) {
+    normalise(isa, NormCall{call.hidden, call.out_norm, tokens, call.layers[0]->hidden(), call.out});
+  }
   return call.num_layers;
 }
 

@@ -188,6 +188,21 @@ struct RotaryTable {
   int64_t dim;
 };
 
+// How such a table is made: of each token's position times the frequency of each pair, that product in float32.
+struct Rotary {
+  const float* frequencies;  // [num_pairs]
+  int64_t num_pairs;
+  double scale;  // of cos and sin
+};
+
+struct RotaryTableCall {
+  Rotary rotary;
+  const int64_t* positions;  // [num_tokens]
+  int64_t num_tokens;
+  float *cos, *sin;  // [num_tokens, 2 * num_pairs]
+};
+void rotary_table(const Isa& isa, const RotaryTableCall& call);
+
 // Everything between the QKV projection and attention: queries and keys are normalised, clipped (values too) and
 // rotated, keys and values stored in the cache. Queries stay where they are.
 struct AttentionInputCall {
@@ -396,6 +411,9 @@ struct DecoderCall {
   int64_t routers_ahead = 0;
   const uint8_t* guesses = nullptr;
   ExpertFetcher* fetcher = nullptr;  // or null; does not read ahead what is guessed
+  // What comes out of the last layer, normalised; null: it is of no interest. Also where no layer is left to be run.
+  float* out = nullptr;  // [num_tokens, hidden]
+  Norm out_norm{};
 };
 // Returns the layer that the pass stopped at, with `hidden` as it goes into the sum of the chosen experts, the shared
 // one included; or num_layers.
@@ -411,20 +429,10 @@ struct RouteCall {
 };
 void route(const Isa& isa, const RouteCall& call);
 
-// The maximum of each row, NaN if there is one, and the first place where it stands.
-struct ArgmaxCall {
-  const float* x;  // [num_rows, size]
-  int64_t num_rows, size;
-  float* values;     // [num_rows]
-  int64_t* indices;  // [num_rows]
-};
-void argmax(const Isa& isa, const ArgmaxCall& call);
-
 // How one token is to be sampled from a row of logits.
 struct RowSampling {
   int64_t row;
-  float max_logit;    // of the row
-  float temperature;  // above 0
+  float temperature;  // 0: the likeliest token, of equals the first, whatever else is asked
   int64_t top_k;      // 0: all
   double top_p;       // 1: all
   float min_p;        // tokens less likely than this times the likeliest are not sampled
@@ -433,7 +441,7 @@ struct RowSampling {
 
 // tokens[i] = the first token whose cumulative weight exceeds `number` times that of all that may be sampled: in the
 // order of the vocabulary, or under top_k or top_p likeliest first, of equals the lower number. Tokens less likely
-// than 1.3e-38 times the likeliest are never sampled. -1 if the row's maximum is not a finite number.
+// than 1.3e-38 times the likeliest are never sampled. -1 if the row's maximum is not a finite number, or it has a NaN.
 struct SampleCall {
   const float* x;  // [num_rows, size]
   int64_t num_rows, size;

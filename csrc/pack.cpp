@@ -14,7 +14,7 @@
 #include "formats.h"
 #include "matrix.h"
 #include "ops.h"
-#include "pool.h"
+#include "rows.h"
 #include "source_types.h"
 
 namespace moeflow {
@@ -147,24 +147,6 @@ void unpack_row(const uint8_t* band, int lane, int64_t cols, float* out) {
   }
 }
 
-struct UnpackJob {
-  const Matrix& matrix;
-  const int64_t* rows;
-  int64_t num_rows;
-  float* out;
-};
-
-void run_unpack(void* context, Team& team, int) {
-  const UnpackJob& job = *static_cast<const UnpackJob*>(context);
-  const Matrix& m = job.matrix;
-  for (int64_t i; (i = team.counter(0).take()) < job.num_rows;) {
-    const int64_t row = job.rows != nullptr ? job.rows[i] : i;
-    with_format(m.format, [&](auto it) {
-      unpack_row<decltype(it)>(m.band(row / kBand), static_cast<int>(row % kBand), m.cols, job.out + i * m.cols);
-    });
-  }
-}
-
 }  // namespace
 
 void pack_rows(Format format, SourceType type, const void* source, int64_t cols, const int64_t* rows, int64_t num_rows,
@@ -212,8 +194,13 @@ void copy_rows(const Matrix& from, const int64_t* rows, int64_t num_rows, uint8_
 }
 
 void unpack_rows(const Matrix& matrix, const int64_t* rows, int64_t num_rows, float* out) {
-  UnpackJob job{matrix, rows, num_rows, out};
-  run_on_pool(run_unpack, &job);
+  with_format(matrix.format, [&](auto it) {
+    using F = decltype(it);
+    for_each_row(num_rows, matrix.cols, [&](int64_t i) {
+      const int64_t row = rows != nullptr ? rows[i] : i;
+      unpack_row<F>(matrix.band(row / kBand), static_cast<int>(row % kBand), matrix.cols, out + i * matrix.cols);
+    });
+  });
 }
 
 }  // namespace moeflow

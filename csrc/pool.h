@@ -1,5 +1,6 @@
 // One pool of threads for every kernel, unless a thread has its own. Workers spin briefly after a job, because in decode the next one
-// follows within microseconds, then sleep until woken; the calling thread takes part as thread 0.
+// follows within microseconds, stay awake a little longer while no other thread wants their core, then sleep until woken;
+// the calling thread takes part as thread 0.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,5 @@
-// What is done to each row by itself: normalisation, the router's choice, the maximum of the logits.
-#include <limits>
-#include <stdexcept>
+// What is done to each row by itself: normalisation, rotary positions, the router's choice.
+#include <cmath>
 
 #include "ops.h"
 #include "rows.h"
@@ -13,21 +12,25 @@ void normalise(const Isa& isa, const NormCall& call) {
   });
 }
 
+void rotary_table(const Isa&, const RotaryTableCall& call) {
+  const Rotary& rotary = call.rotary;
+  const int64_t half = rotary.num_pairs;
+  for_each_row(call.num_tokens, 64 * half, [&](int64_t token) {
+    const float position = static_cast<float>(call.positions[token]);
+    float *const cos = call.cos + token * 2 * half, *const sin = call.sin + token * 2 * half;
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle = position * rotary.frequencies[i];
+      cos[i] = cos[half + i] = static_cast<float>(std::cos(angle) * rotary.scale);
+      sin[half + i] = static_cast<float>(std::sin(angle) * rotary.scale);
+      sin[i] = -sin[half + i];
+    }
+  });
+}
+
 void route(const Isa& isa, const RouteCall& call) {
   for_each_row(call.num_rows, 8 * call.num_experts, [&](int64_t row) {
     isa.route_row(call.routing, call.logits + row * call.num_experts, call.num_experts,
                   call.topk_ids + row * call.routing.top_k, call.topk_weights + row * call.routing.top_k);
-  });
-}
-
-void argmax(const Isa& isa, const ArgmaxCall& call) {
-  if (call.size > std::numeric_limits<int32_t>::max()) {
-    throw std::length_error("places in a row are counted in 32 bits");
-  }
-  for_each_row(call.num_rows, call.size, [&](int64_t row) {
-    const Argmax found = isa.argmax_row(call.x + row * call.size, call.size);
-    call.values[row] = found.value;
-    call.indices[row] = found.index;
   });
 }
 

@@ -1,4 +1,4 @@
-// A token of each row by the inverse of the cumulative distribution at one number. Each row by itself, its sums in
+// A token of each row: the likeliest, or by the inverse of the cumulative distribution at one number. Each row by itself, its sums in
 // double and in an order that depends on its size only.
 //
 // Over the whole vocabulary in its order: two sweeps, one for the sums of blocks, one over the block in which the
@@ -35,6 +35,7 @@ struct Row {
   const float* x;
   int64_t size;
   const RowSampling& sampling;
+  float max_logit;
   Weighing weighing;      // without min_p
   int32_t* places;        // [size]
   Candidate* candidates;  // [size]
@@ -135,8 +136,8 @@ Found find_nucleus(const Row& row) {
   double sums[kMaxBlocks];
   const double total = sum_blocks(row, row.weighing, sums), outside = (1 - row.sampling.top_p) * total;
   const auto find_above = [&](double cut) {
-    const double bound = row.sampling.max_logit + std::log(cut) / row.weighing.inverse_temperature;
-    const double rounding = 1e-6 * (std::fabs(row.sampling.max_logit) + std::fabs(bound));
+    const double bound = row.max_logit + std::log(cut) / row.weighing.inverse_temperature;
+    const double rounding = 1e-6 * (std::fabs(row.max_logit) + std::fabs(bound));
     return find_candidates(row, static_cast<float>(bound - rounding));
   };
   int64_t count = find_above(outside / kFirstCut);
@@ -225,14 +226,21 @@ struct SampleJob {
 
   void sample(int64_t i, int thread) const {
     const RowSampling& sampling = call.samplings[i];
+    const float* const x = call.x + sampling.row * call.size;
+    const Argmax likeliest = isa.argmax_row(x, call.size);
+    if (!std::isfinite(likeliest.value) || sampling.temperature == 0) {
+      call.tokens[i] = std::isfinite(likeliest.value) ? likeliest.index : -1;
+      return;
+    }
     uint8_t* const own = memory + thread * thread_bytes;
     uint8_t* const places = own + Workspace::padded<Candidate>(call.size);
     uint8_t* const maxima = places + Workspace::padded<int32_t>(call.size);
     const Row row{isa,
-                  call.x + sampling.row * call.size,
+                  x,
                   call.size,
                   sampling,
-                  Weighing{sampling.max_logit, 1 / sampling.temperature, kLeastWeight},
+                  likeliest.value,
+                  Weighing{likeliest.value, 1 / sampling.temperature, kLeastWeight},
                   reinterpret_cast<int32_t*>(places),
                   reinterpret_cast<Candidate*>(own),
                   reinterpret_cast<float*>(maxima)};

@@ -7,7 +7,6 @@ text, of passes or of stopping.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +18,11 @@ from moeflow.core.sampling_params import MAX_LOGPROBS
 from moeflow.core.token_mask import TokenMask
 from moeflow.engine.messages import TokenLogprobs
 from moeflow.engine.random_numbers import uniform
-from moeflow.kernels.argmax import argmax
 from moeflow.kernels.arrays import Array, on_host
 from moeflow.kernels.sample import Floats, RowSampling, likeliest, sample_rows
 from moeflow.models.pass_input import PROMPT_CHUNK
 
+_NOT_FINITE = "the model's logits are not finite numbers; float32 may help if the model runs in a smaller type"
 _NOTHING_LEFT = "logit_bias, min_tokens and the form of the answer together bar every token"
 MIN_TEMPERATURE = 1e-6  # below, 1/temperature overflows float32; all mass is on the likeliest token long before
 
@@ -64,36 +63,22 @@ def sample(logits: Array, rows: Sequence[SampledRow]) -> list[SampledToken]:
 
     Shapes: logits [R, V] float32, one row each; not changed.
     """
-    values, indices = argmax(logits)  # a NaN anywhere in a row makes its maximum NaN
-    token_ids: list[int] = indices.tolist()
-    maxima: list[float] = values.tolist()
-    failed = {
-        row: "the model's logits are not finite numbers; float32 may help if the model runs in a smaller type"
-        for row, value in enumerate(maxima)
-        if not math.isfinite(value)
-    }
+    vocab_size = logits.shape[-1]
+    edited = [place for place, row in enumerate(rows) if _is_edited(row)]
+    samplings = [_sampling_of(row, place, vocab_size) for place, row in enumerate(rows)]
+    for place in edited:
+        samplings[place] = RowSampling(place)  # tells whether its logits are numbers
+    chosen: list[int] = sample_rows(logits, samplings)
+    failed = {place: _NOT_FINITE for place, token_id in enumerate(chosen) if token_id < 0}
     failed |= {place: row.mask.error for place, row in enumerate(rows) if row.mask is not None and row.mask.error}
-    edited = [place for place, row in enumerate(rows) if place not in failed and _is_edited(row)]
-    if edited:
-        for row, token_id in zip(
-            edited, _choose_edited(on_host(logits[edited]), [rows[place] for place in edited]), strict=True
-        ):
-            if token_id is None:
-                failed[row] = _NOTHING_LEFT
-            else:
-                token_ids[row] = token_id
-    done = {*failed, *edited}
-    samplings = [
-        _sampling_of(row, place, maxima[place], logits.shape[-1])
-        for place, row in enumerate(rows)
-        if place not in done and not row.request.sampling.is_greedy
-    ]
-    if samplings:
-        for one, token_id in zip(samplings, sample_rows(logits, samplings), strict=True):
-            token_ids[one.row] = token_id
+    if edited := [place for place in edited if place not in failed]:
+        of_edited = _choose_edited(on_host(logits[edited]), [rows[place] for place in edited])
+        failed |= {place: _NOTHING_LEFT for place, token_id in zip(edited, of_edited, strict=True) if token_id < 0}
+        for place, token_id in zip(edited, of_edited, strict=True):
+            chosen[place] = token_id
     return [
-        SampledToken(-1, error=failed[place]) if place in failed else SampledToken(token_ids[place])
-        for place in range(len(rows))
+        SampledToken(-1, error=failed[place]) if place in failed else SampledToken(token_id)
+        for place, token_id in enumerate(chosen)
     ]
 
 
@@ -168,32 +153,20 @@ def _bar(logits: Floats, allowed: bytes, unwanted: Collection[int]) -> None:
     np.copyto(logits, -np.inf, where=~bits)
 
 
-def _choose_edited(logits: Floats, rows: list[SampledRow]) -> list[int | None]:
-    """Edit logits [R, V] in place and choose from them; None where no token is left."""
+def _choose_edited(logits: Floats, rows: list[SampledRow]) -> list[int]:
+    """Edit logits [R, V] in place and choose from them; -1 where no token is left."""
     for row_logits, row in zip(logits, rows, strict=True):
         _edit(row_logits, row)
-    values, indices = argmax(logits)
-    maxima: list[float] = values.tolist()
-    chosen: list[int | None] = [
-        token_id if math.isfinite(value) else None for token_id, value in zip(indices.tolist(), maxima, strict=True)
-    ]
-    samplings = [
-        _sampling_of(row, place, maxima[place], logits.shape[-1])
-        for place, row in enumerate(rows)
-        if chosen[place] is not None and not row.request.sampling.is_greedy
-    ]
-    if samplings:
-        for one, token_id in zip(samplings, sample_rows(logits, samplings), strict=True):
-            chosen[one.row] = token_id
-    return chosen
+    return sample_rows(logits, [_sampling_of(row, place, logits.shape[-1]) for place, row in enumerate(rows)])
 
 
-def _sampling_of(row: SampledRow, place: int, maximum: float, vocab_size: int) -> RowSampling:
-    """Return how the token after a row's is to be sampled, from the logits at a place."""
+def _sampling_of(row: SampledRow, place: int, vocab_size: int) -> RowSampling:
+    """Return how the token after a row's is to be chosen, from the logits at a place."""
     params = row.request.sampling
+    if params.is_greedy:
+        return RowSampling(place)
     return RowSampling(
         place,
-        maximum,
         max(params.temperature, MIN_TEMPERATURE),
         params.top_k if 0 < params.top_k < vocab_size else 0,
         params.top_p,

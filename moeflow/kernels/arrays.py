@@ -15,6 +15,16 @@ from numpy.typing import NDArray
 
 from moeflow.kernels.on_demand import torch
 
+try:
+    from moeflow.kernels._cpu import address_of
+except ImportError:  # nothing asks then, but for what would be quick enough without
+
+    def address_of(x: NDArray[Any]) -> int:
+        """Return where an array lies."""
+        found: int = x.__array_interface__["data"][0]
+        return found
+
+
 if TYPE_CHECKING:  # checked as torch's are, for all that is asked of NumPy's beside what is here they have, too
     Array: TypeAlias = torch.Tensor
     DType: TypeAlias = torch.dtype
@@ -25,6 +35,7 @@ else:
 A = TypeVar("A")  # of arrays
 
 FLOAT32: Final[Any] = np.dtype(np.float32)
+_INT64: Final[Any] = np.dtype(np.int64)
 
 
 def is_numpy(x: Any) -> bool:
@@ -57,6 +68,12 @@ def is_float32(x: Any) -> bool:
     return bool(dtype == FLOAT32 if isinstance(x, np.ndarray) else dtype.itemsize == 4 and dtype.is_floating_point)
 
 
+def is_int64(x: Any) -> bool:
+    """Return whether the numbers are int64."""
+    dtype = x.dtype
+    return bool(dtype == _INT64 if isinstance(x, np.ndarray) else dtype is torch.int64)
+
+
 def is_in_main_memory(x: Any) -> bool:
     """Return whether the processor can read the numbers."""
     return isinstance(x, np.ndarray) or x.is_cpu
@@ -66,7 +83,7 @@ def address(x: Any | None) -> int:
     """Return where an array in main memory lies; 0 if there is none."""
     if x is None:
         return 0
-    found: int = x.__array_interface__["data"][0] if isinstance(x, np.ndarray) else x.data_ptr()
+    found: int = address_of(x) if isinstance(x, np.ndarray) else x.data_ptr()
     return found
 
 

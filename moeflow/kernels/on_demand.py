@@ -69,7 +69,7 @@ def without_gradients(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        if not has_torch() or torch.is_inference_mode_enabled():  # entered by a caller
+        if sys.modules.get("torch") is None or torch.is_inference_mode_enabled():  # entered by a caller
             return function(*args, **kwargs)
         with torch.inference_mode():
             return function(*args, **kwargs)

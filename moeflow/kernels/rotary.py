@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.kernels.arrays import Array, array_on, dtype_name, is_in_main_memory, is_numpy, on_host
+from moeflow.kernels.cpu import rotary as cpu_rotary
 from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from moeflow.kernels.arrays import DType
 
 Frequencies: TypeAlias = NDArray[np.floating[Any]]  # float32
+
+
+class Rotary(NamedTuple):
+    """One kind of rotary positions."""
+
+    frequencies: Array  # [R/2] float32: the angle per position of each rotated pair, in radians
+    scale: float = 1.0  # of cos and sin
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +108,11 @@ def rotary_table(positions: Array, frequencies: Array, scale: float, dtype: DTyp
     Shapes: positions [T] int64, frequencies [D/2] float32 where positions are -> cos, sin [T, 1, D] of `dtype`.
     """
     if is_in_main_memory(positions):
-        table = _table(on_host(positions), on_host(frequencies), scale)
-        cos, sin = (array_on(it, None if is_numpy(positions) else positions.device) for it in table)
+        if cpu_rotary.accepts(positions, frequencies):
+            cos, sin = cpu_rotary.rotary_table(positions, frequencies, scale)
+        else:
+            table = _table(on_host(positions), on_host(frequencies), scale)
+            cos, sin = (array_on(it, None if is_numpy(positions) else positions.device) for it in table)
         return (cos, sin) if dtype_name(dtype) == "float32" else (cos.to(dtype), sin.to(dtype))
     angles = torch.outer(positions.float(), frequencies)
     cos, sin = angles.cos() * scale, angles.sin() * scale
@@ -111,7 +122,7 @@ def rotary_table(positions: Array, frequencies: Array, scale: float, dtype: DTyp
 
 
 def _table(positions: NDArray[np.int64], frequencies: Frequencies, scale: float) -> tuple[Frequencies, Frequencies]:
-    """Do so in NumPy, whose float64 is the same on all processors: angles are rounded as models learnt them, no more.
+    """Do so in NumPy, in float64: angles are rounded as models learnt them, no more.
 
     Shapes: [T], [D/2] -> [T, 1, D] each.
     """

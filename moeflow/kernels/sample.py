@@ -1,4 +1,5 @@
-"""Sampling tokens from logits: temperature, top-k, top-p, min-p, and the cumulative distribution inverted at a number.
+"""Choosing tokens from logits: the likeliest, or by temperature, top-k, top-p, min-p, and the cumulative distribution
+inverted at a number.
 
 Each row by itself. A token whose weight is zero is never sampled: one at -inf, or less likely than MIN_WEIGHT times
 the likeliest. The extension sums in float64 in an order that depends on the size of the row alone, so a row's token
@@ -28,12 +29,11 @@ class RowSampling(NamedTuple):
     """How one token is to be sampled from a row of logits."""
 
     row: int  # of the logits
-    max_logit: float  # of the row; a finite number
-    temperature: float  # above 0; so large that its inverse is a float32
-    top_k: int  # 0: all
-    top_p: float  # in (0, 1]
-    min_p: float  # relative to the likeliest token
-    number: float  # in [0, 1): where in the cumulative distribution the token lies
+    temperature: float = 0.0  # 0: the likeliest token, of equals the first; else so large that its inverse is a float32
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0  # in (0, 1]
+    min_p: float = 0.0  # relative to the likeliest token
+    number: float = 0.0  # in [0, 1): where in the cumulative distribution the token lies
 
 
 def sample_rows(logits: Any, samplings: Sequence[RowSampling]) -> list[int]:
@@ -41,7 +41,7 @@ def sample_rows(logits: Any, samplings: Sequence[RowSampling]) -> list[int]:
 
     Tokens count in the order of the vocabulary, or under top-k or top-p likeliest first, and of equals the lower
     number. All likelihoods are those at the temperature; top-p takes its share of what top-k left, and min-p restricts
-    further.
+    further. -1: the row's maximum is no finite number, or it has a NaN.
 
     Shapes: logits [R, V] float32; not changed.
     """
@@ -53,7 +53,13 @@ def sample_rows(logits: Any, samplings: Sequence[RowSampling]) -> list[int]:
 
 def _sample_row(logits: Floats, one: RowSampling) -> int:
     """Shapes: logits [V]."""
-    scores = (logits - np.float32(one.max_logit)) * np.float32(1 / one.temperature)
+    likeliest_token = int(logits.argmax())  # a NaN, if there is one
+    max_logit = logits[likeliest_token]
+    if not np.isfinite(max_logit):
+        return -1
+    if one.temperature == 0.0:
+        return likeliest_token
+    scores = (logits - max_logit) * np.float32(1 / one.temperature)
     if one.top_k == 0 and one.top_p == 1.0:
         weights = np.exp(scores)
         weights[weights < max(one.min_p, MIN_WEIGHT)] = 0.0

@@ -1,11 +1,13 @@
 import cmath
 import math
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from moeflow.kernels.cpu import rotary as cpu_rotary
 from moeflow.kernels.rotary import (
     apply_rotary,
     inverse_frequencies,
@@ -16,6 +18,12 @@ from moeflow.kernels.rotary import (
 )
 
 HEAD_DIMS = [2, 8, 64, 128]
+
+
+@pytest.fixture(params=["kernels", "numpy"])
+def by(request, monkeypatch):
+    if request.param == "numpy":
+        monkeypatch.setattr(cpu_rotary, "_AVAILABLE", False)
 
 
 @pytest.mark.parametrize("head_dim", [2, 6, 64])
@@ -33,6 +41,19 @@ def test_pairs_turn_like_complex_numbers(head_dim):
                 value = complex(x[token, head, pair], x[token, head, pair + half]) * cmath.exp(1j * angle)
                 assert got[token, head, pair].item() == pytest.approx(value.real, abs=1e-3)
                 assert got[token, head, pair + half].item() == pytest.approx(value.imag, abs=1e-3)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 700])  # the last by several threads
+@pytest.mark.parametrize("scale", [1.0, 1.37])
+def test_the_table_is_that_of_float64_to_the_last_bit(by, num_tokens, scale):
+    positions = torch.arange(num_tokens) * 331  # far beyond where float32 angles are exact
+    frequencies = inverse_frequencies(64, 10000.0)
+    cos, sin = rotary_table(positions, frequencies, scale, torch.float32)
+    angles = [[float(np.float32(p) * f) for f in frequencies] for p in positions.tolist()]
+    want_cos = torch.tensor([[[math.cos(angle) * scale for angle in row * 2]] for row in angles]).view(-1, 1, 64)
+    half = torch.tensor([[[math.sin(angle) * scale for angle in row]] for row in angles]).view(-1, 1, 32)
+    assert torch.equal(cos, want_cos)
+    assert torch.equal(sin, torch.cat((-half, half), dim=-1))
 
 
 def test_it_takes_slices_and_no_tokens_at_all():

@@ -38,8 +38,8 @@ def by(request, monkeypatch):
     return request.param
 
 
-def make_sampling(logits, row, number, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    return RowSampling(row, logits[row].max().item(), temperature, top_k, top_p, min_p, number)
+def make_sampling(row, number, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    return RowSampling(row, temperature, top_k, top_p, min_p, number)
 
 
 def make_logits(rows, size, seed=0, scale=3.0):
@@ -75,9 +75,7 @@ def assert_sampled(logits, one, token, tolerance=3e-6):
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_tokens_are_where_the_numbers_fall(by, asked, size):
     logits = make_logits(3, size, seed=size)
-    samplings = [
-        make_sampling(logits, row, number, **asked) for row in range(3) for number in (0.0, 0.31, 0.77, 1 - 2**-53)
-    ]
+    samplings = [make_sampling(row, number, **asked) for row in range(3) for number in (0.0, 0.31, 0.77, 1 - 2**-53)]
     for one, token in zip(samplings, sample_rows(logits, samplings), strict=True):
         assert_sampled(logits, one, token)
 
@@ -85,7 +83,7 @@ def test_tokens_are_where_the_numbers_fall(by, asked, size):
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_under_every_instruction_set(isa, asked):
     logits = make_logits(2, 3000)
-    samplings = [make_sampling(logits, row, number, **asked) for row in range(2) for number in (0.02, 0.5, 0.98)]
+    samplings = [make_sampling(row, number, **asked) for row in range(2) for number in (0.02, 0.5, 0.98)]
     for one, token in zip(samplings, sample_rows(logits, samplings), strict=True):
         assert_sampled(logits, one, token)
 
@@ -105,7 +103,7 @@ rows_strategy = st.lists(st.sampled_from([-INF, -60.0, -2.0, -1.0, 0.0, 0.5, 1.0
 def test_ties_and_barred_tokens(values, temperature, top_k, top_p, min_p, number):
     logits = torch.tensor([values])
     assume(logits.max() > -INF)
-    one = make_sampling(logits, 0, number, temperature, min(top_k, len(values)), top_p, min_p)
+    one = make_sampling(0, number, temperature, min(top_k, len(values)), top_p, min_p)
     order, cumulative = expected(logits, one)
     borders = np.append(cumulative, 0.0)
     assume(np.abs(borders - number).min() > 1e-6 or number == 0.0)
@@ -120,7 +118,7 @@ def test_ties_and_barred_tokens(values, temperature, top_k, top_p, min_p, number
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_a_row_gives_the_same_in_any_batch(needs_kernels, asked):
     logits = make_logits(9, 20000, scale=1.0)
-    samplings = [make_sampling(logits, row, (row * 0.618) % 1, **asked) for row in range(9)]
+    samplings = [make_sampling(row, (row * 0.618) % 1, **asked) for row in range(9)]
     together = sample_rows(logits, samplings)  # by two threads
     alone = [sample_rows(logits[one.row : one.row + 1], [one._replace(row=0)])[0] for one in samplings]
     assert together == alone
@@ -130,7 +128,7 @@ def test_a_row_gives_the_same_in_any_batch(needs_kernels, asked):
 def test_a_wide_nucleus_and_a_narrow_one(by):
     for scale in (0.01, 3.0):
         logits = make_logits(1, 8 * NUCLEUS_WIDTH, scale=scale)
-        samplings = [make_sampling(logits, 0, number, top_p=0.9) for number in (0.01, 0.6, 0.99)]
+        samplings = [make_sampling(0, number, top_p=0.9) for number in (0.01, 0.6, 0.99)]
         for one, token in zip(samplings, sample_rows(logits, samplings), strict=True):
             assert_sampled(logits, one, token)
 
@@ -139,7 +137,7 @@ def test_masked_tokens_are_never_sampled(by):
     logits = torch.full((1, 600), -INF)
     logits[0, [3, 299, 300, 550]] = 1.0
     for asked in ({}, {"top_k": 9}, {"top_p": 0.99}):
-        samplings = [make_sampling(logits, 0, number, **asked) for number in (0.0, 0.3, 0.6, 1 - 2**-53)]
+        samplings = [make_sampling(0, number, **asked) for number in (0.0, 0.3, 0.6, 1 - 2**-53)]
         sampled = sample_rows(logits, samplings)
         assert sorted(sampled) == [3, 299, 300, 550]
         assert asked or sampled == sorted(sampled)
@@ -148,23 +146,31 @@ def test_masked_tokens_are_never_sampled(by):
 def test_at_a_tiny_temperature_only_the_likeliest_is_left(by):
     logits = make_logits(1, 1000)
     for asked in ({}, {"top_k": 9}, {"top_p": 0.99}):
-        assert sample_rows(logits, [make_sampling(logits, 0, 0.99, 1e-6, **asked)]) == [logits.argmax().item()]
+        assert sample_rows(logits, [make_sampling(0, 0.99, 1e-6, **asked)]) == [logits.argmax().item()]
 
 
 def test_rows_may_be_drawn_from_twice_or_not_at_all(by):
     logits = torch.eye(3) * 100
-    assert sample_rows(logits, [make_sampling(logits, row, 0.5) for row in (2, 0, 2)]) == [2, 0, 2]
+    assert sample_rows(logits, [make_sampling(row, 0.5) for row in (2, 0, 2)]) == [2, 0, 2]
     assert sample_rows(logits, []) == []
 
 
-def test_a_row_without_a_largest_number_has_no_token(needs_kernels):
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 1), (4, 7), (3, 200), (3, 70000)])
+def test_without_a_temperature_it_is_the_likeliest_and_the_first_of_equals(by, num_rows, size):
+    logits = make_logits(num_rows, size)
+    logits[0] = logits[0].round()
+    samplings = [RowSampling(row, top_k=3, top_p=0.5, number=0.9) for row in range(num_rows)]
+    assert sample_rows(logits, samplings) == [row.index(max(row)) for row in logits.tolist()]
+
+
+def test_a_row_without_a_largest_number_has_no_token(by):
     logits = torch.zeros(3, 40)
     logits[0], logits[1, 5], logits[2, 5] = -INF, math.nan, INF
-    for asked in ({}, {"top_k": 9}, {"top_p": 0.9}):
-        assert sample_rows(logits, [make_sampling(logits, row, 0.5, **asked) for row in range(3)]) == [-1] * 3
+    for asked in ({}, {"top_k": 9}, {"top_p": 0.9}, {"temperature": 0.0}):
+        assert sample_rows(logits, [make_sampling(row, 0.5, **asked) for row in range(3)]) == [-1] * 3
 
 
 @pytest.mark.parametrize("row", [-1, 2])
 def test_a_row_that_is_not_there_is_refused(needs_kernels, row):
     with pytest.raises(IndexError, match="not there"):
-        sample_rows(torch.zeros(2, 4), [RowSampling(row, 0.0, 1.0, 0, 1.0, 0.0, 0.5)])
+        sample_rows(torch.zeros(2, 4), [RowSampling(row, 1.0)])

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from moeflow.kernels.arrays import Array, dtype_name, ids_on
+from moeflow.kernels.arrays import Array, ids_on, is_int64
 from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class AttentionMetadata:
             assert len(blocks) * block_size >= start + count, "blocks must cover the sequence"
             spans.append(Span(len(slots), start, count, blocks))
             slots += [blocks[p // block_size] * block_size + p % block_size for p in range(start, start + count)]
-        assert tree_masks is None or (tree_masks.shape == (len(slots),) and dtype_name(tree_masks.dtype) == "int64")
+        assert tree_masks is None or (tree_masks.shape == (len(slots),) and is_int64(tree_masks))
         lengths = None if is_causal else array("i", [span.stop for span in spans])
         return cls(ids_on(slots, device), tuple(spans), block_size, tree_masks, lengths)
 

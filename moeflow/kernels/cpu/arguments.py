@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moeflow.kernels.arrays import Array, dtype_name, is_contiguous, is_float32, is_numpy
+from moeflow.kernels.arrays import Array, dtype_name, is_contiguous, is_float32, is_int64, is_numpy
 
 
 def check_floats(array: Array, shape: tuple[int, ...]) -> None:
@@ -15,7 +15,7 @@ def check_floats(array: Array, shape: tuple[int, ...]) -> None:
 
 def check_ids(topk_ids: Array) -> None:
     """Raise ValueError unless experts' numbers are contiguous int64."""
-    if dtype_name(topk_ids.dtype) != "int64" or not is_contiguous(topk_ids):
+    if not is_int64(topk_ids) or not is_contiguous(topk_ids):
         raise ValueError(f"topk_ids must be contiguous int64, not {describe(topk_ids)}")
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from moeflow.kernels.arrays import Array, address, floats_like, ids_like
+from moeflow.kernels.arrays import Array, address, floats_like, ids_like, is_contiguous, is_int64
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.cpu.arguments import check_floats, describe
 from moeflow.kernels.cpu.packed_layer import PackedAttention, PackedLayer
-from moeflow.kernels.cpu.row_ops import check_rotary
-from moeflow.kernels.recurrent.state_sequences import PassStates
-from moeflow.kernels.rotary import RotaryTable
+from moeflow.kernels.cpu.rotary import bind_rotary
+from moeflow.kernels.cpu.stages import bind_norm
+from moeflow.kernels.norm import NormWeights
+from moeflow.kernels.recurrent.state_sequences import LayerStates, PassStates
+from moeflow.kernels.rotary import Rotary
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -43,22 +45,39 @@ class Expected:
 NOTHING: Final = Expected()
 
 
+class _Memory(NamedTuple):
+    """Where keys, values and states are, and how the extension has it."""
+
+    blocks: Sequence[KVBlocks]
+    states: Sequence[LayerStates] | None
+    handle: Any
+
+
 class PackedDecoder:
     """The layers of one model. Those with routers have as many experts each, and choose as many."""
 
-    def __init__(self, layers: Sequence[PackedLayer]) -> None:
-        self.layers = tuple(layers)  # whose memory the handles look at
+    def __init__(
+        self, layers: Sequence[PackedLayer], rotary: Sequence[Rotary] = (), out_norm: NormWeights | None = None
+    ) -> None:
+        """`rotary` are the kinds of rotary positions, by which layers name theirs; `out_norm` follows the last one."""
+        # Whose memory the handles look at.
+        self.layers, self.rotary, self.out_norm = tuple(layers), tuple(rotary), out_norm
         self.routed = [number for number, layer in enumerate(layers) if layer.stage.router is not None]
         self.has_slots = any(layer.stage.slots is not None for layer in layers)
-        self._handles = [layer.bind() for layer in layers]
         for number, layer in enumerate(layers):
             if layer.attention is not None and layer.attention.layers_back > number:
                 raise ValueError(f"layer {number} attends to a layer that is not here")
         self._attentions = [layer.attention for layer in layers if layer.attention is not None]
         self._num_caches = sum(not attention.layers_back for attention in self._attentions)
         self._num_inputs = sum(layer.layer_input is not None for layer in layers)
-        # How wide heads are that a pass's tables rotate.
-        self._rotated = sorted({(it.rotary, it.heads.head_dim) for it in self._attentions if it.rotary is not None})
+        self._check_rotary()
+        self._handles = [layer.bind() for layer in layers]
+        self._model = _cpu.DecoderModel(
+            layers=self._handles,
+            rotary=[bind_rotary(*kind) for kind in rotary],
+            out_norm=None if out_norm is None else bind_norm(out_norm, layers[0].hidden),
+        )
+        self._memory: _Memory | None = None  # of the last pass, which is most often that of the next
         stages = [layers[number].stage for number in self.routed]
         self._top_k = stages[0].choose.top_k if stages else 0
         routers = {(stage.choose.top_k, stage.slots is None, stage.num_experts) for stage in stages}
@@ -68,7 +87,7 @@ class PackedDecoder:
     def begin(
         self,
         hidden: Array,
-        rotary: Sequence[RotaryTable],
+        positions: Array,
         blocks: Sequence[KVBlocks],
         metadata: AttentionMetadata,
         states: PassStates | None = None,
@@ -81,34 +100,30 @@ class PackedDecoder:
 
         It keeps what routers choose, and what the experts of all layers, or their dense networks, get, if asked to.
 
-        Shapes: hidden [T, H] float32, which is changed; blocks one a layer that keeps keys and values; layer_inputs
-        [T, layers or more, P] float32, if layers get such.
+        Shapes: hidden [T, H] float32, which is changed; positions [T] int64; blocks one a layer that keeps keys and
+        values; layer_inputs [T, layers or more, P] float32, if layers get such.
         """
-        first = self.layers[0]
+        hidden_size = self.layers[0].hidden
         num_tokens = hidden.shape[0]
-        check_floats(hidden, (num_tokens, first.hidden))
-        for number, head_dim in self._rotated:
-            if number >= len(rotary):
-                raise ValueError(f"layers need tables of rotary positions up to {number}, of which {len(rotary)} are")
-            check_rotary(rotary[number], num_tokens, head_dim)
-        self._check_memory(blocks, states)
+        check_floats(hidden, (num_tokens, hidden_size))
+        if positions.shape != (num_tokens,) or not is_int64(positions) or not is_contiguous(positions):
+            raise ValueError(f"{num_tokens} tokens have positions of int64, not {describe(positions)}")
+        memory = self._memory_of(blocks, states)
         inputs_stride = self._check_inputs(layer_inputs, num_tokens)
-        memory = iter(() if states is None else states.layers)
         keeps_choices |= self.has_slots
         topk_ids = ids_like(hidden, len(self.routed), num_tokens, self._top_k) if keeps_choices else None
         num_kept = len(self.layers) if keeps_inputs else int(self.has_slots)
-        normed = floats_like(hidden, num_kept, num_tokens, first.hidden) if num_kept else None
+        normed = floats_like(hidden, num_kept, num_tokens, hidden_size) if num_kept else None
         topk_weights = floats_like(hidden, num_tokens, self._top_k) if self.has_slots else None
+        out = None if self.out_norm is None else floats_like(hidden, num_tokens, hidden_size)
         handle = _cpu.DecoderPass(
-            layers=self._handles,
-            caches=self._caches(blocks),
-            states=[address(next(memory).slots) if layer.attention is None else 0 for layer in self.layers],
+            model=self._model,
+            memory=memory.handle,
             num_tokens=num_tokens,
-            rotary=[_cpu.RotaryTable(cos=address(it.cos), sin=address(it.sin), dim=it.dim) for it in rotary],
+            positions=address(positions),
             slots=address(metadata.slots),
             num_sequences=len(metadata.spans),
             sequences=metadata.table.buffer_info()[0],
-            slot_floats=0 if states is None else states.layers[0].slots.shape[1],
             num_states=0 if states is None else len(states.sequences),
             state_sequences=0 if states is None else address(states.sequences.table),
             tree_masks=address(metadata.tree_masks),
@@ -118,9 +133,28 @@ class PackedDecoder:
             keeps_inputs=keeps_inputs,
             layer_inputs=address(layer_inputs),
             inputs_stride=inputs_stride,
+            out=address(out),
         )
-        looked_at = (self, blocks, rotary, metadata, states, layer_inputs)
-        return PackedPass(hidden, topk_ids, normed, topk_weights, self.routed, handle, looked_at)
+        looked_at = (self, memory, positions, metadata, states, layer_inputs)
+        return PackedPass(hidden, topk_ids, normed, topk_weights, self.routed, handle, looked_at, out)
+
+    def _memory_of(self, blocks: Sequence[KVBlocks], states: PassStates | None) -> _Memory:
+        """Return where keys, values and states are, for the extension. Raises: ValueError if it does not fit."""
+        layers = None if states is None else states.layers
+        memory = self._memory
+        if memory is None or memory.blocks is not blocks or memory.states is not layers:
+            self._check_memory(blocks, layers or ())
+            remaining = iter(layers or ())
+            memory = self._memory = _Memory(
+                blocks,
+                layers,
+                _cpu.DecoderMemory(
+                    caches=self._caches(blocks),
+                    states=[address(next(remaining).slots) if it.attention is None else 0 for it in self.layers],
+                    slot_floats=layers[0].slots.shape[1] if layers else 0,
+                ),
+            )
+        return memory
 
     def _caches(self, blocks: Sequence[KVBlocks]) -> list[object]:
         """Return the cache that each layer attends to; None: it does not."""
@@ -134,6 +168,15 @@ class PackedDecoder:
                 caches.append(caches[-back] if back else next(own).handle)
         return caches
 
+    def _check_rotary(self) -> None:
+        """Raise ValueError if a layer rotates by what is not there, or by more dimensions than heads have."""
+        for number, head_dim in {(it.rotary, it.heads.head_dim) for it in self._attentions if it.rotary is not None}:
+            if number >= len(self.rotary):
+                raise ValueError(f"layers rotate by kind {number} of positions, of which {len(self.rotary)} are")
+            num_pairs = self.rotary[number].frequencies.shape[0]
+            if 2 * num_pairs > head_dim:
+                raise ValueError(f"{num_pairs} pairs of dimensions are not in heads of {head_dim}")
+
     def _check_inputs(self, layer_inputs: Array | None, num_tokens: int) -> int:
         """Return how many values a token's inputs are. Raises: ValueError unless they are what layers need."""
         if not self._num_inputs:
@@ -146,10 +189,9 @@ class PackedDecoder:
             raise ValueError(f"inputs of {size} values are not for each layer")
         return int(num_layers * size)
 
-    def _check_memory(self, blocks: Sequence[KVBlocks], states: PassStates | None) -> None:
+    def _check_memory(self, blocks: Sequence[KVBlocks], memory: Sequence[LayerStates]) -> None:
         """Raise ValueError unless each layer has its keys and values or states there."""
         mixers = [layer.mixer for layer in self.layers if not isinstance(layer.mixer, PackedAttention)]
-        memory = () if states is None else states.layers
         if (len(blocks), len(memory)) != (self._num_caches, len(mixers)):
             raise ValueError(
                 f"{self._num_caches} layers that keep keys and values and {len(mixers)} with states need as many "
@@ -170,7 +212,10 @@ class PackedPass:
     topk_weights: Array | None  # [T, K]; likewise
     _routed: Sequence[int]  # the layers with routers
     _handle: Any
-    _memory: tuple[object, ...]  # what the handle looks at, beside the tensors above
+    _memory: tuple[object, ...]  # what the handle looks at, beside the tensors here
+    out: (
+        Array | None
+    )  # [T, H], what comes out of the last layer, normalised, once that is through; None: no norm follows it
 
     @property
     def num_tokens(self) -> int:

@@ -13,7 +13,17 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.kernels.arrays import Array, address, contiguous, dtype_name, floats_like, is_contiguous, on_host, split
+from moeflow.kernels.arrays import (
+    Array,
+    address,
+    contiguous,
+    dtype_name,
+    floats_like,
+    is_contiguous,
+    is_int64,
+    on_host,
+    split,
+)
 from moeflow.kernels.cpu.arguments import check_floats, describe
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.weight_format import BAND, FORMATS, BlockKind, WeightFormat, block_kind
@@ -83,7 +93,7 @@ class PackedWeight:
         has_right_type = dtype in _FLOATS if kind is None else dtype == "uint8"
         if not has_right_type or source.shape != (rows.shape[0], width):
             raise ValueError(f"{self} takes rows of {width} {kind or 'floats'}, not {describe(source)}")
-        if dtype_name(rows.dtype) != "int64" or rows.ndim != 1:
+        if not is_int64(rows) or rows.ndim != 1:
             raise ValueError(f"rows are numbered by int64, not {describe(rows)}")
         source, rows = contiguous(source), contiguous(rows)
         if FORMATS[self.format].is_searched and kind not in FORMATS[self.format].keeps:
@@ -220,7 +230,7 @@ def unpack_rows(weight: PackedWeight, numbers: Array) -> Array:
 
 def _unpack(weight: PackedWeight, numbers: Any, out: Array) -> None:
     """Write some rows to `out`, of whichever kind of array either is."""
-    if dtype_name(numbers.dtype) != "int64" or numbers.ndim != 1 or not is_contiguous(numbers):
+    if not is_int64(numbers) or numbers.ndim != 1 or not is_contiguous(numbers):
         raise ValueError(f"rows are numbered by contiguous int64, not {describe(numbers)}")
     _cpu.unpack_rows(weight=weight.handle, rows=address(numbers), num_rows=numbers.shape[0], out=address(out))
 

@@ -87,20 +87,7 @@ def bind_routing(**fields: Any) -> Any:
     return _cpu.Routing(**fields) if extension.is_available() else None
 
 
-def argmax(x: Any) -> tuple[Any, Any]:
-    """Return the maximum of each row, NaN if it has one, and the first place where it stands.
-
-    Shapes: x [R, V] -> values [R] float32, indices [R] int64.
-    """
-    num_rows, size = x.shape
-    if not size:
-        raise ValueError("an empty row has no maximum")
-    values, indices = floats_like(x, num_rows), ids_like(x, num_rows)
-    _cpu.argmax(x=address(x), num_rows=num_rows, size=size, values=address(values), indices=address(indices))
-    return values, indices
-
-
-def sample(logits: Any, samplings: Sequence[tuple[int, float, float, int, float, float, float]]) -> list[int]:
+def sample(logits: Any, samplings: Sequence[tuple[int, float, int, float, float, float]]) -> list[int]:
     """Sample tokens as `kernels.sample` says, whose `RowSampling` lists the fields.
 
     Shapes: logits [R, V].

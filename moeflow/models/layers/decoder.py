@@ -68,8 +68,9 @@ class CausalLM:
         self._vocab = ends.columns("logits", config.vocab_size)
         self.lm_head = self._make_head(ends)
         self.lm_head_bias = ends.empty(config.vocab_size) if config.lm_head_bias else None  # ranks have all of it
-        self._packed = PackedLayers.of(self.layers, allocator)
         self.rotary = RotaryEmbeddings(config.ropes, config.head_dim, allocator.device)
+        out_norm = self.norm.weights if len(own) == config.num_layers else None
+        self._packed = PackedLayers.of(self.layers, self.rotary.kinds, out_norm, allocator)
 
     @without_gradients
     def __call__(self, token_ids: Array, context: ForwardContext) -> Array:
@@ -77,7 +78,12 @@ class CausalLM:
 
         Shapes: token_ids [T] int64 -> [T, H].
         """
-        return self.norm(self.run_layers(*self.begin(token_ids, context)))
+        hidden, context = self.begin(token_ids, context)
+        if self._packed is not None and context.kv.is_for_kernels:
+            normed = self._packed(hidden, context).out
+            assert normed is not None, "this is a stage without the last layer"
+            return normed
+        return self.norm(self.run_layers(hidden, context))
 
     @without_gradients
     def begin(self, token_ids: Array, context: ForwardContext) -> tuple[Array, ForwardContext]:
@@ -107,9 +113,9 @@ class CausalLM:
 
         Shapes: hidden [T, H], which is used up -> [T, H].
         """
-        rotary = self.rotary(context.positions, hidden.dtype)
         if self._packed is not None and context.kv.is_for_kernels:
-            return self._packed(hidden, rotary, context)
+            return self._packed(hidden, context).hidden
+        rotary = self.rotary(context.positions, hidden.dtype)
         assert not is_numpy(hidden), "layers that no kernel computes whole need torch's tensors"
         for layer in self.layers:
             hidden = layer(hidden, rotary, context)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, cast
 from moeflow.experts.predict.predictor import MAX_TOKENS
 from moeflow.kernels.arrays import Array, on_host
 from moeflow.kernels.cpu.decoder import NOTHING, PackedDecoder, PackedPass
-from moeflow.kernels.rotary import RotaryTable
+from moeflow.kernels.norm import NormWeights
+from moeflow.kernels.rotary import Rotary
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.moe import MoE
@@ -35,12 +36,20 @@ class PackedLayers:
         self._on_route = on_route
 
     @classmethod
-    def of(cls, layers: Sequence[DecoderLayer], allocator: WeightAllocator) -> PackedLayers | None:
-        """Return a model's layers; None if one of them has to be run by itself."""
+    def of(
+        cls,
+        layers: Sequence[DecoderLayer],
+        rotary: Sequence[Rotary],
+        out_norm: NormWeights | None,
+        allocator: WeightAllocator,
+    ) -> PackedLayers | None:
+        """Return a model's layers, its kinds of rotary positions, and the norm that follows the last layer, if it is
+        here; None if a layer has to be run by itself.
+        """
         packed = [layer.packed() for layer in layers]
         if None in packed:
             return None
-        decoder = PackedDecoder([layer for layer in packed if layer is not None])
+        decoder = PackedDecoder([layer for layer in packed if layer is not None], rotary, out_norm)
         if allocator.pool is None:
             return cls(decoder, None, allocator.on_route)
         routed = [layer for layer in layers if layer.has_router]
@@ -48,20 +57,21 @@ class PackedLayers:
 
     def first(self, num_layers: int) -> PackedLayers:
         """Return the first layers alone, over the same experts; nobody is told of what their routers choose."""
-        decoder = PackedDecoder(self._decoder.layers[:num_layers])
+        whole = self._decoder
+        decoder = PackedDecoder(whole.layers[:num_layers], whole.rotary, whole.out_norm)
         return PackedLayers(decoder, None if self._cached is None else self._cached.first(decoder), None)
 
-    def __call__(self, hidden: Array, rotary: Sequence[RotaryTable], context: ForwardContext) -> Array:
-        """Return what comes out of the last layer; writes K and V of every token.
+    def __call__(self, hidden: Array, context: ForwardContext) -> PackedPass:
+        """Run a pass and return it; writes K and V of every token.
 
-        Shapes: hidden [T, H] float32, which is used up -> [T, H].
+        Shapes: hidden [T, H] float32, which is used up.
         Blocks: until experts are there. Raises: StorageError if one cannot be read.
         """
         blocks, keeps = context.kv.layers, self._on_route is not None
         keeps_inputs = context.on_inputs is not None or (keeps and len(hidden) <= MAX_TOKENS)
         work = self._decoder.begin(
             hidden,
-            rotary,
+            context.positions,
             blocks,
             context.attention,
             context.all_states(),
@@ -79,7 +89,7 @@ class PackedLayers:
                 self._on_route(topk_ids, None if inputs is None else inputs[number])
         if context.on_inputs is not None and work.normed is not None:
             context.on_inputs(work.normed, work.hidden)
-        return work.hidden
+        return work
 
 
 class _CachedLayers:
@@ -108,6 +118,8 @@ class _CachedLayers:
             if layer < num_layers:
                 work.add_experts(self._routed[num_routed].add_chosen, num_routed)
                 layer, num_routed = layer + 1, num_routed + 1
+                if layer == num_layers:
+                    work.run(layer)  # for what follows the last layer
 
     def _run_on(self, work: PackedPass, layer: int, num_routed: int) -> int:
         """Run layers as long as all experts are there; return the first that lacks some."""

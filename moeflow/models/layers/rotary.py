@@ -11,6 +11,7 @@ from moeflow.core.model_config import RopeConfig
 from moeflow.kernels.arrays import Array, array_on
 from moeflow.kernels.rotary import (
     Frequencies,
+    Rotary,
     RotaryTable,
     inverse_frequencies,
     rotary_table,
@@ -24,26 +25,14 @@ if TYPE_CHECKING:
 
 
 class RotaryEmbeddings:
-    """Computes the tables of a pass, one for each kind of rotary positions that layers have."""
+    """Computes the tables of a pass, one for each kind of rotary positions that layers have; holds no weights."""
 
     def __init__(self, ropes: Sequence[RopeConfig], head_dim: int, device: Device) -> None:
-        self._kinds = [RotaryEmbedding(rope, head_dim, device) for rope in ropes]
+        self.kinds = [Rotary(array_on(_frequencies(rope, head_dim), device), _scale(rope)) for rope in ropes]
 
     def __call__(self, positions: Array, dtype: DType) -> tuple[RotaryTable, ...]:
         """Shapes: positions [T] int64."""
-        return tuple(kind(positions, dtype) for kind in self._kinds)
-
-
-class RotaryEmbedding:
-    """Computes the table of a pass for one kind; holds no weights."""
-
-    def __init__(self, rope: RopeConfig, head_dim: int, device: Device) -> None:
-        self.frequencies = array_on(_frequencies(rope, head_dim), device)
-        self.scale = _scale(rope)
-
-    def __call__(self, positions: Array, dtype: DType) -> RotaryTable:
-        """Shapes: positions [T] int64."""
-        return RotaryTable(*rotary_table(positions, self.frequencies, self.scale, dtype))
+        return tuple(RotaryTable(*rotary_table(positions, *kind, dtype)) for kind in self.kinds)
 
 
 def _frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:

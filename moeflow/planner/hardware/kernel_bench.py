@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB
-from moeflow.kernels.argmax import argmax
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
@@ -297,10 +296,9 @@ class KernelBench:
         (vocab_size,) = shape.sizes
         for num_rows in (it for it in self.effort.tokens if it <= MOST_SAMPLED):
             logits = torch.randn(num_rows, vocab_size, generator=random)
-            samplings = [RowSampling(row, 5.0, 1.0, 0, 1.0, 0.0, 0.5) for row in range(num_rows)]
+            samplings = [RowSampling(row, 1.0, number=0.5) for row in range(num_rows)]
 
             def run(logits: Tensor = logits, samplings: list[RowSampling] = samplings) -> None:
-                argmax(logits)
                 sample_rows(logits, samplings)
 
             yield Work("sampling", "float32", 4.0 * logits.numel(), 0.0, num_rows, vocab_size), self._median(run)

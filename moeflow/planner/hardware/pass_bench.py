@@ -32,7 +32,6 @@ from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader
 from moeflow.experts.slot_arena import SlotArena
-from moeflow.kernels.argmax import argmax
 from moeflow.kernels.cpu.decoder import PackedDecoder
 from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
 from moeflow.kernels.embedding import embedding
@@ -121,7 +120,8 @@ class _TinyModel:
             self.shape, WeightAllocator(torch.float32, torch.device("cpu"), formats, pool=pool)
         )
         self._cache = None if pool is None else pool.cache
-        self.decoder = PackedDecoder([packed for layer in self.model.layers if (packed := layer.packed()) is not None])
+        layers = [packed for layer in self.model.layers if (packed := layer.packed()) is not None]
+        self.decoder = PackedDecoder(layers, self.model.rotary.kinds, self.model.norm.weights)
 
     @property
     def comes_from_disk(self) -> bool:
@@ -240,20 +240,19 @@ class _Driver:
         if self._tiny.comes_from_disk:
             return model(tokens, context), 0.0
         hidden = embedding(tokens, model.embed_tokens)
-        rotary = model.rotary(context.positions, hidden.dtype)
-        work = self._tiny.decoder.begin(hidden, rotary, self._kv.layers, context.attention)
+        work = self._tiny.decoder.begin(hidden, context.positions, self._kv.layers, context.attention)
         start = time.perf_counter()
         work.run()
         kernels_s = time.perf_counter() - start
-        return model.norm(work.hidden), kernels_s
+        assert work.out is not None
+        return work.out, kernels_s
 
     def _sample(self, batch: Batch, hidden: torch.Tensor) -> None:
         entries = [entry for entry in batch.entries if entry.samples]
         if not entries:
             return
         logits = self._tiny.model.logits(hidden[-len(entries) :])  # any rows will do
-        maxima = argmax(logits)[0].tolist()
-        samplings = [RowSampling(row, maxima[row], 1.0, 0, 1.0, 0.0, 0.5) for row in range(len(entries))]
+        samplings = [RowSampling(row, 1.0, number=0.5) for row in range(len(entries))]
         for entry, token_id in zip(entries, sample_rows(logits, samplings), strict=True):
             entry.request.output_token_ids.append(token_id)
 

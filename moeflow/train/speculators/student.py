@@ -19,7 +19,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.rotary import apply_rotary
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.rotary import RotaryEmbedding
+from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.models.loading import not_decoder_only, outline
 
 EMBEDDINGS, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -51,7 +51,8 @@ class Student:
         Shapes: token_ids [N] int64, one sequence after another -> [N, H].
         """
         positions = torch.cat([torch.arange(length) for length in lengths])
-        table = RotaryEmbedding(self.shape.rotary, self.shape.head_dim, token_ids.device)(positions, torch.float32)
+        rotary = RotaryEmbeddings([self.shape.rotary], self.shape.head_dim, token_ids.device)
+        (table,) = rotary(positions, torch.float32)
         hidden = F.embedding(token_ids, self.weights[EMBEDDINGS])
         for layer in range(self.shape.num_layers):
             prefix = f"model.layers.{layer}"

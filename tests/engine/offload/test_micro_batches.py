@@ -11,12 +11,12 @@ from moeflow.engine.offload.micro_batches import Side, cut_pass, group
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Span
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
-from moeflow.models.layers.rotary import RotaryEmbedding
+from moeflow.models.layers.rotary import RotaryEmbeddings
 
 KV = KVStorage(
     layers=range(1), num_blocks=1, block_size=16, num_kv_heads=1, head_dim=8, dtype=torch.float32, device="cpu"
 )
-SIDE = Side(torch.device("cpu"), RotaryEmbedding(RopeConfig(), 8, torch.device("cpu")), torch.float32)
+SIDE = Side(torch.device("cpu"), RotaryEmbeddings([RopeConfig()], 8, torch.device("cpu")), torch.float32)
 
 
 @settings(max_examples=25)

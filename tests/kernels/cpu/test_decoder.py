@@ -23,8 +23,8 @@ from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.norm import NormWeights
-from moeflow.kernels.rotary import RotaryTable
+from moeflow.kernels.norm import NormWeights, normalise
+from moeflow.kernels.rotary import Rotary
 from moeflow.kernels.routing import Routing
 from moeflow.kernels.weight_format import MADE_FORMATS
 
@@ -70,8 +70,10 @@ class Model:
                 slots.storage[slot].copy_(experts.storage[expert])
             cached.append(PackedLayer(*common, MoEStage(*stage, slots, self.table[row], biases)))
             self.biases.append(biases)
-        self.slots, self.resident = slots, PackedDecoder(resident)
-        self.cached = PackedDecoder(cached)
+        self.slots = slots
+        rotary = [Rotary(torch.randn(DIM // 2))]
+        self.out_norm = self._norm(has_layer_norms)
+        self.resident, self.cached = (PackedDecoder(it, rotary, self.out_norm) for it in (resident, cached))
 
     @staticmethod
     def _norm(is_layer_norm):
@@ -87,10 +89,9 @@ class Model:
         metadata = AttentionMetadata.build(
             starts=[0], num_tokens=[tokens], block_ids=[[0, 1]], block_size=16, device="cpu"
         )
-        angles = torch.randn(tokens, 1, DIM)
         hidden = torch.randn(tokens, HIDDEN)
         kept = {"keeps_choices": keeps_choices, "keeps_inputs": keeps_inputs}
-        return decoder.begin(hidden, [RotaryTable(angles.cos(), angles.sin())], blocks, metadata, **kept)
+        return decoder.begin(hidden, torch.arange(tokens) + 3, blocks, metadata, **kept)
 
     def slot_sums(self, number, slots):
         return SlotExperts(self.slots, EXPERTS, slots, self.biases[number]).sums
@@ -98,6 +99,7 @@ class Model:
     def run(self, tokens):
         work = self.begin(self.resident, tokens)
         assert work.run() == LAYERS
+        assert torch.equal(work.out, normalise(work.hidden, self.out_norm))
         return work.hidden, work.topk_ids
 
 
@@ -125,6 +127,8 @@ def test_slots_and_stops_change_no_bit(isa, weight_format):
         model.table.copy_(places)
         assert stops == [0, 2, 3]
         assert torch.equal(work.hidden, expected)
+        assert work.run(LAYERS) == LAYERS  # what is left is the norm
+        assert torch.equal(work.out, normalise(expected, model.out_norm))
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 20])
@@ -136,7 +140,9 @@ def test_projections_in_parts_change_no_bit(isa, tokens, cuts):
     ends = list(itertools.accumulate(cuts, initial=0))
     blocks = [[range(start, stop)] for start, stop in itertools.pairwise(ends)]
     in_parts = [dataclasses.replace(it, in_proj=[it.in_proj[0].take(block) for block in blocks]) for it in layers]
-    works = [model.begin(PackedDecoder(each), tokens) for each in (layers, in_parts)]
+    works = [
+        model.begin(PackedDecoder(each, model.resident.rotary, model.out_norm), tokens) for each in (layers, in_parts)
+    ]
     assert [work.run() for work in works] == [LAYERS, LAYERS]
     assert torch.equal(works[0].hidden, works[1].hidden)
 
