@@ -35,7 +35,7 @@ namespace moeflow {
 namespace {
 
 // `kLow` + `kHigh` bits a code. `Numbers` in what follows is what reads numbers of a group: `half(i)` and `bf16(i)` as
-// floats, `bits(i)` as integers, `to_floats` and `half_exponents`; of one output, or of as many as a vector has lanes.
+// floats, `bits(i)` as integers, and what makes floats of these; of one output, or of as many as a vector has lanes.
 template <typename Self, typename Block, int kLow, int kHigh, int kBlocks = 1>
 struct BlockFormat {
   using Source = Block;
@@ -119,6 +119,7 @@ struct BlockFormat {
     static float to_floats(int32_t number) { return static_cast<float>(number); }
     static float to_bits_of_floats(int32_t bits) { return bit_cast<float>(bits); }
     static float half_exponents(int32_t exponent) { return half_exponents_to_floats<float>(exponent); }
+    static float half_nvfp4(int32_t code, float factor) { return half_nvfp4_scale(code, factor); }
   };
 
   static int32_t raised_value(uint8_t code) {
@@ -296,11 +297,16 @@ struct IQ4_XS : SignedScalesFormat<IQ4_XS, source::IQ4_XS, 4, 0> {
   static constexpr int kMost = largest(kRaisedIQ4);
 };
 
-template <typename Self, typename Block, int kRaisedBy>
+// No member of a template: its address, which might be another unit's, is not known to be none where GCC checks pointers.
+constexpr int kIQ2Offset = 43, kIQ3_XXSOffset = 31, kIQ3_SOffset = 15;
+constexpr RaisedTable kRaisedIQ2 = raised(source::LEVELS_IQ2::kLevels, kIQ2Offset);
+constexpr RaisedTable kRaisedIQ3_XXS = raised(source::LEVELS_IQ3_XXS::kLevels, kIQ3_XXSOffset);
+constexpr RaisedTable kRaisedIQ3_S = raised(source::LEVELS_IQ3_S::kLevels, kIQ3_SOffset);
+
+template <typename Self, typename Block, int kRaisedBy, const RaisedTable& kRaised>
 struct LevelsFormat : SignedScalesFormat<Self, Block, 4, 0> {
   using Base = SignedScalesFormat<Self, Block, 4, 0>;
   static constexpr int32_t kOffset = kRaisedBy;
-  static constexpr RaisedTable kRaised = raised(Block::kLevels, kRaisedBy);
   static constexpr const uint8_t* kTable = kRaised.values;
   static constexpr int kMost = largest(kRaised);
 
@@ -310,15 +316,16 @@ struct LevelsFormat : SignedScalesFormat<Self, Block, 4, 0> {
   }
 };
 
-struct LEVELS_IQ2 : LevelsFormat<LEVELS_IQ2, source::LEVELS_IQ2, 43> {
+struct LEVELS_IQ2 : LevelsFormat<LEVELS_IQ2, source::LEVELS_IQ2, kIQ2Offset, kRaisedIQ2> {
   static constexpr const char* kName = "levels-iq2";
 };
 
-struct LEVELS_IQ3_XXS : LevelsFormat<LEVELS_IQ3_XXS, source::LEVELS_IQ3_XXS, 31> {
+struct LEVELS_IQ3_XXS
+    : LevelsFormat<LEVELS_IQ3_XXS, source::LEVELS_IQ3_XXS, kIQ3_XXSOffset, kRaisedIQ3_XXS> {
   static constexpr const char* kName = "levels-iq3-xxs";
 };
 
-struct LEVELS_IQ3_S : LevelsFormat<LEVELS_IQ3_S, source::LEVELS_IQ3_S, 15> {
+struct LEVELS_IQ3_S : LevelsFormat<LEVELS_IQ3_S, source::LEVELS_IQ3_S, kIQ3_SOffset, kRaisedIQ3_S> {
   static constexpr const char* kName = "levels-iq3-s";
 };
 

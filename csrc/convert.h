@@ -76,6 +76,23 @@ static inline float e4m3_to_float(uint8_t bits) {
   return bit_cast<float>((magnitude == 0x7f ? 0x7fc00000u : finite) | sign);
 }
 
+// Half of an e4m3 number that has no sign, for values that are stored doubled: one, or a vector of them. No float on the
+// way is subnormal.
+template <typename Floats, typename Ints>
+static inline Floats half_e4m3_to_floats(Ints codes) {
+  const Ints bits = codes << 20;
+  const Ints subnormal = bit_cast<Ints>(bit_cast<Floats>(bits + (120 << 23)) - 0x1p-7f);
+  return bit_cast<Floats>(codes < 8 ? subnormal : bits + (119 << 23));
+}
+
+// A group's scale in NVFP4, halved: its e4m3 number times the tensor's factor, or by the tensor's divisor, which has a
+// minus to tell. Each is how files' makers compute it, and rounded once.
+template <typename Floats, typename Ints>
+static inline Floats half_nvfp4_scale(Ints code, Floats factor) {
+  const Floats scale = half_e4m3_to_floats<Floats>(code);
+  return factor < 0.0f ? scale / -factor : scale * factor;
+}
+
 // To the nearest integer, halves to even. One operation, where adding a half could be fused with a product before it.
 static inline int32_t to_nearest(float x) {
 #if defined(__x86_64__)

@@ -1,7 +1,8 @@
 // Formats of weights that Hugging Face's quantized checkpoints have: integers with a scale and a zero point for 128, 64 or
-// 32 neighbours, as AWQ, GPTQ and compressed-tensors store them, and float8. Included by formats.h, whose list has them.
+// 32 neighbours, as AWQ, GPTQ and compressed-tensors store them, NVFP4, and float8. Included by formats.h, whose list has
+// them.
 //
-// A group is 128 values. Integers are blocks (block_formats.h), one, two or four a group: codes unsigned, of each output
+// A group is 128 values, of NVFP4 256. Integers are blocks (block_formats.h), one, two or four a group: codes unsigned, of each output
 // scales (16 bits, fp16 or bfloat16), then zero points, whose largest bit says that the scale is bfloat16:
 //
 //   int4-g128, int8-g128     s, z                    of 16 bits each
@@ -9,6 +10,11 @@
 //   int4-g32                 s0, s1, s2, s3, z0 z1, z2 z3
 //
 // A value is (code - z) * s. Products take z * (sum of activations) off the integer sum, so nothing is rounded on the way.
+//
+//   nvfp4                    f in float32, two numbers, then e4m3 numbers of 16 values each, two to a number
+//
+// Its scales are made of f and e4m3 numbers where they are needed (`half_nvfp4_scale`): kept made, they would take 6 bits a
+// weight. Rows have an f of their own, so matrices with several may stand one below the other.
 //
 //   fp8                      s in float32, two numbers; a word has four e4m3 numbers: [ w2 | w0 | w3 | w1 ]
 //
@@ -85,6 +91,26 @@ struct INT4_G32 : IntegerGroupFormat<INT4_G32, source::INT4_G32, 4> {
 };
 struct INT8_G128 : IntegerGroupFormat<INT8_G128, source::INT8_G128, 8> {
   static constexpr const char* kName = "int8-g128";
+};
+
+struct NVFP4 : BlockFormat<NVFP4, source::NVFP4, 4, 0, 8> {
+  static constexpr const char* kName = "nvfp4";
+  static constexpr int kNumbers = 2 + kGroup / kSub / 2;
+  static constexpr int32_t kOffset = kE2M1Offset;
+  static constexpr const uint8_t* kTable = kRaisedE2M1.values;
+  static constexpr int kMost = largest(kRaisedE2M1);
+
+  static void keep_numbers(const uint8_t* blocks, uint16_t* numbers) {
+    __builtin_memcpy(numbers, blocks, 2 * sizeof(uint16_t));
+    for (int i = 0; i < kStretches; ++i) {
+      __builtin_memcpy(numbers + 2 + i, blocks + i * Source::kBytes + Source::kSmall, sizeof(uint16_t));
+    }
+  }
+  template <typename Numbers>
+  static auto scale(const Numbers& numbers, int stretch, int half) {
+    const auto factor = numbers.to_bits_of_floats(numbers.bits(0) | numbers.bits(1) << 16);
+    return numbers.half_nvfp4(byte(numbers, 2, 2 * stretch + half), factor);
+  }
 };
 
 // ---- float8 ----

@@ -5,6 +5,9 @@
 //   INT4_G..     scale, zero point, 16 bits each | 128, 64 or 32 codes, a byte each, also of four bits
 //                a value is (code - zero point) * scale; the largest bit of the zero point says that the scale is
 //                bfloat16, else it is fp16
+//   NVFP4        factor in float32, the same in a whole row | two e4m3 numbers without a sign, of 16 values each | 16
+//                bytes, each two codes, the first in its low half
+//                scales are halves of e4m3 times factor or, if that is below zero, by what it is without the minus
 #pragma once
 
 #include <cstdint>
@@ -66,6 +69,25 @@ struct INT4_G32 : IntegerGroups<INT4_G32, 32> {
 };
 struct INT8_G128 : IntegerGroups<INT8_G128, 128> {
   static constexpr const char* kName = "INT8_G128";
+};
+
+struct NVFP4 : ScaledBlocks<NVFP4> {
+  static constexpr const char* kName = "NVFP4";
+  static constexpr int kGroup = 32, kSub = 16, kSmall = 4, kCodes = 6, kBytes = kCodes + kGroup / 2;
+  static constexpr bool kHasMin = false;
+
+  static void codes(const uint8_t* block, int, uint8_t* q) {
+    for (int j = 0; j < kGroup / 2; ++j) {
+      q[2 * j] = block[kCodes + j] & 15;
+      q[2 * j + 1] = block[kCodes + j] >> 4;
+    }
+  }
+  static int value(uint8_t code) { return kE2M1Values[code]; }
+  static float scale(const uint8_t* block, int j) {
+    float factor;
+    __builtin_memcpy(&factor, block, sizeof(factor));
+    return half_nvfp4_scale(static_cast<int32_t>(block[kSmall + j]), factor);
+  }
 };
 
 }  // namespace source

@@ -27,6 +27,9 @@ struct NumbersOfLanes {
   FORCE_INLINE_MEMBER static FloatLanes half_exponents(IntLanes exponents) {
     return half_exponents_to_floats<FloatLanes>(exponents);
   }
+  FORCE_INLINE_MEMBER static FloatLanes half_nvfp4(IntLanes code, FloatLanes factor) {
+    return half_nvfp4_scale(code, factor);
+  }
 };
 
 }  // namespace

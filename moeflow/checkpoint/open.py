@@ -53,7 +53,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             if faster_transformer.is_faster_transformer_folder(path):
                 return faster_transformer.FasterTransformerFolder(path)
         folder = SafetensorsFolder(path)
-        settings = QuantizationSettings.of(folder.config, folder.config_file)
+        settings = QuantizationSettings.of(folder.config, folder.quantization_file)
         return with_known_names(folder if settings is None else quantized_folder.QuantizedFolder(folder, settings))
     if not stat.S_ISREG(mode):
         raise CheckpointError("is no regular file", file=path, remedy=_WHAT_TO_NAME)

@@ -7,8 +7,9 @@ unpacks it and says how products read it. All else that goes by format is derive
 a scale and a minimum, as Q4_1 does. The last is for weights that files have so: nothing else is rounded to it. The
 formats after it hold one kind of blocks each: GGUF's, under their names; integers with a scale and a zero point for
 128, 64 or 32 neighbours, as AWQ, GPTQ and compressed-tensors have them; 8-bit floats (e4m3) with a scale for 128, as
-DeepSeek's and Qwen's checkpoints have them; the levels of GGUF's grids (IQ1, IQ2, IQ3), each value's in four bits. Some
-of GGUF's are made of floats, too, by a search for the scales with the least error (csrc/quantize.cpp); a *mix* says
+DeepSeek's and Qwen's checkpoints have them; the levels of GGUF's grids (IQ1, IQ2, IQ3), each value's in four bits;
+4-bit floats (e2m1) with a scale for 16, as ModelOpt's and compressed-tensors' checkpoints have them (NVFP4). Some of
+GGUF's are made of floats, too, by a search for the scales with the least error (csrc/quantize.cpp); a *mix* says
 which, for each matrix of a model (planner/choices/mixes.py).
 """
 
@@ -42,12 +43,13 @@ WeightFormat = Literal[
     "levels-iq2",
     "levels-iq3-xxs",
     "levels-iq3-s",
+    "nvfp4",
 ]
 Mix = Literal["q4_k", "q4_k_m"]  # of formats: what --quantize takes, beside formats
 GGUFBlockKind = Literal[  # of GGUF's blocks, those that kernels read
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"
 ]
-GroupKind = Literal["INT4_G128", "INT4_G64", "INT4_G32", "INT8_G128", "F8_E4M3"]  # of quantized Hugging Face folders
+GroupKind = Literal["INT4_G128", "INT4_G64", "INT4_G32", "INT8_G128", "F8_E4M3", "NVFP4"]  # of quantized folders
 LevelKind = Literal["LEVELS_IQ2", "LEVELS_IQ3_XXS", "LEVELS_IQ3_S"]  # that GGUF's IQ1, IQ2 and IQ3 become
 BlockKind = GGUFBlockKind | GroupKind | LevelKind
 
@@ -125,6 +127,7 @@ FORMATS: Final[Mapping[str, FormatRecord]] = {
     "levels-iq2": _of_blocks("LEVELS_IQ2", bits_per_value=4.5625, wider="int4"),
     "levels-iq3-xxs": _of_blocks("LEVELS_IQ3_XXS", bits_per_value=4.3125, wider="int4"),
     "levels-iq3-s": _of_blocks("LEVELS_IQ3_S", bits_per_value=4.3125, wider="int4"),
+    "nvfp4": _of_blocks("NVFP4", bits_per_value=4.625, wider="int4"),
 }
 
 BLOCK_COLUMNS: Final = 256  # of files' largest blocks: what a multiple of this has is whole blocks of any kind

@@ -131,6 +131,33 @@ def mxfp4(rows: int, cols: int, seed: int) -> Stored:
     return tensors, torch.from_numpy(weight.astype(np.float32).reshape(rows, cols))
 
 
+def nvfp4(numbers: str, of_all: str, *, divides: bool) -> Store:
+    """Written by its definition, one number after the other; `numbers` and `of_all` are names."""
+
+    def store(rows: int, cols: int, seed: int) -> Stored:
+        random = np.random.default_rng(seed)
+        pairs = random.integers(0, 256, (rows, cols // 2), dtype=np.uint8)
+        scales = random.integers(96, 127, (rows, cols // 16), dtype=np.uint8)
+        few = random.random(scales.shape) < 0.1
+        scales[few] = random.integers(0, 96, few.sum())  # the smallest, zero among them
+        exponents, fractions = np.divmod(scales.astype(np.int64), 8)
+        as_floats = np.where(exponents > 0, (8 + fractions) * 2.0 ** (exponents - 10), fractions * 2.0**-9)
+        factor = np.float32(random.uniform(0.5, 1.5) * SPREAD / 600)
+        factor = np.float32(1 / factor) if divides else factor
+        steps = as_floats.astype(np.float32) / factor if divides else as_floats.astype(np.float32) * factor
+        sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+        levels = np.array([*sizes, *(-size for size in sizes)], np.float32)
+        values = np.stack([levels[pairs % 16], levels[pairs // 16]], axis=-1).reshape(rows, cols)
+        tensors = {
+            numbers: torch.from_numpy(pairs),
+            "weight_scale": torch.from_numpy(scales).view(torch.float8_e4m3fn),
+            of_all: torch.tensor([factor]) if divides else torch.tensor(factor),
+        }
+        return tensors, torch.from_numpy(values * steps.repeat(16, axis=1))
+
+    return store
+
+
 def compressed(fmt: str, **weights: object) -> dict[str, object]:
     """Return compressed-tensors' settings."""
     group = {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True, **weights}, "input_activations": None}
@@ -149,6 +176,7 @@ def _int4(**more: object) -> dict[str, object]:
 # By name: the settings in config.json, how a matrix is stored, and what it becomes.
 GPTQ = {"quant_method": "gptq", "desc_act": False}
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int"}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 QUANTIZATIONS: dict[str, tuple[dict[str, object], Store, str]] = {
     "mxfp4": ({"quant_method": "mxfp4"}, mxfp4, "MXFP4"),
@@ -192,4 +220,15 @@ QUANTIZATIONS: dict[str, tuple[dict[str, object], Store, str]] = {
         float8("row", torch.bfloat16),
         "F8_E4M3",
     ),
+    "nvfp4": (
+        compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16),
+        nvfp4("weight_packed", "weight_global_scale", divides=True),
+        "NVFP4",
+    ),
+    "modelopt nvfp4": (
+        MODELOPT,
+        nvfp4("weight", "weight_scale_2", divides=False),
+        "NVFP4",
+    ),
+    "modelopt fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, float8("all"), "F8_E4M3"),
 }

@@ -55,13 +55,15 @@ void expect(bool is_right, const std::string& what) {
   if (!is_right) fail(what + " is wrong");
 }
 
-void expect_close(const float* got, const std::vector<double>& want, double tolerance, const std::string& what) {
+// Errors are measured by what is wanted or, where that is a sum whose terms may cancel out, by these: `squares`, added up.
+void expect_close(const float* got, const std::vector<double>& want, double tolerance, const std::string& what,
+                  double squares = 0) {
   double off = 0, size = 1e-30;
   for (size_t i = 0; i < want.size(); ++i) {
     off += (got[i] - want[i]) * (got[i] - want[i]);
     size += want[i] * want[i];
   }
-  const double relative = std::sqrt(off / size);
+  const double relative = std::sqrt(off / std::max(size, squares));
   if (!(relative <= tolerance)) fail(what + " is off by " + std::to_string(relative));
 }
 
@@ -96,7 +98,7 @@ const std::vector<BlockKind> kBlockKinds = {
     {Format::kINT4_G32, SourceType::kINT4_G32, {0}},   {Format::kINT8_G128, SourceType::kINT8_G128, {0}},
     {Format::kFP8, SourceType::kF8_E4M3, {}},          {Format::kLEVELS_IQ2, SourceType::kLEVELS_IQ2, {0}},
     {Format::kLEVELS_IQ3_XXS, SourceType::kLEVELS_IQ3_XXS, {0}},
-    {Format::kLEVELS_IQ3_S, SourceType::kLEVELS_IQ3_S, {0}}};
+    {Format::kLEVELS_IQ3_S, SourceType::kLEVELS_IQ3_S, {0}}, {Format::kNVFP4, SourceType::kNVFP4, {}}};
 
 template <typename Source>
 constexpr bool kHasZeroPoint = std::is_base_of_v<source::IntegerGroups<Source, Source::kGroup>, Source>;
@@ -235,15 +237,19 @@ void check_linear(const Isa& isa, bool is_wide) {
         Floats out(rows * outputs), alone(outputs);
         linear(isa, {weight.matrix, x.data(), rows, stride, bias.data(), residual.data(), out.data()});
         std::vector<double> want;
+        double squares = 0;
         for (int64_t row = 0; row < rows; ++row) {
           std::vector<double> values = product(x.data() + row * stride, weight.values, outputs, inputs);
-          for (int64_t n = 0; n < outputs; ++n) want.push_back(values[n] + bias[n] + residual[row * outputs + n]);
+          for (int64_t n = 0; n < outputs; ++n) {
+            want.push_back(values[n] + bias[n] + residual[row * outputs + n]);
+            squares += values[n] * values[n];
+          }
           linear(isa, {weight.matrix, x.data() + row * stride, 1, stride, bias.data(), residual.data() + row * outputs,
                        alone.data()});
           expect(std::memcmp(alone.data(), out.data() + row * outputs, outputs * 4) == 0, "a row beside others");
         }
         const double tolerance = tolerance_of(format, weight.matrix.is_wide);
-        expect_close(out.data(), want, tolerance, std::string("linear in ") + name_of(format));
+        expect_close(out.data(), want, tolerance, std::string("linear in ") + name_of(format), squares);
       }
     }
   }
@@ -292,6 +298,9 @@ void make_numbers_valid(const BlockKind& kind, uint8_t* block) {
       std::memcpy(block, &scale, sizeof(scale));
       for (int i = it.kHead; i < it.kBytes; ++i) block[i] ^= (block[i] & 0x7f) == 0x7f;  // no NaN
     }
+    if constexpr (std::is_same_v<Source, source::NVFP4>) {
+      for (int i = it.kSmall; i < it.kCodes; ++i) block[i] = static_cast<uint8_t>(block[i] % 127);
+    }
     if constexpr (kHasZeroPoint<Source>) {
       const int most = std::is_same_v<Source, source::INT8_G128> ? 255 : 15;
       const bool is_bf16 = generator() % 2 != 0;
@@ -308,6 +317,15 @@ std::vector<uint8_t> random_blocks(const BlockKind& kind, int64_t rows, int64_t 
   for (uint8_t& byte : blocks) byte = static_cast<uint8_t>(generator());
   const int64_t block_bytes = with_source_type(kind.type, [](auto it) -> int64_t { return it.kBytes; });
   for (size_t at = 0; at < blocks.size(); at += block_bytes) make_numbers_valid(kind, blocks.data() + at);
+  if (kind.type != SourceType::kNVFP4) return blocks;
+  // Each row has a factor of its own, every second one a divisor.
+  for (int64_t row = 0; row < rows; ++row) {
+    const float size = std::uniform_real_distribution<float>(0.5f, 1.0f)(generator);
+    const float factor = row % 2 == 0 ? size : -1 / size;
+    for (int64_t k = 0; k < cols; k += source::NVFP4::kGroup) {
+      std::memcpy(blocks.data() + row * row_bytes(kind.type, cols) + row_bytes(kind.type, k), &factor, sizeof(factor));
+    }
+  }
   return blocks;
 }
 

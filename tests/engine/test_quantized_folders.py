@@ -19,7 +19,14 @@ pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.w
 
 @pytest.mark.parametrize(
     ("quantization", "is_mixed", "weight_format"),
-    [("mxfp4", True, "mxfp4"), ("fp8", False, "fp8"), ("gptq 32", False, "int4-g32"), ("int8", True, "int8-g128")],
+    [
+        ("mxfp4", True, "mxfp4"),
+        ("fp8", False, "fp8"),
+        ("gptq 32", False, "int4-g32"),
+        ("int8", True, "int8-g128"),
+        ("nvfp4", True, "nvfp4"),
+        ("modelopt nvfp4", False, "nvfp4"),
+    ],
 )
 def test_tokens_are_the_same_wherever_weights_lie(tmp_path, monkeypatch, quantization, is_mixed, weight_format):
     monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
@@ -38,6 +45,16 @@ def test_tokens_are_the_same_wherever_weights_lie(tmp_path, monkeypatch, quantiz
             packed_weights_file=str(index.path), num_slots=num_slots, slab_bytes=index.spec.slab_bytes
         )
         assert run(dataclasses.replace(resident, experts=experts), PROMPTS) == expected
+
+
+@pytest.mark.parametrize("quantization", ["nvfp4", "modelopt nvfp4"])
+def test_exact_activations_give_the_tokens_of_the_weights_in_float32(tmp_path, quantization):
+    """Each matrix has a scale of its own for all its weights: queries, keys, values, gates, ups."""
+    folder = write_quantized_model(tmp_path, "qwen3_moe", quantization)
+    exact = config_of(folder / "quantized", cache_dir=tmp_path, exact_activations=True)
+    assert (exact.weight_format, exact.is_wide) == ("nvfp4", True)
+    plain = config_of(folder / "plain", cache_dir=tmp_path, dtype="float32")
+    assert run(exact, PROMPTS) == run(plain, PROMPTS)
 
 
 @pytest.mark.parametrize("settings", [{"quantize": "int8"}, {"quantize": "int4"}, {"dtype": "bfloat16"}])

@@ -11,9 +11,12 @@ from moeflow.kernels.weight_format import ALL_FORMATS, FORMATS, GROUP_KINDS, LEV
 BLOCK_FORMATS = tuple(name for name in ALL_FORMATS if not FORMATS[name].is_made)
 HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}  # where fp16 numbers are, unless:
 IN_FRONT = {"Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_1": (0, 2)}
-GROUPS = {"INT4_G128": 128, "INT4_G64": 64, "INT4_G32": 32, "INT8_G128": 128, "F8_E4M3": 128}  # values of a block
+GROUPS = {"INT4_G128": 128, "INT4_G64": 64, "INT4_G32": 32, "INT8_G128": 128, "F8_E4M3": 128, "NVFP4": 32}  # of a block
 FILE_BITS = {"INT4_G128": 4 + 20 / 128, "INT4_G64": 4 + 20 / 64, "INT4_G32": 4 + 20 / 32, "INT8_G128": 8, "F8_E4M3": 8}
+FILE_BITS["NVFP4"] = 4.5
 HEAD = 4  # bytes before a block's codes
+NVFP4_PARTS = [4, 2, 16]  # bytes of a row's factor, of scales, of codes, two a byte
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 LEVELS = {  # values that share a small scale, what scales go up by, and levels without their signs
     "LEVELS_IQ2": (16, 1 / 8, [8, 25, 43, 1, 7, 9, 0, 0]),
     "LEVELS_IQ3_XXS": (32, 1 / 2, [2, 6, 10, 14, 18, 22, 26, 31]),
@@ -53,6 +56,8 @@ def bytes_in_file(kind, rows, cols):
 def random_blocks(kind, rows, cols, seed=0, *, is_extreme=False, largest_scale=1 / 512):
     """Return [rows, bytes of a row] uint8: any bits, but for scales that give values of about 1, or extreme ones."""
     random = np.random.default_rng(seed)
+    if kind == "NVFP4":
+        return _random_nvfp4(rows, cols, random, is_extreme, largest_scale)
     if kind in GROUP_KINDS:
         return torch.from_numpy(
             _random_groups(kind, rows * cols // GROUPS[kind], random, is_extreme, largest_scale).reshape(rows, -1)
@@ -75,6 +80,8 @@ def random_blocks(kind, rows, cols, seed=0, *, is_extreme=False, largest_scale=1
 
 def values_of(kind, blocks):
     """Return [rows, cols] float32."""
+    if kind == "NVFP4":
+        return _values_of_nvfp4(blocks)
     if kind in GROUP_KINDS:
         return _values_of_groups(kind, blocks.numpy())
     if kind in LEVEL_KINDS:
@@ -112,6 +119,26 @@ def _values_of_groups(kind, rows):
     return (steps * torch.where(marked < 0, as_bf16, as_half)).flatten(1)
 
 
+def _random_nvfp4(rows, cols, random, is_extreme, largest_scale):
+    """Return blocks with a factor for each row; half of the rows have a divisor, told by its sign."""
+    codes, scales = (random.integers(0, most, (rows, cols // 32, num), np.uint8) for most, num in ((255, 16), (127, 2)))
+    factors = random.choice(EXTREMES, rows) if is_extreme else random.uniform(0.5, 1, rows) * largest_scale / 4
+    divides = random.integers(0, 2, rows) * (not is_extreme) != 0
+    factors = np.where(divides, -1 / np.where(divides, factors, 1), factors).astype(np.float32)
+    heads = np.broadcast_to(factors[:, None, None], (rows, cols // 32, 1)).copy().view(np.uint8)
+    return torch.from_numpy(np.concatenate([heads, scales, codes], axis=2).reshape(rows, -1))
+
+
+def _values_of_nvfp4(blocks):
+    parts = blocks.view(len(blocks), -1, sum(NVFP4_PARTS)).split(NVFP4_PARTS, dim=2)
+    factors, scales, codes = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+    factors, scales = factors.view(torch.float32), scales.view(torch.float8_e4m3fn).float()
+    scales = torch.where(factors < 0, scales / -factors, scales * factors)
+    levels = torch.tensor([*E2M1, *(-it for it in E2M1)])
+    values = levels[torch.stack([codes % 16, codes // 16], dim=-1).int()]
+    return (values.view(*scales.shape, 16) * scales[..., None]).flatten(1)
+
+
 def _values_of_levels(kind, rows):
     share, unit, levels = LEVELS[kind]
     num_scales = LEVEL_COLUMNS // share
@@ -128,6 +155,11 @@ def _values_of_levels(kind, rows):
 def filled_blocks(kind, rows, cols, byte):
     """Return blocks whose codes and small scales are all this byte; large scales are as random blocks have them."""
     one, other = (random_blocks(kind, rows, cols, is_extreme=is_extreme) for is_extreme in (False, True))
+    if kind == "NVFP4":
+        _, scales, codes = one.view(rows, -1, sum(NVFP4_PARTS)).split(NVFP4_PARTS, dim=2)
+        scales.fill_(min(byte, 126))
+        codes.fill_(byte)
+        return one
     if kind not in GROUP_KINDS:
         return torch.where(one == other, torch.full_like(one, byte), one)
     code = 126 | byte & 128 if kind == "F8_E4M3" else byte % 2 ** int(kind[3])

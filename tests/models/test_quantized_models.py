@@ -16,7 +16,7 @@ from tests.models.parity import CPU, held_weights
 from tests.models.test_block_models import SEQUENCES, assert_near, choice_of, costs_of, logits
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-ONE_OF_EACH_FORMAT = ("mxfp4", "fp8", "awq", "awq 64", "gptq 32", "int8")
+ONE_OF_EACH_FORMAT = ("mxfp4", "fp8", "awq", "awq 64", "gptq 32", "int8", "nvfp4", "modelopt nvfp4")
 
 
 @pytest.fixture(autouse=True)

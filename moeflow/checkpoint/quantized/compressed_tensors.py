@@ -1,4 +1,4 @@
-"""The formats of compressed-tensors, llm-compressor's: integers of four or eight bits, and float8.
+"""The formats of compressed-tensors, llm-compressor's: integers of four or eight bits, float8, and NVFP4.
 
 For a linear layer `X` of `in` inputs and `out` outputs:
 
@@ -12,6 +12,8 @@ For a linear layer `X` of `in` inputs and `out` outputs:
         X.weight_scale, X.weight_zero_point     [out, groups], [out, 1] or [1]
     float-quantized
         X.weight             [out, in] float8; see float8.py
+    nvfp4-pack-quantized
+        X.weight_packed      [out, in / 2] uint8; see nvfp4.py
 
 A weight is (code - zero point) * scale. What activations are rounded to is not followed: here they stay finer. Source:
 the package compressed-tensors.
@@ -22,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moeflow.checkpoint.checkpoint import TensorInfo
-from moeflow.checkpoint.quantized import float8
+from moeflow.checkpoint.quantized import float8, nvfp4
 from moeflow.checkpoint.quantized.integers import IntegerMatrix, Integers, unpack
 from moeflow.checkpoint.quantized.matrix import Found
 from moeflow.checkpoint.quantized.parts import SCALES, Parts
@@ -33,13 +35,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_NVFP4 = "nvfp4-pack-quantized"
 
 
 def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
     """Return the linear layers. Raises: CheckpointError."""
     weights = _weights(settings)
     if weights.one_of("type", ["int", "float"], "int") == "float":
-        settings.one_of("format", ["float-quantized", "naive-quantized"])
+        if settings.one_of("format", ["float-quantized", "naive-quantized", _NVFP4]) == _NVFP4:
+            weights.one_of("num_bits", [4])
+            weights.one_of("group_size", [16])
+            return nvfp4.find_matrices(parts, nvfp4.COMPRESSED_TENSORS)
         weights.one_of("num_bits", [8])
         block = weights.values.get("block_structure") if weights.values.get("strategy") == "block" else None
         return float8.find_matrices(parts, weights, "_scale", block)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
-from moeflow.checkpoint.quantized import auto_round, awq, compressed_tensors, float8, gptq, mxfp4
+from moeflow.checkpoint.quantized import auto_round, awq, compressed_tensors, float8, gptq, modelopt, mxfp4
 from moeflow.checkpoint.quantized.matrix import Found, QuantizedMatrix
 from moeflow.checkpoint.quantized.parts import SCALES, Parts
 from moeflow.checkpoint.quantized.settings import REMEDY, QuantizationSettings
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 # Of activations and KV caches that were to be rounded, which they are not here.
-_NOT_OF_WEIGHTS = re.compile(r"\.(input|output|k|v|q|kv)_(scale|zero_point)$")
+_NOT_OF_WEIGHTS = re.compile(r"\.(input|output|k|v|q|kv)_(scale|global_scale|zero_point)$")
 
 # By what quantization_config calls the method: what finds the matrices that tensors were made of.
 FORMATS: Final = ExtensibleTable[Callable[[Parts, QuantizationSettings, Mapping[str, Any]], Found]](
@@ -40,6 +40,7 @@ FORMATS: Final = ExtensibleTable[Callable[[Parts, QuantizationSettings, Mapping[
         "awq": lambda parts, settings, _: awq.find_matrices(parts, settings),
         "gptq": lambda parts, settings, _: gptq.find_matrices(parts, settings),
         "auto-round": lambda parts, settings, _: auto_round.find_matrices(parts, settings),
+        "modelopt": lambda parts, settings, _: modelopt.find_matrices(parts, settings),
     },
 )
 

@@ -33,6 +33,10 @@ class Parts:
         """Return whether there is such a tensor."""
         return name in self._folder.tensors
 
+    def stored_as(self, name: str) -> str:
+        """Return the dtype of a tensor that there is."""
+        return self._folder.tensors[name].stored_as
+
     def info(self, name: str, dtypes: Collection[str], num_dims: int | None = None) -> TensorInfo:
         """Return what the header says of a tensor.
 

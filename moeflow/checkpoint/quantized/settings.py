@@ -11,8 +11,8 @@ from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 
 READ: Final = (
-    "mxfp4, fp8, compressed-tensors (int4, int8 and float8), awq (gemm), and gptq (4 or 8 bits, without act order) or "
-    "auto-round, which packs like these two"
+    "mxfp4, fp8, modelopt (NVFP4 and FP8), compressed-tensors (int4, int8, float8 and NVFP4), awq (gemm), and gptq "
+    "(4 or 8 bits, without act order) or auto-round, which packs like these two"
 )
 REMEDY: Final = f"Take the model's unquantized weights, a GGUF file, or one of the quantizations that are read: {READ}"
 

@@ -29,6 +29,7 @@ from moeflow.kernels.on_demand import torch
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")  # of a config; the second in old folders
+_MODELOPT_FILE = "hf_quant_config.json"  # has the same where ModelOpt wrote it apart
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 CONVERT_PICKLE = (
     "Pickle can run code, so it is not read. Convert it where you trust it: transformers' "
@@ -69,6 +70,11 @@ class SafetensorsFolder:
         files, weight_map = _find_shards(path)
         shards = {file: read_safetensors_header(file) for file in files}
         self.config: Mapping[str, Any] = _read_config(self.config_file)
+        self.quantization_file = self.config_file
+        settings = None if _is_quantized(self.config) else _read_modelopt_settings(path / _MODELOPT_FILE)
+        if settings is not None:
+            self.quantization_file = path / _MODELOPT_FILE
+            self.config = {**self.config, QUANTIZATION_KEYS[0]: settings}
         generation_file = path / "generation_config.json"
         self.generation_config: Mapping[str, Any] = (
             read_json_object(generation_file) if os.path.lexists(generation_file) else {}
@@ -82,7 +88,7 @@ class SafetensorsFolder:
             for name, entry in entries.items()
             if not _COMPUTED_TABLE.search(name)
         }
-        is_quantized = any(self.config.get(key) is not None for key in QUANTIZATION_KEYS)
+        is_quantized = _is_quantized(self.config)
         for name, (file, entry) in self._entries.items():
             check_num_bytes(name, entry, _value_bytes(name, entry, file, _DTYPES if is_quantized else _FLOATS), file)
         if not self._entries:
@@ -200,6 +206,19 @@ def _read_config(file: Path) -> dict[str, Any]:
             "is missing", file=file, remedy="Download it from where the weights came: it holds the model's shape"
         )
     return read_json_object(file)
+
+
+def _is_quantized(config: Mapping[str, Any]) -> bool:
+    return any(config.get(key) is not None for key in QUANTIZATION_KEYS)
+
+
+def _read_modelopt_settings(file: Path) -> dict[str, Any] | None:
+    """Return how ModelOpt says that weights are quantized; None: it says nothing of them, or there is no such file."""
+    settings = read_json_object(file) if os.path.lexists(file) else {}
+    of_weights = settings.get("quantization")
+    if not isinstance(of_weights, dict) or of_weights.get("quant_algo") is None:
+        return None
+    return {**settings, "quant_method": "modelopt"}
 
 
 def _check_twins(shards: _Shards) -> None:

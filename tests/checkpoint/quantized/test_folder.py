@@ -22,6 +22,7 @@ from tests.checkpoint.packings import (
     AUTO_ROUND,
     FP8,
     GPTQ,
+    MODELOPT,
     QUANTIZATIONS,
     awq,
     compressed,
@@ -82,6 +83,8 @@ def test_values_are_those_that_were_stored(tmp_path, name):
         ({"quant_method": "awq", "group_size": 96}, awq(96), 288, "INT4_G32"),
         (GPTQ | {"bits": 4, "group_size": -1}, gptq(4, 192), 192, "INT4_G64"),
         ({"quant_method": "mxfp4"}, packings.mxfp4, 96, "MXFP4"),
+        (QUANTIZATIONS["nvfp4"][0], QUANTIZATIONS["nvfp4"][1], 288, "NVFP4"),
+        (MODELOPT, QUANTIZATIONS["modelopt nvfp4"][1], 32, "NVFP4"),
     ],
 )
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -121,6 +124,8 @@ def test_shapes_that_hypothesis_makes_up(tmp_path_factory, data):
         ),
         (FP8 | {"weight_block_size": [64, 64]}, float8((64, 64)), 256, "float8 in blocks of 64 x 64"),
         (FP8 | {"weight_block_size": [128, 128]}, float8(), 160, "float8 in blocks of 128 x 128"),
+        (MODELOPT, QUANTIZATIONS["modelopt nvfp4"][1], 48, "NVFP4 in rows of 48"),
+        (QUANTIZATIONS["nvfp4"][0], QUANTIZATIONS["nvfp4"][1], 48, "NVFP4 in rows of 48"),
     ],
 )
 def test_what_no_block_holds_is_widened(tmp_path, quantization, store, cols, described):
@@ -179,6 +184,10 @@ class TestStacksOfExperts:
             open_checkpoint(folder)
 
 
+def named_parts(tensors):
+    return {f"{LAYER}.{part}": tensor for part, tensor in tensors.items()}
+
+
 def refused(folder, quantization, tensors):
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(write(folder, quantization, tensors))
@@ -209,7 +218,12 @@ class TestRefused:
             (FP8 | {"fmt": "e5m2"}, "fmt 'e5m2' is not supported, only 'e4m3'"),
             (FP8 | {"weight_block_size": [128]}, r"blocks of \[128\] are no rows and columns"),
             ({"quant_method": "compressed-tensors"}, "config_groups names no group"),
-            (compressed("nvfp4-pack-quantized", num_bits=4, type="float"), "format 'nvfp4-pack-quantized' is not"),
+            (compressed("nvfp4-pack-quantized", num_bits=4), "format 'nvfp4-pack-quantized' is not supported"),
+            (compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=32), "group_size 32 is not"),
+            (compressed("nvfp4-pack-quantized", num_bits=8, type="float", group_size=16), "num_bits 8 is not"),
+            (MODELOPT | {"quant_algo": "NVFP4_AWQ"}, "quant_algo 'NVFP4_AWQ' is not supported, only 'NVFP4'"),
+            (MODELOPT | {"group_size": 32}, "group_size 32 is not supported, only 16"),
+            (MODELOPT | {"quantization": "NVFP4"}, "where quantization is no object"),
             (compressed("float-quantized", num_bits=4, type="float"), "num_bits 4 is not supported, only 8"),
             (GPTQ | {"bits": 4, "dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic gives '.*' a bits of its own, 8"),
             (AUTO_ROUND | {"packing_format": "auto_round:llm_compressor"}, "packing_format '.*' is not supported"),
@@ -235,7 +249,9 @@ class TestRefused:
         both["config_groups"]["group_1"] = {"targets": ["re:.*down_proj"], "weights": {"num_bits": 8}}
         assert "in more than one way" in refused(tmp_path, both, {"a.weight": torch.ones(2, 2)}).problem
 
-    @pytest.mark.parametrize("name", ["mxfp4", "fp8", "awq", "gptq", "int4", "int4 asymmetric", "int8"])
+    @pytest.mark.parametrize(
+        "name", ["mxfp4", "fp8", "awq", "gptq", "int4", "int4 asymmetric", "int8", "nvfp4", "modelopt nvfp4"]
+    )
     def test_parts_that_are_missing_or_of_another_shape(self, tmp_path, name):
         quantization, store, _ = QUANTIZATIONS[name]
         tensors = {f"{LAYER}.{part}": tensor for part, tensor in store(32, 256, 0)[0].items()}
@@ -249,6 +265,7 @@ class TestRefused:
         for part, tensor in tensors.items():
             if part.endswith(("weight", "weight_shape", "weight_packed", "qweight", "_blocks")):
                 continue
+            tensor = tensor.reshape(-1) if tensor.dim() == 0 else tensor
             longer = tensors | {part: torch.cat([tensor, tensor])}
             error = refused(tmp_path, quantization, longer)
             assert error.tensor == part
@@ -297,6 +314,35 @@ class TestRefused:
         with pytest.raises(CheckpointError, match="holds a NaN"):
             checkpoint.read_rows(WEIGHT, 0, 16)
 
+    @pytest.mark.parametrize("bits", [127, 128, 255])
+    @pytest.mark.parametrize("name", ["nvfp4", "modelopt nvfp4"])
+    def test_a_scale_that_is_none(self, tmp_path, name, bits):
+        quantization, store, _ = QUANTIZATIONS[name]
+        tensors, _ = store(32, 256, 0)
+        tensors["weight_scale"].view(torch.uint8)[9, 3] = bits
+        checkpoint = open_checkpoint(write(tmp_path, quantization, named_parts(tensors)))
+        checkpoint.read_rows(WEIGHT, 0, 9)
+        with pytest.raises(CheckpointError, match="holds a NaN or a negative number in rows 0 to 16"):
+            checkpoint.read_rows(WEIGHT, 0, 16)
+
+    @pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
+    @pytest.mark.parametrize(("name", "part"), [("nvfp4", "weight_global_scale"), ("modelopt nvfp4", "weight_scale_2")])
+    def test_a_scale_of_all_that_is_none(self, tmp_path, name, part, number):
+        quantization, store, _ = QUANTIZATIONS[name]
+        tensors = store(32, 256, 0)[0] | {part: torch.tensor(number)}
+        checkpoint = open_checkpoint(write(tmp_path, quantization, named_parts(tensors)))
+        for read in (lambda: checkpoint.read_rows(WEIGHT, 0, 16), lambda: checkpoint.read(WEIGHT)):
+            with pytest.raises(CheckpointError, match="where a number above zero is expected") as caught:
+                read()
+            assert caught.value.tensor == f"{LAYER}.{part}"
+
+    def test_rows_that_end_within_a_group(self, tmp_path):
+        quantization, store, _ = QUANTIZATIONS["nvfp4"]
+        tensors = store(32, 256, 0)[0]
+        tensors["weight_packed"] = tensors["weight_packed"][:, :-4].contiguous()
+        problem = refused(tmp_path, quantization, named_parts(tensors)).problem
+        assert "rows of 248 numbers, which are no groups of 16" in problem
+
     def test_tensors_that_are_no_part(self, tmp_path):
         tensors, _ = awq()(32, 256, 0)
         named = {f"{LAYER}.{part}": tensor for part, tensor in tensors.items()}
@@ -305,10 +351,52 @@ class TestRefused:
         assert "int32" in error.problem
 
 
+class TestModelOptsOwnFile:
+    """`hf_quant_config.json`, where config.json says nothing of a quantization."""
+
+    @staticmethod
+    def write(folder, of_weights, tensors, **config):
+        write(folder, None, tensors, **config)
+        settings = {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": of_weights}
+        (folder / "hf_quant_config.json").write_text(json.dumps(settings))
+        return folder
+
+    @pytest.mark.parametrize(("name", "algo"), [("modelopt nvfp4", "NVFP4"), ("modelopt fp8", "FP8")])
+    def test_says_what_weights_are(self, tmp_path, name, algo):
+        _, store, kind = QUANTIZATIONS[name]
+        tensors, weight = store(32, 256, 0)
+        of_weights = {"quant_algo": algo, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+        more = {f"{LAYER}.input_scale": torch.ones(()), "model.layers.0.self_attn.k_proj.k_scale": torch.ones(())}
+        folder = self.write(tmp_path, of_weights, named_parts(tensors) | more | {"lm_head.weight": torch.ones(4, 4)})
+        checkpoint = open_checkpoint(folder)
+        assert checkpoint.tensors[WEIGHT].stored_as == kind
+        assert set(checkpoint.tensors) == {WEIGHT, "lm_head.weight"}
+        assert torch.equal(checkpoint.read(WEIGHT), weight)
+
+    def test_is_to_blame_for_what_it_says(self, tmp_path):
+        folder = self.write(tmp_path, {"quant_algo": "MIXED_PRECISION"}, {"a.weight": torch.ones(2, 2)})
+        with pytest.raises(CheckpointError, match="quant_algo 'MIXED_PRECISION' is not supported") as caught:
+            open_checkpoint(folder)
+        assert caught.value.file == str(tmp_path / "hf_quant_config.json")
+
+    @pytest.mark.parametrize("of_weights", [None, "", {}, {"quant_algo": None, "kv_cache_quant_algo": "FP8"}])
+    def test_may_say_nothing_of_weights(self, tmp_path, of_weights):
+        checkpoint = open_checkpoint(self.write(tmp_path, of_weights, {"a.weight": torch.ones(2, 2)}))
+        assert torch.equal(checkpoint.read("a.weight"), torch.ones(2, 2))
+
+    def test_config_json_goes_before_it(self, tmp_path):
+        tensors, weight = awq()(32, 256, 0)
+        folder = self.write(
+            tmp_path, {"quant_algo": "NVFP4"}, named_parts(tensors), quantization_config=QUANTIZATIONS["awq"][0]
+        )
+        assert torch.equal(open_checkpoint(folder).read(WEIGHT), weight)
+
+
 def test_scales_of_activations_are_left_out(tmp_path):
     tensors, _ = float8("all")(32, 256, 0)
     named = {f"{LAYER}.{part}": tensor for part, tensor in tensors.items()}
     named |= {f"{LAYER}.input_scale": torch.ones(1), "model.layers.0.self_attn.k_scale": torch.ones(1)}
+    named[f"{LAYER}.input_global_scale"] = torch.ones(1)
     assert set(open_checkpoint(write(tmp_path, FP8, named)).tensors) == {WEIGHT}
 
 

@@ -107,7 +107,7 @@ class TestProducts:
 
     def test_inputs_down_to_one_block(self, isa, weight_format, is_wide):
         block = columns_of(kind_of(weight_format))
-        for num_blocks in (1, 2, 3, 5):
+        for num_blocks in (1, 2, 3, 5, 9):
             check(*make(7, 40, block * num_blocks, weight_format, is_wide=is_wide), isa)
 
     @pytest.mark.usefixtures("some_threads")
