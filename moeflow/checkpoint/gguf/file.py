@@ -26,6 +26,7 @@ from moeflow.checkpoint.gguf.cuts import Cut
 from moeflow.checkpoint.gguf.grids import LEVEL_KINDS, level_blocks
 from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor
 from moeflow.checkpoint.gguf.names import cut_names, heads_in_pairs, huggingface_name, is_single_row, part_of
+from moeflow.checkpoint.gguf.nvfp4 import factors_of, is_beside_nvfp4, nvfp4_blocks, nvfp4_values
 from moeflow.checkpoint.gguf.parts import read_gguf_parts
 from moeflow.checkpoint.gguf.recurrent import huggingface_shape, is_decay
 from moeflow.checkpoint.gguf.rope import LONG_TABLES, ROPE_FACTORS
@@ -55,6 +56,7 @@ class _Piece:
     pair_heads: int = 0  # heads whose rows are stored in pairs; 0: none
     is_decay: bool = False  # of recurrent layers, of which Hugging Face has the logarithm
     rows: NDArray[np.int64] | None = None  # from `start` on; None: all, one behind the other
+    factor: tuple[Path, int] | None = None  # of NVFP4: where the float is by which its scales are multiplied; None: 1
 
 
 class GGUFFile:
@@ -79,8 +81,11 @@ class GGUFFile:
         self._pieces: dict[str, _Piece] = {}
         for tensor in header.tensors.values():
             check_num_tensors(len(self._pieces) + tensor.shape[0] * ("_exps" in tensor.name), tensor.file)
-            if tensor.name not in tables:
-                self._pieces |= _pieces_of(tensor, architecture, self.config)
+            if tensor.name not in tables and not is_beside_nvfp4(tensor.name, header.tensors):
+                pieces = _pieces_of(tensor, architecture, self.config)
+                if tensor.quantization == TensorType.NVFP4:
+                    pieces = _with_factors(pieces, factors_of(tensor, header.tensors))
+                self._pieces |= pieces
         if not self._pieces:
             raise CheckpointError("holds no weights", file=path, remedy=DOWNLOAD_AGAIN)
         self.tensors: Mapping[str, TensorInfo] = {
@@ -109,6 +114,9 @@ class GGUFFile:
         if piece.quantization in LEVEL_KINDS:
             blocks = level_blocks(data, piece.quantization).view(stop - start, -1)
             return StoredRows(blocks, numbers, LEVEL_KINDS[piece.quantization])
+        if piece.quantization == TensorType.NVFP4:
+            blocks = nvfp4_blocks(data, self._read_factor(name, piece)).view(stop - start, -1)
+            return StoredRows(blocks, numbers, "NVFP4")
         return StoredRows(_widen(data, piece.quantization, (stop - start, num_cols)), numbers)
 
     def close(self) -> None:
@@ -124,7 +132,10 @@ class GGUFFile:
 
     def _read_piece(self, name: str, piece: _Piece) -> torch.Tensor:
         data = self._read_bytes(name, piece, 0, piece.shape[0])
-        weights = _widen(data, piece.quantization, piece.shape)
+        if piece.quantization == TensorType.NVFP4:
+            weights = nvfp4_values(data, self._read_factor(name, piece)).reshape(piece.shape)
+        else:
+            weights = _widen(data, piece.quantization, piece.shape)
         if piece.is_decay:
             return torch.log(-weights.float())
         return _pairs_to_halves(weights, piece.pair_heads) if piece.pair_heads else weights
@@ -137,6 +148,17 @@ class GGUFFile:
             return file.read(piece.start + start * row_bytes, (stop - start) * row_bytes, name)
         runs = [(piece.start + first * row_bytes, count * row_bytes) for first, count in _runs(piece.rows[start:stop])]
         return torch.cat([file.read(place, size, name) for place, size in runs])
+
+    def _read_factor(self, name: str, piece: _Piece) -> torch.Tensor:
+        """Return what the scales of an NVFP4 matrix are multiplied by, [1] float32."""
+        if piece.factor is None:
+            return torch.ones(1)
+        file, start = piece.factor
+        factor = self._files[file].read(start, 4, name).view(torch.float32)
+        if not (factor.isfinite() & (factor > 0)).item():
+            problem = f"its scales are multiplied by {factor.item()}, where a number above zero is expected"
+            raise CheckpointError(problem, file=file, tensor=name, remedy=DOWNLOAD_AGAIN)
+        return factor
 
     def _piece(self, name: str) -> _Piece:
         if name not in self._pieces:
@@ -180,6 +202,19 @@ def _experts(tensor: GGUFTensor, name: str, num_experts: int) -> Iterator[tuple[
         size = num_bytes // len(names)
         shape, start = (rows, *tensor.shape[2:]), tensor.start + number * size
         yield names[matrix].format(expert), _Piece(shape, tensor.quantization, tensor.file, start, size)
+
+
+def _with_factors(pieces: dict[str, _Piece], factors: GGUFTensor | None) -> dict[str, _Piece]:
+    """Return pieces of an NVFP4 tensor with what multiplies their scales: a number for all, or for each expert."""
+    if factors is None:
+        return pieces
+    count = factors.shape[0] if len(factors.shape) == 1 else 0
+    if factors.quantization != TensorType.F32 or count == 0 or len(pieces) % count:
+        raise _misfit(f"has the shape {list(factors.shape)}, where one float32 a matrix is expected", factors)
+    return {
+        name: replace(piece, factor=(factors.file, factors.start + number * count // len(pieces) * 4))
+        for number, (name, piece) in enumerate(pieces.items())
+    }
 
 
 def _cut(tensor: GGUFTensor, cut: Cut, config: Mapping[str, Any]) -> dict[str, _Piece]:

@@ -51,7 +51,7 @@ class TensorType(IntEnum):
     Q1_0 = 41
 
 
-# Without kernels of their own: read as levels (grids.py), or widened to float32.
+# Without kernels of their own: read as levels (grids.py) or as NVFP4 in folders (nvfp4.py), or widened to float32.
 _GRIDS: Final = (
     TensorType.IQ1_S,
     TensorType.IQ1_M,
@@ -62,7 +62,7 @@ _GRIDS: Final = (
     TensorType.IQ3_S,
 )
 _WIDENED: Final = (TensorType.TQ1_0, TensorType.TQ2_0)
-BLOCKS: Final = (*(TensorType[kind] for kind in GGUF_BLOCK_KINDS), *_GRIDS, *_WIDENED)
+BLOCKS: Final = (*(TensorType[kind] for kind in GGUF_BLOCK_KINDS), *_GRIDS, TensorType.NVFP4, *_WIDENED)
 SUPPORTED: Final = (TensorType.F32, TensorType.F16, TensorType.BF16, *BLOCKS)
 
 BLOCK_SIZES: Final = {  # values and bytes of one block
@@ -82,6 +82,7 @@ BLOCK_SIZES: Final = {  # values and bytes of one block
     TensorType.IQ4_NL: (32, 18),
     TensorType.IQ4_XS: (256, 136),
     TensorType.MXFP4: (32, 17),
+    TensorType.NVFP4: (64, 36),
     TensorType.IQ1_S: (256, 50),
     TensorType.IQ1_M: (256, 56),
     TensorType.IQ2_XXS: (256, 66),

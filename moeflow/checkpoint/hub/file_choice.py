@@ -24,7 +24,7 @@ DEFAULT_TAG: Final = "Q4_K_M"  # of a GGUF file, where a name has none: what mos
 
 _SMALL_SUFFIXES: Final = (".json", ".jinja", ".txt")
 _POOLING: Final = re.compile(r"\d+_\w+/config\.json")  # of sentence-transformers
-_QUANTIZATION = re.compile(r"(?:^|[-._])((UD-)?(I?Q\d\w*|MXFP4\w*|TQ\d\w*|F16|BF16|F32))$", re.IGNORECASE)
+_QUANTIZATION = re.compile(r"(?:^|[-._])((UD-)?(I?Q\d\w*|(?:MX|NV)FP4\w*|TQ\d\w*|F16|BF16|F32))$", re.IGNORECASE)
 _MOST_SHOWN: Final = 12
 
 
