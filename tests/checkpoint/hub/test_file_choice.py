@@ -134,6 +134,7 @@ def test_the_only_gguf_file_needs_no_tag():
 def test_a_file_without_a_known_tag_is_called_by_its_name():
     assert (tag_of("x/model.gguf"), tag_of("m-UD-IQ1_S.gguf")) == ("model.gguf", "UD-IQ1_S")
     assert tag_of("x/model-00001-of-00002.gguf") == "model.gguf"
+    assert tag_of("m-NVFP4.gguf") == "NVFP4"
 
 
 @pytest.mark.parametrize(
