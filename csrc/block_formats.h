@@ -35,7 +35,8 @@ namespace moeflow {
 namespace {
 
 // `kLow` + `kHigh` bits a code. `Numbers` in what follows is what reads numbers of a group: `half(i)` and `bf16(i)` as
-// floats, `bits(i)` as integers, and what makes floats of these; of one output, or of as many as a vector has lanes.
+// floats, `bits(i)` as integers, `low_byte(i)` and `high_byte(i)`, `raised_byte(i, half)` as the highest byte of an
+// integer, `common<Format>(i)`, and what makes floats of these; of one output, or of as many as a vector has lanes.
 template <typename Self, typename Block, int kLow, int kHigh, int kBlocks = 1>
 struct BlockFormat {
   using Source = Block;
@@ -43,6 +44,7 @@ struct BlockFormat {
   static constexpr int kStretchWords = kLow + kHigh, kStretches = kGroup / source::kStretch;
   static constexpr int kWords = kStretches * kStretchWords;
   static constexpr bool kHasMin = Block::kHasMin;
+  static constexpr int kCommon = 0;
   static constexpr int32_t kOffset = 0;
   static constexpr const uint8_t* kTable = nullptr;  // of 16 values raised by kOffset; null: codes are these
   static constexpr int kMost = (1 << (kLow + kHigh)) - 1;  // the largest value, raised
@@ -95,15 +97,10 @@ struct BlockFormat {
   }
 
  protected:
-  // Byte j of those that begin at number `first`: unsigned, and signed.
+  // Byte j of those that begin at number `first`.
   template <typename Numbers>
   static auto byte(const Numbers& numbers, int first, int j) {
     return numbers.bits(first + j / 2) >> (j % 2 * 8) & 255;
-  }
-  template <typename Numbers>
-  static auto signed_byte(const Numbers& numbers, int first, int j) {
-    const auto unsigned_byte = byte(numbers, first, j);
-    return unsigned_byte - ((unsigned_byte & 128) << 1);
   }
 
   static uint16_t two_bytes(int first, int second) {
@@ -116,6 +113,13 @@ struct BlockFormat {
     float half(int i) const { return half_to_float(numbers[i]); }
     float bf16(int i) const { return bf16_to_float(numbers[i]); }
     int32_t bits(int i) const { return numbers[i]; }
+    int32_t low_byte(int i) const { return numbers[i] & 255; }
+    int32_t high_byte(int i) const { return numbers[i] >> 8; }
+    int32_t raised_byte(int i, int half) const { return static_cast<int8_t>(numbers[i] >> (half * 8)) * (1 << 24); }
+    template <typename Format>
+    float common(int i) const {
+      return Format::common_of(*this, i);
+    }
     static float to_floats(int32_t number) { return static_cast<float>(number); }
     static float to_bits_of_floats(int32_t bits) { return bit_cast<float>(bits); }
     static float half_exponents(int32_t exponent) { return half_exponents_to_floats<float>(exponent); }
@@ -217,7 +221,7 @@ struct MXFP4 : BlockFormat<MXFP4, source::MXFP4, 4, 0, 2> {
 template <typename Self, typename Block, int kHigh>
 struct FourBitSuperblockFormat : BlockFormat<Self, Block, 4, kHigh> {
   using Base = BlockFormat<Self, Block, 4, kHigh>;
-  static constexpr int kNumbers = 2 + Base::kStretches;
+  static constexpr int kNumbers = 2 + Base::kStretches, kCommon = 2;
 
   static void keep_numbers(const uint8_t* block, uint16_t* numbers) {
     __builtin_memcpy(numbers, block, 2 * sizeof(uint16_t));
@@ -226,12 +230,16 @@ struct FourBitSuperblockFormat : BlockFormat<Self, Block, 4, kHigh> {
     }
   }
   template <typename Numbers>
+  static auto common_of(const Numbers& numbers, int i) {
+    return i == 0 ? numbers.half(0) : -numbers.half(1);
+  }
+  template <typename Numbers>
   static auto scale(const Numbers& numbers, int stretch, int) {
-    return numbers.half(0) * numbers.to_floats(Base::byte(numbers, 2, 2 * stretch));
+    return numbers.template common<Self>(0) * numbers.to_floats(numbers.low_byte(2 + stretch));
   }
   template <typename Numbers>
   static auto least(const Numbers& numbers, int stretch, int) {
-    return -(numbers.half(1) * numbers.to_floats(Base::byte(numbers, 2, 2 * stretch + 1)));
+    return numbers.template common<Self>(1) * numbers.to_floats(numbers.high_byte(2 + stretch));
   }
 };
 
@@ -245,19 +253,23 @@ struct Q5_K : FourBitSuperblockFormat<Q5_K, source::Q5_K, 1> {
 
 struct Q2_K : BlockFormat<Q2_K, source::Q2_K, 2, 0> {
   static constexpr const char* kName = "q2_k";
-  static constexpr int kNumbers = 2 + kGroup / kSub / 2;
+  static constexpr int kNumbers = 2 + kGroup / kSub / 2, kCommon = 2;
 
   static void keep_numbers(const uint8_t* block, uint16_t* numbers) {
     __builtin_memcpy(numbers, block + Source::kHead, 2 * sizeof(uint16_t));
     __builtin_memcpy(numbers + 2, block, kGroup / kSub);
   }
   template <typename Numbers>
+  static auto common_of(const Numbers& numbers, int i) {
+    return i == 0 ? numbers.half(0) : -numbers.half(1);
+  }
+  template <typename Numbers>
   static auto scale(const Numbers& numbers, int stretch, int half) {
-    return numbers.half(0) * numbers.to_floats(byte(numbers, 2, 2 * stretch + half) & 15);
+    return numbers.template common<Q2_K>(0) * numbers.to_floats(byte(numbers, 2, 2 * stretch + half) & 15);
   }
   template <typename Numbers>
   static auto least(const Numbers& numbers, int stretch, int half) {
-    return -(numbers.half(1) * numbers.to_floats(byte(numbers, 2, 2 * stretch + half) >> 4));
+    return numbers.template common<Q2_K>(1) * numbers.to_floats(byte(numbers, 2, 2 * stretch + half) >> 4);
   }
 };
 
@@ -265,7 +277,7 @@ struct Q2_K : BlockFormat<Q2_K, source::Q2_K, 2, 0> {
 template <typename Self, typename Block, int kLow, int kHigh>
 struct SignedScalesFormat : BlockFormat<Self, Block, kLow, kHigh> {
   using Base = BlockFormat<Self, Block, kLow, kHigh>;
-  static constexpr int kScales = Base::kGroup / Base::kSub, kNumbers = 1 + kScales / 2;
+  static constexpr int kScales = Base::kGroup / Base::kSub, kNumbers = 1 + kScales / 2, kCommon = 1;
 
   static void keep_numbers(const uint8_t* block, uint16_t* numbers) {
     __builtin_memcpy(numbers, block + Block::kHead, sizeof(uint16_t));
@@ -273,10 +285,15 @@ struct SignedScalesFormat : BlockFormat<Self, Block, kLow, kHigh> {
       numbers[1 + j / 2] = Base::two_bytes(Block::small_scale(block, j), Block::small_scale(block, j + 1));
     }
   }
+  // As the highest byte of an integer a small scale has its sign without further ado, and is 2^24 times as large.
+  template <typename Numbers>
+  static auto common_of(const Numbers& numbers, int) {
+    return numbers.half(0) * 0x1p-24f;
+  }
   template <typename Numbers>
   static auto scale(const Numbers& numbers, int stretch, int half) {
     const int j = stretch * (kScales / Base::kStretches) + half;
-    return numbers.half(0) * numbers.to_floats(Base::signed_byte(numbers, 1, j));
+    return numbers.template common<Self>(0) * numbers.to_floats(numbers.raised_byte(1 + j / 2, j % 2));
   }
 };
 
@@ -311,8 +328,8 @@ struct LevelsFormat : SignedScalesFormat<Self, Block, 4, 0> {
   static constexpr int kMost = largest(kRaised);
 
   template <typename Numbers>
-  static auto scale(const Numbers& numbers, int stretch, int half) {
-    return Base::scale(numbers, stretch, half) * Block::kUnit;
+  static auto common_of(const Numbers& numbers, int i) {
+    return Base::common_of(numbers, i) * Block::kUnit;
   }
 };
 

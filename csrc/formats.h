@@ -35,6 +35,8 @@
 //   quad(word, i)                the codes of the i-th four neighbours of a stretch, as bytes; word(i) is its i-th word
 //   scale(numbers, i, step)      of the i-th stretch of a group, where it has steps of kSub values
 //   least(numbers, i, step)      and the minimum
+//   common_of(numbers, j)        the j-th of kCommon factors (mostly none) that these have in common in a group; they get
+//                                it as numbers.common<Format>(j), so that it can be made once for all stretches
 //
 // Included by the instruction sets' units, so all of this has internal linkage and calls no shared template: the linker
 // might choose a copy with instructions that the processor lacks.
@@ -117,7 +119,7 @@ static inline float max_magnitude(const float* w, int count) {
 struct INT8 : KeepsNothing {
   static constexpr const char* kName = "int8";
   static constexpr int kGroup = 32, kNumbers = 1, kWords = 8;
-  static constexpr int kSub = 32, kStretches = 1, kStretchWords = kWords, kMost = 255;
+  static constexpr int kSub = 32, kStretches = 1, kStretchWords = kWords, kMost = 255, kCommon = 0;
   static constexpr bool kHasMin = false;
   static constexpr int32_t kOffset = 128;
   static constexpr const uint8_t* kTable = nullptr;
@@ -179,7 +181,7 @@ struct INT8 : KeepsNothing {
 // Four bits a value: how both formats of these keep numbers from 0 to 15.
 struct FourBits : KeepsNothing {
   static constexpr int kGroup = 32, kWords = 4;
-  static constexpr int kSub = 32, kStretches = 1, kStretchWords = kWords, kMost = 15;
+  static constexpr int kSub = 32, kStretches = 1, kStretchWords = kWords, kMost = 15, kCommon = 0;
   static constexpr const uint8_t* kTable = nullptr;
   static constexpr TileKind kTile = TileKind::kIntegers;
   static constexpr Activation activation(bool is_wide) { return is_wide ? Activation::kInt16 : Activation::kInt8; }

@@ -3,6 +3,7 @@
 //
 //   dot_unsigned   acc += w * x over the 4 bytes of each lane; w unsigned (on ARM below 128), x signed, the same in all
 //   dot_int8       the same with signed w, to which some instructions add kInt8Offset: the caller undoes that
+//   dot_int8_without_least   the same where no w is -128: quicker where more w than x meet (where HAS_PAIRED_PRODUCTS)
 //   dot_pairs      acc += w * x over the two 16-bit halves of each lane, both signed; x the same in every lane
 //
 //   lane        |        0        |        1        | ..

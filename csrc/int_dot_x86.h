@@ -84,6 +84,20 @@ FORCE_INLINE IntLanes dot_pairs(IntLanes acc, BitLanes w, int32_t x2) {
 }
 
 #if HAS_PAIRED_PRODUCTS
+// The sign goes to w: the magnitude of x is made once for all w that it meets, not that of w for each x.
+FORCE_INLINE IntLanes dot_int8_without_least(IntLanes acc, BitLanes w, int32_t x4) {
+#if MOEFLOW_UNIT == MOEFLOW_AVX512
+  const __m512i x = _mm512_set1_epi32(x4), ws = (__m512i)w;
+  const __m512i signed_w = _mm512_mask_sub_epi8(ws, _mm512_movepi8_mask(x), _mm512_setzero_si512(), ws);
+  const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(x), signed_w);
+  return (IntLanes)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#else
+  const __m256i x = _mm256_set1_epi32(x4);
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8((__m256i)w, x));
+  return (IntLanes)_mm256_add_epi32((__m256i)acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+}
+
 // Products of four bytes, unsigned and signed, as two sums of 16 bits a lane; sums of these; and both in one.
 #if MOEFLOW_UNIT == MOEFLOW_AVX512
 FORCE_INLINE BitLanes paired_products(BitLanes w, int32_t x4) {

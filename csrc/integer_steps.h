@@ -43,6 +43,31 @@ constexpr RaisedTable signed_table() {
 template <typename F>
 constexpr RaisedTable kSignedTable = signed_table<F>();
 
+// Whether there is a table in which none of these is -128, of which bytes cannot hold the opposite.
+template <typename F>
+constexpr bool lacks_least() {
+  if (F::kTable == nullptr) return false;
+  for (int i = 0; i < 16; ++i) {
+    if (F::kTable[i] == 0) return false;
+  }
+  return true;
+}
+
+// Where a band of a tile begins. The last one stands for one that would follow it, too.
+FORCE_INLINE const uint8_t* begin_of(const Tile& tile, int band) {
+  const int64_t last = tile.num_bands - 1;
+  return tile.bands + (band < last ? band : last) * tile.band_stride;
+}
+
+// Where all of them do; made only where that is looked up (`Steps::weights`).
+struct BandBegins {
+  const uint8_t* at[kMaxTileBands];
+
+  explicit BandBegins(const Tile& tile) {
+    for (int band = 0; kParts > 1 && band < kMaxTileBands; ++band) at[band] = begin_of(tile, band);
+  }
+};
+
 // How a format's weights are multiplied. A step is what shares a scale, `kSub` values: a stretch of 32, or half of one.
 //
 //   a band in memory     numbers of all groups, 16 x 16 bits each | group 0 | group 1 | ..
@@ -65,11 +90,12 @@ struct Steps {
   static_assert(kGroup == 32 && F::kGroup % kGroup == 0, "rows have a scale and sums for each stretch of weights");
 
   // What adds up products.
-  using Sums = std::conditional_t<kIsWide, PairSums, ByteSums<quads_in_pairs(F::kMost), kQuads>>;
+  using Sums = std::conditional_t<kIsWide, PairSums, ByteSums<quads_in_pairs(F::kMost), kQuads, lacks_least<F>()>>;
 
   const Tile& tile;
   const int64_t k = padded_cols(tile.cols), stretches = k / kGroup;
   const int64_t head = scale_bytes<F>(num_groups<F>(tile.cols));
+  const BandBegins begins{tile};
   const Ahead<1> ahead{tile, head, num_groups<F>(tile.cols) * F::kStretches * F::kStretchWords};
 
   RowStep row_step(int r, int64_t s, int step) const {
@@ -82,8 +108,10 @@ struct Steps {
   }
 
   // A stretch of some outputs: as many as a vector has lanes, from part `part` of a band on.
-  struct Weights {
-    const uint8_t *words, *numbers;
+  template <typename Numbers>
+  struct WeightsWith {
+    const uint8_t* words;
+    Numbers numbers;
     int stretch;
 
     // Of quad `quad` of the stretch what is multiplied at once: all of its bytes, raised or signed; wide: 0 the first
@@ -99,22 +127,26 @@ struct Steps {
     }
     // What is taken off its products with a row that sums up to 1; unused where all outputs have one offset.
     FORCE_INLINE_MEMBER IntLanes offset() const {
-      if constexpr (!kHasOneOffset) return F::offset(NumbersOfLanes{numbers}, stretch) + kRaisedBy;
+      if constexpr (!kHasOneOffset) return F::offset(numbers, stretch) + kRaisedBy;
       return IntLanes{};
     }
-    FORCE_INLINE_MEMBER FloatLanes scale(int step) const { return F::scale(NumbersOfLanes{numbers}, stretch, step); }
+    FORCE_INLINE_MEMBER FloatLanes scale(int step) const { return F::scale(numbers, stretch, step); }
     FORCE_INLINE_MEMBER FloatLanes least(int step) const {
-      if constexpr (F::kHasMin) return F::least(NumbersOfLanes{numbers}, stretch, step);
+      if constexpr (F::kHasMin) return F::least(numbers, stretch, step);
       return FloatLanes{};
     }
   };
 
-  // The last band stands for one that would follow it, too.
+  using Weights = WeightsWith<NumbersOfLanes>;
+
   FORCE_INLINE_MEMBER Weights weights(int64_t s, int band, int part) const {
-    const int64_t last = tile.num_bands - 1;
-    const uint8_t* const from = tile.bands + (band < last ? band : last) * tile.band_stride;
-    return {from + head + s * F::kStretchWords * 64 + part * kLanes * 4,
-            from + s / F::kStretches * kNumberBytes + part * kLanes * 2, static_cast<int>(s % F::kStretches)};
+    // Where several registers make a band, there are none to spare for computing this each time (AVX2, one row: 4 to
+    // 7%), nor for each part's distance from the band, which GCC would keep.
+    const uint8_t* const from = kParts > 1 ? begins.at[band] : begin_of(tile, band);
+    const uint8_t* words = from + head + s * F::kStretchWords * 64;
+    if constexpr (kParts > 1) asm("" : "+r"(words));
+    return {words + part * kLanes * 4, {from + s / F::kStretches * kNumberBytes + part * kLanes * 2},
+            static_cast<int>(s % F::kStretches)};
   }
 
   // Has what is multiplied later than this stretch of two bands fetched.
@@ -140,6 +172,46 @@ struct Steps {
                                           const RowStep& row) {
     store_lanes(out, with_sum(load_lanes(out), sum, scale, least, row.scale, row.sum));
   }
+};
+
+// Weights of all outputs of a tile, with what scales and minima of a group have in common: made once for its stretches.
+template <typename F, bool kIsWide>
+class WeightsInGroups {
+  using S = Steps<F, kIsWide>;
+  static constexpr bool kHasCommon = F::kCommon > 0;
+
+ public:
+  using Weights =
+      std::conditional_t<kHasCommon, typename S::template WeightsWith<NumbersWithCommon>, typename S::Weights>;
+
+  explicit WeightsInGroups(const S& steps) : steps_(steps) {}
+
+  // Before those of stretch `s` are asked for; stretches come in order.
+  FORCE_INLINE_MEMBER void reach([[maybe_unused]] int64_t s) {
+    if constexpr (kHasCommon) {
+      if (s % F::kStretches != 0) return;
+      const int vectors = static_cast<int>(round_up(steps_.tile.num_bands, 2)) * kParts;
+      for (int v = 0; v < vectors; ++v) {
+        const NumbersOfLanes numbers = steps_.weights(s, v / kParts, v % kParts).numbers;
+#pragma GCC unroll 2
+        for (int i = 0; i < F::kCommon; ++i) factors_[v][i] = F::common_of(numbers, i);
+      }
+    }
+  }
+
+  // As `Steps::weights`.
+  FORCE_INLINE_MEMBER Weights weights(int64_t s, int band, int part) const {
+    const typename S::Weights weights = steps_.weights(s, band, part);
+    if constexpr (kHasCommon) {
+      return {weights.words, {weights.numbers, factors_[band * kParts + part]}, weights.stretch};
+    } else {
+      return weights;
+    }
+  }
+
+ private:
+  const S& steps_;
+  FloatLanes factors_[kHasCommon ? kMaxTileBands * kParts : 1][kHasCommon ? F::kCommon : 1];
 };
 
 // Outputs of a tile are added up where they go. A band that the last one stands for has its place, too.

@@ -45,19 +45,20 @@ constexpr int32_t offset_of_bytes(int most, int32_t offset) {
 }
 
 // Sums of kQuads products of four bytes that are at most `most` with four signed ones, quads_in_pairs(most) being
-// kInPairs; where that is 0, the bytes come less by 128, as signed ones.
-template <int kInPairs, int kQuads>
+// kInPairs; where that is 0, the bytes come less by 128, as signed ones, of which with kLackLeast none is -128.
+template <int kInPairs, int kQuads, bool kLackLeast>
 struct ByteSums {
   static constexpr int kWidenEvery = kInPairs < kQuads ? kInPairs : kQuads;
   // Whether what a sum begins with is better added in the end: until then it would take a register beside the pairs.
   static constexpr bool kBeginsLast = HAS_PAIRED_PRODUCTS && kInPairs > 0;
 
   // Adds the products of quad `quad`, which counts up from 0 to kQuads - 1. `pairs` is for sums on their way: a variable
-  // of its own, as GCC keeps structs of vectors in memory.
+  // of its own, as GCC keeps structs of vectors in memory. `kSharesX`: whether more `w` meet an x than x meet a w.
+  template <bool kSharesX>
   FORCE_INLINE_MEMBER static void add(IntLanes& total, [[maybe_unused]] BitLanes& pairs, BitLanes w, int32_t x4,
                                       [[maybe_unused]] int quad) {
     if constexpr (kInPairs == 0) {
-      total = dot_int8(total, w, x4);
+      total = dot_signed<kSharesX>(total, w, x4);
       pin(total);
     } else {
 #if HAS_PAIRED_PRODUCTS
@@ -73,11 +74,21 @@ struct ByteSums {
 #endif
     }
   }
+
+ private:
+  template <bool kSharesX>
+  FORCE_INLINE_MEMBER static IntLanes dot_signed(IntLanes total, BitLanes w, int32_t x4) {
+#if HAS_PAIRED_PRODUCTS
+    if constexpr (kLackLeast && kSharesX) return dot_int8_without_least(total, w, x4);
+#endif
+    return dot_int8(total, w, x4);
+  }
 };
 
 // Sums of products of pairs of 16 bits.
 struct PairSums {
   static constexpr bool kBeginsLast = false;
+  template <bool>
   FORCE_INLINE_MEMBER static void add(IntLanes& total, BitLanes&, BitLanes w, int32_t x2, int) {
     total = dot_pairs(total, w, x2);
     pin(total);

@@ -23,7 +23,7 @@ constexpr int kTileSums = IS_NEON ? 16 : 8;
 // What a step of some vectors of outputs adds to R rows, whose results begin at `out`.
 template <typename S, int R, int V, typename Weights>
 FORCE_INLINE void add_step(const Weights (&weights)[V], const RowStep* rows, int step, float* out) {
-  constexpr bool kBeginsLast = S::Sums::kBeginsLast;
+  constexpr bool kBeginsLast = S::Sums::kBeginsLast, kSharesX = V > R;
   IntLanes acc[R][V];
   BitLanes pairs[R][V];
 #pragma GCC unroll 4
@@ -39,7 +39,7 @@ FORCE_INLINE void add_step(const Weights (&weights)[V], const RowStep* rows, int
         const BitLanes w = weights[v].factor(step * S::kQuads + i, f);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          S::Sums::add(acc[r][v], pairs[r][v], w, rows[r].x[i * S::kFactors + f], i);
+          S::Sums::template add<kSharesX>(acc[r][v], pairs[r][v], w, rows[r].x[i * S::kFactors + f], i);
         }
       }
 #pragma GCC unroll 8
@@ -58,10 +58,13 @@ FORCE_INLINE void add_step(const Weights (&weights)[V], const RowStep* rows, int
 template <int R, typename F, bool kIsWide>
 TILE void tile_few_rows(const Tile& t) {
   using S = Steps<F, kIsWide>;
+  using Weights = typename WeightsInGroups<F, kIsWide>::Weights;
   constexpr int kVectors = R * 2 * kParts <= kTileSums ? 2 * kParts : kParts;
   const S steps{t};
+  WeightsInGroups<F, kIsWide> groups(steps);
   clear_out(t, R);
   for (int64_t s = 0; s < steps.stretches; ++s) {
+    groups.reach(s);
     RowStep rows[S::kSteps][R];
 #pragma GCC unroll 2
     for (int step = 0; step < S::kSteps; ++step)
@@ -71,10 +74,10 @@ TILE void tile_few_rows(const Tile& t) {
       steps.fetch(s, band);
 #pragma GCC unroll 2
       for (int first = 0; first < 2 * kParts; first += kVectors) {
-        typename S::Weights weights[kVectors];
+        Weights weights[kVectors];
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
-          weights[v] = steps.weights(s, band + (first + v) / kParts, (first + v) % kParts);
+          weights[v] = groups.weights(s, band + (first + v) / kParts, (first + v) % kParts);
         }
 #pragma GCC unroll 2
         for (int step = 0; step < S::kSteps; ++step) {
@@ -103,7 +106,8 @@ struct Stretch {
     FORCE_INLINE_MEMBER IntLanes offset() const { return of->offsets[v]; }
   };
 
-  FORCE_INLINE_MEMBER void take_apart(const typename S::Weights& weights, int v) {
+  template <typename Weights>
+  FORCE_INLINE_MEMBER void take_apart(const Weights& weights, int v) {
 #pragma GCC unroll 8
     for (int quad = 0; quad < kStretchQuads; ++quad) bytes[quad][v] = weights.factor(quad, 0);
 #pragma GCC unroll 2
@@ -122,6 +126,7 @@ TILE void tile_many_rows(const Tile& t) {
   using S = Steps<F, false>;
   constexpr int kVectors = 2, kRows = 4;
   const S steps{t};
+  WeightsInGroups<F, false> groups(steps);
   RowStep rows[S::kSteps][kMaxTileRows];
   Stretch<S, kVectors> stretch;
   typename Stretch<S, kVectors>::Part parts[kVectors];
@@ -129,6 +134,7 @@ TILE void tile_many_rows(const Tile& t) {
   const int num_rows = t.num_rows;
   clear_out(t, num_rows);
   for (int64_t s = 0; s < steps.stretches; ++s) {
+    groups.reach(s);
     for (int r = 0; r < num_rows; ++r)
 #pragma GCC unroll 2
       for (int step = 0; step < S::kSteps; ++step) rows[step][r] = steps.row_step(r, s, step);
@@ -138,7 +144,7 @@ TILE void tile_many_rows(const Tile& t) {
       for (int first = 0; first < 2 * kParts; first += kVectors) {
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
-          stretch.take_apart(steps.weights(s, band + (first + v) / kParts, (first + v) % kParts), v);
+          stretch.take_apart(groups.weights(s, band + (first + v) / kParts, (first + v) % kParts), v);
         }
         float* const out = t.out + band * kBand + first * kLanes;
 #pragma GCC unroll 2

@@ -20,6 +20,13 @@ struct NumbersOfLanes {
   FORCE_INLINE_MEMBER FloatLanes half(int i) const { return load_halves(at(i)); }
   FORCE_INLINE_MEMBER FloatLanes bf16(int i) const { return to_bits_of_floats(bits(i) << 16); }
   FORCE_INLINE_MEMBER IntLanes bits(int i) const { return load_shorts(at(i)); }
+  FORCE_INLINE_MEMBER IntLanes low_byte(int i) const { return byte_of_shorts(at(i), 0); }
+  FORCE_INLINE_MEMBER IntLanes high_byte(int i) const { return byte_of_shorts(at(i), 1); }
+  FORCE_INLINE_MEMBER IntLanes raised_byte(int i, int half) const { return raised_byte_of_shorts(at(i), half); }
+  template <typename Format>
+  FORCE_INLINE_MEMBER FloatLanes common(int i) const {
+    return Format::common_of(*this, i);
+  }
   FORCE_INLINE_MEMBER static FloatLanes to_floats(IntLanes numbers) {
     return __builtin_convertvector(numbers, FloatLanes);
   }
@@ -29,6 +36,16 @@ struct NumbersOfLanes {
   }
   FORCE_INLINE_MEMBER static FloatLanes half_nvfp4(IntLanes code, FloatLanes factor) {
     return half_nvfp4_scale(code, factor);
+  }
+};
+
+// The same where common factors have been made before.
+struct NumbersWithCommon : NumbersOfLanes {
+  const FloatLanes* factors;
+
+  template <typename>
+  FORCE_INLINE_MEMBER FloatLanes common(int i) const {
+    return factors[i];
   }
 };
 

@@ -38,6 +38,9 @@ FORCE_INLINE FloatLanes load_halves(const uint16_t* p) {
 
 FORCE_INLINE IntLanes load_shorts(const uint16_t* p) { return (IntLanes)vmovl_u16(vld1_u16(p)); }
 
+FORCE_INLINE IntLanes byte_of_shorts(const uint16_t* p, int half) { return load_shorts(p) >> (half * 8) & 255; }
+FORCE_INLINE IntLanes raised_byte_of_shorts(const uint16_t* p, int half) { return load_shorts(p) >> (half * 8) << 24; }
+
 FORCE_INLINE IntLanes to_nearest(FloatLanes x) { return (IntLanes)vcvtnq_s32_f32((float32x4_t)x); }
 
 FORCE_INLINE void store_bytes(int8_t* p, const IntLanes (&values)[kGroup / kLanes]) {

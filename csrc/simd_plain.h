@@ -41,6 +41,10 @@ FORCE_INLINE IntLanes load_shorts(const uint16_t* p) {
   return __builtin_convertvector(*reinterpret_cast<const Narrow<kLanes>::Halves*>(p), IntLanes);
 }
 
+// Of numbers of 16 bits one byte, the lower one (half 0) or the upper one (1): as integers, and as their highest byte.
+FORCE_INLINE IntLanes byte_of_shorts(const uint16_t* p, int half) { return load_shorts(p) >> (half * 8) & 255; }
+FORCE_INLINE IntLanes raised_byte_of_shorts(const uint16_t* p, int half) { return load_shorts(p) >> (half * 8) << 24; }
+
 // To the nearest integer, halves to even. Asked for as one operation, because an addition in floats could be fused
 // with the multiplication before it and so round differently in one instruction set than in another.
 FORCE_INLINE IntLanes to_nearest(FloatLanes x) {

@@ -69,6 +69,42 @@ FORCE_INLINE IntLanes load_shorts(const uint16_t* p) {
 #endif
 }
 
+#if defined(__AVX512F__)
+FORCE_INLINE IntLanes byte_of_shorts(const uint16_t* p, int half) {
+  return half == 0 ? load_shorts(p) & 255 : load_shorts(p) >> 8;
+}
+// From the byte on that is meant, so that it is the lower one: of the last number, what comes after it is read, too.
+FORCE_INLINE IntLanes raised_byte_of_shorts(const uint16_t* p, int half) {
+  const uint8_t* const from = reinterpret_cast<const uint8_t*>(p) + half;
+  const __m256i shorts = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return (IntLanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(shorts), 24);
+}
+#elif defined(__AVX2__)
+// Where bytes of eight numbers go, each to byte `to` of its lane.
+struct BytePlaces {
+  alignas(32) int8_t from[32];
+};
+constexpr BytePlaces byte_places(int half, int to) {
+  BytePlaces places{};
+  for (int i = 0; i < 32; ++i) places.from[i] = static_cast<int8_t>(i % 4 == to ? i / 4 * 2 + half : -1);
+  return places;
+}
+constexpr BytePlaces kLowestPlaces[2] = {byte_places(0, 0), byte_places(1, 0)};
+constexpr BytePlaces kHighestPlaces[2] = {byte_places(0, 3), byte_places(1, 3)};
+
+FORCE_INLINE IntLanes take_bytes(const uint16_t* p, const BytePlaces& places) {
+  const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return (IntLanes)_mm256_shuffle_epi8(twice, _mm256_load_si256(reinterpret_cast<const __m256i*>(places.from)));
+}
+FORCE_INLINE IntLanes byte_of_shorts(const uint16_t* p, int half) { return take_bytes(p, kLowestPlaces[half]); }
+FORCE_INLINE IntLanes raised_byte_of_shorts(const uint16_t* p, int half) { return take_bytes(p, kHighestPlaces[half]); }
+#else
+FORCE_INLINE IntLanes byte_of_shorts(const uint16_t* p, int half) { return plain::byte_of_shorts(p, half); }
+FORCE_INLINE IntLanes raised_byte_of_shorts(const uint16_t* p, int half) {
+  return plain::raised_byte_of_shorts(p, half);
+}
+#endif
+
 FORCE_INLINE IntLanes to_nearest(FloatLanes x) {
 #if defined(__AVX512F__)
   return (IntLanes)_mm512_cvtps_epi32((__m512)x);
