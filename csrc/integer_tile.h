@@ -71,7 +71,7 @@ TILE void tile_few_rows(const Tile& t) {
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) rows[step][r] = steps.row_step(r, s, step);
     for (int band = 0; band < t.num_bands; band += 2) {
-      steps.fetch(s, band);
+      steps.template fetch<R == 1>(s, band);
 #pragma GCC unroll 2
       for (int first = 0; first < 2 * kParts; first += kVectors) {
         Weights weights[kVectors];
