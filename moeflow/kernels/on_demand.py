@@ -59,11 +59,6 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-def has_torch() -> bool:
-    """Return whether torch is imported: before that, nothing is a tensor."""
-    return sys.modules.get("torch") is not None
-
-
 def without_gradients(function: Callable[P, T]) -> Callable[P, T]:
     """Run a function in torch's inference mode, if torch is there."""
 

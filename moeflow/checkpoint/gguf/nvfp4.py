@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from moeflow.checkpoint.e2m1 import e2m1_values
 from moeflow.checkpoint.gguf.header import GGUFTensor
 from moeflow.checkpoint.gguf.tensor_types import BLOCK_SIZES, TensorType
 from moeflow.kernels.on_demand import torch
@@ -20,10 +21,9 @@ from moeflow.kernels.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_VALUES, _BYTES = BLOCK_SIZES[TensorType.NVFP4]
+_, _BYTES = BLOCK_SIZES[TensorType.NVFP4]
 _SCALES: Final = 4  # of a block
 _SIGN, _NONE = 128, 127  # in a scale
-_LEVELS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _WEIGHT, _SCALE, _INPUT_SCALE = ".weight", ".scale", ".input_scale"
 
 
@@ -53,9 +53,7 @@ def nvfp4_blocks(data: Tensor, factor: Tensor) -> Tensor:
 def nvfp4_values(data: Tensor, factor: Tensor) -> Tensor:
     """Return the values of whole blocks, [blocks * 64] float32."""
     scales, codes = _taken_apart(data)
-    return (torch.tensor(_LEVELS)[codes.int()] * (scales.view(torch.float8_e4m3fn).float() * factor)[..., None]).view(
-        -1
-    )
+    return (e2m1_values(codes) * (scales.view(torch.float8_e4m3fn).float() * factor)[..., None]).view(-1)
 
 
 def _taken_apart(data: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from moeflow.checkpoint.checkpoint import TensorInfo
+from moeflow.checkpoint.e2m1 import e2m1_values
 from moeflow.checkpoint.file_errors import check_num_tensors
 from moeflow.checkpoint.quantized.matrix import Found
 from moeflow.checkpoint.quantized.parts import Parts
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 _BLOCK: Final = 32
 _NAN: Final = 255  # as an exponent
 _BLOCKS, _SCALES = "_blocks", "_scales"
-_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_LEVELS: Final = (*_VALUES, *(-it for it in _VALUES))  # by a number's four bits
 
 
 def find_matrices(parts: Parts, config: Mapping[str, Any]) -> Found:
@@ -117,7 +116,7 @@ class MXFP4Matrix:
     def read_values(self, start: int, stop: int) -> Tensor:
         """Return rows as floats."""
         values, exponents = self._read(start, stop)
-        return torch.ldexp(torch.tensor(_LEVELS)[values.int()], exponents[..., None].int() - 127).view(stop - start, -1)
+        return torch.ldexp(e2m1_values(values), exponents[..., None].int() - 127).view(stop - start, -1)
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return codes [n, blocks, 32] and exponents [n, blocks], uint8."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from moeflow.checkpoint.e2m1 import e2m1_values
 from moeflow.checkpoint.quantized.matrix import Found
 from moeflow.checkpoint.quantized.parts import Parts
 from moeflow.kernels.on_demand import torch
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 _GROUP: Final = 16  # numbers that share a scale
 _BLOCK: Final = 32  # that kernels take at once
 _LARGEST: Final = 126  # of a scale's bits: above is what is no number, or has a sign
-_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_LEVELS: Final = (*_VALUES, *(-it for it in _VALUES))  # by a number's four bits
 
 
 class Layout(NamedTuple):
@@ -115,7 +114,7 @@ class NVFP4Matrix:
         """Return rows as floats."""
         pairs, scales = self._pairs(start, stop), self._scales(start, stop).view(torch.float8_e4m3fn).float()
         scales = scales / self._of_all() if self.divides else scales * self._of_all()
-        values = torch.tensor(_LEVELS)[torch.stack([pairs & 15, pairs >> 4], dim=-1).int()]
+        values = e2m1_values(torch.stack([pairs & 15, pairs >> 4], dim=-1))
         return (values.view(*scales.shape, _GROUP) * scales[..., None]).view(stop - start, -1)
 
     def _pairs(self, start: int, stop: int) -> Tensor:
