@@ -213,6 +213,11 @@ int64_t sample_likeliest_first(const Row& row) {
   return bins.find([&](double so_far) { return so_far > threshold; }).place;
 }
 
+// Whether a token is looked for among candidates, likeliest first.
+bool is_ranked(const RowSampling& sampling) {
+  return sampling.temperature != 0 && (sampling.top_k > 0 || sampling.top_p < 1);
+}
+
 struct SampleJob {
   const Isa& isa;
   const SampleCall& call;
@@ -244,7 +249,7 @@ struct SampleJob {
                   reinterpret_cast<int32_t*>(places),
                   reinterpret_cast<Candidate*>(own),
                   reinterpret_cast<float*>(maxima)};
-    call.tokens[i] = sampling.top_k > 0 || sampling.top_p < 1 ? sample_likeliest_first(row) : sample_in_order(row);
+    call.tokens[i] = is_ranked(sampling) ? sample_likeliest_first(row) : sample_in_order(row);
   }
 };
 
@@ -259,7 +264,8 @@ void sample(const Isa& isa, const SampleCall& call) {
     if (row < 0 || row >= call.num_rows) throw std::out_of_range("a row that is not there");
   }
   WorkspaceLock workspace;
-  SampleJob job{isa, call, nullptr, SampleJob::bytes(call.size)};
+  const bool has_candidates = std::any_of(call.samplings, call.samplings + call.num_samplings, is_ranked);
+  SampleJob job{isa, call, nullptr, has_candidates ? SampleJob::bytes(call.size) : 0};
   workspace->begin(num_threads() * job.thread_bytes);
   job.memory = workspace->take<uint8_t>(num_threads() * job.thread_bytes);
   if (num_threads() == 1 || call.num_samplings * call.size <= kFewFloats || call.num_samplings == 1) {
