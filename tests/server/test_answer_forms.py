@@ -11,6 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.packed import pack_beside
 from tests.server.server_process import Server
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -47,6 +48,7 @@ TOOLS = [
 def client(tmp_path_factory) -> Iterator[openai.OpenAI]:
     folder = tmp_path_factory.mktemp("tiny-mixtral")
     write_tiny_mixtral(folder, max_position_embeddings=2048)
+    pack_beside(folder)
     server = Server(folder)
     with server.process:  # which closes its pipes
         try:

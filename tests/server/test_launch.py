@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import socket
 import threading
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from moeflow.server import launch
+from tests.packed import pack_beside
 from tests.server.live_server import eventually
 from tests.server.server_process import LONG, Server
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.slow
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-mixtral")
     write_tiny_mixtral(folder, max_position_embeddings=4096)
+    pack_beside(folder)
     return folder
 
 
@@ -201,10 +204,9 @@ def test_a_port_in_use_is_known_before_anything_is_loaded(model):
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_not_a_hang(model, tmp_path):
-    for file in model.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "tokenizer.json").write_text("{}")
-    server = Server(tmp_path)
+    damaged = shutil.copytree(model, tmp_path / "model")
+    (damaged / "tokenizer.json").write_text("{}")
+    server = Server(damaged)
     _, errors = server.process.communicate(timeout=60)
     assert server.process.returncode == 1
     assert "CheckpointError" in errors

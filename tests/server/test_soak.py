@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.packed import pack_beside
 from tests.server.live_server import complaints
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -115,10 +116,11 @@ def serving(model: str, *options: str) -> Iterator[str]:
 @pytest.mark.slow
 def test_clients_that_hang_up_leave_nothing_behind(tmp_path: Path):
     write_tiny_mixtral(tmp_path)
+    pack_beside(tmp_path)
     jobs = make_jobs(32, vocab_size=258, longest_prompt=200, longest_answer=120)
     # 24 blocks, a longest request needs 20: they run out as soon as any two long ones overlap, however fast they go
     memory = ("--dtype", "float32", "--kv-dtype", "float32", "--kv-cache", "100kB", "--max-model-len", "320")
-    options = ("--max-num-seqs", "12", "--threads", "1", *memory)
+    options = ("--max-num-seqs", "12", "--threads", "1", "--cache-dir", str(tmp_path), *memory)
     with serving(str(tmp_path), *options) as url:
         stats = asyncio.run(soak(url, jobs, rounds=3))
     assert stats["kv_blocks_total"] == 24

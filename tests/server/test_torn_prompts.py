@@ -13,6 +13,7 @@ import pytest
 
 from moeflow.kernels.cpu import extension
 from moeflow.kv.disk.extent import read_extent
+from tests.packed import pack_beside
 from tests.tiny_granite_hybrid import write_tiny_granite_hybrid
 from tests.tiny_lfm2 import write_tiny_lfm2
 
@@ -57,6 +58,7 @@ if any("moeflow.engine.process.main" in argument for argument in sys.orig_argv):
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     request.param(folder)
+    pack_beside(folder, folder / "cache")
     return folder
 
 

@@ -20,6 +20,7 @@ from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from moeflow.server.tracing import RequestTracer
 from moeflow.server.tracing_choice import is_tracing_wanted
+from tests.packed import pack_beside
 from tests.server.conftest import connect
 from tests.server.fake_client import NAME
 from tests.server.server_process import Server
@@ -272,6 +273,7 @@ def test_a_server_traces_where_the_environment_says_and_sends_the_last_ones_at_i
 ):
     model = tmp_path / "tiny-mixtral"
     write_tiny_mixtral(model, max_position_embeddings=256)
+    pack_beside(model)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     server = Server(model)
     try:

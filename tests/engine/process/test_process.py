@@ -26,6 +26,7 @@ from moeflow.engine.process.process_client import ProcessEngine
 from moeflow.engine.process.supervisor import Supervisor
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from tests.packed import pack_beside
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.slow
@@ -38,7 +39,9 @@ LONG = 30_000  # tokens: many seconds, which nobody waits for
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder, max_position_embeddings=2 * LONG)
-    return resolve(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=64)).config
+    pack_beside(folder)
+    settings = Settings(model=str(folder), cache_dir=folder, num_threads=1, max_num_seqs=4, max_num_batched_tokens=64)
+    return resolve(settings).config
 
 
 def submission(name: str, max_tokens: int = LONG) -> Submission:

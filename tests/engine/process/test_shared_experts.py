@@ -16,6 +16,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.process.test_process import run, until
+from tests.packed import pack_beside
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())]
@@ -36,6 +37,7 @@ async def reading(supervisor: Supervisor) -> list[list[int]]:
 
 def test_streams_go_on_with_the_same_tokens_when_who_has_experts_is_killed_or_stopped(tmp_path):
     write_tiny_mixtral(tmp_path / "model", num_hidden_layers=4)
+    pack_beside(tmp_path / "model", tmp_path)
     asked = {"model": str(tmp_path / "model"), "num_threads": 2, "max_num_seqs": 4, "cache_dir": tmp_path}
     shared = resolve(Settings(**asked, num_replicas=2, expert_parallel=True, is_served=True)).config
     plain = resolve(Settings(**asked, is_served=True)).config

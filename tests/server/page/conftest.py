@@ -38,6 +38,15 @@ def browser():
         browser.close()
 
 
+@pytest.fixture(scope="package")
+def shared_context(browser):
+    """A context in which one page stays open: the next needs no new processes, most of what a page costs."""
+    context = browser.new_context()
+    context.new_page()
+    yield context
+    context.close()
+
+
 @pytest.fixture
 def engine(tokenizer):
     return FakeClient(tokenizer, max_model_len=4096)
@@ -87,14 +96,33 @@ class Visit:
     requests: list[str] = field(default_factory=list)
 
 
+@contextlib.contextmanager
+def leaving_nothing(context, url):
+    """Yield the context; afterwards close its pages but the first, and forget what they stored for their server."""
+    yield context
+    first, *pages = context.pages
+    for page in pages:
+        page.close()
+    context.clear_cookies()
+    session = context.new_cdp_session(first)
+    session.send("Storage.clearDataForOrigin", {"origin": url, "storageTypes": "all"})  # a later server has its port
+    session.detach()
+
+
 @pytest.fixture
-def open_page(browser):
-    """Open pages; at the end none may have complained, nor spoken with anybody but its server."""
+def open_page(browser, shared_context):
+    """Open pages; at the end none may have complained, nor spoken with anybody but its server.
+
+    One that is alone, or for which options are given, shares neither processes, clock nor storage with earlier ones.
+    """
     visits = []
     with contextlib.ExitStack() as stack:
 
-        def open_page(url, **options):
-            context = stack.enter_context(browser.new_context(**options))
+        def open_page(url, *, is_alone=False, **options):
+            if is_alone or options:
+                context = stack.enter_context(browser.new_context(**options))
+            else:
+                context = stack.enter_context(leaving_nothing(shared_context, url))
             context.set_default_timeout(TIMEOUT_MS)
             page = context.new_page()
             visit = Visit(url)

@@ -134,7 +134,8 @@ def test_the_models_facts_and_live_numbers(page, say, go_on, engine):
     expect(number(page, "Tokens/s")).to_have_text(re.compile(r"^\d+\.\d$"))
 
 
-def test_a_hidden_tab_asks_for_nothing(page):
+def test_a_hidden_tab_asks_for_nothing(app, serve, open_page):
+    page = open_page(serve(app), is_alone=True)  # a clock is that of all pages of its context
     page.clock.install()
     page.reload()
     expect(page.get_by_role("heading", name="fake-model")).to_be_visible()

@@ -23,6 +23,11 @@ DEAF = "BroadcastChannel.prototype.addEventListener = () => {};"  # as a tab is 
 
 
 @pytest.fixture
+def page(app, serve, open_page):
+    return open_page(serve(app), is_alone=True)  # each tab in a process of its own
+
+
+@pytest.fixture
 def other(page):
     """Open the page of `page` a second time, in the same browser."""
 
