@@ -202,10 +202,10 @@ void merge_split(const AttentionJob& job, const Item& split, const Scratch& scra
 void run(void* context, Team& team, int thread_idx) {
   const AttentionJob& job = *static_cast<const AttentionJob*>(context);
   const Scratch& scratch = job.scratch[thread_idx];
-  for (int64_t i; (i = team.counter(0).take()) < job.num_items;) attend(job, job.items[i], scratch);
+  team.for_each(0, job.num_items, thread_idx, [&](int64_t i, int64_t) { attend(job, job.items[i], scratch); });
   if (job.num_splits == 0) return;
   team.barrier();
-  for (int64_t i; (i = team.counter(1).take()) < job.num_splits;) merge_split(job, job.splits[i], scratch);
+  team.for_each(1, job.num_splits, thread_idx, [&](int64_t i, int64_t) { merge_split(job, job.splits[i], scratch); });
 }
 
 // The work of one sequence: which tokens go together and which ranges they see any of. None, if it brings no tokens.
@@ -324,18 +324,18 @@ void attention(const Isa& isa, const AttentionCall& call) {
 }
 
 void write_kv(const WriteKVCall& call) {
-  const auto run_some = [](void* context, Team& team, int) {
+  const auto run_some = [](void* context, Team& team, int thread_idx) {
     const WriteKVCall& job = *static_cast<const WriteKVCall*>(context);
     const int64_t dim = job.cache.head_dim;
     constexpr int64_t kTokens = 16;
     const int64_t num_blocks = (job.num_tokens + kTokens - 1) / kTokens;
-    for (int64_t item; (item = team.counter(0).take()) < num_blocks * job.cache.num_heads;) {
+    team.for_each(0, num_blocks * job.cache.num_heads, thread_idx, [&](int64_t item, int64_t) {
       const int64_t head = item % job.cache.num_heads, first = item / job.cache.num_heads * kTokens;
       for (int64_t token = first; token < std::min(first + kTokens, job.num_tokens); ++token) {
         write_kv_row(job.cache, job.slots[token], head, job.k + token * job.k_stride + head * dim,
                      job.v == nullptr ? nullptr : job.v + token * job.v_stride + head * dim);
       }
-    }
+    });
   };
   run_on_pool(run_some, const_cast<WriteKVCall*>(&call));
 }

@@ -5,7 +5,7 @@
 //   down     bands of outputs: all touched experts in ascending order, weighted and added up.
 // Where experts come into memory one after another, `down` leaves the pairs as they are, and `add_pairs` adds them up.
 // Where several processes have a part of each expert, `up` and `down` are calls of their own, which exchange units.
-// An item's results lie in memory that no other item touches, so threads only share the work counters.
+// An item's results lie in memory that no other item touches, so threads share nothing.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -167,44 +167,41 @@ void down(const ExpertsJob& job, int64_t group, int bands_per_item, int64_t next
   }
 }
 
-void run_up(const ExpertsJob& job, Team& team) {
+void run_up(const ExpertsJob& job, Team& team, int thread_idx) {
   const ExpertsCall& call = job.call;
   const int64_t hidden = call.layer.hidden;
-  for (int64_t token; (token = team.counter(0).take()) < call.num_tokens;) {
-    if (!job.needs(token)) continue;
+  team.for_each(0, call.num_tokens, thread_idx, [&](int64_t token, int64_t) {
+    if (!job.needs(token)) return;
     job.isa.prepare_row(job.x_kind, call.x + token * hidden, hidden, job.x_rows + token * job.x_bytes);
-  }
+  });
   team.barrier();
   const int64_t groups = (num_bands(call.layer.num_up_rows()) + kMaxTileBands - 1) / kMaxTileBands;
-  for (int64_t item; (item = team.counter(1).take()) < job.num_touched * groups;) {
-    const int64_t next = item + team.num_threads();  // if all are as fast
+  team.for_each(1, job.num_touched * groups, thread_idx, [&](int64_t item, int64_t next) {
     const uint8_t* following = nullptr;
     if (next < job.num_touched * groups) {
       following = job.up_of(job.touched[next / groups]).band(next % groups * kMaxTileBands);
     }
     up(job, job.touched[item / groups], item % groups, following);
-  }
+  });
 }
 
-void run_down(const ExpertsJob& job, Team& team) {
+void run_down(const ExpertsJob& job, Team& team, int thread_idx) {
   const int64_t hidden = job.call.layer.hidden, width = job.call.layer.width, num_pairs = job.num_pairs();
-  for (int64_t pair; (pair = team.counter(2).take()) < num_pairs;) {
+  team.for_each(2, num_pairs, thread_idx, [&](int64_t pair, int64_t) {
     job.isa.prepare_row(job.h_kind, job.h_floats + pair * job.h_stride, width, job.h_rows + pair * job.h_bytes);
-  }
+  });
   team.barrier();
   // Small layers are cut finer, so that no thread waits long for the one with the last item.
   const int bands_per_item = num_bands(hidden) >= 16 * team.num_threads() ? 4 : 2;
   const int64_t items = (num_bands(hidden) + bands_per_item - 1) / bands_per_item;
-  for (int64_t item; (item = team.counter(3).take()) < items;) {
-    down(job, item, bands_per_item, item + team.num_threads());
-  }
+  team.for_each(3, items, thread_idx, [&](int64_t item, int64_t next) { down(job, item, bands_per_item, next); });
 }
 
-void run(void* context, Team& team, int) {
+void run(void* context, Team& team, int thread_idx) {
   const ExpertsJob& job = *static_cast<const ExpertsJob*>(context);
-  if (job.has_up()) run_up(job, team);
+  if (job.has_up()) run_up(job, team, thread_idx);
   if (job.has_up() && job.has_down()) team.barrier();
-  if (job.has_down()) run_down(job, team);
+  if (job.has_down()) run_down(job, team, thread_idx);
 }
 
 void compute(const Isa& isa, const ExpertsCall& call, Part part) {

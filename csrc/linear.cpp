@@ -80,7 +80,7 @@ void run(void* context, Team& team, int thread_idx) {
   const LinearJob& job = *static_cast<const LinearJob*>(context);
   const LinearCall& call = job.call;
   if (!job.is_prepared) {
-    for (int64_t item; (item = team.counter(0).take()) < job.num_items();) prepare(job, item, thread_idx);
+    team.for_each(0, job.num_items(), thread_idx, [&](int64_t item, int64_t) { prepare(job, item, thread_idx); });
     team.barrier();
   }
   const int64_t head_groups = (job.head_bands() + kMaxTileBands - 1) / kMaxTileBands;
@@ -88,13 +88,12 @@ void run(void* context, Team& team, int thread_idx) {
   const int64_t blocks = (call.num_rows + kRowBlock - 1) / kRowBlock;
   const auto head = [&](int64_t item) { return item % groups / head_groups; };
   const auto first_band = [&](int64_t item) { return item % groups % head_groups * kMaxTileBands; };
-  for (int64_t item; (item = team.counter(1).take()) < groups * blocks;) {
+  team.for_each(1, groups * blocks, thread_idx, [&](int64_t item, int64_t next) {
     const int64_t first_row = item / groups * kRowBlock;
     const int64_t last_row = first_row + kRowBlock < call.num_rows ? first_row + kRowBlock : call.num_rows;
-    const int64_t next = item + team.num_threads();  // if all are as fast
     multiply(job, head(item), first_band(item), first_row, last_row,
              next < groups * blocks ? call.weight.band(head(next) * job.head_bands() + first_band(next)) : nullptr);
-  }
+  });
 }
 
 }  // namespace

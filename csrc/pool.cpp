@@ -129,7 +129,7 @@ class Pool {
   void run(Job job, void* context) {
     std::lock_guard<std::mutex> one_at_a_time(mutex_);
     start_missing_workers();
-    for (WorkCounter& counter : team_.counters_) counter.reset();
+    team_.reset();
     job_ = job;
     context_ = context;
     float_mode_ = FloatMode::current();

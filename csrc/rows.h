@@ -14,20 +14,17 @@ template <typename Use>
 void for_each_row(int64_t num_rows, int64_t row_floats, const Use& use) {
   struct Rows {
     const Use& use;
-    int64_t num_rows, per_item;
+    int64_t num_rows;
   };
   if (num_threads() == 1 || num_rows == 1 || num_rows * row_floats <= kFewFloats) {
     for (int64_t row = 0; row < num_rows; ++row) use(row);
     return;
   }
-  Rows rows{use, num_rows, row_floats < kFewFloats / 8 ? kFewFloats / 8 / row_floats : 1};
+  Rows rows{use, num_rows};
   run_on_pool(
-      [](void* context, Team& team, int) {
+      [](void* context, Team& team, int thread_idx) {
         const Rows& rows = *static_cast<const Rows*>(context);
-        for (int64_t first; (first = team.counter(0).take(rows.per_item)) < rows.num_rows;) {
-          const int64_t stop = first + rows.per_item < rows.num_rows ? first + rows.per_item : rows.num_rows;
-          for (int64_t row = first; row < stop; ++row) rows.use(row);
-        }
+        team.for_each(0, rows.num_rows, thread_idx, [&](int64_t row, int64_t) { rows.use(row); });
       },
       &rows);
 }

@@ -275,7 +275,7 @@ void sample(const Isa& isa, const SampleCall& call) {
   run_on_pool(
       [](void* context, Team& team, int thread) {
         const SampleJob& job = *static_cast<const SampleJob*>(context);
-        for (int64_t i; (i = team.counter(0).take()) < job.call.num_samplings;) job.sample(i, thread);
+        team.for_each(0, job.call.num_samplings, thread, [&](int64_t i, int64_t) { job.sample(i, thread); });
       },
       &job);
 }

@@ -1417,6 +1417,36 @@ void check_refusal(const Isa& isa) {
 
 // ---- threads ----
 
+// Of a job's items each thread has its share, and takes of others' in the end: each item is used once, and what is said
+// to be next comes later or never.
+void check_sharing() {
+  struct Items {
+    std::vector<std::atomic<int>> uses;
+    std::atomic<bool> is_right{true};
+  };
+  for (const int threads : {1, 2, 3, 8, 9, 20}) {
+    set_num_threads(threads);
+    for (const int64_t count : {0, 1, 2, 7, 8, 9, 100, 1001}) {
+      Items items{std::vector<std::atomic<int>>(count)};
+      const Job use_all = [](void* context, Team& team, int thread_idx) {
+        Items& items = *static_cast<Items*>(context);
+        const int64_t count = items.uses.size();
+        for (int phase = 0; phase < Team::kPhases; ++phase) {
+          team.for_each(phase, count, thread_idx, [&](int64_t item, int64_t next) {
+            ++items.uses[item];
+            if (next <= item || next > count) items.is_right = false;
+          });
+        }
+      };
+      run_on_pool(use_all, &items);
+      const bool all_used = std::all_of(items.uses.begin(), items.uses.end(),
+                                        [](const std::atomic<int>& uses) { return uses == Team::kPhases; });
+      expect(all_used && items.is_right, "the sharing of items among " + std::to_string(threads) + " threads");
+    }
+  }
+  set_num_threads(1);
+}
+
 void check_callers_at_the_same_time(const Isa& isa) {
   std::atomic<bool> is_over{false};
   std::thread resizer([&] {
@@ -1472,6 +1502,7 @@ int main(int argc, char** argv) {
   const Isa* const chosen = choose_isa(only.c_str());
   if (chosen == nullptr || (!only.empty() && only != chosen->name)) fail("there is no " + only + " here");
   check_packing();
+  check_sharing();
   for (int i = 0; isa_name(i) != nullptr; ++i) {
     const std::string name = isa_name(i);
     const Isa& isa = *choose_isa(name.c_str());

@@ -51,6 +51,17 @@ def test_no_threads_are_refused():
         extension.set_num_threads(0)
 
 
+@pytest.mark.parametrize("count", [2, 3, 8, 11])
+@pytest.mark.parametrize("outputs", [16, 200, 3000])
+def test_every_item_is_computed_however_many_threads_share_them(count, outputs):
+    weight, x = PackedWeight.pack(torch.randn(outputs, 64), "int8"), torch.randn(150, 64)
+    extension.set_num_threads(1)
+    want = extension.linear(x, weight)
+    extension.set_num_threads(count)
+    for _ in range(20):
+        assert torch.equal(extension.linear(x, weight), want)
+
+
 @needs_proc
 def test_a_thread_with_threads_of_its_own_computes_the_same_and_leaves_none_behind():
     weight, x = PackedWeight.pack(torch.randn(200, 64), "int8"), torch.randn(9, 64)
