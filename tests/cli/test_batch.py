@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from moeflow.cli.main import main
+from tests.packed import pack_beside
 from tests.server.jobs.requests import chat_line, completion_line, read_lines, write_lines
 from tests.server.live_server import eventually
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -27,6 +28,7 @@ NUM_LINES = 40
 def tiny(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder, max_position_embeddings=4096)
+    pack_beside(folder)
     return folder
 
 
@@ -46,8 +48,8 @@ class Command:
             folder / "in.jsonl", *lines, completion_line("c", temperature=0), chat_line("bad", n=0)
         )
         self.output, self.errors = folder / "out.jsonl", folder / "out.errors.jsonl"
-        limits = ("--threads", "1", "--kv-cache", "16MiB", "--max-num-seqs", "8")
-        self.arguments = (*MOEFLOW, str(self.source), str(model), "-o", str(self.output), *limits)
+        options = ("--cache-dir", str(model), "--threads", "1", "--kv-cache", "16MiB", "--max-num-seqs", "8")
+        self.arguments = (*MOEFLOW, str(self.source), str(model), "-o", str(self.output), *options)
 
     def finish(self, *more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*self.arguments, *more], capture_output=True, text=True, timeout=240, check=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import terminal
+from tests.packed import pack_beside
 from tests.tiny_mixtral import EOS, write_tiny_mixtral
 
 MOEFLOW = (sys.executable, "-m", "moeflow.cli.main")
@@ -22,6 +23,7 @@ def tiny(tmp_path_factory) -> str:
     model = write_tiny_mixtral(folder, max_position_embeddings=100_000)
     model.lm_head.weight.data[EOS] = 0.0  # never the likeliest
     model.save_pretrained(folder)
+    pack_beside(folder)
     return str(folder)
 
 
@@ -31,7 +33,7 @@ def moeflow(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_generate_and_chat_agree_on_what_the_model_says(tiny):
-    limits = ("--max-tokens", "5", "--max-model-len", "200")
+    limits = ("--max-tokens", "5", "--max-model-len", "200", "--cache-dir", tiny)
     generated = moeflow("generate", tiny, "-p", "hello", "--chat", "--json", *limits)
     assert generated.returncode == 0, generated.stderr
     result = json.loads(generated.stdout)["results"][0]
@@ -61,7 +63,8 @@ def test_a_model_that_is_not_there_is_one_line():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_generation_ends_quietly_and_its_trace_is_written(tiny, tmp_path, number):
     file = tmp_path / "trace.json"
-    options = ("--max-tokens", "90000", "--kv-cache", "64MiB", "--threads", "1", "--trace", str(file))
+    limits = ("--max-tokens", "90000", "--kv-cache", "64MiB", "--threads", "1")
+    options = (*limits, "--cache-dir", tiny, "--trace", str(file))
     with terminal(*MOEFLOW, "generate", tiny, "-p", "hello", *options) as session:
         session.expect("tokens/s")
         if number == signal.SIGINT:
@@ -78,7 +81,7 @@ def test_a_generation_ends_quietly_and_its_trace_is_written(tiny, tmp_path, numb
 
 @pytest.mark.slow
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(tiny):
-    options = ("--max-tokens", "90000", "--kv-cache", "64MiB", "--threads", "1")
+    options = ("--max-tokens", "90000", "--kv-cache", "64MiB", "--threads", "1", "--cache-dir", tiny)
     with terminal(*MOEFLOW, "chat", tiny, *options) as session:
         session.expect("> ")
         session.type(b"hello\n")

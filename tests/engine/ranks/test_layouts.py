@@ -46,7 +46,6 @@ def alone(models):
     return {name: run(config_of(model))[0] for name, model in models.items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layouts"),
     [
@@ -57,7 +56,7 @@ def alone(models):
     ],
     ids=str,
 )
-def test_requests_get_the_tokens_and_log_probabilities_of_one_process(models, alone, name, layouts):
+def test_requests_get_the_tokens_and_log_probabilities_of_one_process(models, alone, in_threads, name, layouts):
     found, _ = run(config_of(models[name], **layouts))
     assert found == alone[name]
     assert found[1] > 0  # were preempted

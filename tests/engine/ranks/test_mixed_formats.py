@@ -11,7 +11,7 @@ from moeflow.planner.settings import Settings
 from tests.checkpoint.block_models import as_q4_k_m, write_block_model
 from tests.engine.streamed_runs import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())]
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 PROMPTS = [[5, 9, 70, 31, 7], [40], list(range(20, 60))]
 
 
@@ -39,7 +39,7 @@ def expected(model):
     ],
     ids=str,
 )
-def test_ranks_keep_each_matrix_as_the_file_has_it(model, expected, layouts, tmp_path):
+def test_ranks_keep_each_matrix_as_the_file_has_it(model, expected, in_threads, layouts, tmp_path):
     if "expert_layout" in layouts and "llama" in str(model):
         layouts = {name: value for name, value in layouts.items() if name != "expert_layout"}
         if "attention_layout" not in layouts:
@@ -53,6 +53,7 @@ def test_ranks_keep_each_matrix_as_the_file_has_it(model, expected, layouts, tmp
     assert run(mapped, PROMPTS) == expected
 
 
+@pytest.mark.slow  # in processes of their own
 @pytest.mark.parametrize("quantize", ["q4_k_m"])
 def test_ranks_quantize_with_several_formats(model, quantize):
     alone = run(config_of(model, quantize=quantize), PROMPTS)

@@ -65,7 +65,7 @@ def test_tokens_are_those_of_one_process(model, tmp_path, formats):
 
 
 @pytest.mark.slow
-def test_experts_move_while_tokens_stay_the_same(model):
+def test_experts_move_while_tokens_stay_the_same(model, in_threads):
     """150 passes over favourite tokens: loads are looked at twice, and then experts move."""
     want, _ = answers_with_stats(config_of(model))
     found, stats = answers_with_stats(config_of(model, num_ranks=3, num_redundant_experts=4))

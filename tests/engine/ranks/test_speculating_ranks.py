@@ -10,12 +10,10 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
-from moeflow.engine.ranks import rank_processes, rank_upkeep
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.speculation.speculation import Speculation
-from tests.engine.ranks.rank_threads import RankThreads
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -68,9 +66,7 @@ LAYOUTS = [{"num_ranks": 2}, {"num_ranks": 2, "attention_layout": "tensor"}, {"s
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, monkeypatch):
-    monkeypatch.setattr(rank_processes, "RankProcesses", RankThreads)
-    monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
+def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, in_threads):
     found, stats = run(tiny, speculators=("suffix",), **layout)
     assert found == plain
     assert stats.speculated_passes_total > 0
@@ -78,9 +74,7 @@ def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, monkeypatch):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_model_of_the_first_rank_guesses_for_all(tiny, plain, layout, monkeypatch):
-    monkeypatch.setattr(rank_processes, "RankProcesses", RankThreads)
-    monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
+def test_a_model_of_the_first_rank_guesses_for_all(tiny, plain, layout, in_threads):
     found, stats = run(tiny, speculators=("self:int8",), **layout)
     assert found == plain
     assert stats.accepted_tokens_total > 0

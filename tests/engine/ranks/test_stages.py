@@ -26,7 +26,7 @@ from transformers import (
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.core.parallel_config import MicroBatchCosts
 from moeflow.engine.engine import Engine
-from moeflow.engine.ranks import rank_processes, rank_upkeep, stage_forward
+from moeflow.engine.ranks import stage_forward
 from moeflow.kernels.cpu import extension
 from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.packed_files import pack
@@ -34,7 +34,6 @@ from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.ranks import mixed_requests
 from tests.engine.ranks.mixed_requests import ASKED, run
-from tests.engine.ranks.rank_threads import RankThreads
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 SHAPE = {
@@ -88,13 +87,6 @@ def models(tmp_path_factory):
         folders[name] = str(tmp_path_factory.mktemp(name))
         AutoModelForCausalLM.from_config(config).save_pretrained(folders[name])
     return folders
-
-
-@pytest.fixture
-def in_threads(monkeypatch):
-    """Have ranks in this process, which tell each other at once what they have done."""
-    monkeypatch.setattr(rank_processes, "RankProcesses", RankThreads)
-    monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
 
 
 def config_of(model, *, is_often_cut=True, **settings):

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import pytest
+
+from moeflow.engine.ranks import rank_processes, rank_upkeep
+from tests.engine.ranks.rank_threads import RankThreads
+
+
+@pytest.fixture
+def in_threads(monkeypatch):
+    """Have ranks in this process, which tell each other at once what they have done."""
+    monkeypatch.setattr(rank_processes, "RankProcesses", RankThreads)
+    monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
