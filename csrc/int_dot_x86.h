@@ -98,12 +98,16 @@ FORCE_INLINE IntLanes dot_int8_without_least(IntLanes acc, BitLanes w, int32_t x
 #endif
 }
 
-// Products of four bytes, unsigned and signed, as two sums of 16 bits a lane; sums of these; and both in one.
+// Additions to a sum, each one instruction for certain: where one is only pinned (integer_sums.h), GCC makes it in
+// another register and moves it.
+FORCE_INLINE void add_to(IntLanes& sum, IntLanes more) { asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(more)); }
+FORCE_INLINE void add_halves_to(BitLanes& sum, BitLanes more) { asm("vpaddw %1, %0, %0" : "+v"(sum) : "v"(more)); }
+
+// Products of four bytes, unsigned and signed, as two sums of 16 bits a lane; and sums of these.
 #if MOEFLOW_UNIT == MOEFLOW_AVX512
 FORCE_INLINE BitLanes paired_products(BitLanes w, int32_t x4) {
   return (BitLanes)_mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(x4));
 }
-FORCE_INLINE BitLanes add_halves(BitLanes a, BitLanes b) { return (BitLanes)_mm512_add_epi16((__m512i)a, (__m512i)b); }
 FORCE_INLINE IntLanes sum_of_halves(BitLanes pairs) {
   return (IntLanes)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
 }
@@ -111,11 +115,27 @@ FORCE_INLINE IntLanes sum_of_halves(BitLanes pairs) {
 FORCE_INLINE BitLanes paired_products(BitLanes w, int32_t x4) {
   return (BitLanes)_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x4));
 }
-FORCE_INLINE BitLanes add_halves(BitLanes a, BitLanes b) { return (BitLanes)_mm256_add_epi16((__m256i)a, (__m256i)b); }
 FORCE_INLINE IntLanes sum_of_halves(BitLanes pairs) {
   return (IntLanes)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
 }
 #endif
+
+// -offset times the sums of kGroup values, in halves as `paired_products` has them: of all, or of both halves.
+template <int kSteps>
+FORCE_INLINE void sums_of_offsets(const int8_t* values, int offset, int32_t (&sums)[kSteps]) {
+  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values));
+  const __m256i quads = _mm256_maddubs_epi16(_mm256_set1_epi8(static_cast<char>(offset)), x);
+  const __m256i twos = _mm256_add_epi16(quads, _mm256_shuffle_epi32(quads, 0x4e));
+  const __m256i fours = _mm256_add_epi16(twos, _mm256_shuffle_epi32(twos, 0xb1));
+  const __m256i steps = _mm256_sub_epi16(_mm256_setzero_si256(), fours);
+  const __m128i first = _mm256_castsi256_si128(steps), second = _mm256_extracti128_si256(steps, 1);
+  if constexpr (kSteps == 1) {
+    sums[0] = _mm_cvtsi128_si32(_mm_add_epi16(first, second));
+  } else {
+    sums[0] = _mm_cvtsi128_si32(first);
+    sums[1] = _mm_cvtsi128_si32(second);
+  }
+}
 #endif
 
 }  // namespace

@@ -86,6 +86,8 @@ struct Steps {
   // What is added to weights beyond what the format says, by how they are multiplied; and whether all have one offset.
   static constexpr int32_t kRaisedBy = kIsWide ? 0 : offset_of_bytes(F::kMost, 0);
   static constexpr bool kHasOneOffset = !has_zero_points<F>();
+  static constexpr int32_t kOffset = F::kOffset;
+  static constexpr bool kSumsWrap = false;  // in 16 bits, so that rows bring what they begin with in halves
   static constexpr bool kAreSigned = !kIsWide && quads_in_pairs(F::kMost) == 0;  // when they are multiplied
   static_assert(kGroup == 32 && F::kGroup % kGroup == 0, "rows have a scale and sums for each stretch of weights");
 
@@ -101,10 +103,14 @@ struct Steps {
   RowStep row_step(int r, int64_t s, int step) const {
     const IntegerRow row(tile.rows[r], k, kFactors);
     const int32_t sum = row.sum_of<kSteps>(s, step);
-    int32_t from = sum;
-    if constexpr (kHasOneOffset) from *= -(F::kOffset + kRaisedBy);
-    return {row.quads + (s * kSteps + step) * kQuads * kFactors, row.scales[s], from,
+    return {row.quads + (s * kSteps + step) * kQuads * kFactors, row.scales[s], from_sum(sum),
             row.scales[s] * static_cast<float>(sum)};
+  }
+  // What a row's sum becomes in `RowStep::from`; of one row, or of as many as a vector has lanes.
+  template <typename Sum>
+  static Sum from_sum(Sum sum) {
+    if constexpr (kHasOneOffset) return sum * -(F::kOffset + kRaisedBy);
+    return sum;
   }
 
   // A stretch of some outputs: as many as a vector has lanes, from part `part` of a band on.

@@ -44,6 +44,15 @@ constexpr int32_t offset_of_bytes(int most, int32_t offset) {
   return quads_in_pairs(most) == 0 ? offset - 128 + kInt8Offset : offset;
 }
 
+#if HAS_PAIRED_PRODUCTS
+FORCE_INLINE void add_to_pairs(BitLanes& pairs, BitLanes w, int32_t x4, bool is_first) {
+  const BitLanes products = paired_products(w, x4);
+  if (!is_first) return add_halves_to(pairs, products);
+  pairs = products;
+  pin(pairs);
+}
+#endif
+
 // Sums of kQuads products of four bytes that are at most `most` with four signed ones, quads_in_pairs(most) being
 // kInPairs; where that is 0, the bytes come less by 128, as signed ones, of which with kLackLeast none is -128.
 template <int kInPairs, int kQuads, bool kLackLeast>
@@ -51,6 +60,8 @@ struct ByteSums {
   static constexpr int kWidenEvery = kInPairs < kQuads ? kInPairs : kQuads;
   // Whether what a sum begins with is better added in the end: until then it would take a register beside the pairs.
   static constexpr bool kBeginsLast = HAS_PAIRED_PRODUCTS && kInPairs > 0;
+
+  FORCE_INLINE_MEMBER static IntLanes with_begin(IntLanes total, BitLanes, IntLanes begin) { return total + begin; }
 
   // Adds the products of quad `quad`, which counts up from 0 to kQuads - 1. `pairs` is for sums on their way: a variable
   // of its own, as GCC keeps structs of vectors in memory. `kSharesX`: whether more `w` meet an x than x meet a w.
@@ -62,9 +73,7 @@ struct ByteSums {
       pin(total);
     } else {
 #if HAS_PAIRED_PRODUCTS
-      const BitLanes products = paired_products(w, x4);
-      pairs = quad % kWidenEvery == 0 ? products : add_halves(pairs, products);
-      pin(pairs);
+      add_to_pairs(pairs, w, x4, quad % kWidenEvery == 0);
       if (quad % kWidenEvery != kWidenEvery - 1) return;
       total += sum_of_halves(pairs);
       pin(total);
@@ -85,11 +94,42 @@ struct ByteSums {
   }
 };
 
-// Sums of products of pairs of 16 bits.
-struct PairSums {
-  static constexpr bool kBeginsLast = false;
+#if HAS_PAIRED_PRODUCTS
+// Whether `quads` products fit into 16 bits once `offset`, by which weights have been raised, is taken off.
+constexpr bool fit_without_offset(int most, int offset, int quads) {
+  const int farthest = offset > most - offset ? offset : most - offset;
+  return quads_in_pairs(most) > 0 && 2 * 127 * farthest * quads <= 32767;
+}
+
+// Sums of products that fit into 16 bits without their offset, and are widened once. On the way sums may pass these
+// bounds and come back, as additions wrap around; each product alone does fit. `begin` is -offset times the sum of the
+// row's values, in halves as products are.
+struct WrappedSums {
+  static constexpr bool kBeginsLast = true;
+
   template <bool>
-  FORCE_INLINE_MEMBER static void add(IntLanes& total, BitLanes&, BitLanes w, int32_t x2, int) {
+  FORCE_INLINE_MEMBER static void add(IntLanes&, BitLanes& pairs, BitLanes w, int32_t x4, int quad) {
+    add_to_pairs(pairs, w, x4, quad == 0);
+  }
+  FORCE_INLINE_MEMBER static IntLanes with_begin(IntLanes, BitLanes pairs, IntLanes begin) {
+    add_halves_to(pairs, (BitLanes)begin);
+    return sum_of_halves(pairs);
+  }
+};
+#endif
+
+// Sums of products of pairs of 16 bits, of which `add` adds the `pair`-th. Where product and sum are two instructions,
+// the first product is a sum already.
+struct PairSums {
+  static constexpr bool kBeginsLast = HAS_PAIRED_PRODUCTS;
+
+  FORCE_INLINE_MEMBER static IntLanes with_begin(IntLanes total, BitLanes, IntLanes begin) { return total + begin; }
+
+  template <bool>
+  FORCE_INLINE_MEMBER static void add(IntLanes& total, BitLanes&, BitLanes w, int32_t x2, [[maybe_unused]] int pair) {
+#if HAS_PAIRED_PRODUCTS
+    if (pair > 0) return add_to(total, dot_pairs(IntLanes{}, w, x2));
+#endif
     total = dot_pairs(total, w, x2);
     pin(total);
   }

@@ -5,6 +5,7 @@
 
 #include "integer_steps.h"
 #include "isa_unit.h"
+#include "many_rows.h"
 #include "matrix.h"
 #include "simd.h"
 #include "tile_parts.h"
@@ -20,9 +21,9 @@ namespace {
 // Sums that registers hold beside weights and a row.
 constexpr int kTileSums = IS_NEON ? 16 : 8;
 
-// What a step of some vectors of outputs adds to R rows, whose results begin at `out`.
-template <typename S, int R, int V, typename Weights>
-FORCE_INLINE void add_step(const Weights (&weights)[V], const RowStep* rows, int step, float* out) {
+// What a step of some vectors of outputs adds to R rows, whose results begin at `out`; `rows[r]` is a `RowStep`.
+template <typename S, int R, int V, typename Weights, typename Rows>
+FORCE_INLINE void add_step(const Weights (&weights)[V], const Rows& rows, int step, float* out) {
   constexpr bool kBeginsLast = S::Sums::kBeginsLast, kSharesX = V > R;
   IntLanes acc[R][V];
   BitLanes pairs[R][V];
@@ -39,7 +40,8 @@ FORCE_INLINE void add_step(const Weights (&weights)[V], const RowStep* rows, int
         const BitLanes w = weights[v].factor(step * S::kQuads + i, f);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          S::Sums::template add<kSharesX>(acc[r][v], pairs[r][v], w, rows[r].x[i * S::kFactors + f], i);
+          const int at = i * S::kFactors + f;
+          S::Sums::template add<kSharesX>(acc[r][v], pairs[r][v], w, rows[r].x[at], at);
         }
       }
 #pragma GCC unroll 8
@@ -47,8 +49,11 @@ FORCE_INLINE void add_step(const Weights (&weights)[V], const RowStep* rows, int
     const FloatLanes scale = weights[v].scale(step), least = weights[v].least(step);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const IntLanes begin = kBeginsLast ? S::begin(rows[r], weights[v].offset()) : IntLanes{};
-      S::add_sum(out + r * kTileStride + v * kLanes, acc[r][v] + begin, scale, least, rows[r]);
+      IntLanes sum = acc[r][v];
+      if constexpr (kBeginsLast) {
+        sum = S::Sums::with_begin(sum, pairs[r][v], S::begin(rows[r], weights[v].offset()));
+      }
+      S::add_sum(out + r * kTileStride + v * kLanes, sum, scale, least, rows[r]);
     }
   }
 }
@@ -88,46 +93,15 @@ TILE void tile_few_rows(const Tile& t) {
   }
 }
 
-// A stretch of kVectors vectors of outputs, taken apart; `Part` is one of them, to be used as `Steps::Weights` are.
-template <typename S, int kVectors>
-struct Stretch {
-  static constexpr int kStretchQuads = S::kSteps * S::kQuads;
-  BitLanes bytes[kStretchQuads][kVectors];
-  FloatLanes scales[S::kSteps][kVectors], leasts[S::kSteps][kVectors];
-  IntLanes offsets[kVectors];
-
-  struct Part {
-    const Stretch* of;
-    int v;
-
-    FORCE_INLINE_MEMBER BitLanes factor(int quad, int) const { return of->bytes[quad][v]; }
-    FORCE_INLINE_MEMBER FloatLanes scale(int step) const { return of->scales[step][v]; }
-    FORCE_INLINE_MEMBER FloatLanes least(int step) const { return of->leasts[step][v]; }
-    FORCE_INLINE_MEMBER IntLanes offset() const { return of->offsets[v]; }
-  };
-
-  template <typename Weights>
-  FORCE_INLINE_MEMBER void take_apart(const Weights& weights, int v) {
-#pragma GCC unroll 8
-    for (int quad = 0; quad < kStretchQuads; ++quad) bytes[quad][v] = weights.factor(quad, 0);
-#pragma GCC unroll 2
-    for (int step = 0; step < S::kSteps; ++step) {
-      scales[step][v] = weights.scale(step);
-      leasts[step][v] = weights.least(step);
-    }
-    offsets[v] = weights.offset();
-  }
-};
-
 // Any number of rows: the weights of a stretch are taken apart once, into the first cache, and from there multiplied
 // with kRows rows after another.
 template <typename F>
 TILE void tile_many_rows(const Tile& t) {
-  using S = Steps<F, false>;
+  using S = ManyRowSteps<F>;
   constexpr int kVectors = 2, kRows = 4;
-  const S steps{t};
+  const Steps<F, false> steps{t};
   WeightsInGroups<F, false> groups(steps);
-  RowStep rows[S::kSteps][kMaxTileRows];
+  ManyRows<S> rows(t, steps.k);
   Stretch<S, kVectors> stretch;
   typename Stretch<S, kVectors>::Part parts[kVectors];
   for (int v = 0; v < kVectors; ++v) parts[v] = {&stretch, v};
@@ -135,9 +109,7 @@ TILE void tile_many_rows(const Tile& t) {
   clear_out(t, num_rows);
   for (int64_t s = 0; s < steps.stretches; ++s) {
     groups.reach(s);
-    for (int r = 0; r < num_rows; ++r)
-#pragma GCC unroll 2
-      for (int step = 0; step < S::kSteps; ++step) rows[step][r] = steps.row_step(r, s, step);
+    rows.reach(s);
     for (int band = 0; band < t.num_bands; band += 2) {
       steps.fetch(s, band);
 #pragma GCC unroll 1
@@ -146,23 +118,24 @@ TILE void tile_many_rows(const Tile& t) {
         for (int v = 0; v < kVectors; ++v) {
           stretch.take_apart(groups.weights(s, band + (first + v) / kParts, (first + v) % kParts), v);
         }
+        stretch.settle();
         float* const out = t.out + band * kBand + first * kLanes;
 #pragma GCC unroll 2
         for (int step = 0; step < S::kSteps; ++step) {
           int r = 0;
 #pragma GCC unroll 1
           for (; r + kRows <= num_rows; r += kRows) {
-            add_step<S, kRows>(parts, rows[step] + r, step, out + r * kTileStride);
+            add_step<S, kRows>(parts, rows.step(r, step), step, out + r * kTileStride);
           }
 #pragma GCC unroll 1
-          for (; r < num_rows; ++r) add_step<S, 1>(parts, rows[step] + r, step, out + r * kTileStride);
+          for (; r < num_rows; ++r) add_step<S, 1>(parts, rows.step(r, step), step, out + r * kTileStride);
         }
       }
     }
   }
 }
 
-// From so many rows on it pays to keep what was taken apart. Not where it is pairs of 16 bits, twice as much.
+// From so many rows on it pays to keep what was taken apart. Rows of 16 bits are taken few at a time, however many.
 constexpr int kManyRows = 8;
 
 // How many rows `tile_few_rows` takes at most; one where more took long to compile, for hardly anybody.
