@@ -39,10 +39,10 @@ SUBSTITUTED = (
 # What is said behind commands: what takes long is to be short, nobody is asked, and servers end when all is decided.
 # How they serve is tested in tests/server, how they share a model in tests/engine.
 ADDED = (
-    (r"moeflow train classifier .*", "--minutes 0.02"),
-    (r"moeflow train predictor .*", "--text-tokens 1000 --epochs 1"),
-    (r"moeflow train speculator.*", "--text-tokens 200 --steps 3 --layers 1"),
-    (r"moeflow bench sida .*", "--texts 10 --share 50 --minutes 0.02"),
+    (r"moeflow train classifier .*", "--minutes 0.005"),
+    (r"moeflow train predictor .*", "--text-tokens 300 --epochs 1"),
+    (r"moeflow train speculator.*", "--text-tokens 100 --steps 3 --layers 1"),
+    (r"moeflow bench sida .*", "--texts 10 --share 50 --minutes 0.005"),
     (r"moeflow bench engine.*", "--batch 1 --prefill 8 --new-tokens 2 --repeats 1"),
     (r"moeflow bench speculation .*", "--new-tokens 4"),
     (r"moeflow bench quality .*", "--prompts 1 --new-tokens 4"),

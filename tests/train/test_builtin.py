@@ -220,7 +220,7 @@ def dense():
 
 @pytest.mark.weights
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["heldout_novel.txt", "heldout_speech.txt"])
+@pytest.mark.parametrize("name", ["heldout_novel.txt", pytest.param("heldout_speech.txt", marks=pytest.mark.thorough)])
 def test_perplexity_stays_within_three_percent(model, dense, builtin_model, name):
     token_ids = Tokenizer.load(builtin_model).encode((DATA / name).read_text())[:WINDOW]
     assert perplexity(model, [token_ids]) == pytest.approx(perplexity(dense, [token_ids]), rel=0.03)
@@ -228,6 +228,7 @@ def test_perplexity_stays_within_three_percent(model, dense, builtin_model, name
 
 @pytest.mark.weights
 @pytest.mark.slow
+@pytest.mark.thorough  # test_upcycling.py and test_upcycled_checkpoint.py compare tiny models
 def test_transformers_computes_the_same_on_it(model, builtin_model):
     tokenizer = AutoTokenizer.from_pretrained(builtin_model)
     token_ids = tokenizer("Call me Ishmael. Some years ago, 1 + 1 = 2.").input_ids
