@@ -97,7 +97,9 @@ class Tokenizer:
         return text
 
     def _check_length(self, utf8: bytes, max_tokens: int | None) -> None:
-        if max_tokens is None or self._token_length is None:
+        if max_tokens is None or len(utf8) <= max_tokens:  # a token stands for one byte at least
+            return
+        if self._token_length is None:
             return
         fewest = self._token_length.fewest_tokens(utf8)
         if fewest > max_tokens:

@@ -162,6 +162,14 @@ def test_a_text_that_may_fit_is_tokenized():
         tokenizer.encode("x" * (limit + 1), max_tokens=10)
 
 
+def test_a_text_of_few_bytes_does_not_wait_for_its_bound(monkeypatch):
+    tokenizer = wrap(byte_level_core())
+    monkeypatch.setattr("moeflow.engine.text.tokenizer.token_length", None)  # takes as long as a short start
+    assert tokenizer.encode("the fox", max_tokens=7) == tokenizer.encode("the fox")
+    with pytest.raises(TypeError):
+        tokenizer.encode("the fox", max_tokens=6)
+
+
 def test_counting():
     assert TokenLength(4).fewest_tokens(b"") == 0
     assert TokenLength(4).fewest_tokens(b"12345") == 2
