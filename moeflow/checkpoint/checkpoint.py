@@ -6,10 +6,10 @@ Opening reads headers only. A model's loader asks `tensors` for what there is an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(msgspec.Struct, frozen=True):
     """A tensor as the checkpoint's header describes it."""
 
     shape: tuple[int, ...]
@@ -29,8 +28,7 @@ class TensorInfo:
     file: Path
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRows:
+class StoredRows(msgspec.Struct, frozen=True):
     """Some rows of a matrix, as they lie in the file."""
 
     values: torch.Tensor  # [n, cols] floats, or [n, bytes of a row] uint8: GGUF blocks

@@ -79,8 +79,7 @@ class BatchEntry:
         return max(min(self.stop, len(request.prompt_token_ids) - 1) - self.start, 0)  # the last predicts the output
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """What one pass computes."""
 
     entries: tuple[BatchEntry, ...]

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from moeflow.core.errors import CapacityError
 from moeflow.core.offload_config import OffloadConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
 from moeflow.kernels.weight_format import LayerFormats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSlotsConfig:
+class StateSlotsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of recurrent states."""
 
     num_slots: int  # of running requests and of prefixes together
@@ -37,8 +38,7 @@ class SchedulerConfig:
     batch_timeout_s: float = 0.05  # static: how long the oldest request waits for a batch to fill
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LenderConfig:
+class LenderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that lends memory for experts, and computes with those; what was measured when it was asked."""
 
     host: str
@@ -48,8 +48,7 @@ class LenderConfig:
     bytes_per_s: float = 0.0  # of the link
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteExpertsConfig:
+class RemoteExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The lenders of an engine."""
 
     lenders: tuple[LenderConfig, ...]
@@ -77,8 +76,7 @@ class ExpertSlotsConfig:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a memory limit is planned to be used for. What then really is held is measured before each pass."""
 
     limit_bytes: int  # for all processes together
@@ -109,8 +107,7 @@ class DraftModelConfig:
         return not self.model_path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCacheConfig:
+class PromptCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where keys and values of prompts and answers are kept on disk."""
 
     folder: str

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
 
+import msgspec
+
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.recurrent_config import RecurrentConfig
@@ -81,16 +83,14 @@ class AttentionKind:
     heads: HeadSizes | None = None  # None: as `ModelConfig` has them
 
 
-@dataclass(frozen=True, slots=True)
-class LayerEmbeddings:
+class LayerEmbeddings(msgspec.Struct, frozen=True):
     """A table that embeds tokens for each layer anew (Gemma 4): with what a layer's part of a row says it goes on."""
 
     size: int  # of each layer's part
     vocab_size: int  # rows
 
 
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
+class LatentAttention(msgspec.Struct, frozen=True):
     """Keys and values as up-projections of one latent a token, which is what is kept of it (MLA, 2405.04434).
 
     All heads share a rotary key beside it. The model's one KV head is latent and rotary key side by side, of which the
@@ -110,16 +110,14 @@ class LatentAttention:
         return self.nope_head_dim + self.rope_head_dim
 
 
-@dataclass(frozen=True, slots=True)
-class RelativePositions:
+class RelativePositions(msgspec.Struct, frozen=True):
     """Positions as learned additions to attention's scores, by distance, in buckets (T5, 1910.10683)."""
 
     num_buckets: int
     max_distance: int  # tokens further away than that share a bucket
 
 
-@dataclass(frozen=True, slots=True)
-class AddedPositions:
+class AddedPositions(msgspec.Struct, frozen=True):
     """Positions that are added to token embeddings."""
 
     kind: Literal["learned", "sinusoidal"]
@@ -127,8 +125,7 @@ class AddedPositions:
     first_row: int = 0  # of the first position in the table
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderConfig:
+class EncoderConfig(msgspec.Struct, frozen=True):
     """What an encoder-decoder has beside its decoder; layers are as wide as the decoder's. A decoder may have none."""
 
     num_layers: int

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import parse_bytes
 
@@ -17,8 +19,7 @@ _LIKE_T4: Final = "t4"
 _IN_TORCH: Final = "torch"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmulatedSpeeds:
+class EmulatedSpeeds(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes and FLOPs a second; 0: as fast as this machine does it."""
 
     link: float = 0.0  # bytes a second in each direction

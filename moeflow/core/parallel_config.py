@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+import msgspec
+
 from moeflow.core.units import KIB
 
 WHOLE: Final = "expert"  # each rank has a block of a layer's experts
@@ -19,8 +21,7 @@ RAY_PLACEMENTS: Final = ("strict-spread", "spread")  # a node of its own for eac
 GATHERED_BYTES: Final = 256 * KIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayConfig:
+class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The Ray cluster whose nodes the ranks that join run on."""
 
     address: str  # HOST:PORT of its head; "auto": the cluster that this machine is a node of
@@ -38,8 +39,7 @@ class JoinConfig:
     ray: RayConfig | None = None  # who starts the others; None: their machines' users
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatchCosts:
+class MicroBatchCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass through all layers costs, for the rule that cuts it into micro-batches."""
 
     fixed_s: float  # weights that every pass reads
@@ -49,8 +49,7 @@ class MicroBatchCosts:
     token_s: float  # computing one token
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageConfig:
+class StageConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How layers are cut into stages, each of which is one rank's, or that of several ranks that share its layers."""
 
     num_layers: tuple[int, ...]  # of each stage; the first has token embeddings and output projection, too

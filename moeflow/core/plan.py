@@ -80,8 +80,7 @@ class Estimate:
         return cls(value, value / (1 + uncertainty), value * (1 + uncertainty))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierUse:
+class TierUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan takes of one kind of memory at its peak."""
 
     tier: str  # a level's name
@@ -89,8 +88,7 @@ class TierUse:
     capacity_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sensitivity:
+class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
     """What a change would bring, everything planned anew."""
 
     change: str

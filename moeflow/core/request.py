@@ -6,8 +6,9 @@ out. The fields say who owns them; nobody else writes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
@@ -31,8 +32,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """State of one sequence. Identity, not value, is what compares."""
 
     request_id: str
@@ -54,7 +54,7 @@ class Request:
     num_preemptions: int = 0  # scheduler
     submitted_s: float = 0.0  # on the engine's clock; engine
     queued_s: float | None = None  # waited before its first pass; engine
-    output_token_ids: list[int] = field(default_factory=list)  # engine: those of an earlier one, then what was sampled
+    output_token_ids: list[int] = []  # engine: those of an earlier one, then what was sampled
     finish_reason: FinishReason | None = None  # set once, by whoever ends it
 
     @property

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class TokenMask:
+
+class TokenMask(msgspec.Struct, frozen=True):
     """The tokens that may come at one place."""
 
     allowed: bytes = b""  # a bit for each token, the lowest of each byte first; tokens beyond the last bit may not come

@@ -7,15 +7,15 @@ a tree, too. (ExpertFlow 3.4, 4.4; SpecInfer.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 MAX_TREE_TOKENS: Final = 63  # beside the token that they follow, as many as a mask has bits
 ROOT: Final = -1  # the parent of those that follow the request's last token
 
 
-@dataclass(frozen=True, slots=True)
-class TokenTree:
+class TokenTree(msgspec.Struct, frozen=True):
     """Some tokens, each following its parent."""
 
     token_ids: tuple[int, ...] = ()

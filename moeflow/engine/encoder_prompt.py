@@ -6,15 +6,15 @@ The input is filled up to whole KV blocks, in which the decoder's layers keep wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.messages import ModelInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """The tokens before a request's output."""
 
     token_ids: Sequence[int]

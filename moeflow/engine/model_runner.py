@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
@@ -50,13 +51,12 @@ else:
 PASSES = "passes"  # a trace's row of whole passes
 
 
-@dataclass(frozen=True, slots=True)
-class PassResult:
+class PassResult(msgspec.Struct, frozen=True):
     """What a pass brought, by request."""
 
     sampled: dict[Request, Verified]  # of every entry that samples
     prompt_logprobs: dict[Request, list[TokenLogprobs]]  # of the prompt tokens after those of this pass
-    pooled: dict[Request, Array] = field(default_factory=dict)  # hidden states [n, H] that become a vector
+    pooled: dict[Request, Array] = {}  # hidden states [n, H] that become a vector
 
 
 class Closable(Protocol):
@@ -98,8 +98,7 @@ class Runner(Protocol):
         """Close threads and files."""
 
 
-@dataclass(frozen=True, slots=True)
-class OtherProcesses:
+class OtherProcesses(msgspec.Struct, frozen=True):
     """Those that compute the model together with this one, if there are any."""
 
     ranks: Ranks | None = None  # compute the same passes, each its part

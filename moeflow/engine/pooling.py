@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ from moeflow.kernels.arrays import Array, on_host
 NOT_FINITE: Final = "the model's hidden states are not finite numbers, so there is no vector of this prompt"
 
 
-@dataclass(slots=True)
-class _Sum:
+class _Sum(msgspec.Struct):
     """Of the hidden states so far."""
 
     total: NDArray[np.float64]  # [H]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from moeflow.core.request import FinishReason
 from moeflow.engine.text.guessed_passes import GuessedPass
 from moeflow.engine.text.output_text import TextDelta, TokenText
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct):
     """One completion of a prompt."""
 
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)  # a stop token, and all of a stop string's tokens, included
+    token_ids: list[int] = []  # a stop token, and all of a stop string's tokens, included
     logprobs: list[TokenText] | None = None  # one a token, if asked for
     guessed_passes: list[GuessedPass] | None = None  # one a pass that brought tokens, if token trees are asked for
     finish_reason: FinishReason | None = None  # compares equal to "stop", "length", ...
@@ -35,8 +34,7 @@ class CompletionOutput:
         self.finish_reason, self.stop_reason, self.error = delta.finish_reason, delta.stop_reason, delta.error
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct):
     """A prompt and what came of it."""
 
     prompt: str | None  # as it was given; None if it came as token ids or as a conversation

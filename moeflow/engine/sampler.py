@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from moeflow.core.request import Request
@@ -36,8 +37,7 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None  # if they were asked for
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRow:
+class SampledRow(msgspec.Struct, frozen=True):
     """What a row of logits follows: a request's tokens, and perhaps drafted ones."""
 
     request: Request

@@ -10,9 +10,10 @@ accepted with the probability that the model gives to any of them, which is the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from moeflow.core.batch import BatchEntry
 from moeflow.core.request import Request
@@ -25,8 +26,7 @@ Masks = Mapping[Request, Sequence[TokenMask | None]]
 _NO_MASKS: Final[Masks] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(msgspec.Struct, frozen=True):
     """What a pass brought for one request."""
 
     tokens: list[SampledToken]  # at least one; only the last may be an error

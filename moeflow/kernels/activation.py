@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import msgspec
 
 from moeflow.kernels.on_demand import torch
 
@@ -17,8 +18,7 @@ Nonlinearity = Literal["silu", "gelu", "gelu_tanh", "relu"]
 NONLINEARITIES: Final[tuple[Nonlinearity, ...]] = ("silu", "gelu", "gelu_tanh", "relu")
 
 
-@dataclass(frozen=True, slots=True)
-class ClampedSwiglu:
+class ClampedSwiglu(msgspec.Struct, frozen=True):
     """`(up + 1) * gate * sigmoid(alpha * gate)`, with gates of at most `limit` and ups within it (gpt-oss)."""
 
     alpha: float

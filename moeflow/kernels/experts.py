@@ -8,8 +8,9 @@ This is the reference: it asks the device once per layer how many rows each expe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from moeflow.kernels.activation import Activation, activate
 from moeflow.kernels.expert_biases import ExpertBiases
@@ -80,8 +81,7 @@ def expert_pairs(
     return out.view(num_tokens, top_k, x.shape[1])
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(msgspec.Struct, frozen=True):
     """The weights that `fused_experts` was given."""
 
     gate_up: Tensor | Sequence[Tensor]

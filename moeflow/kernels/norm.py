@@ -6,8 +6,9 @@ slower for 512 (torch 2.13, 576 wide).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu import row_ops
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class NormWeights:
+class NormWeights(msgspec.Struct, frozen=True):
     """How rows are normalised: `rms_norm`, or where it subtracts the mean `layer_norm`."""
 
     weight: Array  # [H]

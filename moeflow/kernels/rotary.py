@@ -7,9 +7,9 @@ Sources: RoFormer (2104.09864); llama3 and yarn (2309.00071) as published with t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +32,7 @@ class Rotary(NamedTuple):
     scale: float = 1.0  # of cos and sin
 
 
-@dataclass(frozen=True, slots=True)
-class RotaryTable:
+class RotaryTable(msgspec.Struct, frozen=True):
     """cos and sin of the tokens of one pass, each [T, 1, R] with R dimensions of a head that are rotated."""
 
     cos: Array

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final, Literal, get_args
 
+import msgspec
+
 WeightFormat = Literal[
     "float32",
     "bfloat16",
@@ -54,8 +56,7 @@ LevelKind = Literal["LEVELS_IQ2", "LEVELS_IQ3_XXS", "LEVELS_IQ3_S"]  # that GGUF
 BlockKind = GGUFBlockKind | GroupKind | LevelKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatRecord:
+class FormatRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One format."""
 
     bits_per_value: float  # its share of scales included

@@ -14,7 +14,7 @@ while nobody uses them: beyond that, blocks of the tree are taken before fresh o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from moeflow.core.batch import NO_SLOT, StateUse
 from moeflow.core.request import Request
@@ -22,11 +22,10 @@ from moeflow.kv.prefix_tree import Node, PrefixTree, TokenBlock
 from moeflow.kv.state_slots import Checkpoint, StateSlots
 
 
-@dataclass(slots=True)
-class _Table:
-    block_ids: list[int] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)  # of the first len(nodes) blocks
-    copies: list[int] = field(default_factory=list)  # which of these are own ones, though the tree has them, ascending
+class _Table(msgspec.Struct):
+    block_ids: list[int] = []
+    nodes: list[Node] = []  # of the first len(nodes) blocks
+    copies: list[int] = []  # which of these are own ones, though the tree has them, ascending
 
     @property
     def private(self) -> list[int]:
@@ -34,8 +33,7 @@ class _Table:
         return [self.block_ids[index] for index in self.copies] + self.block_ids[len(self.nodes) :]
 
 
-@dataclass(slots=True, eq=False)
-class Filling:
+class Filling(msgspec.Struct, eq=False):
     """Blocks that follow a path of the tree and are filled by others than a pass."""
 
     nodes: list[Node]  # the path, in use until the end

@@ -11,28 +11,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from moeflow.core.batch import NO_SLOT, StateUse
 from moeflow.core.request import Request
 from moeflow.kv.prefix_tree import Node
 
 
-@dataclass(slots=True, eq=False)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, eq=False):
     """The state behind a block. Once given up it is that no more, whatever its slot has later."""
 
     slot: int
     is_kept: bool = True  # whether the slot has the state: cleared before the slot is given to anyone else
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(msgspec.Struct):
     """What a running request has."""
 
     slot: int = NO_SLOT  # its own
     source: Node | None = None  # whose checkpoint its first pass starts from
-    saves: list[tuple[int, int]] = field(default_factory=list)  # of the pass that is planned: see `StateUse`
+    saves: list[tuple[int, int]] = []  # of the pass that is planned: see `StateUse`
 
 
 class StateSlots:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
@@ -90,8 +91,7 @@ def outline(checkpoint: Checkpoint) -> LanguageModel:
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class NamesApart:
+class NamesApart(msgspec.Struct, frozen=True):
     """Tensors that are kept in formats of their own, as a model's family names them."""
 
     routers: frozenset[str]
@@ -157,8 +157,7 @@ def _allocate(family: Family, config: ModelConfig, allocator: WeightAllocator) -
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(msgspec.Struct, frozen=True):
     """What one thread takes over at a time: a tensor, or of one that is packed some rows."""
 
     name: str

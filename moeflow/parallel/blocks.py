@@ -6,8 +6,10 @@ What kernels read in bands of outputs is cut between bands, so that each rank ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+
+import msgspec
 
 from moeflow.core.model_config import HeadSizes, ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
@@ -26,8 +28,7 @@ def band_blocks(num_outputs: int, num_ranks: int) -> list[range]:
     return [range(min(it.start * BAND, num_outputs), min(it.stop * BAND, num_outputs)) for it in bands]
 
 
-@dataclass(frozen=True, slots=True)
-class HeadBlocks:
+class HeadBlocks(msgspec.Struct, frozen=True):
     """The heads of each rank's attention. All its KV heads serve as many of its query heads, which are neighbours."""
 
     queries: Sequence[range]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from moeflow.core.extensions import ExtensibleTable
 from moeflow.pipeline.cgopipe import cgopipe
@@ -25,8 +26,7 @@ class MakeTasks(Protocol):
         """Yield a decoding step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
+class Pipeline(msgspec.Struct, frozen=True):
     """One of those that stream weights from the host.
 
     A new one is a file and a row below, or an entry point of another package.

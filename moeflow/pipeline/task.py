@@ -7,15 +7,15 @@ the simulator charges it to a virtual clock, the graph is drawn from it. Touches
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from moeflow.pipeline.priority import DEMAND
 
 COMPUTE = "compute"  # the lane that a pass computes on
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """Something that a lane does without interruption, once all tasks in `after` are done."""
 
     id: int  # of a stream: 0, 1, 2, ...

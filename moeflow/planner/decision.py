@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import called
@@ -69,8 +71,7 @@ else:
     borrowing = on_demand("moeflow.experts.remote.borrowing")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
+class _Held(msgspec.Struct, frozen=True, kw_only=True):
     """Weights as they are held, what computes with them, and in passes of what size."""
 
     device: str

@@ -5,9 +5,11 @@ Searches nothing and measures nothing: a few milliseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Final
+
+import msgspec
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.hardware import RAM, Machine
@@ -28,8 +30,7 @@ from moeflow.planner.hardware.this_machine import how_measured, machine_identity
 RENEW: Final = "`moeflow plan --recalibrate` measures it again, while nothing else runs"
 
 
-@dataclass(frozen=True)
-class Estimator:
+class Estimator(msgspec.Struct, frozen=True):
     """Predicts what a configuration of a host does on a machine, for any batch and lengths."""
 
     config: EngineConfig

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import CapacityError
@@ -34,8 +36,7 @@ from moeflow.planner.settings import (
 from moeflow.planner.usage import Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine's speed is asked for."""
 
     costs: ModelCosts

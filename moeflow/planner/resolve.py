@@ -6,7 +6,9 @@ Only headers are read, and once; what cannot fit is refused before loading.
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
@@ -27,8 +29,7 @@ from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """A plan, and what predicts for its configuration; None where the machine's speed is not known."""
 
     plan: Plan

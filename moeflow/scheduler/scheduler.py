@@ -24,9 +24,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import SchedulerConfig
@@ -45,12 +46,11 @@ _NO_TREES: Final[Mapping[Request, TokenTree]] = MappingProxyType({})
 _NONE_KEPT: Final[Mapping[Request, int]] = MappingProxyType({})
 
 
-@dataclass(slots=True)
-class _Plan:
+class _Plan(msgspec.Struct):
     """A pass in the making."""
 
     budget: int  # tokens that may still join
-    entries: list[BatchEntry] = field(default_factory=list)
+    entries: list[BatchEntry] = []
     has_preempted: bool = False  # for a request of the same kind: blocks are short, nobody is let in
 
     def add(self, entry: BatchEntry) -> None:

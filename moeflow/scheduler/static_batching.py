@@ -16,7 +16,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import SchedulerConfig
@@ -29,8 +30,7 @@ from moeflow.scheduler.scheduler import check_limits
 PADDING_TOKEN = 0  # any token will do: nobody sees it
 
 
-@dataclass(slots=True)
-class _Row:
+class _Row(msgspec.Struct):
     """One line of the padded batch."""
 
     request: Request
@@ -42,11 +42,10 @@ class _Row:
         return self.request.status is RequestStatus.FINISHED
 
 
-@dataclass(slots=True)
-class _PaddedBatch:
+class _PaddedBatch(msgspec.Struct):
     """The rows that run together."""
 
-    rows: list[_Row] = field(default_factory=list)
+    rows: list[_Row] = []
     width: int = 0  # tokens of the longest prompt
     num_columns: int = 0  # of the prompts, computed so far
     stop: int = 0  # columns computed once the pass under way is complete

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from moeflow.speculation.usefulness import Guess
 
 MAX_DEPTH: Final = 16  # tokens that are guessed ahead
 
 
-@dataclass(slots=True)
-class SpeculatorCounts:
+class SpeculatorCounts(msgspec.Struct):
     """Of one speculator; a token that several guessed counts for each."""
 
-    drafted: list[int] = field(default_factory=lambda: [0] * MAX_DEPTH)  # by depth, from 1 on
-    kept: list[int] = field(default_factory=lambda: [0] * MAX_DEPTH)  # of them
+    drafted: list[int] = msgspec.field(default_factory=lambda: [0] * MAX_DEPTH)  # by depth, from 1 on
+    kept: list[int] = msgspec.field(default_factory=lambda: [0] * MAX_DEPTH)  # of them
     draft_s: float = 0.0  # that guessing took
     is_resting: bool = False  # it does not guess now, since that does not pay, or because it has failed
 
 
-@dataclass(slots=True)
-class SpeculationCounts:
+class SpeculationCounts(msgspec.Struct):
     """Totals since start."""
 
     drafted: int = 0  # tokens that were computed as guesses
     kept: int = 0  # of them
     passes: int = 0  # with guesses
     draft_s: float = 0.0  # that guessing took
-    trees: list[int] = field(default_factory=list)  # for one request in one pass, by how many tokens were kept
-    speculators: dict[str, SpeculatorCounts] = field(default_factory=dict)  # of these names
+    trees: list[int] = []  # for one request in one pass, by how many tokens were kept
+    speculators: dict[str, SpeculatorCounts] = {}  # of these names
 
     @classmethod
     def of(cls, names: Sequence[str]) -> SpeculationCounts:

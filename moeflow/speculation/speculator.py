@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from moeflow.core.request import Request
 
 Experts = frozenset[int]  # of all layers: an expert's number in its layer, plus those of the layers before it
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """A guess of what follows a request's tokens.
 
     How sure its speculator is of each token is a *grade*: a small number that means nothing by itself. What tokens of a

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 INCOME: Final = 0.02  # a pass: the share of time that may be lost
 FIRST_CREDIT: Final = 32.0
@@ -23,8 +24,7 @@ FIRST_DEPTH: Final = 4
 LATELY: Final = 8  # passes
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(msgspec.Struct, frozen=True):
     """A guessed token that was computed."""
 
     names: frozenset[str]  # who guessed it
@@ -32,11 +32,10 @@ class Guess:
     is_kept: bool
 
 
-@dataclass(slots=True)
-class _Account:
+class _Account(msgspec.Struct):
     credit: float = FIRST_CREDIT
     is_resting: bool = False
-    depths: deque[int] = field(default_factory=lambda: deque([FIRST_DEPTH], LATELY))
+    depths: deque[int] = msgspec.field(default_factory=lambda: deque([FIRST_DEPTH], LATELY))
 
     def add(self, gain: float) -> None:
         self.credit = min(self.credit + gain, MOST_CREDIT)

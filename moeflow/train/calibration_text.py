@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from moeflow.core.errors import ConfigError
 
@@ -19,8 +20,7 @@ _HELD_OUT_SHARE = 10  # one in so many
 _MIN_TOKENS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationText:
+class CalibrationText(msgspec.Struct, frozen=True):
     """Token ids, one list a domain."""
 
     fitting: list[list[int]]

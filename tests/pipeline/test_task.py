@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 
 from moeflow.pipeline.task import COMPUTE, Task, TaskMaker, checked
@@ -15,7 +13,7 @@ def test_the_maker_numbers_and_leaves_out_what_does_not_exist_yet():
     second = make("compute", 0, 1, after=[first, None], priority=2)
     assert first == Task(0, "load", 0, None, "link")
     assert second == Task(1, "compute", 0, 1, COMPUTE, after=(0,), priority=2)
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError, match="immutable"):
         first.op = "other"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
@@ -61,7 +62,7 @@ def test_experts_on_disk_are_predicted_by_what_was_learnt_of_their_routers(strea
     plan = resolve(Settings(model=model)).plan
     guess = what_to_expect(streamed.complete(plan))
     assert "if routers choose evenly (`moeflow pack` learns how they do)" in guess
-    learnt = dataclasses.replace(streamed, routing=routing(decode=(0.0,) * 5, prefill=(0.0,) * 5))
+    learnt = msgspec.structs.replace(streamed, routing=routing(decode=(0.0,) * 5, prefill=(0.0,) * 5))
     known = what_to_expect(learnt.complete(plan))
     assert "if routers choose evenly" not in known
     assert known.split(", first")[0] != guess.split(", first")[0]

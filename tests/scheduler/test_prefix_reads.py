@@ -414,7 +414,7 @@ def test_a_request_that_is_sent_back_has_another_try():
     assert young.output_token_ids == generate_alone([2] * 18, 5)
 
 
-class Watched(Request):
+class Watched(Request, weakref=True):
     """One whose end can be seen."""
 
 

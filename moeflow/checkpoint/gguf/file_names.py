@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+import msgspec
 
 from moeflow.checkpoint.file_errors import blame_file
 
@@ -21,8 +22,7 @@ _PART: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.
 _NO_MODELS: Final = ("mmproj", "imatrix")  # begin GGUF files that are parts of something else
 
 
-@dataclass(frozen=True, slots=True)
-class PartName:
+class PartName(msgspec.Struct, frozen=True):
     """What the name of a part says."""
 
     stem: str  # that all parts have in common, with the folders before it
@@ -38,8 +38,7 @@ class PartName:
         return f"{self.stem}-{self.number:05}-of-{self.count:05}{SUFFIX}"
 
 
-@dataclass(frozen=True, slots=True)
-class GGUFNames:
+class GGUFNames(msgspec.Struct, frozen=True):
     """The files of one model, by their paths."""
 
     whole: str  # what it is called in one file, or would be

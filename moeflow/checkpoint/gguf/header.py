@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors, refuse_lfs_pointer
@@ -61,8 +62,7 @@ class GGUFTensor:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PassedArray:
+class PassedArray(msgspec.Struct, frozen=True):
     """An array that was not kept, to be compared with others."""
 
     kind: int
@@ -70,8 +70,7 @@ class PassedArray:
     checksum: int  # CRC-32 of its bytes
 
 
-@dataclass(frozen=True, slots=True)
-class GGUFHeader:
+class GGUFHeader(msgspec.Struct, frozen=True):
     """All that stands before the weights."""
 
     file: Path

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -140,8 +139,7 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"layer {layer}, expert {expert}"
 
 
-@dataclass(frozen=True, slots=True)
-class SlabIndex:
+class SlabIndex(msgspec.Struct, frozen=True):
     """A finished packed weights file, as its first pages describe it."""
 
     path: Path

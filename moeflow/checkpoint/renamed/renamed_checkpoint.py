@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from moeflow.checkpoint.checkpoint import Checkpoint, StoredRows, TensorInfo
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 _KEPT = 2  # turned matrices, which are read whole: threads take pieces of one, and then of the next
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What a tensor is in the files: a whole one, or so many rows of one, which may be turned.
 
     Of turned matrices, and of vectors that lie in a row, it may be a part: each `step`-th number from `first` on.

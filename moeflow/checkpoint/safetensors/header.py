@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
+
+import msgspec
 
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, refuse_lfs_pointer
 from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, parse_json_object
@@ -26,8 +27,7 @@ _MAX_HEADER_BYTES = MAX_INDEX_BYTES  # the format's own limit, 100 MB, is for mo
 _MAX_RANK = 8
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorsEntry:
+class SafetensorsEntry(msgspec.Struct, frozen=True):
     """One tensor of a file."""
 
     dtype: str  # as the format calls it: F32, BF16, F8_E4M3, ...

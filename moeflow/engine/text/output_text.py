@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
@@ -19,8 +20,7 @@ from moeflow.engine.text.stop_strings import StopWatch
 from moeflow.engine.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TopToken:
+class TopToken(msgspec.Struct, frozen=True):
     """One of the likeliest tokens at a position."""
 
     token_id: int
@@ -29,8 +29,7 @@ class TopToken:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenText:
+class TokenText(msgspec.Struct, frozen=True):
     """A token with its log-probability, as text. Part of a character reads as U+FFFD; `utf8` has its bytes."""
 
     token_id: int
@@ -41,8 +40,7 @@ class TokenText:
     top: tuple[TopToken, ...]  # likeliest first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What one pass brought for one of the n completions of a prompt.
 
     Tokens are reported as they come, their text as soon as it is certain: in this delta or a later one.

@@ -7,9 +7,9 @@ token: it is the oracle of the tests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer, processors
 
 from moeflow.core.brief import brief
@@ -19,8 +19,7 @@ NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 Token = str | AddedToken
 
 
-@dataclass(frozen=True, slots=True)
-class SpecialTokens:
+class SpecialTokens(msgspec.Struct, frozen=True):
     """Tokens that are no part of a text: those with a name, by which chat templates call them, and others."""
 
     named: dict[str, Token]

@@ -8,9 +8,9 @@ strips accents, an unknown token that stands for any number of characters) leave
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer, models
 
 from moeflow.engine.text.token_bytes import BYTE_LEVEL_ALPHABET
@@ -21,8 +21,7 @@ _KEEPS_ALL = frozenset(("ByteLevel", "Metaspace", "Digits"))
 _MAY_REMOVE = frozenset(("Split", "Punctuation"))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLength:
+class TokenLength(msgspec.Struct, frozen=True):
     """What bounds the number of a text's tokens from below."""
 
     max_bytes: int  # of UTF-8 that one token stands for

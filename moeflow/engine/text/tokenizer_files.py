@@ -10,10 +10,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from moeflow.checkpoint.gguf.header import read_gguf_header
@@ -56,8 +56,7 @@ _NOT_SAVED: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerParts:
+class TokenizerParts(msgspec.Struct, frozen=True):
     """A tokenizer, the tokens that are special in it, its chat templates by name, and where they came from.
 
     `settings` have the keys of `tokenizer_config.json`.

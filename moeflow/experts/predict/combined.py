@@ -8,9 +8,9 @@ pass: so predictors that say the same do not count twice, and one that is no use
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +27,7 @@ _LEAST: Final = 1e-3  # chance of anything, and of its opposite
 _RATE: Final = 0.02  # of learning weights
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
+class _Said(msgspec.Struct, frozen=True):
     """What was said of a layer. Shapes: places [members, E] int64, of each expert in each list; chances [E], of being
     needed; adds [members, E], what each predictor adds to the log-odds.
     """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+import msgspec
 
 MAX_TOKENS: Final = 8  # of a pass; more need so many experts that reads on demand keep the disk busy
 MAX_LOOK_AHEAD: Final = 4  # layers of which routers can be asked at once
@@ -18,8 +19,7 @@ class Routes(Protocol):
         """Return topk_ids and topk_weights, arrays or tensors [T, K], of hidden [T, H]."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedModel:
+class RoutedModel(msgspec.Struct, frozen=True):
     """What a predictor is made for."""
 
     num_layers: int  # with experts

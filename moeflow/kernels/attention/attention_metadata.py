@@ -15,9 +15,10 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from moeflow.kernels.arrays import Array, ids_on, is_int64
 from moeflow.kernels.on_demand import torch
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 TREE_POSITIONS = 64  # bits of a tree mask
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
+class DecodeGroup(msgspec.Struct, frozen=True):
     """Sequences of similar context length with one token each in the pass."""
 
     rows: Tensor  # [R] int64, their tokens
@@ -41,8 +41,7 @@ class DecodeGroup:
     mask: Tensor | None  # [R, 1, 1, length], added to the scores; None: every position is seen
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
+class PrefillChunk(msgspec.Struct, frozen=True):
     """Several tokens of one sequence."""
 
     tokens: slice  # in the pass
@@ -51,8 +50,7 @@ class PrefillChunk:
     mask: Tensor | None  # [tokens, length], added to the scores; None: plainly causal
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class AttentionPlan(msgspec.Struct, frozen=True):
     """The attention calls of one layer."""
 
     chunks: tuple[PrefillChunk, ...]
@@ -64,8 +62,7 @@ class AttentionPlan:
         return not self.chunks and len(self.groups) == 1
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """One sequence's share of the pass."""
 
     first_token: int  # in the pass
@@ -85,8 +82,7 @@ class Span:
         return self.block_ids[first_block : -(-self.stop // block_size)], first_block * block_size
 
 
-@dataclass(slots=True)
-class AttentionMetadata:
+class AttentionMetadata(msgspec.Struct):
     """The sequences of one pass."""
 
     slots: Array  # [T] int64: block * block_size + offset, where each token's K and V go
@@ -96,7 +92,7 @@ class AttentionMetadata:
     lengths: array[int] | None = (
         None  # of each sequence, int32: what all its tokens see, from the first on; None: causal
     )
-    _plans: dict[tuple[int | None, torch.dtype], AttentionPlan] = field(default_factory=dict)
+    _plans: dict[tuple[int | None, torch.dtype], AttentionPlan] = {}
     _table: array[int] | None = None
 
     @classmethod

@@ -9,8 +9,9 @@ device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from moeflow.kernels.arrays import Array, address, as_tensor, dtype_name, is_in_main_memory
 from moeflow.kernels.on_demand import torch
@@ -156,8 +157,7 @@ class KVBlocks:
         return keys.flatten(1, 2), values.flatten(1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(msgspec.Struct, frozen=True):
     """Blocks as one thinks of them."""
 
     keys: Tensor

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from moeflow.kernels.norm import NormWeights
 
 
-@dataclass(frozen=True, slots=True)
-class LatentHeads:
+class LatentHeads(msgspec.Struct, frozen=True):
     """A row of the first projections: queries, or what is projected up to them, a latent, and a rotary key."""
 
     num_heads: int

@@ -7,8 +7,9 @@ The results are those of the layers' stages one after another, to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from moeflow.kernels.arrays import Array, address, floats_like, ids_like, is_contiguous, is_int64
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
@@ -29,8 +30,7 @@ if extension.is_available():
 Experts = Callable[[Array, Array, Array, Array], Array]
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True):
     """Which experts layers with routers will probably need: a pass stops where one is absent.
 
     `routers_ahead`: those that the router so many layers ahead would choose now, of layers with routers, and at the
@@ -201,8 +201,7 @@ class PackedDecoder:
             check_floats(layer.slots, (len(layer.slots), mixer.state_values))
 
 
-@dataclass(slots=True)
-class PackedPass:
+class PackedPass(msgspec.Struct):
     """One pass: what comes out of its layers so far, and what they are computed from."""
 
     hidden: Array  # [T, H]; where the pass has stopped: what the experts' sum is to be added to

@@ -7,9 +7,9 @@ of each head's [N, L] the outputs are the L dimensions of a latent.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from moeflow.kernels.arrays import Array, as_tensor, contiguous
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class UpProjectionShape:
+class UpProjectionShape(msgspec.Struct, frozen=True):
     """N: `nope_dim`, V: `value_dim`, L: `latent_dim`."""
 
     num_heads: int

@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ with suppress(ImportError):  # without it nothing here works; `cpu.why_not` says
     import moeflow.kernels._cpu as _cpu
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertKind:
+class ExpertKind(msgspec.Struct, frozen=True):
     """What experts compute, beside their matrices."""
 
     function: Activation = "silu"

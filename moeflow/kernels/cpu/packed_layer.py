@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.scores import Scores
@@ -29,8 +31,7 @@ if extension.is_available():
     import moeflow.kernels._cpu as _cpu
 
 
-@dataclass(frozen=True, slots=True)
-class PackedAttention:
+class PackedAttention(msgspec.Struct, frozen=True):
     """How a layer attends."""
 
     heads: Heads

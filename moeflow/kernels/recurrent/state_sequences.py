@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 NO_STATE: Final = -1  # as a source: the state is zero
 
 
-@dataclass(frozen=True, slots=True)
-class StateSequence:
+class StateSequence(msgspec.Struct, frozen=True):
     """One sequence's share of a pass."""
 
     first_row: int  # in the pass
@@ -75,8 +75,7 @@ class LayerStates:
         return self.slots[slot, self.offset : self.offset + size].view(shape)
 
 
-@dataclass(frozen=True, slots=True)
-class PassStates:
+class PassStates(msgspec.Struct, frozen=True):
     """The states of all recurrent layers, and what a pass does with them."""
 
     layers: Sequence[LayerStates]  # one or more

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from moeflow.kernels.activation import activate
 from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkNames:
+class NetworkNames(msgspec.Struct, frozen=True):
     """How a family's checkpoints name the matrices, below the layer."""
 
     block: str = "mlp"

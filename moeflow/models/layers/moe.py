@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, overload
+
+import msgspec
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.activation import ClampedSwiglu
@@ -38,8 +40,7 @@ Given = Callable[[], tuple[Array, Array]]
 Limit = Callable[[Array, Array], Array]
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
+class ExpertNames(msgspec.Struct, frozen=True):
     """How a family's checkpoints name the weights of the block, below the layer."""
 
     block: str = "mlp"

@@ -7,8 +7,9 @@ added to, wherever these are, and is computed while those that come from disk ar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.packed_experts import ExpertKind
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 _GATE: Final = Routing(1, score="sigmoid")  # of one, which then weighs the sigmoid of its score
 
 
-@dataclass(frozen=True, slots=True)
-class SharedNames:
+class SharedNames(msgspec.Struct, frozen=True):
     """How a family's checkpoints name the weights, below the layer."""
 
     network: NetworkNames

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+import msgspec
 import numpy as np
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
@@ -65,8 +66,7 @@ _FORMATS_OF: Final = {
 Take = Callable[[int], Array | None]  # bytes of an expert -> memory, a row for each
 
 
-@dataclass(frozen=True, slots=True)
-class WeightFormats:
+class WeightFormats(msgspec.Struct, frozen=True):
     """In which format each kind of matrix is packed."""
 
     matrices: WeightFormat

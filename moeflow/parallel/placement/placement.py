@@ -8,11 +8,11 @@ weights nor links.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import ceil
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ ExpertIds: TypeAlias = NDArray[np.integer]
 Loads: TypeAlias = NDArray[np.floating]
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertPlacement:
+class ExpertPlacement(msgspec.Struct, frozen=True):
     """The homes of all experts. Raises: ConfigError if an expert has none, or the table is no table."""
 
     num_ranks: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.packed.layout import SlabSpec
@@ -21,8 +22,7 @@ from moeflow.planner.choices.weight_choice import WeightChoice
 from moeflow.planner.costs.model_costs import ModelCosts
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertPlan:
+class ExpertPlan(msgspec.Struct, frozen=True):
     """What a model needs whose experts come from disk."""
 
     spec: SlabSpec

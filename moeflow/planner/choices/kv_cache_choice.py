@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
@@ -18,8 +19,7 @@ KV_SHARE_BESIDE_SLOTS: Final = 0.5  # if experts come from disk, from whose slot
 KV_SHARE_KEPT: Final = 0.125  # that unused keys and values keep there: the more experts are in memory, the less is read
 
 
-@dataclass(frozen=True, slots=True)
-class KVCacheChoice:
+class KVCacheChoice(msgspec.Struct, frozen=True):
     """The cache of keys and values as it is allocated."""
 
     dtype: str

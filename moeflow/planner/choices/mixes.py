@@ -7,8 +7,9 @@ values, for the few that do not even fit these the formats that are filled up.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
@@ -17,8 +18,7 @@ from moeflow.kernels.weight_format import BLOCK_COLUMNS, LayerFormats, Mix, Weig
 _SMALL_BLOCK: Final = 32  # columns
 
 
-@dataclass(frozen=True, slots=True)
-class MixedFormats:
+class MixedFormats(msgspec.Struct, frozen=True):
     """The formats of a model."""
 
     matrices: WeightFormat  # that most values are in

@@ -6,8 +6,9 @@ refused when it is allocated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
@@ -52,8 +53,7 @@ def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadOverrides:
+class OffloadOverrides(msgspec.Struct, frozen=True, kw_only=True):
     """What the user said; None: decide for me."""
 
     device: DeviceConfig

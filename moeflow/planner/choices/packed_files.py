@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -113,8 +112,7 @@ def ensure_packed_weights_file(
     return _read_index(file, spec)
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(msgspec.Struct, frozen=True):
     """A part of packed weights that is not as it was written."""
 
     part: str  # as messages name it

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
 
 from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError
@@ -169,8 +170,7 @@ def _shared_parts(parallel: ParallelConfig, shape: ModelConfig) -> list[str]:
     return parts
 
 
-@dataclass(frozen=True, slots=True)
-class RankMemory:
+class RankMemory(msgspec.Struct, frozen=True):
     """What ranks hold of a model."""
 
     weight_bytes: tuple[int, ...]  # by rank

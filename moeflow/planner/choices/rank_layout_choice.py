@@ -7,7 +7,8 @@ prompt and answer. The least memory decides where that alone fits; where a machi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.plan import Policy
@@ -15,8 +16,7 @@ from moeflow.core.units import format_seconds
 from moeflow.planner.costs.cost_model import CostModel
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutForecast:
+class LayoutForecast(msgspec.Struct, frozen=True):
     """What a pair of layouts is expected to bring."""
 
     parallel: ParallelConfig

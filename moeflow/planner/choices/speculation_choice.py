@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import DraftModelConfig
@@ -27,8 +28,7 @@ AUTO: Final = "auto"
 AUTO_SHARE: Final = 0.1  # of memory, that models may take which nobody named
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculatorChoice:
+class SpeculatorChoice(msgspec.Struct, frozen=True):
     """What guesses."""
 
     names: tuple[str, ...] = ()  # each once, in the order given

@@ -16,6 +16,8 @@ from functools import cached_property
 from math import ceil
 from typing import Final
 
+import msgspec
+
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, Machine, MemoryLevel
 from moeflow.core.plan import Policy, Workload
 from moeflow.core.units import MIB
@@ -37,8 +39,7 @@ DEVICE_RESERVE_BYTES: Final = 768 * MIB  # CUDA's context, the allocator's slack
 BLOCK_TOKENS: Final = 16  # of a KV block: a sequence's last is half empty on average
 
 
-@dataclass(frozen=True, slots=True)
-class LinearCost:
+class LinearCost(msgspec.Struct, frozen=True):
     """const + weights * r_w + kv * r_c + disk * (experts on disk) + misses * (a step's) + streamed * (a prompt's)."""
 
     const: float = 0.0
@@ -89,8 +90,7 @@ class IntegerPolicy:
 Resources = Mapping[str, LinearCost]  # seconds of each in a step, or bytes of each tier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy brings."""
 
     decode_s: float  # one step of the whole batch

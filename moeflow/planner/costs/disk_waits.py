@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import msgspec
+
 from moeflow.core.hardware import Link
 from moeflow.core.units import MIB
 from moeflow.planner.costs.hit_curve import HitCurve
@@ -20,8 +22,7 @@ NUM_READERS: Final = 8  # threads of the lane that reads, unless others are clea
 PIECE_BYTES: Final = MIB  # at least, of a read that is cut for several threads
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiskRates:
+class DiskRates(msgspec.Struct, frozen=True, kw_only=True):
     """How fast the experts of one model come from a disk."""
 
     link: Link | None  # None: there is no disk
@@ -81,8 +82,7 @@ class ExpertReads:
         return DiskWaits(most, HitCurve.through(points))
 
 
-@dataclass(frozen=True, slots=True)
-class DiskWaits:
+class DiskWaits(msgspec.Struct, frozen=True):
     """Seconds of a pass, by the share of experts on disk."""
 
     all_on_disk_s: float

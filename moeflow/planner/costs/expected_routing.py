@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +29,7 @@ LEAST_SPREAD: Final = 1e-6  # variance over mean; a count without any chance can
 MOST_TRIALS: Final = 1e6
 
 
-@dataclass(frozen=True)
-class ExpectedRouting:
+class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
     """How routers choose: shares of the kinds of tokens, [C], and their chances to take each expert, [C, E]."""
 
     shares: Values
@@ -108,8 +107,7 @@ class ExpectedRouting:
         return 1 - missed
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(msgspec.Struct, frozen=True):
     """Tokens that take some experts in any case, and others by chance."""
 
     is_certain: NDArray[np.bool_]  # [E]

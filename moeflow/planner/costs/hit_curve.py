@@ -7,12 +7,12 @@ convex from below: what it promises in between is what a mixture of its points k
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class HitCurve:
+
+class HitCurve(msgspec.Struct, frozen=True):
     """Points (share of experts on disk, share of choices that miss), ascending from (0, 0), convex."""
 
     points: tuple[tuple[float, float], ...] = ((0.0, 0.0), (1.0, 1.0))  # routers that choose evenly and independently

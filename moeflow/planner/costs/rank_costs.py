@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from moeflow.core.hardware import RANK, REMOTE_RANK, Link, LinkRate, Machine, MemoryLevel
@@ -92,8 +93,7 @@ def assumed_link(target: str) -> Link:
     return Link(source=RANK, target=target, rates=rates)
 
 
-@dataclass(frozen=True)
-class RankedLayers:
+class RankedLayers(msgspec.Struct, frozen=True, dict=True):
     """All layers of a model on ranks that are alike."""
 
     machine: Machine

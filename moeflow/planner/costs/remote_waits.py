@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from moeflow.core.engine_config import LenderConfig
 from moeflow.planner.costs.disk_waits import ExpertReads
@@ -12,8 +13,7 @@ from moeflow.planner.costs.disk_waits import ExpertReads
 _MEMORY_BYTES_PER_S: Final = 8e9  # at which a lender's core reads experts: it is not measured before it computes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteRates:
+class RemoteRates(msgspec.Struct, frozen=True, kw_only=True):
     """How fast one lender is for experts of one size."""
 
     round_trip_s: float

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
+
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
@@ -53,8 +55,7 @@ CHILLING_COLS: Final = 4096
 CHUNK_TOKENS: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class KernelShape:
+class KernelShape(msgspec.Struct, frozen=True):
     """What a kernel is measured on."""
 
     kernel: str
@@ -121,8 +122,7 @@ def _fitting(dtype: str, *columns: int) -> str:
     return record.wider
 
 
-@dataclass(frozen=True, slots=True)
-class BestRates:
+class BestRates(msgspec.Struct, frozen=True):
     """What the machine did at best at one moment."""
 
     read: float  # bytes a second

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -94,7 +95,7 @@ def config_of(model, *, is_often_cut=True, **settings):
     config = mixed_requests.config_of(model, **settings)
     parallel = config.parallel
     if is_often_cut and parallel is not None and parallel.stages is not None:
-        stages = dataclasses.replace(parallel.stages, costs=OFTEN_CUT)
+        stages = msgspec.structs.replace(parallel.stages, costs=OFTEN_CUT)
         config = dataclasses.replace(config, parallel=dataclasses.replace(parallel, stages=stages))
     return config
 
