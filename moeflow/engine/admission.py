@@ -6,7 +6,7 @@ that the caller gets an error at once. Knows nothing of when or where the engine
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -104,7 +104,7 @@ def make_submissions(
     The seeds are those of `child_seed`: the same for the same seed, random without one. Log-probabilities of
     the prompt are asked for once.
     """
-    seed = secrets.randbits(63) if params.seed is None else params.seed
+    seed = int.from_bytes(os.urandom(8)) >> 1 if params.seed is None else params.seed
     later_params = replace(params, prompt_logprobs=None)
     return [
         Submission(

@@ -77,6 +77,7 @@ class _Held(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     cpu_isa: str  # empty: torch computes
     weights: WeightChoice
+    packed_file: Path | None  # that is there and holds them
     dtype: str
     plan: ExpertPlan | None  # None: all weights are in memory
     maps_together: bool  # replicas, from one file
@@ -173,7 +174,7 @@ class Decision:
         dtype = "float32" if cpu_isa else weights.matrices
         budget.parallel = self._ranks(weights, batching, cpu_isa)
         is_limited = bool(cpu_isa and settings.memory_bytes)
-        maps_together = self._count_mapped_once(weights, cpu_isa)
+        maps_together = self._count_mapped_once(weights, file, cpu_isa)
         plan = self._expert_plan(weights, dtype, maps_together=maps_together) if is_limited else None
         batching = self.host.batching(batching, weights, plan, cpu_isa, self.reasons)
         batching = with_whole_inputs(batching, settings, self.shape, self.reasons)
@@ -182,6 +183,7 @@ class Decision:
             device=device,
             cpu_isa=cpu_isa,
             weights=weights,
+            packed_file=file,
             dtype=dtype,
             plan=plan,
             maps_together=maps_together,
@@ -283,11 +285,10 @@ class Decision:
             self.reasons.append(("replicas", what_each_has(number, *of_each, maps_together=maps_together)))
         return num_threads
 
-    def _count_mapped_once(self, weights: WeightChoice, cpu_isa: str) -> bool:
+    def _count_mapped_once(self, weights: WeightChoice, file: Path | None, cpu_isa: str) -> bool:
         """Count the weights of several engines once if all map them from one file, and return whether they do."""
         if self.num_replicas == 1 or not cpu_isa:
             return False
-        file = found_packed_file(self.settings, self.checkpoint, weights)
         maps_together = self.settings.expert_parallel or file is not None
         if maps_together:
             self.budget.take_share(mapped_bytes=ceil(self._costs(weights).model_bytes))
@@ -335,7 +336,7 @@ class Decision:
     def _packed_file(self, held: _Held) -> str:
         if not held.cpu_isa or held.plan is not None:
             return ""
-        return choose_packed_file(self.settings, self.checkpoint, held.weights, self.reasons)
+        return choose_packed_file(self.settings, self.checkpoint, held.weights, held.packed_file, self.reasons)
 
     def _record_routing(self) -> str:
         """Return the file for what routers choose. Raises: ConfigError if there are no routers."""

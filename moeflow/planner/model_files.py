@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-_SHIPPED = files("moeflow.planner") / "models"
+_SHIPPED = Path(__file__).parent / "models"
 _SUFFIX: Final = ".json"
 
 
 def shipped_models() -> Mapping[str, Path]:
     """Return the file of each shipped shape by its name."""
-    found = {file.name.removesuffix(_SUFFIX): Path(str(file)) for file in _SHIPPED.iterdir()}
+    found = {file.name.removesuffix(_SUFFIX): file for file in _SHIPPED.iterdir()}
     return {name: file for name, file in sorted(found.items()) if file.suffix == _SUFFIX}
 
 

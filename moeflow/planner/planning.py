@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,10 +27,13 @@ from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING, Usage
 
 if TYPE_CHECKING:
+    import shutil
+
     from moeflow.planner import described
     from moeflow.planner.hardware import calibrate_device, disk_rates, machine_files
     from moeflow.planner.search import sensitivity
 else:
+    shutil = on_demand("shutil")
     machine_files = on_demand("moeflow.planner.hardware.machine_files")
     disk_rates = on_demand("moeflow.planner.hardware.disk_rates")
     sensitivity = on_demand("moeflow.planner.search.sensitivity")

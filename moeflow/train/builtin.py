@@ -8,7 +8,6 @@ The folder's name holds a fingerprint of everything that decides the result: ano
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import importlib.util
 import json
 import logging
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.errors import ConfigError, MoeflowError
+from moeflow.core.sha256 import sha256
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.settings import Settings
@@ -28,9 +28,12 @@ from moeflow.train.calibration_text import CALIBRATION_FOLDER
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 
 if TYPE_CHECKING:
+    import hashlib
+
     from moeflow.planner.choices import packed_files
     from moeflow.train import builtin_routers, upcycling
 else:
+    hashlib = on_demand("hashlib")  # for what is large
     packed_files = on_demand("moeflow.planner.choices.packed_files")
     builtin_routers = on_demand("moeflow.train.builtin_routers")
     upcycling = on_demand("moeflow.train.upcycling")
@@ -138,7 +141,7 @@ def fingerprint(source: Path) -> str:
 
 
 def _recipe_digest() -> hashlib._Hash:
-    digest = hashlib.sha256(json.dumps([RECIPE_VERSION, asdict(BUILTIN_RECIPE)]).encode())
+    digest = sha256(json.dumps([RECIPE_VERSION, asdict(BUILTIN_RECIPE)]).encode())
     for file in sorted(CALIBRATION_FOLDER.glob("*.txt")):
         digest.update(file.read_bytes())
     return digest

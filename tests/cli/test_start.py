@@ -26,7 +26,9 @@ UNWANTED = {
 }
 needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 OF_THE_SERVER = {"fastapi", "pydantic", "starlette", "uvicorn", "prometheus_client"}  # and torch's own needs
-MAX_MODULES = 465  # beside those of torch and numpy: moeflow's, and two hundred of others
+FOR_OTHER_WORK = {"_hashlib", "_ssl", "_lzma", "_bz2", "shutil", "tempfile", "secrets"}
+MAX_MODULES = 445  # beside those of torch and numpy: moeflow's, and two hundred of others
+MAX_DATACLASSES = 70  # half a millisecond to make each; msgspec's records take a fortieth of that
 
 GENERATE = """
 import sys
@@ -38,6 +40,15 @@ before = set(sys.modules)
 from moeflow.cli.main import main
 try: main()
 finally: print(*set(sys.modules) - before)
+"""
+DATACLASSES = """
+import sys
+from moeflow.cli.main import main
+try: main()
+finally:
+    ours = [module for name, module in sys.modules.items() if name.startswith("moeflow.")]
+    classes = {it for module in ours for it in vars(module).values() if isinstance(it, type)}
+    print(*{f"{it.__module__}.{it.__name__}" for it in classes if "__dataclass_fields__" in vars(it)})
 """
 ASKS = ("-p", "Hi", "--max-tokens", "2")
 IMPORT = "import importlib, sys; [importlib.import_module(it) for it in sys.argv[1:]]; print(*sys.modules)"
@@ -83,7 +94,7 @@ def test_the_engine_alone_loads_no_libraries_for_what_it_does_not_do(tmp_path):
     write_tiny_mixtral(tmp_path / "model")
     pack(str(tmp_path / "model"), None, cache_dir=tmp_path, quantize="int8")
     found = modules_after(ENGINE, tmp_path / "model", tmp_path)
-    unwanted = {"_hashlib", "_ssl", "_lzma", "_bz2"} | {"shutil", "tempfile", "secrets", "statistics", "difflib"}
+    unwanted = FOR_OTHER_WORK | {"statistics", "difflib"}
     assert found & (unwanted | UNWANTED | {"torch"}) == set()
 
 
@@ -107,8 +118,16 @@ def test_a_packed_model_needs_no_torch_for_its_answers(packed):
     asks = (*ASKS, "--temperature", "1", "--json", "--speculator", "suffix")
     found = modules_after(GENERATE, "without", "generate", packed / "model", "--cache-dir", packed, *asks)
     assert "moeflow.engine.engine" in found
-    assert found & (UNWANTED | {"torch", "rich", "safetensors"}) == set()
+    assert found & (UNWANTED | FOR_OTHER_WORK | {"torch", "rich", "safetensors"}) == set()
     assert len(found) <= MAX_MODULES
+
+
+@needs_extension
+@pytest.mark.slow
+def test_a_start_makes_few_dataclasses(packed):
+    found = modules_after(DATACLASSES, "generate", packed / "model", "--cache-dir", packed, *ASKS)
+    assert "moeflow.core.engine_config.EngineConfig" in found
+    assert len(found) <= MAX_DATACLASSES
 
 
 @needs_extension

@@ -17,9 +17,11 @@ def found_packed_file(settings: Settings, checkpoint: Checkpoint, weights: Weigh
     return find_packed_weights_file(checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir)
 
 
-def choose_packed_file(settings: Settings, checkpoint: Checkpoint, weights: WeightChoice, reasons: Reasons) -> str:
-    """Return the packed weights that all weights are mapped from; empty if there is none."""
-    named, file = settings.packed_weights_file, found_packed_file(settings, checkpoint, weights)
+def choose_packed_file(
+    settings: Settings, checkpoint: Checkpoint, weights: WeightChoice, file: Path | None, reasons: Reasons
+) -> str:
+    """Return the packed weights that all weights are mapped from, which are those found in `file`; empty if none."""
+    named = settings.packed_weights_file
     if file is None and settings.expert_parallel:  # which replicas need: the first of them makes it
         file = place_of_packed_weights(checkpoint, weights.formats, named, settings.cache_dir)
         reasons.append(("start", f"weights are packed into {file} first, and mapped from there"))

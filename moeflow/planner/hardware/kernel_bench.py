@@ -6,7 +6,6 @@ short runs.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
 from moeflow.kernels.cpu.packed_weight import PackedWeight, matrix_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.kernels.sample import RowSampling, sample_rows
 from moeflow.kernels.weight_format import (
@@ -40,7 +39,11 @@ from moeflow.kernels.weight_format import (
 from moeflow.planner.costs.model_costs import ModelCosts, Work
 
 if TYPE_CHECKING:
+    import statistics
+
     from torch import Tensor
+else:
+    statistics = on_demand("statistics")
 
 BUFFER_BYTES: Final = 384 * MIB
 FILLING: Final = 0x3C  # bytes that are an ordinary number in every format
