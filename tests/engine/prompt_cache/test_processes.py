@@ -25,6 +25,7 @@ from moeflow.kv.disk.extent import read_extent
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.test_model_runner import run, tokens
+from tests.packed import pack_beside
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [
@@ -40,12 +41,13 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder, max_position_embeddings=4000)
+    pack_beside(folder)
     return folder
 
 
 def config_of(model, cache, **changes) -> EngineConfig:
     wanted = {"num_threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64, "dtype": "float32", **changes}
-    return resolve(Settings(model=str(model), prompt_cache=cache, **wanted)).config
+    return resolve(Settings(model=str(model), cache_dir=model, prompt_cache=cache, **wanted)).config
 
 
 def expected(model, submission: Submission) -> list[int]:
