@@ -33,11 +33,11 @@ def install() -> list[str]:
 class Struct:
     """`msgspec.Struct` as a dataclass."""
 
-    def __init_subclass__(cls, frozen: bool = False, kw_only: bool = False, **_: Any) -> None:
+    def __init_subclass__(cls, frozen: bool = False, kw_only: bool = False, eq: bool = True, **_: Any) -> None:
         for name in inspect.get_annotations(cls):
             if isinstance(default := cls.__dict__.get(name), (list, dict)):
                 setattr(cls, name, dataclasses.field(default_factory=default.copy))
-        dataclasses.dataclass(frozen=frozen, kw_only=kw_only)(cls)
+        dataclasses.dataclass(frozen=frozen, kw_only=kw_only, eq=eq)(cls)
 
 
 def _encode(value: Any) -> bytes:
@@ -49,6 +49,7 @@ def _msgspec() -> list[types.ModuleType]:
     encoder = _module("msgspec.json", encode=_encode, decode=_refuse("msgspec"))
     parts = {
         "Struct": Struct,
+        "field": dataclasses.field,
         "Meta": lambda **_: None,
         "MsgspecError": ValueError,
         "structs": structs,

@@ -91,7 +91,7 @@ async def test_what_must_exceed_the_context_is_refused_before_it_is_tokenized(
     http, engine, tokenizer, path, monkeypatch
 ):
     text = "x" * (engine.model.max_model_len * 100)
-    tokenizer.encode("x", max_tokens=1)  # learns how long tokens are
+    tokenizer.encode("is", max_tokens=1)  # learns how long tokens are, as there are more bytes than this
     monkeypatch.setattr(tokenizer, "_core", None)
     body = {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
     response = await http.post(path, json=body)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import show
@@ -149,7 +150,7 @@ def _least_loaded(router: SkewRouter, at: InFlight) -> Mapper:
     loads = loads_before(router, at.batch_size * at.num_batches)
     slots = ceil(router.num_experts / at.num_devices) + 1
     placement = ExpertPlacement.by_load(loads[None], at.num_devices, slots)
-    return LeastLoadedMapper(dataclasses.replace(placement, homes=placement.homes * at.num_layers))
+    return LeastLoadedMapper(msgspec.structs.replace(placement, homes=placement.homes * at.num_layers))
 
 
 def _layers(_: SkewRouter, at: InFlight) -> Mapper:

@@ -57,8 +57,8 @@ def test_what_was_written_is_read_by_another_process(tmp_path):
     assert not read(others, KEYS[0], 0)
 
 
-class GivenUp(Checkpoint):
-    """A checkpoint that is given up once some of its layers are copied."""
+class GivenUp:
+    """A `Checkpoint` that is given up once some of its layers are copied."""
 
     def __init__(self, slot: int, num_kept: int) -> None:
         self.slot, self.left = slot, num_kept
