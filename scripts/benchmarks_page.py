@@ -129,6 +129,18 @@ def newest_runs(records: Sequence[Record]) -> list[Record]:
     return chosen
 
 
+def newest_rows(records: Sequence[Record]) -> list[Record]:
+    """Return, oldest first, the records of one pair with those rows that no later record has."""
+    chosen: list[Record] = []
+    names: set[str] = set()
+    for record in sorted(records, key=lambda record: record["time"], reverse=True):
+        rows = [row for row in record["rows"] if row["name"] not in names]
+        names |= {row["name"] for row in rows}
+        if rows:
+            chosen.append({**record, "rows": rows})
+    return chosen[::-1]
+
+
 def traffic(record: Record) -> tuple[Hashable, ...]:
     """Return what must be the same for records of serving to be compared: what was served, and the traffic's shape."""
     shape = {name: value for name, value in record["workload"].items() if name not in ("rate", "seed", "vocab_size")}
@@ -229,7 +241,7 @@ def write_quality(records: list[Record], _docs: Path) -> str:
 def write_peers(records: list[Record], _docs: Path) -> str:
     """Write ours beside the best peer, then each pair."""
     groups = group(records, lambda r: (r["format"], r["ours"], r["peer"]))
-    chosen = [newest(found) for found in groups.values()]
+    chosen = [record for found in groups.values() for record in newest_rows(found)]
     by_isa = group(chosen, lambda r: r.get("isa", NATIVE)).values()
     tables: list[Table] = [*map(summary_table, by_isa), *map(pair_table, chosen)]
     return "\n".join(table.to_markdown() for table in tables) + origins(chosen)

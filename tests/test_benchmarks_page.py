@@ -226,18 +226,29 @@ def test_what_was_measured_with_uncommitted_changes_is_marked(tmp_path):
         assert ("[2026-01-31, uncommitted changes](#quality)" in page) == is_marked
 
 
-def test_what_others_disturbed_is_no_claim(tmp_path):
-    def pair(foreign: float) -> dict:
-        rate = {"name": "decode, batch 1", "unit": "tokens/s", "ours": [30.0, 20.0], "peer": [10.0, 10.0]}
-        row = {**rate, "foreign_cpu": {"ours": [foreign], "peer": [0.0]}}
-        about = {"format": "int8", "ours": "moeflow int8", "peer": "llama.cpp q8_0", "peer_versions": {}}
-        sampling = {"ours": "none", "peer": "none"}
-        return {**quality_record(), "kind": "peers", **about, "sampling": sampling, "rows": [row]}
+def peers_record(name: str = "decode, batch 1", ours: float = 25.0, foreign: float = 0.05) -> dict:
+    rate = {"name": name, "unit": "tokens/s", "ours": [ours + 5, ours - 5], "peer": [10.0, 10.0]}
+    row = {**rate, "foreign_cpu": {"ours": [foreign], "peer": [0.0]}}
+    about = {"format": "int8", "ours": "moeflow int8", "peer": "llama.cpp q8_0", "peer_versions": {}}
+    sampling = {"ours": "none", "peer": "none"}
+    return {**quality_record(), "kind": "peers", **about, "sampling": sampling, "rows": [row]}
 
+
+def test_what_others_disturbed_is_no_claim(tmp_path):
     for foreign, is_there in ((0.05, True), (0.2, False)):
-        page = write_page(tmp_path, pair(foreign))
+        page = write_page(tmp_path, peers_record(foreign=foreign))
         row = "| decode, batch 1, int8: tokens/s beside llama.cpp on the same file | 25.0 (20.0-30.0) |"
         assert (row in page) == is_there
+
+
+def test_of_each_row_of_a_comparison_the_newest_counts_in_whatever_record_it_is(tmp_path):
+    records = [peers_record(ours=25.0), peers_record(ours=35.0), peers_record("prefill 4096", ours=45.0)]
+    page = write_page(
+        tmp_path, *({**record, "time": f"2026-02-0{day}T00:00:00+00:00"} for day, record in enumerate(records, 1))
+    )
+    assert "| decode, batch 1, int8 | 35.0 |" in page
+    assert "| prefill 4096, int8 | 45.0 |" in page
+    assert "25.0 (20.0-30.0)" not in page
 
 
 def test_page_and_readme_are_what_the_records_say(tmp_path, monkeypatch):
