@@ -5,7 +5,7 @@
 //   down     bands of outputs: all touched experts in ascending order, weighted and added up.
 // Where experts come into memory one after another, `down` leaves the pairs as they are, and `add_pairs` adds them up.
 // Where several processes have a part of each expert, `up` and `down` are calls of their own, which exchange units.
-// An item's results lie in memory that no other item touches, so threads share nothing.
+// An item's results lie in memory that no other item touches: threads only share who takes which.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>

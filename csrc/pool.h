@@ -1,6 +1,6 @@
-// One pool of threads for every kernel, unless a thread has its own. Workers spin briefly after a job, because in decode the next one
-// follows within microseconds, stay awake a little longer while no other thread wants their core, then sleep until woken;
-// the calling thread takes part as thread 0.
+// One pool of threads for every kernel, unless a thread has its own. Workers spin briefly after a job, because in decode
+// the next one follows within microseconds, stay awake a little longer while no other thread wants their core, then
+// sleep until woken; the calling thread takes part as thread 0.
 #pragma once
 
 #include <atomic>
@@ -37,7 +37,7 @@ class Team {
       const int share = (thread_idx + i) % num_shares;
       const int64_t first = num_items * share / num_shares, end = num_items * (share + 1) / num_shares;
       std::atomic<int64_t>& taken = shares_[share].taken[phase];
-      while (first + taken.load(std::memory_order_relaxed) < end) {  // which disturbs nobody, as taking does
+      while (first + taken.load(std::memory_order_relaxed) < end) {  // to look disturbs nobody, to take does
         const int64_t item = first + taken.fetch_add(1, std::memory_order_relaxed);
         if (item < end) use(item, item + sharers < end ? item + sharers : num_items);
       }
