@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +19,11 @@ from moeflow.server.listener import listen, url
 
 
 @contextlib.contextmanager
-def serve_in_thread(app: FastAPI, patience: Patience = PATIENCE) -> Iterator[str]:
-    """Yield the server's address."""
-    listener = listen(ServerConfig(port=0))
+def serve_in_thread(
+    app: FastAPI, patience: Patience = PATIENCE, *, listener: socket.socket | None = None
+) -> Iterator[str]:
+    """Yield the server's address. A listener that is given is closed in the end, as one's own is."""
+    listener = listener or listen(ServerConfig(port=0))
     server = HttpServer(app, patience)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from moeflow.server.config import ServerConfig
+from moeflow.server.listener import listen
 from tests.server.fake_client import FakeClient
 from tests.server.live_server import serve_in_thread
 from tests.tiny_mixtral import EOS
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")  # the first takes half the processor time
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -80,11 +83,20 @@ def asked(engine, tokenizer):
     return lambda: [tokenizer.decode(it.prompt_token_ids, skip_special_tokens=False) for it in engine.submissions]
 
 
+@pytest.fixture(scope="package")
+def listener():
+    """A socket for the servers of all tests, one after the other: for the browser a server that it knows, whose files
+    it has and has compiled.
+    """
+    with listen(ServerConfig(port=0)) as listener:
+        yield listener
+
+
 @pytest.fixture
-def serve():
-    """Serve applications until the end of the test; returns their addresses."""
+def serve(listener):
+    """Serve an application until the end of the test; returns its address."""
     with contextlib.ExitStack() as stack:
-        yield lambda app: stack.enter_context(serve_in_thread(app))
+        yield lambda app: stack.enter_context(serve_in_thread(app, listener=listener.dup()))
 
 
 @dataclass
@@ -105,7 +117,7 @@ def leaving_nothing(context, url):
         page.close()
     context.clear_cookies()
     session = context.new_cdp_session(first)
-    session.send("Storage.clearDataForOrigin", {"origin": url, "storageTypes": "all"})  # a later server has its port
+    session.send("Storage.clearDataForOrigin", {"origin": url, "storageTypes": "all"})  # the next has its address
     session.detach()
 
 

@@ -23,13 +23,8 @@ DEAF = "BroadcastChannel.prototype.addEventListener = () => {};"  # as a tab is 
 
 
 @pytest.fixture
-def page(app, serve, open_page):
-    return open_page(serve(app), is_alone=True)  # each tab in a process of its own
-
-
-@pytest.fixture
 def other(page):
-    """Open the page of `page` a second time, in the same browser."""
+    """Open the page of `page` a second time, in the same browser, which has a process for each tab."""
 
     def other(*, is_deaf=False):
         tab = page.context.new_page()
