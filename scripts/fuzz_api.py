@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.packed import pack_beside  # noqa: E402
 from tests.tiny_mixtral import write_tiny_mixtral  # noqa: E402
 
 STOP_S = 40
@@ -37,6 +38,7 @@ LAST_S = 1800  # a run that takes longer is ended
 def running_server(folder: Path, log: Path) -> Iterator[str]:
     """Serve a tiny model, with everything it writes in the folder; yield the address."""
     write_tiny_mixtral(folder / "model", max_position_embeddings=CONTEXT)
+    pack_beside(folder / "model", folder / "cache")
     command = [sys.executable, "-c", MAIN, "serve", str(folder / "model"), "--port", "0", "--threads", "1"]
     command += ["--speculator", "suffix"]  # so that `token_trees` is answered, too
     command += ["--cache-dir", str(folder / "cache"), "--max-queue", str(MAX_QUEUE), "--log-level", "error"]

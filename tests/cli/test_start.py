@@ -16,6 +16,7 @@ import pytest
 from moeflow.cli import lazy
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
+from tests.packed import pack_beside
 from tests.tiny_granite_hybrid import write_tiny_granite_hybrid
 from tests.tiny_mixtral import write_byte_tokenizer, write_tiny_mixtral
 
@@ -100,9 +101,7 @@ def test_the_engine_alone_loads_no_libraries_for_what_it_does_not_do(tmp_path):
 
 def write_packed(write_tiny, folder):
     write_tiny(folder / "model")
-    pack(str(folder / "model"), None, cache_dir=folder)
-    first = [sys.executable, "-m", "moeflow", "generate", folder / "model", "--cache-dir", folder, *ASKS]
-    subprocess.run(first, capture_output=True, check=True)  # measures this machine, once
+    pack_beside(folder / "model", folder)
 
 
 @pytest.fixture(scope="module")
