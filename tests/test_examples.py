@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import OlmoeConfig
 
 from moeflow.planner.hardware.hardware_json import machine_to_json
+from tests.forked_commands import forked_commands
 from tests.models.parity import SHAPE, random_model
 from tests.planner.examples import machine
 from tests.planner.simulator.traces import make_trace
@@ -35,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a function that runs Python where all examples are installed, and returns what it printed."""
+    """Yield a function that runs Python where all examples are installed, and returns what it printed."""
     site = tmp_path_factory.mktemp("site")
     for example in EXAMPLES:
         project = tomllib.loads((example / "pyproject.toml").read_text())["project"]
@@ -51,23 +50,15 @@ def run(tmp_path_factory):
         ]
         (info / "entry_points.txt").write_text("\n".join([*lines, ""]))
     path = os.pathsep.join(map(str, [site, ROOT, *EXAMPLES]))
-
-    def run(*arguments):
-        command = [sys.executable, *arguments]
-        done = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
+    with forked_commands(tmp_path_factory.mktemp("printed"), PYTHONPATH=path) as run:
+        yield run
 
 
 def test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed(run, tmp_path):
     assert re.search(
         r"--policy \[[^]]*lru-2[^]]*belady\]", " ".join(run(*MOEFLOW, "simulate", "cache", "--help").split())
     )
-    trace = write_trace(tmp_path / "routing", chained(make_trace(600, top_k=1)))
+    trace = write_trace(tmp_path / "routing", chained(make_trace(200, top_k=1)))
     names = ("--policy", "lru-2", "--policy", "belady", "--predictor", "none", "--predictor", "transitions")
     shown = run(*MOEFLOW, "simulate", "cache", "--routing", str(trace), "--slots", "30%", *names, "--json")
     results = {(one["policy"], one["predictor"]): one for one in map(json.loads, shown.splitlines())}
@@ -109,6 +100,7 @@ def test_a_pipeline_computes_the_same_tokens(run):
     code = """
 import tempfile
 from tests.engine.offload.offloaded_runs import FAMILIES, config, offloaded, run
+from tests.forked_commands import forked_commands
 from tests.models.parity import random_model
 folder = tempfile.mkdtemp()
 random_model(FAMILIES["olmoe"]).save_pretrained(folder)
@@ -119,6 +111,7 @@ print(run(offloaded(folder, "one-ahead", 3)) == run(config(folder)))
 
 def test_the_streams_of_the_pipeline_keep_what_all_promise(run):
     tests = ["tests/pipeline/test_offloading.py", "-k", "one-ahead or every_pipeline", "-q", "-p", "no:cacheprovider"]
+    tests += ["-W", "ignore:Module already imported"]
     assert re.search(r"[3-9] passed", run("-m", "pytest", *tests))
 
 

@@ -232,9 +232,18 @@ def top_of_paragraph(page, text):
 
 
 def settle(page):
-    """Wait until the browser has drawn what came near the view, and has put the view right for it."""
+    """Wait until the browser has drawn what came near the view, and has put the view right for it: three frames in
+    which nothing moved.
+    """
     page.evaluate(
-        "(async () => { for (let i = 0; i < 3; i += 1) await new Promise((done) => requestAnimationFrame(done)); })()"
+        """async () => {
+          for (let calm = 0, before = ""; calm < 3; ) {
+            await new Promise((done) => requestAnimationFrame(done));
+            const now = `${scrollY} of ${document.documentElement.scrollHeight}`;
+            calm = now === before ? calm + 1 : 0;
+            before = now;
+          }
+        }"""
     )
 
 

@@ -1,0 +1,60 @@
+"""Python commands, each in a process of its own, forked from one that has imported what is slow to import.
+
+For tests of what commands find on their path, and not of how a process starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Reads a command a line, and writes the code with which its process ended.
+_PARENT = """
+import json, os, runpy, sys
+import torch, transformers.models.mixtral.modeling_mixtral
+for line in sys.stdin:
+    how, what, *arguments = json.loads(line)
+    if (child := os.fork()) == 0:
+        break
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+else:
+    sys.exit()
+for number, name, mode in ((0, os.devnull, "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+    with open(name, mode) as file:
+        os.dup2(file.fileno(), number)
+os.chdir(HERE)
+sys.argv = [what, *arguments]
+if how == "-m":
+    runpy.run_module(what, run_name="__main__", alter_sys=True)
+else:
+    exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+"""
+
+
+@contextlib.contextmanager
+def forked_commands(folder: Path, **environment: str) -> Iterator[Callable[..., str]]:
+    """Yield a function that runs Python with arguments, `-m module ...` or `-c code`, and returns what it printed.
+
+    The folder is for files with what commands print. A command that fails is an AssertionError with what it said.
+    """
+    command = [sys.executable, "-c", _PARENT.replace("HERE", repr(os.getcwd()))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder, env={**os.environ, **environment}, **pipes) as parent:  # type: ignore[call-overload]
+
+        def run(*arguments: str) -> str:
+            parent.stdin.write(json.dumps(arguments) + "\n")
+            parent.stdin.flush()
+            code = parent.stdout.readline()
+            assert code == "0\n", (folder / "stderr").read_text()
+            return (folder / "stdout").read_text()
+
+        try:
+            yield run
+        finally:
+            parent.stdin.close()
