@@ -1,6 +1,7 @@
 """What a reader of the documents has: a home, an empty cache, and models and files under the names that pages use.
 
-Models are tiny, the hub is on loopback, and the machine was measured; the commands are the reader's own.
+Models are tiny and learnt from little text, the hub is on loopback, and the machine was measured; the built-in model
+is packed, so that a process starts at once. The commands are the reader's own.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from moeflow.bench import ceilings
 from moeflow.cli.main import main
 from moeflow.core.hardware import Machine
 from moeflow.planner import planning
 from moeflow.planner.hardware import host
+from moeflow.train import routing_learning
 from moeflow.train.builtin import builtin_folder
+from moeflow.train.predictors import learning_text
+from moeflow.train.speculators import teacher_text
 from tests.checkpoint.hub.hub_server import Hub
 from tests.checkpoint.tiny_models import random_weights, write_gguf
 from tests.documents import documented_configuration
+from tests.packed import pack_beside
 from tests.planner.examples import machine
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -54,6 +60,11 @@ class ReadersMachine:
         patch.setattr(host, "resident_bytes", lambda _: PROCESS_BYTES)
         patch.setattr(planning, "this_machine", described)
         patch.setattr(planning, "machine_for_start", described)
+        patch.setattr(ceilings, "measure_read", lambda _: 1e10)
+        patch.setattr(ceilings, "measure_flops", lambda _: 1e11)
+        patch.setattr(routing_learning, "NUM_TOKENS", 200)
+        patch.setattr(learning_text, "ROUND_SEQUENCES", 4)
+        patch.setattr(teacher_text, "ROUND_SEQUENCES", 4)
         write_models(self.home, work)
         write_files(work)
         fill(hub, self.home / "models")
@@ -95,6 +106,7 @@ def write_models(home: Path, work: Path) -> None:
     write_tiny_mixtral(first, max_position_embeddings=2048)
     for folder in (*others, work / "path/to/model"):
         shutil.copytree(first, folder)
+    pack_beside(first, home / ".cache/moeflow")
     write_tiny_llama(work / "dense")
     weights = random_weights("mixtral")
     write_gguf(work / "path/to/model.gguf", "mixtral", weights, split_max_tensors=8)
