@@ -474,12 +474,16 @@ class ModelCosts:
 
     def activation_bytes(self, num_tokens: float) -> float:
         """Return what so many tokens need between operations, at the widest place of a layer."""
+        return num_tokens * self._widest_values * self.formats.activation_bytes
+
+    @cached_property
+    def _widest_values(self) -> int:
+        """Values of a token at the widest place of a layer."""
         shape = self.shape
         widest = 0 if self._mixer is None else self._mixer.in_features
         attention = 2 * shape.hidden_size + max(shape.qkv_size, widest)
         pairs = max(shape.top_k, 1)
-        experts = 2 * shape.hidden_size + pairs * (3 * shape.intermediate_size + shape.hidden_size)
-        return num_tokens * max(attention, experts) * self.formats.activation_bytes
+        return max(attention, 2 * shape.hidden_size + pairs * (3 * shape.intermediate_size + shape.hidden_size))
 
     def _average(self, of_window: Callable[[float], float], context: float) -> float:
         """Return the average over layers of something that depends on how many tokens a query sees."""

@@ -117,13 +117,17 @@ class PipelineRun:
 
     def _run(self, tasks: Iterator[Task], shape_of: Callable[[int, int | None], TaskShape]) -> TimeLine:
         shape = self.costs.shape
-        heads: dict[int | None, HeadSizes] = {layer: shape.heads_of(layer) for layer in range(shape.num_layers)}
-        known: dict[tuple[object, ...], TaskCost] = {}  # tasks of one kind and size cost the same
+        kinds: dict[tuple[bool, HeadSizes], int] = {}
+        kind_of: dict[int | None, int] = {
+            layer: kinds.setdefault((layer in shape.dense_layers, shape.heads_of(layer)), len(kinds))
+            for layer in range(shape.num_layers)
+        }
+        known: dict[tuple[str, int, int | None], TaskCost] = {}  # tasks of one op, size and kind of layer cost the same
 
         def cost(task: Task) -> TaskCost:
             is_page = task.op.startswith("weights_")
             size = 0 if is_page or task.micro_batch is None else self._sizes[task.micro_batch]
-            key = (task.op, size, task.layer in shape.dense_layers, heads.get(task.layer))
+            key = (task.op, size, kind_of.get(task.layer))
             if key not in known:
                 one = task_cost(task.op, self.machine, shape_of(size, task.layer), self.policy)
                 known[key] = replace(one, seconds=one.seconds * self.slower.get(task.op, 1.0))
