@@ -670,6 +670,7 @@ void check_attention(const Isa& isa) {
   for (const Format format : {Format::kF32, Format::kBF16, Format::kINT8}) {
     for (const int64_t start : {0, 1, 100, 1500}) {
       for (const int64_t dim : {8, 24, 30, 64}) {
+        if (start == 1500 && dim % 16 == 8) continue;  // over many pieces, heads that fill vectors and that do not
         check_attention(isa, format, start, dim, 0, false);
         check_attention(isa, format, start, dim, 20, false);
         check_attention(isa, format, start, dim, 0, true);
