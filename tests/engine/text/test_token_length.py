@@ -6,7 +6,7 @@ import sys
 import unicodedata
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as CoreTokenizer
@@ -66,6 +66,7 @@ TEXTS = st.lists(PIECES | st.text(max_size=8), max_size=12).map("".join)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORES)
+@settings(max_examples=40)
 @given(text=TEXTS)
 @example(text="\x04" * 1000)
 @example(text="a" * 1000)
