@@ -22,6 +22,7 @@ from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from tests.engine.process.test_process import in_this_process
 from tests.engine.ranks.joiners import Joiner, free_port, joined
 from tests.engine.streamed_runs import run
 from tests.parallel.links import Proxy
@@ -175,16 +176,13 @@ def test_streams_survive_a_killed_rank_and_a_killed_engine(model, cache_dir):
     async def read(engine, each):
         return [token async for output in engine.stream(each) for token in output.token_ids]
 
-    async def answers(config, disturb):
-        supervisor = await Supervisor.start(config)
+    async def answers():
+        supervisor = await Supervisor.start(config_of(model, cache_dir, port))
         reading = asyncio.gather(*(read(supervisor, each) for each in asked))
-        await disturb(supervisor, reading)
+        await kill_both(supervisor, reading)
         found, restarts = await reading, supervisor.stats().engine_restarts_total
         await supervisor.shutdown(5)
         return found, restarts
-
-    async def leave_alone(supervisor, reading):
-        pass
 
     async def kill_both(supervisor, reading):
         await until(lambda: supervisor.stats().num_running > 0)
@@ -200,9 +198,9 @@ def test_streams_survive_a_killed_rank_and_a_killed_engine(model, cache_dir):
         engine.kill()
         await until(lambda: supervisor.state is EngineState.RESTARTING)
 
-    want, _ = asyncio.run(answers(config_of(model, cache_dir), leave_alone))
+    want = in_this_process(config_of(model, cache_dir), asked)
     with joined(f"127.0.0.1:{port}", cache_dir) as joiners:
-        found, restarts = asyncio.run(answers(config_of(model, cache_dir, port), kill_both))
+        found, restarts = asyncio.run(answers())
         assert found == want
         assert restarts == 2
         joiners[1].expect("ready", times=2)

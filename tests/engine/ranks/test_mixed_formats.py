@@ -53,10 +53,16 @@ def test_ranks_keep_each_matrix_as_the_file_has_it(model, expected, in_threads, 
     assert run(mapped, PROMPTS) == expected
 
 
-@pytest.mark.slow  # in processes of their own
-@pytest.mark.parametrize("quantize", ["q4_k_m"])
-def test_ranks_quantize_with_several_formats(model, quantize):
-    alone = run(config_of(model, quantize=quantize), PROMPTS)
-    shared = config_of(model, quantize=quantize, num_ranks=2, attention_layout="tensor")
+def test_ranks_quantize_with_several_formats(model, in_threads):
+    alone = run(config_of(model, quantize="q4_k_m"), PROMPTS)
+    shared = config_of(model, quantize="q4_k_m", num_ranks=2, attention_layout="tensor")
     assert shared.layer_formats
     assert run(shared, PROMPTS) == alone
+
+
+@pytest.mark.slow
+def test_a_rank_in_its_own_process_gets_the_formats(tmp_path):
+    path = write_block_model(tmp_path / "model.gguf", "qwen3moe", as_q4_k_m)
+    shared = config_of(path, num_ranks=2, attention_layout="tensor")
+    assert shared.layer_formats
+    assert run(shared, PROMPTS) == run(config_of(path), PROMPTS)

@@ -29,6 +29,7 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from tests.engine.process.test_process import in_this_process
 from tests.engine.streamed_runs import answers, run
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -55,13 +56,20 @@ def config_of(model, **settings):
     [*(pytest.param(it, marks=pytest.mark.thorough) for it in ({}, {"quantize": "int8"})), {"quantize": "int4"}],
     ids=str,
 )
-def test_tokens_are_those_of_one_process(model, tmp_path, formats):
+def test_tokens_are_those_of_one_process_and_ranks_end_with_the_engine(model, tmp_path, formats):
+    """Each rank takes its part of the model itself, or of a packed file; and they end in the midst of a request."""
     want = run(config_of(model, **formats), PROMPTS)
     assert run(config_of(model, num_ranks=2, **formats), PROMPTS) == want
+    assert children() == []
     pack(model, None, cache_dir=tmp_path, **formats)
     mapped = config_of(model, num_ranks=3, cache_dir=tmp_path, **formats)
     assert mapped.packed_file
-    assert run(mapped, PROMPTS) == want
+    engine = Engine.load(mapped)
+    assert len(children()) == 2
+    assert answers(engine, PROMPTS) == (want, {})
+    submit(engine)
+    engine.close()
+    assert children() == []
 
 
 @pytest.mark.slow
@@ -110,15 +118,6 @@ async def until(condition):
 def submit(engine):
     engine.submit(Submission("a", PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True), seed=1))
     assert engine.step()
-
-
-@pytest.mark.slow
-def test_ranks_end_with_the_engine(model):
-    engine = Engine.load(config_of(model, num_ranks=3))
-    assert len(children()) == 2
-    submit(engine)
-    engine.close()
-    assert children() == []
 
 
 @pytest.mark.slow
@@ -230,24 +229,19 @@ def test_streams_survive_ranks_that_are_killed(model, layout):
     async def read(engine, each):
         return [token async for output in engine.stream(each) for token in output.token_ids]
 
-    async def answers(num_kills, **settings):
-        supervisor = await Supervisor.start(config_of(model, **settings))
+    async def after_a_death():
+        supervisor = await Supervisor.start(config_of(model, **layout))
         reading = asyncio.gather(*(read(supervisor, each) for each in asked))
-        for _ in range(num_kills):
-            await until(lambda: supervisor.state is EngineState.READY)
-            await until(lambda: supervisor.stats().num_running > 0 or reading.done())
-            ranks = [it for it in psutil.Process().children(recursive=True) if is_rank(it)]
-            if not reading.done():
-                ranks[0].kill()
-                await until(lambda: supervisor.state is EngineState.RESTARTING)
+        await until(lambda: supervisor.stats().num_running > 0)
+        next(it for it in psutil.Process().children(recursive=True) if is_rank(it)).kill()
+        await until(lambda: supervisor.state is EngineState.RESTARTING)
         found, restarts = await reading, supervisor.stats().engine_restarts_total
         await supervisor.shutdown(5)
         return found, restarts
 
-    want, _ = asyncio.run(answers(0))
-    found, restarts = asyncio.run(answers(1, **layout))
-    assert found == want
-    assert restarts >= 1
+    found, restarts = asyncio.run(after_a_death())
+    assert found == in_this_process(config_of(model), asked)
+    assert restarts == 1
     assert not [it for it in psutil.Process().children(recursive=True) if is_rank(it)]
 
 

@@ -111,9 +111,9 @@ class Server:
         return found["tokens"], found["restarts"]
 
 
-@pytest.fixture
-def server(nodes, tmp_path) -> Iterator[Server]:
-    server = Server(nodes[0], tmp_path)
+@pytest.fixture(scope="module")
+def server(nodes, tmp_path_factory) -> Iterator[Server]:
+    server = Server(nodes[0], tmp_path_factory.mktemp("server"))
     with server.process:
         try:
             yield server

@@ -13,27 +13,11 @@ import torch
 
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weight import PackedWeight
+from tests.kernels.cpu.forked_scripts import PREAMBLE, run_forked
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
-
-
-def run_python(script):
-    """Run a script that has `cpu`, `os`, `threading`, `torch`, x, weight and want (their product) in a new process."""
-    preamble = """
-        import os, threading, torch
-        from moeflow.kernels.cpu import extension
-        from moeflow.kernels.cpu.packed_weight import PackedWeight
-        torch.set_num_threads(1)
-        weight, x = PackedWeight.pack(torch.randn(200, 64), "int8"), torch.randn(9, 64)
-        extension.set_num_threads(3)
-        want = extension.linear(x, weight)
-    """
-    script = textwrap.dedent(preamble) + textwrap.dedent(script)
-    command = [sys.executable, "-W", "ignore", "-c", script]  # Python warns of forks beside threads
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
 
 
 def num_os_threads():
@@ -86,8 +70,8 @@ def test_a_thread_with_threads_of_its_own_computes_the_same_and_leaves_none_behi
         extension.use_own_threads(0)
 
 
-def test_a_fork_of_a_thread_with_threads_of_its_own_computes_on_in_the_child():
-    run_python(
+def test_a_fork_of_a_thread_with_threads_of_its_own_computes_on_in_the_child(tmp_path):
+    run_forked(
         """
         def work():
             extension.use_own_threads(3)
@@ -101,7 +85,8 @@ def test_a_fork_of_a_thread_with_threads_of_its_own_computes_on_in_the_child():
         thread.start()
         thread.join()
         assert status == [0] and torch.equal(extension.linear(x, weight), want)
-        """
+        """,
+        tmp_path,
     )
 
 
@@ -202,8 +187,8 @@ def test_torch_between_the_jobs_changes_nothing():
 
 
 @pytest.mark.slow
-def test_the_child_of_a_fork_computes_with_threads_of_its_own():
-    run_python(
+def test_the_child_of_a_fork_computes_with_threads_of_its_own(tmp_path):
+    run_forked(
         """
         child = os.fork()
         assert torch.equal(extension.linear(x, weight), want)
@@ -213,13 +198,14 @@ def test_the_child_of_a_fork_computes_with_threads_of_its_own():
             assert torch.equal(extension.linear(x, weight), want)
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        """
+        """,
+        tmp_path,
     )
 
 
 @pytest.mark.slow
-def test_a_fork_while_another_thread_computes():
-    run_python(
+def test_a_fork_while_another_thread_computes(tmp_path):
+    run_forked(
         """
         is_over = threading.Event()
 
@@ -236,14 +222,14 @@ def test_a_fork_while_another_thread_computes():
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         is_over.set()
         thread.join()
-        """
+        """,
+        tmp_path,
     )
 
 
 @pytest.mark.slow
 def test_the_program_may_end_while_a_thread_computes():
-    run_python(
-        """
+    script = """
         import time
         # By the extension alone: torch's own functions end the program if they run while it ends.
         fields = dict(x=x.data_ptr(), num_rows=9, x_stride=64, bias=0, residual=0, out=want.data_ptr())
@@ -254,14 +240,16 @@ def test_the_program_may_end_while_a_thread_computes():
 
         threading.Thread(target=compute, daemon=True).start()
         time.sleep(0.05)
-        """
-    )
+    """
+    command = [sys.executable, "-c", textwrap.dedent(PREAMBLE) + textwrap.dedent(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @needs_proc
 @pytest.mark.slow
-def test_more_threads_than_the_system_gives_leave_one():
-    run_python(
+def test_more_threads_than_the_system_gives_leave_one(tmp_path):
+    run_forked(
         """
         import resource
         pages = int(open("/proc/self/statm").read().split()[0])
@@ -275,5 +263,6 @@ def test_more_threads_than_the_system_gives_leave_one():
         assert torch.equal(extension.linear(x, weight), want)
         extension.set_num_threads(2)
         assert torch.equal(extension.linear(x, weight), want)
-        """
+        """,
+        tmp_path,
     )
