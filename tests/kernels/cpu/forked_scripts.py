@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+import warnings
 from pathlib import Path
 
 from tests.forked import forked_context
@@ -36,4 +37,5 @@ def run_forked(script: str, folder: Path) -> None:
 def _run(script: str, errors: Path) -> None:
     written_to = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(written_to, 2)
+    warnings.simplefilter("ignore")  # Python warns of forks beside threads
     exec(textwrap.dedent(PREAMBLE) + script, {})

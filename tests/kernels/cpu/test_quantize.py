@@ -49,11 +49,9 @@ def least_error_of_a_scale(w, h, codes):
     largest = np.abs(w).max()
     scales = np.linspace(-1.4, 1.4, 20001) * largest / np.abs(codes).max()
     middles = (codes[1:] + codes[:-1]) / 2
-    best = np.inf
-    for scale in scales[scales != 0]:
-        nearest = codes[np.searchsorted(middles, w / scale)]
-        best = min(best, float((h * (scale * nearest - w) ** 2).sum()))
-    return best
+    scales = scales[scales != 0][:, None]
+    nearest = codes[np.searchsorted(middles, w / scales)]
+    return float((h * (scales * nearest - w) ** 2).sum(axis=1).min())
 
 
 def least_error_of_a_line(w, h, most):
