@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 def measured(folder, device, *more):
-    sizes = ["--requests", "8", "--micro-batch", "3", "--steps", "2", "--rounds", "1", "--json"]
+    sizes = ["--requests", "5", "--micro-batch", "3", "--steps", "2", "--rounds", "1", "--json"]
     done = CliRunner().invoke(pipelines.main, [str(folder), "--device", device, *sizes, *more])
     assert not done.exception, (done.output, done.exception)
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -23,7 +23,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path, folder):
+def hub(monkeypatch, tmp_path, folder, little_text):
     monkeypatch.setenv("MOEFLOW_CACHE", str(tmp_path / "cache"))
     with hub_of_this_process(monkeypatch, tmp_path / "hub") as hub:
         hub.add_folder(NAME, folder)

@@ -14,7 +14,10 @@ from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorSh
 from moeflow.models.expert_predictor.saved import folders_of, load_predictor, predictor_folder, save_predictor
 from tests.tiny_mixtral import write_tiny_mixtral
 
-pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+pytestmark = [
+    pytest.mark.skipif(not extension.is_available(), reason=extension.why_not()),
+    pytest.mark.usefixtures("little_text"),
+]
 
 
 def test_writes_a_file_and_says_what_is_in_it(tmp_path):

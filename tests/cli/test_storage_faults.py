@@ -21,7 +21,6 @@ from moeflow.checkpoint.packed.writer import partial_file
 from moeflow.cli.main import main
 from moeflow.core.errors import StorageError
 from moeflow.kernels.cpu import extension
-from moeflow.train import routing_learning
 from tests.checkpoint.packed.slabs import flip_bit
 from tests.server.live_server import eventually
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -59,9 +58,8 @@ def refuse_large_files() -> None:
 
 
 @pytest.fixture
-def packs(model: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Result]:
+def packs(model: str, little_text: None) -> Callable[[Path], Result]:
     """Runs the command that packs the model to its end, in this process, which has imported everything."""
-    monkeypatch.setattr(routing_learning, "NUM_TOKENS", 200)
     return lambda file: CliRunner().invoke(main, ["pack", model, "--out", str(file)])
 
 

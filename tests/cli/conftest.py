@@ -1,0 +1,9 @@
+import pytest
+
+
+@pytest.fixture
+def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `moeflow pack` learn a model's routing from little text: seconds less, and what it means is tested there."""
+    from moeflow.train import routing_learning  # here, since most tests need no torch
+
+    monkeypatch.setattr(routing_learning, "NUM_TOKENS", 200)
