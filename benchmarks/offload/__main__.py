@@ -14,7 +14,7 @@ from benchmarks.offload.prompts import WORKLOADS, cut_prompts, default_texts
 from benchmarks.offload.tables import offload_table
 from benchmarks.peers.commands.options import folder_option
 from benchmarks.peers.contestants import SHARED
-from benchmarks.peers.environments import LLAMA
+from benchmarks.peers.environments import IK_LLAMA_NATIVE, LLAMA
 from benchmarks.peers.model import QUANTIZATIONS, write_gguf
 from moeflow.bench.records import make_record, read
 from moeflow.cli.bench.output import keep
@@ -65,7 +65,6 @@ def write_model(folder: Path, weights: str) -> None:
 @main.command()
 @folder_option
 @weights_option
-@click.option("--ik-llama", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A checkout, built.")
 @click.option("--bigmoe", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its program, built.")
 @click.option("--bigmoe-options", default="", help="Given to that program besides what it needs.")
 @click.option("--share", "shares", type=float, multiple=True, default=(0.5, 0.25), show_default=True)
@@ -98,7 +97,7 @@ def measure(
     files = asked["texts"] or default_texts()
     count, length = asked["rounds"] + 1, asked["prompt_len"]
     model = Model(folder, weights)
-    built = Built(asked["ik_llama"], asked["bigmoe"], tuple(asked["bigmoe_options"].split()))
+    built = Built(asked["bigmoe"], tuple(asked["bigmoe_options"].split()))
     prompts = cut_prompts(model.file, files, asked["workload"], count=count, length=length, seed=seed)
     run = Run(model, prompts, asked["num_new"], threads, seed, _say)
     answers, resident = run.reference()
@@ -118,7 +117,7 @@ def measure(
         workload=asked["workload"],
         texts=[file.name for file in files],
         model_bytes=model.num_bytes,
-        peer_versions={LLAMA.package: LLAMA.version(folder), **built.versions()},
+        peer_versions={**{each.package: each.version(folder) for each in (LLAMA, IK_LLAMA_NATIVE)}, **built.versions()},
         prompt_len=length,
         new_tokens=asked["num_new"],
         resident=resident,

@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 
 from benchmarks.peers.contestants import SHARED, Contestant
-from benchmarks.peers.environments import IK_LLAMA, LLAMA
+from benchmarks.peers.environments import IK_LLAMA_NATIVE, LLAMA
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import MIB
 
@@ -67,18 +67,14 @@ class Model:
 class Built:
     """Peers that no registry has, built from their sources by whoever measures."""
 
-    ik_llama: Path | None = None  # the checkout, with `build` in it
     bigmoe: Path | None = None  # the program
     bigmoe_options: tuple[str, ...] = ()
 
     def versions(self) -> dict[str, str]:
         """Return what the sources call their state, by peer."""
-        asked: dict[str, list[str | Path]] = {}
-        if self.ik_llama is not None:
-            asked["ik_llama.cpp"] = ["git", "-C", self.ik_llama, "rev-parse", "--short", "HEAD"]
-        if self.bigmoe is not None:
-            asked[BIGMOE] = [self.bigmoe.absolute(), "--version"]
-        return {name: subprocess.run(command, **_AS_TEXT).stdout.strip() for name, command in asked.items()}
+        if self.bigmoe is None:
+            return {}
+        return {BIGMOE: subprocess.run([self.bigmoe.absolute(), "--version"], **_AS_TEXT).stdout.strip()}
 
 
 def ours(name: str, model: Model, **settings: Any) -> Contestant:
@@ -91,7 +87,7 @@ def within(budget_bytes: int, model: Model, policies: Sequence[str], built: Buil
     """Return everyone who runs within a budget; a policy is measured beside the default one."""
     limited = {"memory_bytes": budget_bytes, "packed_weights_file": str(model.packed)}
     return [
-        *_mapping(model, built),
+        *_mapping(model),
         *([] if built.bigmoe is None else [_bigmoe(built.bigmoe, built.bigmoe_options, budget_bytes, model)]),
         ours(OURS, model, **limited),
         ours(UNPREDICTED, model, **limited, predictor="none"),
@@ -99,22 +95,21 @@ def within(budget_bytes: int, model: Model, policies: Sequence[str], built: Buil
     ]
 
 
-def _mapping(model: Model, built: Built) -> list[Contestant]:
+def _mapping(model: Model) -> list[Contestant]:
     """Return those who map the file and leave it to the system what stays in memory."""
     found = []
     wish = {"model": str(model.file)}
     if LLAMA.python(model.folder).exists():
         found.append(Contestant(PEER, LLAMA.python(model.folder), "llama", wish, "none: fed with tokens"))
-    if built.ik_llama is not None:
-        checkout = built.ik_llama.absolute()
+    if IK_LLAMA_NATIVE.is_installed(model.folder):
         found.append(
             Contestant(
                 IK_LLAMA_CPP,
-                IK_LLAMA.python(model.folder),
+                IK_LLAMA_NATIVE.python(model.folder),
                 "ik_llama_prefetch",
-                wish | {"header": str(checkout / "include" / "llama.h")},
+                wish | IK_LLAMA_NATIVE.wish(model.folder),
                 "none: fed with tokens",
-                {"IK_LLAMA_CPP_LIB_PATH": str(checkout / "build" / "src" / "libllama.so")},
+                IK_LLAMA_NATIVE.process_variables(model.folder),
             )
         )
     return found

@@ -8,12 +8,11 @@ Everything lies in `.peers` unless `--folder` names another place. Of the folder
 needed once the file is written. The limit is a cgroup's, so that it holds for memory and page cache alike: that takes
 root.
 
-Two peers are in no registry; who has built them from their sources measures them as well:
+ik_llama.cpp, which reads chosen experts ahead, is measured as well where `setup --ik-llama CHECKOUT` has built it. One
+more peer is in no registry; who has built it from its sources measures it too:
 
     --bigmoe PROGRAM      BigMoeOnEdge's `bmoe-cli`; its registry of architectures needs a row for `llama`, which is how
                           GGUF calls Mixtral, and `--bigmoe-options=--overlap` a build with its hook in ggml
-    --ik-llama CHECKOUT   ik_llama.cpp with its library in `build/src`; needs `setup --peer ik-llama` as well, whose
-                          package calls that library
 """
 
 from __future__ import annotations

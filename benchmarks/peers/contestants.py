@@ -18,6 +18,7 @@ from benchmarks.peers.environments import (
     OPENVINO,
     VLLM,
     Environment,
+    IkLlamaNative,
 )
 from benchmarks.peers.model import FILE, FOLDER
 from benchmarks.peers.quantizer import FILE_TYPES
@@ -32,8 +33,9 @@ SHARED = {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}  # ours that other
 LLAMA_NAMES = SHARED | {name: name for name in FILE_TYPES}
 MAX_MODEL_LEN = 8192 + 256  # the longest row's
 _OUR_NAMES = {"q4_k_m": "q4_k", "q5_k_m": "q5_k"}  # where ours are others: by what most of such a file is
+GGUFBuild = Environment | IkLlamaNative
 # By peer: the program, its worker, and for each instruction set its builds, the best first.
-_OF_GGUF: dict[str, tuple[str, str, dict[str, tuple[Environment, ...]]]] = {
+_OF_GGUF: dict[str, tuple[str, str, dict[str, tuple[GGUFBuild, ...]]]] = {
     "llama": ("llama.cpp", "llama", {NATIVE: (LLAMA,), AVX2: (LLAMA_AVX2,)}),
     "ik-llama": ("ik_llama.cpp", "ik_llama", {NATIVE: (IK_LLAMA_NATIVE, IK_LLAMA), AVX2: (IK_LLAMA,)}),
 }
@@ -135,11 +137,12 @@ def gguf_peer(name: str, model: Path, kind: str, folder: Path, isa: str = NATIVE
     """Return llama.cpp or its fork on a file of that kind: the best of its builds that is installed."""
     program, worker, builds = _OF_GGUF[name]
     build = best_build(builds[isa], folder)
-    wish = {"model": str(model)}
-    return Contestant(_named(f"{program} {kind}", build.isa), build.python(folder), worker, wish, "none: random tokens")
+    wish = {"model": str(model), **build.wish(folder)}
+    full_name, variables = _named(f"{program} {kind}", build.isa), build.process_variables(folder)
+    return Contestant(full_name, build.python(folder), worker, wish, "none: random tokens", variables)
 
 
-def best_build(builds: Sequence[Environment], folder: Path) -> Environment:
+def best_build(builds: Sequence[GGUFBuild], folder: Path) -> GGUFBuild:
     """Return the first that is installed, or the first."""
     return next((build for build in builds if build.is_installed(folder)), builds[0])
 

