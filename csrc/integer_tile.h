@@ -156,10 +156,11 @@ void tile_int(const Tile& whole) {
     part.rows = whole.rows + row;
     part.out = whole.out + row * kTileStride;
     if (row > 0) part.fetch = Fetch::kNothing;
-    const int left = whole.num_rows - row, wanted = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    const int left = whole.num_rows - row, wanted = left < 4 ? left : 4;
     const int few = wanted < kMostFewRows ? wanted : kMostFewRows;
     if constexpr (kMostFewRows >= 4) {
       if (few == 4) tile_few_rows<4, F, kIsWide>(part);
+      if (few == 3) tile_few_rows<3, F, kIsWide>(part);
     }
     if constexpr (kMostFewRows >= 2) {
       if (few == 2) tile_few_rows<2, F, kIsWide>(part);
