@@ -98,7 +98,7 @@ struct Steps {
   const int64_t k = padded_cols(tile.cols), stretches = k / kGroup;
   const int64_t head = scale_bytes<F>(num_groups<F>(tile.cols));
   const BandBegins begins{tile};
-  const Ahead<1> ahead{tile, head, num_groups<F>(tile.cols) * F::kStretches * F::kStretchWords};
+  const Ahead<1> ahead{tile, head, num_groups<F>(tile.cols) * F::kStretches * F::kStretchWords, F::kStretchWords};
 
   RowStep row_step(int r, int64_t s, int step) const {
     const IntegerRow row(tile.rows[r], k, kFactors);

@@ -47,10 +47,13 @@ class Ahead {
   static constexpr int64_t kLinesAhead = 32;
   static constexpr int64_t kHeadAhead = 256;  // bytes, when a head is asked for again
 
-  // Of each band, `num_lines` are multiplied, which come after `head` bytes.
-  Ahead(const Tile& t, int64_t head, int64_t num_lines) : own_head_(t.bands), stride_(t.band_stride) {
+  // Of each band, `num_lines` are multiplied, which come after `head` bytes, `lines_at_once` of them at a time: where the
+  // bands turn to those that follow, no line is left out.
+  Ahead(const Tile& t, int64_t head, int64_t num_lines, int64_t lines_at_once = 1)
+      : own_head_(t.bands), stride_(t.band_stride) {
     if (t.fetch == Fetch::kNothing) return;
-    const int64_t lines = t.fetch == Fetch::kOwn && kLinesAhead < num_lines ? kLinesAhead : num_lines;
+    const int64_t lines_ahead = kLinesAhead / lines_at_once * lines_at_once;
+    const int64_t lines = t.fetch == Fetch::kOwn && lines_ahead < num_lines ? lines_ahead : num_lines;
     turn_ = num_lines - lines;
     own_ = t.bands + head + lines * 64;
     if (t.following == nullptr) return;
@@ -91,7 +94,8 @@ class Ahead {
   }
 
  private:
-  // Again when they are half as far ahead, and a quarter. Where the bands turn to those that follow, some are left out.
+  // Again when they are half as far ahead, and a quarter. Where the bands turn to those that follow, some of these are
+  // left out.
   template <int kLines, bool kAsksAgain>
   FORCE_INLINE_MEMBER static void fetch_lines(const uint8_t* from) {
 #pragma GCC unroll 8
