@@ -93,6 +93,21 @@ TILE void tile_few_rows(const Tile& t) {
   }
 }
 
+// Fewer than four rows after the others. Where registers are few, one after another, as more code in the same loops has
+// GCC find worse ones for all rows.
+template <typename S, int V, typename Weights, typename Rows>
+FORCE_INLINE void add_rest(const Weights (&weights)[V], const Rows& rows, int row, int count, int step, float* out) {
+  if constexpr (kLanes <= 8) {
+#pragma GCC unroll 1
+    for (int r = row; r < row + count; ++r) add_step<S, 1>(weights, rows.step(r, step), step, out + r * kTileStride);
+  } else {
+    out += row * kTileStride;
+    if (count == 3) add_step<S, 3>(weights, rows.step(row, step), step, out);
+    if (count == 2) add_step<S, 2>(weights, rows.step(row, step), step, out);
+    if (count == 1) add_step<S, 1>(weights, rows.step(row, step), step, out);
+  }
+}
+
 // Any number of rows: the weights of a stretch are taken apart once, into the first cache, and from there multiplied
 // with kRows rows after another.
 template <typename F>
@@ -127,16 +142,20 @@ TILE void tile_many_rows(const Tile& t) {
           for (; r + kRows <= num_rows; r += kRows) {
             add_step<S, kRows>(parts, rows.step(r, step), step, out + r * kTileStride);
           }
-#pragma GCC unroll 1
-          for (; r < num_rows; ++r) add_step<S, 1>(parts, rows.step(r, step), step, out + r * kTileStride);
+          add_rest<S>(parts, rows, r, num_rows - r, step, out);
         }
       }
     }
   }
 }
 
-// From so many rows on it pays to keep what was taken apart. Rows of 16 bits are taken few at a time, however many.
-constexpr int kManyRows = 8;
+// From so many rows on it pays to keep what was taken apart: with few registers later, but for codes whose bits lie in two
+// words. Rows of 16 bits are taken few at a time, however many.
+template <typename F>
+constexpr int min_many_rows() {
+  constexpr bool kIsSplit = (F::kStretchWords & (F::kStretchWords - 1)) != 0;
+  return kLanes > 8 || kIsSplit ? 5 : 8;
+}
 
 // How many rows `tile_few_rows` takes at most; one where more took long to compile, for hardly anybody.
 constexpr int kMostFewRows = kLanes >= 8 ? 4 : MOEFLOW_UNIT == MOEFLOW_GENERIC ? 1 : 2;
@@ -148,7 +167,7 @@ void tile_int(const Tile& whole) {
 #if HAS_MATRIX_DOT
     if (whole.num_rows > 1) row = tile_pairs<F>(whole);
 #else
-    if (whole.num_rows >= kManyRows) return tile_many_rows<F>(whole);
+    if (whole.num_rows >= min_many_rows<F>()) return tile_many_rows<F>(whole);
 #endif
   }
   while (row < whole.num_rows) {
