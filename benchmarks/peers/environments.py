@@ -201,9 +201,7 @@ class LlamaServer:
 
 
 LLAMA_SERVER = LlamaServer()
-ENVIRONMENTS = {
-    each.name: each for each in (LLAMA, LLAMA_AVX2, IK_LLAMA, VLLM, OPENVINO, LLAMA_SERVER)
-}
+ENVIRONMENTS = {each.name: each for each in (LLAMA, LLAMA_AVX2, IK_LLAMA, VLLM, OPENVINO, LLAMA_SERVER)}
 
 
 def export(source: Path, target: Path, folder: Path) -> None:

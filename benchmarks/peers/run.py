@@ -1,6 +1,7 @@
 """Ours against llama.cpp, ik_llama.cpp, vLLM and transformers, on one machine, in turns.
 
     python benchmarks/peers/run.py setup      install the peers, each in its own environment (long, once)
+    python benchmarks/peers/run.py setup --ik-llama CHECKOUT     and compile ik_llama.cpp for this machine
     python benchmarks/peers/run.py model      write the model in everyone's format (11 GB, once)
     python benchmarks/peers/run.py check      does everyone compute the same?
     python benchmarks/peers/run.py measure --out docs/results/peers.jsonl

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.peers import checking, contestants, environments, model, quantizer, scoring, tables, turns, widened
+from benchmarks.peers.commands.options import peer_versions
 from benchmarks.peers.workers import protocol
 from moeflow.bench.engine_speed import Case
 from moeflow.checkpoint.open import open_checkpoint
@@ -157,17 +158,35 @@ def test_held_back_everyone_is_another_contestant_with_a_build_for_it(tmp_path):
     assert "cpu_isa" not in contestants.ours("int8", tmp_path).wish["settings"]
 
 
-def test_the_native_build_is_taken_once_it_is_there(tmp_path):
-    builds = (environments.IK_LLAMA_NATIVE, environments.IK_LLAMA)
+def test_the_native_build_is_taken_once_it_is_there_and_what_calls_it(tmp_path):
+    native, wheel = builds = (environments.IK_LLAMA_NATIVE, environments.IK_LLAMA)
+    assert contestants.best_build(builds, tmp_path) is native  # it is what should be installed
+    native.library(tmp_path).parent.mkdir(parents=True)
+    native.library(tmp_path).touch()
+    assert not native.is_installed(tmp_path)
+    (tmp_path / wheel.name / "lib/python3.11/site-packages/ik_llama_cpp_python-0.1.5.dist-info").mkdir(parents=True)
+    assert contestants.best_build(builds, tmp_path) is native
+    native.library(tmp_path).unlink()
+    assert contestants.best_build(builds, tmp_path) is wheel
 
-    def install(build):
-        (tmp_path / build.name / "lib/python3.11/site-packages/ik_llama_cpp_python-0.1.5.dist-info").mkdir(parents=True)
 
-    assert contestants.best_build(builds, tmp_path) is builds[0]  # it is what should be installed
-    install(builds[1])
-    assert contestants.best_build(builds, tmp_path) is builds[1]
-    install(builds[0])
-    assert contestants.best_build(builds, tmp_path) is builds[0]
+def test_a_native_build_is_called_by_the_wheels_package_with_structs_of_its_own_header(tmp_path):
+    (tmp_path / environments.IK_LLAMA_NATIVE.name).mkdir()
+    (tmp_path / environments.IK_LLAMA_NATIVE.name / "commit").write_text("8337e4cd\n")
+    environments.IK_LLAMA_NATIVE.library(tmp_path).parent.mkdir(parents=True)
+    environments.IK_LLAMA_NATIVE.library(tmp_path).touch()
+    (tmp_path / "ik-llama/lib/python3.11/site-packages/ik_llama_cpp_python-0.1.5.dist-info").mkdir(parents=True)
+    native = contestants.peer("ik-llama", "int8", tmp_path)
+    held_back = contestants.peer("ik-llama", "int8", tmp_path, "avx2")
+    assert native is not None
+    assert held_back is not None
+    assert native.name == "ik_llama.cpp q8_0"
+    assert native.python == held_back.python == environments.IK_LLAMA.python(tmp_path)
+    assert native.variables == {"IK_LLAMA_CPP_LIB_PATH": str(environments.IK_LLAMA_NATIVE.library(tmp_path))}
+    assert native.wish["header"].endswith("llama.h")
+    assert "header" not in held_back.wish
+    assert not held_back.variables
+    assert peer_versions(native, tmp_path) == {"ik_llama.cpp": "8337e4cd"}
 
 
 class FakeProcess:
