@@ -49,6 +49,14 @@ def test_a_text_in_pieces_shares_no_token():
     assert list(split.split([], [Content("b")])) == [(Content("b"), [second])]
 
 
+def test_what_has_come_behind_a_call_may_be_text():
+    split = TextTokens()
+    first, second, third = tokens_of(b"ab<t", [1, 3])
+    call = CallBegun("f")
+    assert list(split.split([first, second], [call], "<")) == [(call, [])]
+    assert list(split.split([third], [Content("<t")])) == [(Content("<t"), [second, third])]
+
+
 def test_what_is_not_found_is_all_there_is():
     split = TextTokens()
     tokens = tokens_of(b"a<x>b", [1, 4])

@@ -15,6 +15,7 @@ class AnswerReader:
         self._reader = Reader()
         self._steps = read(self._reader)
         self._has_ended = False
+        self.text_behind = ""  # the last thing that became certain, as far as it had come then
 
     def push(self, text: str) -> list[Event]:
         """Take a piece of text, and return what became certain."""
@@ -38,4 +39,5 @@ class AnswerReader:
             if event is None:
                 break
             found.append(event)
+            self.text_behind, _ = self._reader.unread()
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import openai
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -308,6 +308,7 @@ def test_streams_come_to_what_whole_answers_are(client, engine, tokenizer, is_pa
 
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(texts_of(), st.integers(0, 5), st.none() | st.integers(1, 60))
+    @example('<tool_call>{"name": "look", "arguments": <tool_call>', 0, None)  # what ends the call is text
     def compare(text, guesses_per_pass, max_tokens):
         says(engine, tokenizer, text)
         engine.guesses_per_pass = guesses_per_pass

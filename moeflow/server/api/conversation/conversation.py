@@ -65,6 +65,11 @@ class AnswerEvents:
             self._num_uncertain_tokens = 0
         return [event for event in events if self._counts(event)]
 
+    @property
+    def text_behind(self) -> str:
+        """The text that had come behind what became certain last: what it is was not certain."""
+        return "" if self._reader is None else self._reader.text_behind
+
     def _read(self, delta: TextDelta) -> list[Event]:
         if self._reader is None:
             return [Content(delta.text)] if delta.text else []

@@ -17,8 +17,13 @@ class TextTokens:
     def __init__(self) -> None:
         self._pending: list[TokenText] = []
 
-    def split(self, tokens: Sequence[TokenText], events: Sequence[Event]) -> Iterator[tuple[Event, list[TokenText]]]:
-        """Yield the events that a delta with these tokens has brought, those of text with the tokens that say it."""
+    def split(
+        self, tokens: Sequence[TokenText], events: Sequence[Event], text_behind: str = ""
+    ) -> Iterator[tuple[Event, list[TokenText]]]:
+        """Yield the events that a delta with these tokens has brought, those of text with the tokens that say it.
+
+        `text_behind` has come behind the last event, and may turn out to be text.
+        """
         self._pending += tokens
         for event in events:
             match event:
@@ -30,7 +35,15 @@ class TextTokens:
                 case _:  # a call is not written as it is read
                     yield event, []
         if events and not isinstance(events[-1], Content | Reasoning):
+            self._drop_until(text_behind)
+
+    def _drop_until(self, text: str) -> None:
+        """Drop all tokens before those of a text at the end; all, if it is not found."""
+        start, end = b"".join(token.utf8 for token in self._pending).rfind(text.encode()), 0
+        if not text or start < 0:
             self._pending.clear()
+        while self._pending and end + len(self._pending[0].utf8) <= start:
+            end += len(self._pending.pop(0).utf8)
 
     def _take(self, text: str) -> list[TokenText]:
         """Return the tokens of a text, all there are if it is not found; drop these and those before."""

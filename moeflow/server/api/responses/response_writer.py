@@ -74,7 +74,8 @@ class ResponseWriter:
 
     def add(self, choice: int, delta: TextDelta) -> None:
         """Add what a delta brought."""
-        for event, tokens in self._tokens.split(delta.logprobs or (), self._answer.read(delta)):
+        events = self._answer.read(delta)
+        for event, tokens in self._tokens.split(delta.logprobs or (), events, self._answer.text_behind):
             self._output.take(event, listed_logprobs(tokens))
         self._finish_reason = delta.finish_reason or self._finish_reason
 
