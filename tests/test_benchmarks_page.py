@@ -251,6 +251,15 @@ def test_of_each_row_of_a_comparison_the_newest_counts_in_whatever_record_it_is(
     assert "25.0 (20.0-30.0)" not in page
 
 
+def test_a_peers_build_for_the_machine_takes_the_place_of_the_one_that_stood_in(tmp_path):
+    wheel = {**peers_record(ours=25.0), "peer": "ik_llama.cpp q8_0, AVX2", "time": "2026-02-01T00:00:00+00:00"}
+    native = {**peers_record(ours=35.0), "peer": "ik_llama.cpp q8_0", "time": "2026-02-02T00:00:00+00:00"}
+    page = write_page(tmp_path, wheel, native)
+    assert "| decode, batch 1, int8 | 35.0 | ik_llama.cpp q8_0 10.0 |" in page
+    assert "AVX2" not in page.split("## ")[-1]
+    assert "25.0 (" not in page
+
+
 def test_page_and_readme_are_what_the_records_say(tmp_path, monkeypatch):
     """Whoever adds a record writes the page anew. Its pictures are composed, but not painted: nobody looks at them."""
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)

@@ -160,6 +160,8 @@ def test_a_command_measures_records_and_draws(classifier, tmp_path, monkeypatch)
     baselines = [rates[way.name] for way in WAYS if way.is_baseline]
     assert baseline_ratio(rows, "predicted") == pytest.approx(3 * rates["predicted"] / sum(baselines))
     assert len(sida_tables([record])) == 3
+    record["answers"]["own"]["right"] = 0.0  # of a classifier that was never right there is no share
+    assert len(sida_tables([record])) == 3
 
 
 def test_without_a_predictor_what_needs_none_is_measured(tmp_path, classifier):

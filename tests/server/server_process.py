@@ -30,7 +30,7 @@ sys.exit(serve(
     ),
 ))
 """
-LONG = {"prompt": [5, 6, 7], "max_tokens": 2000, "temperature": 0, "ignore_eos": True}  # takes seconds
+LONG = {"prompt": [5, 6, 7], "max_tokens": 8000, "temperature": 0, "ignore_eos": True}  # takes a second or two
 
 
 class Server:

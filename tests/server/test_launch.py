@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-mixtral")
-    write_tiny_mixtral(folder, max_position_embeddings=4096)
+    write_tiny_mixtral(folder, max_position_embeddings=8192)
     pack_beside(folder)
     return folder
 

@@ -102,7 +102,7 @@ def _answers(records: Sequence[Record]) -> Table:
     for record in _predicted(records):
         own = record["answers"]["own"]["right"]
         lossy = [it for name, it in record["answers"].items() if name != "own"]
-        figures = [f"{it['right']:.1%} ({it['right'] / own:.1%})" for it in lossy]
+        figures = [f"{it['right']:.1%}" + (f" ({it['right'] / own:.1%})" if own else "") for it in lossy]
         hits = record["usage"]["hit_rates"]
         same = f"{lossy[-1]['same']:.1%}"
         rows.append(
