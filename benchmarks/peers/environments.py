@@ -146,17 +146,16 @@ class IkLlamaNative:
 
         Raises: ConfigError if a step fails.
         """
-        place = folder.resolve() / self.name
-        cmake, ninja = (LLAMA.program(folder, name) for name in ("cmake", "ninja"))
-        say(f"building {self.library(folder)}")
-        options = ["CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", f"CMAKE_MAKE_PROGRAM={ninja}"]
-        options += [f"LLAMA_BUILD_{name}=OFF" for name in ("TESTS", "EXAMPLES", "SERVER")]
-        _run([cmake, "-S", source, "-B", place / "build", "-G", "Ninja", *(f"-D{option}" for option in options)])
-        _run([ninja, "-C", place / "build", "llama"])
-        shutil.copy(source / "include" / "llama.h", place)
         asked = ["git", "-C", source, "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-        self._version_file(folder).write_text(commit)
+        told = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if told.returncode != 0:
+            raise ConfigError(f"{source} is no git checkout, so its version is not known: {told.stderr.strip()}")
+        place = folder.resolve() / self.name
+        say(f"building {self.library(folder)}")
+        without = [f"LLAMA_BUILD_{name}" for name in ("TESTS", "EXAMPLES", "SERVER")]
+        _build("llama", source, place / "build", folder, without=without)
+        shutil.copy(source / "include" / "llama.h", place)
+        self._version_file(folder).write_text(told.stdout)
 
     def _version_file(self, folder: Path) -> Path:
         return folder / self.name / "commit"
@@ -184,20 +183,17 @@ class LlamaServer:
         Raises: ConfigError if a step fails.
         """
         place = folder.resolve() / self.name
-        python, cmake, ninja = (LLAMA.program(folder, name) for name in ("python", "cmake", "ninja"))
         say(f"fetching the sources of {LLAMA.packages[-1]}")
         from_source = ["--no-deps", "--no-binary", ":all:", LLAMA.packages[-1]]
-        _run([python, "-m", "pip", "download", "--dest", place, *from_source])
+        _run([LLAMA.python(folder), "-m", "pip", "download", "--dest", place, *from_source])
         archive = next(place.glob("llama_cpp_python-*.tar.gz"))
         with tarfile.open(archive) as tar:
             tar.extractall(place, filter="data")
         source = place / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
         say(f"building {self.program(folder)}")
-        options = ["CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", f"CMAKE_MAKE_PROGRAM={ninja}"]
-        options += [f"{name}=OFF" for name in ("BUILD_SHARED_LIBS", "LLAMA_OPENSSL", "LLAMA_BUILD_APP")]
-        options += [f"LLAMA_BUILD_{name}=OFF" for name in ("TESTS", "EXAMPLES", "UI")] + ["LLAMA_USE_PREBUILT_UI=OFF"]
-        _run([cmake, "-S", source, "-B", place / "build", "-G", "Ninja", *(f"-D{option}" for option in options)])
-        _run([ninja, "-C", place / "build", "llama-server"])
+        without = ["BUILD_SHARED_LIBS", "LLAMA_OPENSSL", "LLAMA_USE_PREBUILT_UI"]
+        without += [f"LLAMA_BUILD_{name}" for name in ("APP", "TESTS", "EXAMPLES", "UI")]
+        _build("llama-server", source, place / "build", folder, without=without)
 
 
 LLAMA_SERVER = LlamaServer()
@@ -210,6 +206,15 @@ def export(source: Path, target: Path, folder: Path) -> None:
     task = ["--task", "text-generation-with-past"]
     _run([exporter, "export", "openvino", "--model", source, *task, target], {"HF_HUB_OFFLINE": "1"})
     _run([converter, source, "-o", target, "--with-detokenizer"])
+
+
+def _build(target: str, source: Path, build: Path, folder: Path, *, without: Sequence[str]) -> None:
+    """Compile sources like llama.cpp's for this machine, with the tools of its environment. Raises: ConfigError."""
+    cmake, ninja = (LLAMA.program(folder, name) for name in ("cmake", "ninja"))
+    options = ["CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", f"CMAKE_MAKE_PROGRAM={ninja}"]
+    options += [f"{name}=OFF" for name in without]
+    _run([cmake, "-S", source, "-B", build, "-G", "Ninja", *(f"-D{option}" for option in options)])
+    _run([ninja, "-C", build, target])
 
 
 def _run(command: Sequence[str | Path], variables: dict[str, str] | None = None) -> None:

@@ -12,7 +12,7 @@ from benchmarks.peers.commands.options import peer_versions
 from benchmarks.peers.workers import protocol
 from moeflow.bench.engine_speed import Case
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.errors import EngineError
+from moeflow.core.errors import ConfigError, EngineError
 from moeflow.engine.text.tokenizer import Tokenizer
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -278,3 +278,9 @@ def test_a_score_is_compared_token_by_token():
     assert found["ratio"] == pytest.approx(ours.perplexity / other.perplexity)
     assert found["std_error"] == pytest.approx(math.sqrt(0.13 / 3))
     assert found["same_likeliest_share"] == pytest.approx(2 / 3)
+
+
+def test_what_is_no_checkout_is_refused_before_anything_is_built(tmp_path):
+    with pytest.raises(ConfigError, match="is no git checkout"):
+        environments.IK_LLAMA_NATIVE.install(tmp_path / "peers", lambda _: None, tmp_path)
+    assert not (tmp_path / "peers").exists()
