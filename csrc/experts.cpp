@@ -1,7 +1,7 @@
 // The expert layer in one call (ExpertFlow algorithms 5.2-5.4 on a CPU). Pairs (token, k) are sorted by expert
 // as indices; no row moves. Three phases on the pool, two barriers:
 //   prepare  each token's activations once;
-//   up       (expert, up to four bands): hidden units, then prepared again for the next product;
+//   up       (expert, up to four bands): hidden units, at once prepared for the next product;
 //   down     bands of outputs: all touched experts in ascending order, weighted and added up.
 // Where experts come into memory one after another, `down` leaves the pairs as they are, and `add_pairs` adds them up.
 // Where several processes have a part of each expert, `up` and `down` are calls of their own, which exchange units.
@@ -18,6 +18,8 @@
 namespace moeflow {
 namespace {
 
+static_assert(kMaxTileBands * kBand / 2 % kGroup == 0, "units of an item are whole groups, gated or not");
+
 enum class Part {
   kAll,
   kPairs,  // without adding up
@@ -30,9 +32,8 @@ struct ExpertsJob {
   const ExpertsCall& call;
   Part part;
   Activation x_kind{}, h_kind{};
-  int64_t x_bytes = 0, h_bytes = 0, h_stride = 0;
+  int64_t x_bytes = 0, h_bytes = 0;
   uint8_t* x_rows = nullptr;   // [num_tokens, x_bytes]
-  float* h_floats = nullptr;   // [pairs, h_stride]: width, filled up to whole bands where `up` writes it
   uint8_t* h_rows = nullptr;   // [pairs, h_bytes]
   float* sums = nullptr;       // [num_tokens, hidden filled up to whole tiles]; null: pairs are not added up
   int32_t* touched = nullptr;  // experts with at least one pair, ascending
@@ -50,6 +51,8 @@ struct ExpertsJob {
   bool has_up() const { return part != Part::kSums; }
   bool has_down() const { return part != Part::kUnits; }
   bool adds_up() const { return part == Part::kAll || part == Part::kSums; }
+  // What `up` alone gives of a pair: its units, filled up to whole bands.
+  int64_t units_stride() const { return round_up(call.layer.width, kBand); }
   int64_t out_stride() const { return round_up(call.layer.hidden, kTileStride); }
 };
 
@@ -111,6 +114,8 @@ void up(const ExpertsJob& job, int64_t expert, int64_t group, const uint8_t* fol
   const int64_t first_band = group * kMaxTileBands, bands_left = num_bands(weight.rows) - first_band;
   const int bands = bands_left < kMaxTileBands ? static_cast<int>(bands_left) : kMaxTileBands;
   const int64_t row = first_band * kBand, first_unit = layer.is_gated ? row / 2 : row;
+  const int64_t units_left = layer.width - first_unit, num_units = bands * kBand / (layer.is_gated ? 2 : 1);
+  const RowPart part{first_unit, std::min(num_units, units_left), layer.width};
   const ExpertBiases& biases = layer.biases;
   const float* const gate_bias = ExpertBiases::row(biases.gate, expert, biases.up_stride, first_unit);
   const float* const up_bias = ExpertBiases::row(biases.up, expert, biases.up_stride, first_unit);
@@ -118,9 +123,14 @@ void up(const ExpertsJob& job, int64_t expert, int64_t group, const uint8_t* fol
       job, weight, first_band, bands, job.starts[expert], job.starts[expert + 1], following,
       [&](int64_t at) { return job.x_rows + job.pairs[at] / call.top_k * job.x_bytes; },
       [&](int64_t at, int num_rows, const float* tile_out) {
+        alignas(64) float tile_units[kMaxTileRows * kTileStride];
+        const int64_t stride = job.has_down() ? kTileStride : job.units_stride();
+        float* const units = job.has_down() ? tile_units : call.out + at * stride + first_unit;
         job.isa.activate({layer.function, layer.alpha, layer.limit, layer.is_gated, tile_out, gate_bias, up_bias,
-                          layer.width - first_unit, num_rows, bands, job.h_floats + at * job.h_stride + first_unit,
-                          job.h_stride});
+                          units_left, num_rows, bands, units, stride});
+        for (int r = 0; r < num_rows && job.has_down(); ++r) {
+          job.isa.prepare_part(job.h_kind, units + r * stride, part, job.h_rows + (at + r) * job.h_bytes);
+        }
       });
 }
 
@@ -172,7 +182,7 @@ void run_up(const ExpertsJob& job, Team& team, int thread_idx) {
   const int64_t hidden = call.layer.hidden;
   team.for_each(0, call.num_tokens, thread_idx, [&](int64_t token, int64_t) {
     if (!job.needs(token)) return;
-    job.isa.prepare_row(job.x_kind, call.x + token * hidden, hidden, job.x_rows + token * job.x_bytes);
+    prepare_row(job.isa, job.x_kind, call.x + token * hidden, hidden, job.x_rows + token * job.x_bytes);
   });
   team.barrier();
   const int64_t groups = (num_bands(call.layer.num_up_rows()) + kMaxTileBands - 1) / kMaxTileBands;
@@ -186,11 +196,13 @@ void run_up(const ExpertsJob& job, Team& team, int thread_idx) {
 }
 
 void run_down(const ExpertsJob& job, Team& team, int thread_idx) {
-  const int64_t hidden = job.call.layer.hidden, width = job.call.layer.width, num_pairs = job.num_pairs();
-  team.for_each(2, num_pairs, thread_idx, [&](int64_t pair, int64_t) {
-    job.isa.prepare_row(job.h_kind, job.h_floats + pair * job.h_stride, width, job.h_rows + pair * job.h_bytes);
-  });
-  team.barrier();
+  const int64_t hidden = job.call.layer.hidden, width = job.call.layer.width;
+  if (!job.has_up()) {
+    team.for_each(2, job.num_pairs(), thread_idx, [&](int64_t pair, int64_t) {
+      prepare_row(job.isa, job.h_kind, job.call.x + pair * width, width, job.h_rows + pair * job.h_bytes);
+    });
+    team.barrier();
+  }
   // Small layers are cut finer, so that no thread waits long for the one with the last item.
   const int bands_per_item = num_bands(hidden) >= 16 * team.num_threads() ? 4 : 2;
   const int64_t items = (num_bands(hidden) + bands_per_item - 1) / bands_per_item;
@@ -218,17 +230,12 @@ void compute(const Isa& isa, const ExpertsCall& call, Part part) {
     job.h_kind = isa.activation(layer.down[0]);
     job.h_bytes = activation_bytes(job.h_kind, layer.width);
   }
-  job.h_stride = job.has_up() ? round_up(layer.width, kBand) : layer.width;
-  const bool keeps_units = job.has_up() && job.has_down();
-  const int64_t num_units = keeps_units ? num_pairs * job.h_stride : 0;
   const int64_t num_sums = job.adds_up() ? call.num_tokens * job.out_stride() : 0;
-  workspace->begin(Workspace::padded<uint8_t>(call.num_tokens * job.x_bytes) + Workspace::padded<float>(num_units) +
+  workspace->begin(Workspace::padded<uint8_t>(call.num_tokens * job.x_bytes) +
                    Workspace::padded<uint8_t>(num_pairs * job.h_bytes) + Workspace::padded<float>(num_sums) +
                    Workspace::padded<int32_t>(layer.num_experts) + Workspace::padded<int64_t>(layer.num_experts + 1) +
                    Workspace::padded<int64_t>(num_pairs));
   job.x_rows = workspace->take<uint8_t>(call.num_tokens * job.x_bytes);
-  job.h_floats = workspace->take<float>(num_units);
-  if (!keeps_units) job.h_floats = job.has_up() ? call.out : const_cast<float*>(call.x);
   job.h_rows = workspace->take<uint8_t>(num_pairs * job.h_bytes);
   job.sums = job.adds_up() ? workspace->take<float>(num_sums) : nullptr;
   job.touched = workspace->take<int32_t>(layer.num_experts);

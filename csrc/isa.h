@@ -76,12 +76,17 @@ struct Weighing {
   float max_logit, inverse_temperature, least;
 };
 
+// Values [first, first + count) of a row of `cols`: whole groups, of which the row's last may be filled up with zeros.
+struct RowPart {
+  int64_t first, count, cols;
+};
+
 struct Isa {
   const char* name;
   // The form in which activations must come for weights.
   Activation (*activation)(const Matrix& weight);
-  // Prepare one row of `cols` floats in that form; fills up with zeros to padded_cols.
-  void (*prepare_row)(Activation kind, const float* x, int64_t cols, void* out);
+  // Prepare part of a row in that form, `x` being its first value. `out` is where the row begins.
+  void (*prepare_part)(Activation kind, const float* x, const RowPart& part, void* out);
   // Multiply any number of rows up to kMaxTileRows with up to kMaxTileBands bands of a matrix.
   void (*tile)(const Matrix& weight, const Tile& tile);
   void (*activate)(const HiddenUnits& units);
@@ -127,6 +132,11 @@ const Isa& avx512_vnni_isa();
 const Isa& avx512_bf16_isa();
 const Isa& amx_isa();
 #endif
+
+// Prepares a whole row of activations.
+static inline void prepare_row(const Isa& isa, Activation kind, const float* x, int64_t cols, void* out) {
+  isa.prepare_part(kind, x, RowPart{0, cols, cols}, out);
+}
 
 // What the i-th instruction set of this architecture is called, from the simplest on; null after the last. Each holds
 // those before it, but for AVX-VNNI, which not every processor with AVX-512 has.

@@ -20,7 +20,7 @@ void tile(const Matrix& weight, const Tile& whole) {
   with_format(weight.format, [&](auto it) { tile_in_format<decltype(it)>(weight, whole); });
 }
 
-constexpr Isa kTable = {ISA_NAME,         activation,    prepare_row, tile,           activate,
+constexpr Isa kTable = {ISA_NAME,         activation,    prepare_part, tile,           activate,
                         attend,           inverse_rms,   scale_row,   layer_norm_row, add_row,
                         add_weighted_row, clip_row,      rotate_row,  route_row,      argmax_row,
                         sum_weights,      store_weights, lane_maxima, places_at_least,

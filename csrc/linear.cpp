@@ -37,7 +37,7 @@ void prepare(const LinearJob& job, int64_t item, int thread_idx) {
     normalise_row(job.isa, call.norm, x, cols, normed);
     x = normed;
   }
-  job.isa.prepare_row(job.kind, x, cols, job.prepared + item * job.row_bytes);
+  prepare_row(job.isa, job.kind, x, cols, job.prepared + item * job.row_bytes);
 }
 
 void write_tile(const Isa& isa, const LinearCall& call, const float* tile_out, int64_t head, int64_t row, int num_rows,
@@ -76,6 +76,12 @@ void multiply(const LinearJob& job, int64_t head, int64_t first_band, int64_t fi
   }
 }
 
+// Rows that meet a group of bands together. Where threads outnumber the groups, as a router's, rows are cut finer.
+int64_t rows_of_block(int64_t num_rows, int64_t groups, int64_t threads) {
+  const int64_t sharers = (threads + groups - 1) / groups, rows = (num_rows + sharers - 1) / sharers;
+  return rows < kRowBlock ? rows : kRowBlock;
+}
+
 void run(void* context, Team& team, int thread_idx) {
   const LinearJob& job = *static_cast<const LinearJob*>(context);
   const LinearCall& call = job.call;
@@ -84,13 +90,13 @@ void run(void* context, Team& team, int thread_idx) {
     team.barrier();
   }
   const int64_t head_groups = (job.head_bands() + kMaxTileBands - 1) / kMaxTileBands;
-  const int64_t groups = call.num_heads * head_groups;
-  const int64_t blocks = (call.num_rows + kRowBlock - 1) / kRowBlock;
+  const int64_t groups = call.num_heads * head_groups, block = rows_of_block(call.num_rows, groups, team.num_threads());
+  const int64_t blocks = (call.num_rows + block - 1) / block;
   const auto head = [&](int64_t item) { return item % groups / head_groups; };
   const auto first_band = [&](int64_t item) { return item % groups % head_groups * kMaxTileBands; };
   team.for_each(1, groups * blocks, thread_idx, [&](int64_t item, int64_t next) {
-    const int64_t first_row = item / groups * kRowBlock;
-    const int64_t last_row = first_row + kRowBlock < call.num_rows ? first_row + kRowBlock : call.num_rows;
+    const int64_t first_row = item / groups * block;
+    const int64_t last_row = first_row + block < call.num_rows ? first_row + block : call.num_rows;
     multiply(job, head(item), first_band(item), first_row, last_row,
              next < groups * blocks ? call.weight.band(head(next) * job.head_bands() + first_band(next)) : nullptr);
   });

@@ -71,7 +71,7 @@ void lstm(const Isa& isa, const LstmCall& call) {
       const void* rows[kMaxTileRows];
       for (int text = 0; text < count; ++text) {
         rows[text] = prepared + text * row_bytes;
-        isa.prepare_row(kind, call.state + (first + text) * hidden, hidden, prepared + text * row_bytes);
+        prepare_row(isa, kind, call.state + (first + text) * hidden, hidden, prepared + text * row_bytes);
       }
       const int64_t at = step * call.num_texts + first;
       add_state(isa, call.weights, call.inputs + at * size, rows, count, gates);

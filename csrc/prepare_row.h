@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "convert.h"
+#include "isa.h"
 #include "isa_unit.h"
 #include "matrix.h"
 #include "simd.h"
@@ -32,20 +33,19 @@ FORCE_INLINE void store_group(int16_t* out, const IntLanes (&values)[kGroupParts
 // max|x| / kMost, nearest, halves to even. An infinity or a NaN in a group makes its scale NaN, and so everything
 // computed from the row. Below kTiny, where kMost / max|x| overflows, is zero.
 template <typename T, int kMost>
-void quantize_row(const float* x, int64_t cols, void* out) {
+void quantize_part(const float* x, const RowPart& part, void* out) {
   constexpr float kTiny = kMost > 127 ? 1e-33f : 1e-36f;
-  const int64_t k = padded_cols(cols), groups = k / kGroup;
-  T* q = static_cast<T*>(out);
-  float* scales = reinterpret_cast<float*>(q + k);
-  int32_t* sums = reinterpret_cast<int32_t*>(scales + groups);
-  int32_t* first_sums = sums + groups;
-  for (int64_t g = 0; g < groups; ++g, q += kGroup) {
+  const int64_t k = padded_cols(part.cols), groups = k / kGroup;
+  float* const scales = reinterpret_cast<float*>(static_cast<T*>(out) + k);
+  int32_t* const sums = reinterpret_cast<int32_t*>(scales + groups);
+  int32_t* const first_sums = sums + groups;
+  T* q = static_cast<T*>(out) + part.first;
+  for (int64_t at = 0, g = part.first / kGroup; at < part.count; at += kGroup, ++g, q += kGroup) {
     FloatLanes values[kGroupParts];
     IntLanes largest_lanes = {};
 #pragma GCC unroll 8
     for (int i = 0; i < kGroupParts; ++i) {
-      const int64_t at = g * kGroup + i * kLanes;
-      values[i] = load_some(x + at, cols - at);
+      values[i] = load_some(x + at + i * kLanes, part.count - at - i * kLanes);
       // Without their sign, floats are ordered as their bits are, infinity and NaN above all others.
       const IntLanes magnitudes = (IntLanes)values[i] & 0x7fffffff;
       largest_lanes = magnitudes > largest_lanes ? magnitudes : largest_lanes;
@@ -73,20 +73,20 @@ void quantize_row(const float* x, int64_t cols, void* out) {
   }
 }
 
-void prepare_row(Activation kind, const float* x, int64_t cols, void* out) {
-  const int64_t k = padded_cols(cols);
+void prepare_part(Activation kind, const float* x, const RowPart& part, void* out) {
+  const int64_t filled = padded_cols(part.count);
   if (kind == Activation::kInt8) {
-    quantize_row<int8_t, 127>(x, cols, out);
+    quantize_part<int8_t, 127>(x, part, out);
   } else if (kind == Activation::kInt16) {
-    quantize_row<int16_t, 32767>(x, cols, out);
+    quantize_part<int16_t, 32767>(x, part, out);
   } else if (kind == Activation::kBF16) {
-    uint16_t* values = static_cast<uint16_t*>(out);
-    for (int64_t i = 0; i < cols; ++i) values[i] = float_to_bf16(x[i]);
-    for (int64_t i = cols; i < k; ++i) values[i] = 0;
+    uint16_t* const values = static_cast<uint16_t*>(out) + part.first;
+    for (int64_t i = 0; i < part.count; ++i) values[i] = float_to_bf16(x[i]);
+    for (int64_t i = part.count; i < filled; ++i) values[i] = 0;
   } else {
-    float* values = static_cast<float*>(out);
-    for (int64_t i = 0; i < cols; ++i) values[i] = x[i];
-    for (int64_t i = cols; i < k; ++i) values[i] = 0;
+    float* const values = static_cast<float*>(out) + part.first;
+    for (int64_t i = 0; i < part.count; ++i) values[i] = x[i];
+    for (int64_t i = part.count; i < filled; ++i) values[i] = 0;
   }
 }
 
