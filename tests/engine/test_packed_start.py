@@ -84,6 +84,12 @@ def test_the_file_of_another_model_is_refused(models, tmp_path):
         config_of(models / "built-in", packed_weights_file=tmp_path / "mine")
 
 
+def test_the_file_of_another_format_is_refused_by_the_formats_names(models, tmp_path):
+    pack(str(models / "mixtral"), tmp_path / "mine", cache_dir=None, quantize="int8")
+    with pytest.raises(ConfigError, match="mine holds weights in int8 instead of int4"):
+        config_of(models / "mixtral", packed_weights_file=tmp_path / "mine", quantize="int4")
+
+
 def test_a_checkpoint_that_was_changed_does_not_fit_its_file_any_more(models, tmp_path):
     shutil.copytree(models / "mixtral", tmp_path / "model")
     pack(str(tmp_path / "model"), tmp_path / "mine", cache_dir=None)

@@ -228,13 +228,12 @@ def _read_index(file: Path, spec: SlabSpec) -> SlabIndex:
     index = read_slab_index(file)
     if index.spec.fits(spec):
         return index
-    if index.spec.identity == spec.identity and index.spec.weight_format == spec.weight_format:
-        what = "this model's weights in another arrangement"
+    if index.spec.weight_format != spec.weight_format:
+        what = f"weights in {index.spec.weight_format} instead of {spec.weight_format}"
+    elif index.spec.identity != spec.identity:
+        what = "the weights of another model, or of this one before its files changed"
     else:
-        what = (
-            f"the weights of another model, or of this one in {index.spec.weight_format} instead of "
-            f"{spec.weight_format}"
-        )
+        what = "this model's weights in another arrangement"
     raise ConfigError(f"{file} holds {what}. Name another file, or delete it and pack the model again (`moeflow pack`)")
 
 
