@@ -60,21 +60,16 @@ class PlainGPT:
             self.weights["head"] = self._random(VOCAB, HIDDEN)
 
     def __call__(self, token_ids: torch.Tensor) -> SimpleNamespace:
-        """Return the logits of one sequence. Shapes: [1, T] -> [1, T, V]."""
-        (ids,) = token_ids
+        """Return the logits of sequences. Shapes: [N, T] -> [N, T, V]."""
+        return SimpleNamespace(logits=torch.stack([self._logits(ids) for ids in token_ids]))
+
+    def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         hidden = self.weights["tokens"][ids] * self.choices.token_scale + self._positions(len(ids))
         for layer in range(LAYERS):
             hidden = hidden + self._attention(layer, self._norm(f"{layer}.norm1", hidden))
             hidden = hidden + self._network(layer, self._norm(f"{layer}.norm2", hidden))
         head = self.weights.get("head", self.weights["tokens"])
-        return SimpleNamespace(logits=(self._norm("norm", hidden) @ head.T)[None])
-
-    def generate(self, token_ids: torch.Tensor, max_new_tokens: int, do_sample: bool) -> torch.Tensor:
-        """Return the sequence with its likeliest continuation."""
-        assert not do_sample
-        for _ in range(max_new_tokens):
-            token_ids = torch.cat([token_ids, self(token_ids).logits[:, -1:].argmax(-1)], dim=1)
-        return token_ids
+        return self._norm("norm", hidden) @ head.T
 
     def in_bfloat16(self) -> PlainGPT:
         """Return the same model in bfloat16."""
