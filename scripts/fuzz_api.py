@@ -42,21 +42,22 @@ def running_server(folder: Path, log: Path) -> Iterator[str]:
     command = [sys.executable, "-c", MAIN, "serve", str(folder / "model"), "--port", "0", "--threads", "1"]
     command += ["--speculator", "suffix"]  # so that `token_trees` is answered, too
     command += ["--cache-dir", str(folder / "cache"), "--max-queue", str(MAX_QUEUE), "--log-level", "error"]
-    with log.open("w") as stderr:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    try:
-        assert server.stdout is not None
-        line = server.stdout.readline()  # the one that says where; empty if it has ended
-        if "http://" not in line:
-            raise SystemExit(f"the server did not start:\n{log.read_text()}")
-        yield line.split()[-1]
-    finally:
-        server.terminate()
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as server,
+    ):
         try:
-            server.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+            assert server.stdout is not None
+            line = server.stdout.readline()  # the one that says where; empty if it has ended
+            if "http://" not in line:
+                raise SystemExit(f"the server did not start:\n{log.read_text()}")
+            yield line.split()[-1]
+        finally:
+            server.terminate()
+            try:
+                server.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
 
 
 def fuzz(url: str, folder: Path, arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -184,14 +185,17 @@ def is_in(name: str, places: tuple[str, ...]) -> bool:
     return any(name == place or (place.endswith("/") and name.startswith(place)) for place in places)
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
-    """Yield every import as a dotted name; `from a import b` as "a.b", since b may be a module."""
+@cache
+def imports(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
+    """Return every import as a dotted name; `from a import b` as "a.b", since b may be a module."""
+    found: list[tuple[ast.stmt, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((node, alias.name) for alias in node.names)
+            found += [(node, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
-            yield from ((node, f"{base}.{alias.name}") for alias in node.names)
+            found += [(node, f"{base}.{alias.name}") for alias in node.names]
+    return found
 
 
 def of_function_bodies(tree: ast.AST) -> set[ast.AST]:

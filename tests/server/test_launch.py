@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-mixtral")
-    write_tiny_mixtral(folder, max_position_embeddings=8192)
+    write_tiny_mixtral(folder, max_position_embeddings=4096)
     pack_beside(folder)
     return folder
 
@@ -153,6 +153,7 @@ def test_a_killed_engine_goes_on_with_its_requests_anew_and_goes_with_its_server
 
     engine = server.engine()  # goes, too, when the server is killed
     server.process.kill()
+    assert server.end() == -signal.SIGKILL
     assert eventually(lambda: not engine.is_running(), 10)
 
 

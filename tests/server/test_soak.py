@@ -129,6 +129,7 @@ def test_clients_that_hang_up_leave_nothing_behind(tmp_path: Path):
 
 @pytest.mark.weights
 @pytest.mark.slow
+@pytest.mark.thorough  # the tiny model above has more clients, and has to wait for memory
 def test_the_built_in_model_under_the_same_treatment(builtin_model: Path):
     jobs = make_jobs(9, vocab_size=49152, longest_prompt=80, longest_answer=24)
     with serving(str(builtin_model), "--quantize", "int8", "--threads", "1") as url:
