@@ -15,8 +15,9 @@ from pathlib import Path
 
 # Reads a command a line, and writes the code with which its process ended.
 _PARENT = """
-import json, os, runpy, sys
+import gc, json, os, runpy, sys
 import torch, transformers.models.mixtral.modeling_mixtral
+gc.freeze()  # or each process would, at its end, look through all of torch for garbage
 for line in sys.stdin:
     how, what, *arguments = json.loads(line)
     if (child := os.fork()) == 0:

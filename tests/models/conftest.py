@@ -1,8 +1,8 @@
 """Of a family's configurations, the first meets every second format, and the next family's first the others; each
 other configuration, of what is made for formats, one of them.
 
-So every configuration goes through every way to run a model, and every format through half of all families; `--thorough`
-takes the full product.
+So every configuration goes through every way to run a model, and every format through half of all families;
+`--thorough` takes the full product.
 """
 
 import pytest
