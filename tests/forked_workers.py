@@ -6,7 +6,6 @@ A file's tests stay in one worker and in their order, since what they share is m
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterable, Iterator
 from io import StringIO
@@ -71,6 +70,8 @@ class _Worker:
         if self._pid == 0:
             try:
                 _run(session, items, messages, temporary)
+            except (KeyboardInterrupt, BrokenPipeError):  # it is to end
+                pass
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
@@ -88,8 +89,8 @@ class _Worker:
         return config.hook.pytest_report_from_serializable(config=config, data=message)
 
     def end(self) -> None:
-        """End it if it has not ended by itself."""
-        os.kill(self._pid, signal.SIGKILL)
+        """Wait until it has ended: if nobody listens any more, after the test that it is at."""
+        self.messages.close()
         os.waitpid(self._pid, 0)
 
 
@@ -108,8 +109,11 @@ def _run(session: pytest.Session, items: Iterable[pytest.Item], messages: Connec
     capture.stop_global_capturing()
     capture.start_global_capturing()
     config.pluginmanager.register(_Messages(config, messages))
-    for item, following in pairwise(chain(items, [None])):
-        config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    try:
+        for item, following in pairwise(chain(items, [None])):
+            config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    finally:
+        session._setupstate.teardown_exact(None)  # what is left if it was interrupted
     messages.send(None)
 
 
