@@ -18,7 +18,6 @@ namespace {
 constexpr int64_t kBlockRows = 96;       // rows (heads of tokens) that go over K and V together
 constexpr int64_t kItemsPerThread = 16;  // that long decodes are cut into at least
 constexpr int64_t kTreePositions = 64;
-constexpr int64_t kKeyPositions = 64;  // of a tile, whose keys may have to be transposed
 
 // Some tokens of a sequence, one KV head, some neighbouring ranges.
 struct Item {
@@ -82,6 +81,9 @@ AttentionRow visible(const AttentionCall& call, int64_t token, int64_t position,
   return row;
 }
 
+// What a weight beside `max` is worth beside `larger`.
+float falling(float max, float larger) { return max == larger ? 1.0f : std::exp2(max - larger); }
+
 // Add the result of a further range to a row's total. Not inlined: one sequence of operations for all callers.
 __attribute__((noinline)) void merge(int64_t dim, float part_max, float part_sum, const float* part, float& max,
                                      float& sum, float* total) {
@@ -93,7 +95,7 @@ __attribute__((noinline)) void merge(int64_t dim, float part_max, float part_sum
     return;
   }
   const float larger = std::max(max, part_max);
-  const float scale = std::exp(max - larger), part_scale = std::exp(part_max - larger);
+  const float scale = falling(max, larger), part_scale = falling(part_max, larger);
   for (int64_t d = 0; d < dim; ++d) total[d] = total[d] * scale + part[d] * part_scale;
   sum = sum * scale + part_sum * part_scale;
   max = larger;
@@ -102,9 +104,9 @@ __attribute__((noinline)) void merge(int64_t dim, float part_max, float part_sum
 // Add a score whose value is zero.
 void add_sink(float sink, int64_t dim, float& max, float& sum, float* total) {
   const float larger = std::max(max, sink);
-  const float scale = std::exp(max - larger);
+  const float scale = falling(max, larger);
   for (int64_t d = 0; d < dim; ++d) total[d] *= scale;
-  sum = sum * scale + std::exp(sink - larger);
+  sum = sum * scale + falling(sink, larger);
   max = larger;
 }
 
@@ -116,9 +118,12 @@ void finish(const AttentionJob& job, const Item& item, const Scratch& scratch) {
     const int64_t head = item.head * job.group + row % job.group;
     float& sum = scratch.total_sum[row];
     float* const total = scratch.total + row * job.stride;
-    if (job.call.sinks != nullptr && sum != 0) add_sink(job.call.sinks[head], dim, scratch.total_max[row], sum, total);
+    if (job.call.sinks != nullptr && sum != 0) {
+      add_sink(job.call.sinks[head] * kLog2E, dim, scratch.total_max[row], sum, total);
+    }
     float* const out = job.call.out + (token * job.call.num_heads + head) * dim;
-    for (int64_t d = 0; d < dim; ++d) out[d] = sum == 0 ? 0.0f : total[d] / sum;
+    const float divisor = sum;  // which `out` cannot overlap
+    for (int64_t d = 0; d < dim; ++d) out[d] = divisor == 0 ? 0.0f : total[d] / divisor;
   }
 }
 
@@ -128,7 +133,7 @@ int64_t part_floats(const AttentionJob& job, int64_t num_rows) { return round_up
 void prepare_rows(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   const AttentionCall& call = job.call;
   const int64_t dim = call.cache.head_dim, end = job.context_end(item.sequence);
-  const float scale = call.scale != 0 ? call.scale : 1.0f / std::sqrt(static_cast<float>(dim));
+  const float scale = kLog2E * (call.scale != 0 ? call.scale : 1.0f / std::sqrt(static_cast<float>(dim)));
   const int64_t bias_size = 2 * call.bias_reach + 1;
   for (int64_t t = 0; t < item.num_tokens; ++t) {
     const int64_t in_sequence = item.first_token + t, token = call.sequences.first_tokens[item.sequence] + in_sequence;
@@ -160,7 +165,7 @@ void attend(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   range.rows = scratch.rows;
   range.q = scratch.q;
   range.stride = job.stride;
-  range.soft_cap = job.call.soft_cap;
+  range.soft_cap = job.call.soft_cap * kLog2E;
   range.keys = scratch.keys;
   range.scores = scratch.scores;
   range.max = scratch.part_max;

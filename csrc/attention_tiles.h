@@ -17,19 +17,19 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
+// kTilePositions: those whose K or V stays near while rows go over it.
 #if MOEFLOW_LANES == 16
-constexpr int kScoreVecs = 4, kResultVecs = 4, kMaxRows = 6;
+constexpr int kScoreVecs = 4, kResultVecs = 4, kMaxRows = 6, kTilePositions = 128;
 #elif MOEFLOW_LANES == 8
-constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 6;
+constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 6, kTilePositions = 64;
 #else
-constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 4;
+constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 4, kTilePositions = 64;
 #endif
 // What is left of a head behind its last whole vector; head_dim is even.
 typedef float EightDims __attribute__((vector_size(32)));
 typedef float FourDims __attribute__((vector_size(16)));
 typedef float TwoDims __attribute__((vector_size(8)));
-constexpr int kTilePositions = 64;  // whose K or V stays in L1 while rows go over it
-constexpr int kDimStep = 8;         // dimensions between two looks ahead
+constexpr int kDimStep = 8;  // dimensions between two looks ahead
 
 // Where a sequence's K and V of one head lie, by position. What is in the range is looked up once: blocks are found by
 // divisions, which would take a quarter of the time of tiles.
@@ -103,12 +103,12 @@ class Positions {
 
 // ---- keys as rows: transposed once for all rows that go over a tile ----
 
-// K of a tile's positions as floats, [head_dim][kTilePositions], in the place of what the cache has.
+// K of a tile of kKeyPositions as floats, [head_dim][kKeyPositions], in the place of what the cache has.
 class TransposedKeys {
  public:
   TransposedKeys(const float* keys, int64_t begin) : keys_(keys - begin) {}
   const float* k(int64_t position) const { return keys_ + position; }
-  static int64_t k_step() { return kTilePositions; }
+  static int64_t k_step() { return kKeyPositions; }
   static const uint8_t* ahead(int64_t, bool) { return nullptr; }
   static int64_t dim_bytes(int64_t) { return 0; }
 
@@ -129,13 +129,13 @@ FORCE_INLINE void transpose_dims(const T* row, int64_t row_values, int64_t dim, 
     }
     transpose(square);
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) store_as_floats(keys + (dim + i) * kTilePositions, square[i]);
+    for (int i = 0; i < kLanes; ++i) store_as_floats(keys + (dim + i) * kKeyPositions, square[i]);
   }
   for (; dim < end; dim += 2) {
     for (int i = 0; i < kLanes; ++i) {
       const TwoDims pair = load_as<TwoDims>(row + i * row_values + dim);
       for (int d = 0; d < 2; ++d) {
-        keys[(dim + d) * kTilePositions + i] = sizeof(T) == 1 ? pair[d] * scales[i] : pair[d];
+        keys[(dim + d) * kKeyPositions + i] = sizeof(T) == 1 ? pair[d] * scales[i] : pair[d];
       }
     }
   }
@@ -165,7 +165,7 @@ void transpose_keys(const Positions<T>& at, int64_t begin, int64_t first, int64_
 //                              x        x                            x
 //   row r: q[r][d]           acc[r][0]: a score each lane       | acc[r][1]              acc += k * q, d = 0, 1, 2, ..
 //
-// Scores go to scores[r][position], from where weigh_row makes weights of them.
+// Scores go to scores[r][position], from where weigh_rows makes weights of them.
 template <int R, int P, typename Keys>
 void score_tile(const AttentionRange& range, const Keys& at, int first_row, int64_t position) {
   const int64_t dim = range.cache->head_dim, step = at.k_step();
@@ -210,7 +210,7 @@ void score_rows(const AttentionRange& range, const Keys& at, int first_row, int6
   for (; begin < end; begin += kLanes) score_tile<R, 1>(range, at, first_row, begin);
 }
 
-// ---- weights: the softmax of one row within the range ---------------------------------------------------------
+// ---- weights: the softmax of rows within the range ------------------------------------------------------------
 
 FORCE_INLINE bool sees(const AttentionRow& row, int64_t position) {
   if (position < row.hi) return position >= row.lo;
@@ -244,67 +244,110 @@ FORCE_INLINE FloatLanes capped(FloatLanes scores, float cap) {
   return (scores < 0.0f ? -tanh : tanh) * cap;
 }
 
-// Calls visit(position, whether the row sees it in all lanes) for each vector from the first position that the row
-// sees to the last.
-template <typename Visit>
-FORCE_INLINE void for_each_vector(const AttentionRow& row, int64_t begin, int64_t end, Visit visit) {
-  const int64_t lo = row.lo > begin ? row.lo : begin;
-  const int64_t stop = row.stop < end ? row.stop : end;
-  for (int64_t position = lo / kLanes * kLanes; position < stop; position += kLanes) {
-    visit(position, position >= row.lo && position + kLanes <= row.hi);
+// The vectors of a range from the first position that a row sees to the last, and those of them that it sees in all
+// lanes and not as a branch of a tree.
+struct SeenVectors {
+  int64_t begin, whole_begin, whole_end, end;
+
+  SeenVectors(const AttentionRange& range, const AttentionRow& row) {
+    const int64_t lo = row.lo > range.begin ? row.lo : range.begin;
+    const int64_t hi = (row.hi < range.end ? row.hi : range.end) / kLanes * kLanes;
+    const int64_t stop = round_up(row.stop < range.end ? row.stop : range.end, kLanes);
+    begin = lo / kLanes * kLanes;
+    end = stop > begin ? stop : begin;
+    whole_begin = round_up(lo, kLanes) < end ? round_up(lo, kLanes) : end;
+    whole_end = hi > whole_begin ? hi : whole_begin;
   }
+};
+
+// From products to scores; lanes of what the row does not see become -infinity.
+template <typename T>
+FORCE_INLINE void finish_scores(const Positions<T>& at, const AttentionRow& row, const SeenVectors& seen,
+                                float* scores) {
+  const AttentionRange& range = at.range;
+  const bool has_scales = sizeof(T) == 1 && !at.has_rows;
+  if (has_scales || range.soft_cap > 0 || row.bias != nullptr) {
+    for (int64_t position = seen.begin; position < seen.end; position += kLanes) {
+      FloatLanes values = load_as<FloatLanes>(scores + position);
+      if (has_scales) values *= load_as<FloatLanes>(at.scales(position));
+      if (range.soft_cap > 0) values = capped(values, range.soft_cap);
+      if (row.bias != nullptr) values += biases(row, position) * kLog2E;
+      store_as_floats(scores + position, values);
+    }
+  }
+  const auto hide = [&](int64_t begin, int64_t end) {
+    for (int64_t position = begin; position < end; ++position) {
+      if (!sees(row, position)) scores[position] = -__builtin_inff();
+    }
+  };
+  hide(seen.begin, seen.whole_begin);
+  hide(seen.whole_end, seen.end);
 }
 
-// Leave exp(score - max) in place of the scores of what the row sees; zero in the lanes beside it.
+FORCE_INLINE float largest_score(const SeenVectors& seen, const float* scores) {
+  FloatLanes max = splat_lanes(-__builtin_inff());
+  for (int64_t position = seen.begin; position < seen.end; position += kLanes) {
+    max = larger(load_as<FloatLanes>(scores + position), max);
+  }
+  return fold_lanes(max, [](FloatLanes a, FloatLanes b) { return larger(a, b); })[0];
+}
+
+// Weights of neighbouring positions, zero in the lanes of what the row does not see. They are added to `sums` in the
+// lanes where a branch's tokens will be once they lie in a row.
+FORCE_INLINE FloatLanes weigh_some(const AttentionRow& row, int64_t position, FloatLanes scores, FloatLanes& sums) {
+  FloatLanes weights = exp2_up_to_zero(scores);
+  float lanes[kLanes];  // in memory, so that the sums of whole vectors can stay in a register
+  __builtin_memcpy(lanes, &sums, sizeof(sums));
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int64_t at = position + lane;
+    if (!sees(row, at)) {
+      weights[lane] = 0.0f;
+    } else {
+      lanes[(at < row.hi ? at : place_on_branch(row, at)) % kLanes] += weights[lane];
+    }
+  }
+  __builtin_memcpy(&sums, lanes, sizeof(sums));
+  return weights;
+}
+
+// Leave 2^(score - max) in place of the scores of what the row sees; zero in the lanes beside it. Returns their sum.
 template <typename T>
-void weigh_row(const Positions<T>& at, int row_idx) {
-  const AttentionRange& range = at.range;
-  const AttentionRow& row = range.rows[row_idx];
-  float* const scores = range.scores + row_idx * kRangePositions;
-  const float lowest = -__builtin_inff();
-  FloatLanes largest = lowest - FloatLanes{};
-  for_each_vector(row, range.begin, range.end, [&](int64_t position, bool is_whole) {
-    float* const p = scores + (position - range.begin);
-    FloatLanes values = load_as<FloatLanes>(p);
-    if constexpr (sizeof(T) == 1) {
-      if (!at.has_rows) values *= load_as<FloatLanes>(at.scales(position));
-    }
-    if (range.soft_cap > 0) values = capped(values, range.soft_cap);
-    if (row.bias != nullptr) values += biases(row, position);
-    if (!is_whole) {
-      for (int lane = 0; lane < kLanes; ++lane) values[lane] = sees(row, position + lane) ? values[lane] : lowest;
-    }
-    if (sizeof(T) == 1 || !is_whole || row.bias != nullptr || range.soft_cap > 0) store_as_floats(p, values);
-    largest = values > largest ? values : largest;
-  });
-  float max = lowest;
-  for (int lane = 0; lane < kLanes; ++lane) max = largest[lane] > max ? largest[lane] : max;
+FORCE_INLINE float weigh(const Positions<T>& at, const AttentionRow& row, const SeenVectors& seen, float max,
+                         float* scores) {
   FloatLanes sums = {};
-  for_each_vector(row, range.begin, range.end, [&](int64_t position, bool is_whole) {
-    float* const p = scores + (position - range.begin);
-    FloatLanes weights = exp_vec(load_as<FloatLanes>(p) - max);
-    if (!is_whole) {
-      for (int lane = 0; lane < kLanes; ++lane) weights[lane] = sees(row, position + lane) ? weights[lane] : 0.0f;
-    }
-    if (row.tree_bits == 0) {
-      sums += weights;
-    } else {  // in the lanes where they will be once the branch's tokens lie in a row
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const int64_t at = position + lane;
-        if (at < row.hi) {
-          sums[lane] += weights[lane];
-        } else if (sees(row, at)) {
-          sums[place_on_branch(row, at) % kLanes] += weights[lane];
-        }
-      }
-    }
+  const auto store = [&](int64_t position, FloatLanes weights) {
     if constexpr (sizeof(T) == 1) weights *= load_as<FloatLanes>(at.value_scales(position));
-    store_as_floats(p, weights);
-  });
-  float sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-  range.max[row_idx] = max;
-  range.sum[row_idx] = sum;
+    store_as_floats(scores + position, weights);
+  };
+  const auto weigh_each = [&](int64_t begin, int64_t end) {
+    for (int64_t position = begin; position < end; position += kLanes) {
+      store(position, weigh_some(row, position, load_as<FloatLanes>(scores + position) - max, sums));
+    }
+  };
+  weigh_each(seen.begin, seen.whole_begin);
+  for (int64_t position = seen.whole_begin; position < seen.whole_end; position += kLanes) {
+    const FloatLanes weights = exp2_up_to_zero(load_as<FloatLanes>(scores + position) - max);
+    sums += weights;
+    store(position, weights);
+  }
+  weigh_each(seen.whole_end, seen.end);
+  return fold_lanes(sums, [](FloatLanes a, FloatLanes b) { return a + b; })[0];
+}
+
+// All maxima come first: each is known late, and the rows' do not wait for each other.
+template <typename T>
+void weigh_rows(const Positions<T>& at, int first_row, int num_rows) {
+  const AttentionRange& range = at.range;
+  float* const scores = range.scores - range.begin;
+  for (int r = first_row; r < first_row + num_rows; ++r) {
+    const SeenVectors seen(range, range.rows[r]);
+    finish_scores(at, range.rows[r], seen, scores + r * kRangePositions);
+    range.max[r] = largest_score(seen, scores + r * kRangePositions);
+  }
+  for (int r = first_row; r < first_row + num_rows; ++r) {
+    const SeenVectors seen(range, range.rows[r]);
+    range.sum[r] = weigh(at, range.rows[r], seen, range.max[r], scores + r * kRangePositions);
+  }
 }
 
 // ---- results: R rows by some vectors of dimensions ------------------------------------------------------------
@@ -425,28 +468,29 @@ void add_rows(const Positions<T>& at, int first_row, int64_t begin, int64_t end)
       break;                              \
   }
 
-// What some rows see of a tile that begins there: positions [first, stop), from the beginning of a vector on.
+// What some rows see of positions [begin, end) or, if that is less, of the range: [first, stop), from the beginning of a
+// vector on.
 struct Seen {
   int64_t first, stop;
 
-  Seen(const AttentionRange& range, int64_t begin, int first_row, int num_rows) {
+  Seen(const AttentionRange& range, int64_t begin, int64_t end, int first_row, int num_rows) {
     int64_t lo = range.end;
     stop = begin;
     for (int r = first_row; r < first_row + num_rows; ++r) {
       lo = range.rows[r].lo < lo ? range.rows[r].lo : lo;
       stop = range.rows[r].stop > stop ? range.rows[r].stop : stop;
     }
-    const int64_t last = begin + kTilePositions < range.end ? begin + kTilePositions : range.end;
+    const int64_t last = end < range.end ? end : range.end;
     first = lo > begin ? lo / kLanes * kLanes : begin;
     stop = stop < last ? stop : last;
   }
 };
 
 template <typename Keys>
-void score(const AttentionRange& range, const Keys& keys, int64_t begin, int tile_rows) {
+void score(const AttentionRange& range, const Keys& keys, int64_t begin, int64_t end, int tile_rows) {
   for (int row = 0; row < range.num_rows; row += tile_rows) {
     const int count = range.num_rows - row < tile_rows ? range.num_rows - row : tile_rows;
-    const Seen seen(range, begin, row, count);
+    const Seen seen(range, begin, end, row, count);
 #define MOEFLOW_SCORE(R) score_rows<R>(range, keys, row, seen.first, seen.stop)
     MOEFLOW_WITH_ROWS(count, MOEFLOW_SCORE)
 #undef MOEFLOW_SCORE
@@ -458,20 +502,21 @@ void attend_as(const AttentionRange& range) {
   const Positions<T> at(range);
   const int num_tiles = (range.num_rows + kMaxRows - 1) / kMaxRows;
   const int tile_rows = (range.num_rows + num_tiles - 1) / num_tiles;
-  for (int64_t begin = range.begin; begin < range.end; begin += kTilePositions) {
+  const int64_t score_positions = at.has_rows ? kKeyPositions : kTilePositions;
+  for (int64_t begin = range.begin; begin < range.end; begin += score_positions) {
+    const int64_t end = begin + score_positions;
     if (!at.has_rows) {
-      score(range, at, begin, tile_rows);
+      score(range, at, begin, end, tile_rows);
       continue;
     }
-    const Seen seen(range, begin, 0, range.num_rows);
+    const Seen seen(range, begin, end, 0, range.num_rows);
     transpose_keys(at, begin, seen.first, seen.stop);
-    score(range, TransposedKeys(range.keys, begin), begin, tile_rows);
+    score(range, TransposedKeys(range.keys, begin), begin, end, tile_rows);
   }
-  for (int row = 0; row < range.num_rows; ++row) {
-    weigh_row(at, row);
-    float* const out = range.out + row * range.stride;
-    for (int64_t d = 0; d < range.cache->value_dim(); ++d) out[d] = 0;
+  for (int row = 0; row < range.num_rows; row += tile_rows) {
+    weigh_rows(at, row, range.num_rows - row < tile_rows ? range.num_rows - row : tile_rows);
   }
+  __builtin_memset(range.out, 0, range.num_rows * range.stride * sizeof(float));
   for (int64_t begin = range.begin; begin < range.end; begin += kTilePositions) {
     const int64_t last = begin + kTilePositions < range.end ? begin + kTilePositions : range.end;
     for (int row = 0; row < range.num_rows; row += tile_rows) {

@@ -15,6 +15,10 @@ namespace moeflow {
 
 // Positions that are attended to in one go. Ranges begin at multiples of this, whatever the pass.
 constexpr int kRangePositions = 256;
+constexpr int kKeyPositions = 64;  // whose keys are transposed together, where the cache has them as rows
+
+// Scores of attention are computed times this: weights are then powers of two, which take fewer operations.
+constexpr float kLog2E = 1.44269504f;
 
 // What one head of one token sees: positions [lo, hi), and beyond hi those with a bit in tree_bits.
 struct AttentionRow {
@@ -38,12 +42,12 @@ struct AttentionRange {
   int64_t following_end;       // end of the range that will be attended to next: only to have it fetched
   int num_rows;
   const AttentionRow* rows;
-  const float* q;  // [num_rows, stride], times the scale of the scores
+  const float* q;  // [num_rows, stride], times the scale of the scores and kLog2E
   int64_t stride;  // head_dim or more
-  float* keys;     // [head_dim, 64]: for a tile's keys, where the cache has them as rows; else null
-  float soft_cap = 0;  // c: scores become c * tanh(score / c); 0: they stay
+  float* keys;     // [head_dim, kKeyPositions]: for some keys, where the cache has them as rows; else null
+  float soft_cap = 0;  // c times kLog2E: scores become c * tanh(score / c); 0: they stay
   float* scores;   // [num_rows, kRangePositions], for the weights on the way
-  // Results, not yet divided by the sum: per row the largest score m, sum of exp(score - m), and that times V.
+  // Results, not yet divided by the sum: per row the largest score m, sum of 2^(score - m), and that times V.
   float *max, *sum;  // [num_rows]; sum is 0 where a row sees nothing of the range
   float* out;        // [num_rows, stride], value_dim of each
 };

@@ -97,6 +97,17 @@ FORCE_INLINE float sum_band(const FloatLanes (&parts)[kParts]) {
   return lanes[0];
 }
 
+// All lanes by halves, the upper one with the lower one, again and again: every lane has the result.
+template <int kWidth = kLanes / 2, typename Combine>
+FORCE_INLINE FloatLanes fold_lanes(FloatLanes v, Combine combine) {
+  IntLanes partners = {};
+#pragma GCC unroll 16
+  for (int lane = 0; lane < kLanes; ++lane) partners[lane] = lane ^ kWidth;
+  v = combine(v, __builtin_shuffle(v, partners));
+  if constexpr (kWidth > 1) v = fold_lanes<kWidth / 2>(v, combine);
+  return v;
+}
+
 // Turn a square of numbers: lane j of vector i becomes lane i of vector j.
 FORCE_INLINE void transpose(FloatLanes (&rows)[kLanes]) {
   IntLanes low = {}, high = {};  // the lower halves of two vectors in turn, and the upper ones
@@ -138,6 +149,23 @@ FORCE_INLINE V exp_vec(V x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   return p * (V)((n + 127) << 23);
+}
+
+// 2^x for x up to zero, by a polynomial within half a power: about 1 unit in the last place, the same in every lane. It
+// takes half the operations of exp_vec. What would lie below the normal numbers becomes the least of them.
+FORCE_INLINE FloatLanes exp2_up_to_zero(FloatLanes x) {
+  const FloatLanes to_integers = splat_lanes(0x1.8p23f + 127.0f);
+  x = larger(splat_lanes(-126.0f), x);
+  const FloatLanes shifted = x + to_integers;  // in its lowest bits the exponent of the nearest power of two
+  const FloatLanes r = x - (shifted - to_integers);
+  FloatLanes p = splat_lanes(1.535336196e-4f);
+  p = p * r + 1.339887385e-3f;
+  p = p * r + 9.618436918e-3f;
+  p = p * r + 5.550332367e-2f;
+  p = p * r + 2.402264774e-1f;
+  p = p * r + 6.931471825e-1f;
+  const FloatLanes power = (FloatLanes)((IntLanes)shifted << 23);
+  return p * (r * power) + power;
 }
 
 }  // namespace

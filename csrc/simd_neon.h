@@ -70,6 +70,8 @@ FORCE_INLINE uint32_t bits_at_least(FloatLanes v, FloatLanes bound) {
 
 // ---- lane by lane ----
 
+FORCE_INLINE FloatLanes larger(FloatLanes a, FloatLanes b) { return plain::larger(a, b); }
+
 FORCE_INLINE BitLanes look_up(const uint8_t* table, BitLanes places) {
   return (BitLanes)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)places);
 }

@@ -86,6 +86,9 @@ FORCE_INLINE uint32_t bits_at_least(FloatLanes v, FloatLanes bound) {
 
 // ---- lane by lane ----
 
+// The larger ones; the second where one of them is NaN.
+FORCE_INLINE FloatLanes larger(FloatLanes a, FloatLanes b) { return a > b ? a : b; }
+
 // Of each byte, a place in a table of 16, what is there.
 FORCE_INLINE BitLanes look_up(const uint8_t* table, BitLanes places) {
   uint8_t bytes[sizeof(places)];

@@ -188,6 +188,16 @@ FORCE_INLINE uint32_t bits_at_least(FloatLanes v, FloatLanes bound) {
 
 // ---- lane by lane ----
 
+FORCE_INLINE FloatLanes larger(FloatLanes a, FloatLanes b) {
+#if defined(__AVX512F__)
+  return (FloatLanes)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (FloatLanes)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return (FloatLanes)_mm_max_ps((__m128)a, (__m128)b);
+#endif
+}
+
 FORCE_INLINE BitLanes look_up(const uint8_t* table, BitLanes places) {
 #if defined(__AVX512BW__)
   const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));

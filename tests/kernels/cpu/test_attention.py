@@ -127,6 +127,25 @@ def test_a_cap_is_exact_near_zero_and_far_beyond_it():
         made.check(run(made, scale=scale, soft_cap=30.0), scale=scale, soft_cap=30.0)
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_scores_further_apart_than_floats_have_powers(kv_dtype):
+    made = Pass([(600, 1), (0, 40)], heads=(4, 2), head_dim=8, block_size=16, kv_dtype=kv_dtype)
+    for rows in (*made.queries, *made.keys):
+        rows.copy_(torch.randint(-1, 2, rows.shape))  # scores are multiples of 16: what is not the largest vanishes
+    write(made)
+    made.check(run(made, scale=16.0), scale=16.0, tolerance=TOLERANCE[kv_dtype])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_whoever_sees_what_is_no_number_has_none(kv_dtype):
+    made = Pass([(0, 300)], heads=(4, 2), head_dim=8, block_size=16, kv_dtype=kv_dtype)
+    made.keys[0][140] = float("nan")
+    write(made)
+    out = run(made)
+    assert out[:140].isfinite().all()
+    assert out[140:].isnan().all()
+
+
 @pytest.mark.parametrize("block_size", [16, 32, 48, 128, 512])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_block_sizes(block_size, kv_dtype):
