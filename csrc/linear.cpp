@@ -105,7 +105,7 @@ void run(void* context, Team& team, int thread_idx) {
 }  // namespace
 
 void linear(const Isa& isa, const LinearCall& call) {
-  if (call.num_rows == 0) return;
+  if (call.num_rows == 0 || call.weight.rows == 0) return;  // a rank's share of the outputs may be none
   const Activation kind = isa.activation(call.weight);
   const int64_t row_bytes = activation_bytes(kind, call.weight.cols);
   const int64_t bytes = band_bytes(call.weight.format, call.weight.cols) * num_bands(call.weight.rows) * call.num_rows;

@@ -214,6 +214,12 @@ def test_wide_activations_are_next_to_exact(isa, weight_format):
     assert error < ((extension.linear(x, narrow) - want).norm() / want.norm()).item() / 100
 
 
+@pytest.mark.usefixtures("some_threads")
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_matrix_without_outputs_gives_none(rows):
+    assert extension.linear(*make(rows, 0, 64, "bfloat16")).shape == (rows, 0)
+
+
 def test_rows_that_lie_far_apart_are_packed_alone(needs_kernels):
     packed = PackedWeight.allocate(1000, 40, "int4")
     packed.fill(torch.ones(3, 40), torch.tensor([999, 17, 400]))
