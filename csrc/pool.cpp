@@ -33,7 +33,7 @@ namespace {
 
 // How long workers stay awake after a job, though they give way to any other thread: longer than what lies between two
 // passes of a decode, since to wake one may take a fifth of that.
-constexpr std::chrono::microseconds kAwake{2000};
+constexpr std::chrono::microseconds kAwake{400};
 
 // Waits for what other running threads are about to do. On an oversubscribed machine they may not even run: yield then.
 template <typename IsDone>

@@ -44,7 +44,8 @@ def sampled_bytes(shape: ModelConfig) -> float:
 def kept_bytes(shape: ModelConfig, *, num_tokens: int) -> int:
     """Return how much of `work_bytes` lies in the kernels' own memory at least, if all layers run in one call.
 
-    Queries, keys and values, what attention returns, and the hidden units of the experts that tokens choose.
+    Queries, keys and values, what attention returns, and the hidden units of the experts that tokens choose, which
+    are kept as the next product takes them: in a byte, at least.
     """
     attention = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    return _FLOAT * num_tokens * (attention + shape.top_k * shape.intermediate_size)
+    return num_tokens * (_FLOAT * attention + shape.top_k * shape.intermediate_size)
