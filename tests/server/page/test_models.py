@@ -104,6 +104,7 @@ def test_a_conversation_goes_on_with_its_model(held, asked):
 
 def test_another_model_chosen_on_the_way_is_kept(held, asked):
     names(held).get_by_text("Held with a").click()
+    expect(answer(held)).to_have_text("Hi.")
     choice(held).select_option("b")
     button(held, "New conversation").click()
     names(held).get_by_text("Held with a").click()
