@@ -21,9 +21,9 @@ void tile(const Matrix& weight, const Tile& whole) {
 }
 
 constexpr Isa kTable = {ISA_NAME,         activation,    prepare_part, tile,           activate,
-                        attend,           inverse_rms,   scale_row,   layer_norm_row, add_row,
-                        add_weighted_row, clip_row,      rotate_row,  route_row,      argmax_row,
-                        sum_weights,      store_weights, lane_maxima, places_at_least,
+                        attend,           inverse_rms,   scale_row,    layer_norm_row, add_row,
+                        add_weighted_row, clip_row,      rotate_row,   route_row,      argmax_row,
+                        sum_weights,      store_weights, lane_maxima,  places_at_least,
                         conv_band,        recurrence_band, gate_row};
 
 }  // namespace
