@@ -139,10 +139,9 @@ STARTS_WITHOUT_TORCH = (  # what a packed model's first token may take; torch is
 )
 LATE_IMPORTS_ALLOWED = (
     "__init__.py",
-    "kernels/on_demand.py",
+    "kernels/whole_import.py",
     "models/registry.py",
     "cli/main.py",
-    "cli/lazy.py",
     "planner/search/search.py",
     "checkpoint/gguf/blocks.py",
 )

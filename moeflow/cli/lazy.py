@@ -6,14 +6,11 @@ Write `late.LLM`, not `from moeflow.cli.lazy import LLM`. A new heavy name needs
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from moeflow.kernels.interrupts import hold_interrupts
+from moeflow.kernels.whole_import import import_whole
 
 if TYPE_CHECKING:  # for the type checker only
     import torch
@@ -162,19 +159,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _import(module: str) -> ModuleType:
-    """Import a module whole: a Ctrl-C in the midst would be swallowed or printed by some callback of the importer."""
-    if module in sys.modules:
-        return importlib.import_module(module)  # waits if another thread is in the midst of it
-    with hold_interrupts(), _without_collecting():
-        return importlib.import_module(module)
-
-
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Keep the garbage collector from what stays: it would go through it many times, for a tenth of the whole start."""
-    gc.disable()
-    try:
-        yield
-    finally:
+    """Import a module, and have the garbage collector pass over what stays."""
+    is_there = module in sys.modules
+    imported = import_whole(module)
+    if not is_there:
         gc.freeze()
-        gc.enable()
+    return imported

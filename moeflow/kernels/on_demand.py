@@ -13,13 +13,12 @@ names nothing of it at import. For others write
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from moeflow.kernels.interrupts import hold_interrupts
+from moeflow.kernels.whole_import import import_whole
 
 if TYPE_CHECKING:
     import torch as torch
@@ -35,7 +34,7 @@ class _OnDemand(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if self._module is None:
-            self._module = _import(self.__name__)
+            self._module = import_whole(self.__name__)
         return getattr(self._module, name)
 
 
@@ -50,13 +49,7 @@ if not TYPE_CHECKING:
 
 def import_torch() -> None:
     """Import torch now, since it will be needed: what it takes is to be measured."""
-    _import("torch")
-
-
-def _import(name: str) -> ModuleType:
-    """Import a module whole: torch's own code aborts the process, or swallows it, where a Ctrl-C comes in the midst."""
-    with hold_interrupts():
-        return importlib.import_module(name)
+    import_whole("torch")
 
 
 def without_gradients(function: Callable[P, T]) -> Callable[P, T]:

@@ -13,9 +13,9 @@ EXIT_GRACE_S: Final = 5.0  # how long ranks may take to leave
 
 
 def start_rank(module: str, descriptors: Sequence[int], rank: int) -> subprocess.Popen[bytes]:
-    """Run a module with these descriptors, which it inherits, and its rank as arguments. Raises: OSError."""
+    """Run a module's `main` with these descriptors, which it inherits, and its rank as arguments. Raises: OSError."""
     arguments = [str(number) for number in (*descriptors, rank)]
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-m", "moeflow.parallel.child_main", module, *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors)
 
 

@@ -1,4 +1,4 @@
-"""A rank of a measurement: `python -m moeflow.bench.parallel.rank GROUP WEIGHTS RANK`, with the descriptors of both.
+"""A rank of a measurement: see `parallel/child_main.py`. Arguments: the group's descriptor, the weights', and its rank.
 
 Standard input brings a `RankStart`, then a `Task` a pass, as JSON lines; standard output gets a `RankRun` for each. It
 ends with its input. One thread computes.
@@ -161,7 +161,3 @@ def main() -> None:
     except BaseException as error:
         group.abort(f"{type(error).__name__}: {error}")
         raise
-
-
-if __name__ == "__main__":
-    main()

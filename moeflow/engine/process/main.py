@@ -9,6 +9,7 @@ gone.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -63,6 +64,7 @@ class EngineProcess:
         try:
             config = msgspec.msgpack.decode(self._socket.recv(), type=EngineConfig)
             with closing(Engine.load(config, self._send_progress, self._note_pass)) as engine:
+                gc.freeze()  # what is loaded stays: going through it for garbage would hold passes up, and the end
                 self._send(Ready(model=engine.model, stats=engine.stats()))
                 self._serve(engine)
             self._send(Stopped())

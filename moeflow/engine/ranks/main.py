@@ -1,8 +1,8 @@
-"""A rank of an engine other than the first, on the same machine: `python -m moeflow.engine.ranks.main RANK MEMORIES`.
+"""A rank of an engine other than the first, on the same machine: see `parallel/child_main.py`.
 
-MEMORIES are descriptors of the memory which ranks share. Standard input brings a `RankStart` and then a `PassInput` a
-pass; standard output gets one byte once the model is loaded. It ends with its input, so also when the first rank is
-gone.
+Arguments: descriptors of the memory which ranks share, and its rank. Standard input brings a `RankStart` and then a
+`PassInput` a pass; standard output gets one byte once the model is loaded. It ends with its input, so also when the
+first rank is gone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,3 @@ def main() -> None:
 
 def _note_loaded() -> None:
     os.write(sys.stdout.fileno(), b"\n")
-
-
-if __name__ == "__main__":
-    main()

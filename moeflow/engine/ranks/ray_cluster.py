@@ -73,7 +73,7 @@ class RankKeeper:
 
     def run(self, order: str) -> str:
         """Run the process of a `RankOrder` until it ends; return its `RankEnd`. Both are JSON."""
-        command = (*_DETACHED, sys.executable, "-m", "moeflow.engine.ranks.ray_rank")
+        command = (*_DETACHED, sys.executable, "-m", "moeflow.parallel.child_main", "moeflow.engine.ranks.ray_rank")
         shell = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert shell.stdin is not None
         assert shell.stdout is not None

@@ -40,7 +40,3 @@ def main() -> None:
 def _say(message: RankMessage) -> None:
     with suppress(BrokenPipeError):  # nobody listens any more: see `OrphanWatch`
         os.write(sys.stdout.fileno(), msgspec.json.encode(message) + b"\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """What ranks of one machine pay for sharing layers: exchanges, and the Python of a layer computed stage by stage.
 
-Two processes with a thread each, started for it: `python -m moeflow.planner.hardware.rank_bench GROUP RANK`, with the
-descriptor of a group's memory. They gather tensors of a few sizes, through shared memory and through authenticated TCP
+Two processes with a thread each, started for it (`parallel/child_main.py`) with the descriptor of a group's memory and
+their rank. They gather tensors of a few sizes, through shared memory and through authenticated TCP
 over loopback, which is what two processes and the kernel do, not a network; and run the layers of a tiny model.
 """
 
@@ -216,7 +216,3 @@ def main() -> None:
         group.abort(f"{type(error).__name__}: {error}")
         raise
     os.write(sys.stdout.fileno(), msgspec.json.encode(times) + b"\n")
-
-
-if __name__ == "__main__":
-    main()
