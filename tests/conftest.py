@@ -1,7 +1,10 @@
+import fcntl
 import gc
+import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,10 +34,24 @@ def pytest_collection() -> Generator[None, object, object]:
     """Spare every search for garbage the million objects that modules and tests are made of: they stay to the end."""
     gc.disable()
     try:
-        return (yield)
+        with _compiled_once():
+            return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def _compiled_once() -> Iterator[None]:
+    """Have one worker import everything first if nothing was compiled yet, or each would compile all of it."""
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    with open(__file__, encoding="utf-8") as own:
+        fcntl.flock(own, fcntl.LOCK_EX)
+        if not (torch.cached and Path(torch.cached).exists()):
+            yield
+            return
+    yield
 
 
 @pytest.fixture(scope="session")
