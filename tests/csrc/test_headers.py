@@ -1,6 +1,7 @@
 """Each header of csrc/ compiles by itself: it includes what it uses, and needs nothing said before it."""
 
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,15 +29,18 @@ OF_UNITS = [name for name, text in HEADERS.items() if '#include "isa_unit.h"' in
 OF_ARM = [name for name in HEADERS if name.endswith("_neon.h")]
 OF_X86 = [name for name in HEADERS if name.endswith("_x86.h")]
 OF_ALL = [name for name in HEADERS if name not in OF_ARM + OF_X86]
+NAMES_INTRINSICS = re.compile(r"\b_mm|\b__m\d|\b_tile|\b_cvt|\b__tile")
 COMPILED_BELOW = OF_UNITS if IS_X86 else []  # by themselves, too, for vectors, which takes more of each
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="there is no g++")
 
 
+OPTIONS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function")
+
+
 def errors_of(header, flags=(), compiler=GPP):
     """Return what the compiler says of a unit that includes nothing but this header."""
-    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function")
-    command = [compiler, "-std=c++17", "-fsyntax-only", *warnings, *flags, f"-I{CSRC}", "-x", "c++", "-"]
+    command = [compiler, "-fsyntax-only", *OPTIONS, *flags, f"-I{CSRC}", "-x", "c++", "-"]
     source = f'#include "{header}"\n'
     return subprocess.run(command, input=source, capture_output=True, text=True, check=False).stderr
 
@@ -61,12 +65,31 @@ def test_a_header_of_arm_compiles_by_itself(header, flags):
     assert errors_of(header, flags, compiler=ARM_GPP) == ""
 
 
+@pytest.fixture(scope="module")
+def with_intrinsics(tmp_path_factory):
+    """Return a function that gives the options with which flags bring the intrinsics along, compiled before: most of
+    what a header takes that only includes another which wants them.
+    """
+    folder = tmp_path_factory.mktemp("intrinsics")
+
+    def options(isa):
+        header = folder / f"{isa}.h"
+        if not header.exists():
+            header.write_text("#include <immintrin.h>\n")
+            command = [GPP, *OPTIONS, *FLAGS[isa], "-x", "c++-header", header, "-o", f"{header}.gch"]
+            subprocess.run(command, check=True)
+        return ("-include", str(header))
+
+    return options
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_X86, reason="these instruction sets are of x86")
 @pytest.mark.parametrize("isa", [pytest.param("avx2", marks=pytest.mark.thorough), "avx512_bf16"])  # of each width
 @pytest.mark.parametrize("header", [header for header in OF_UNITS if header not in OF_ARM])
-def test_a_header_of_units_compiles_for_vectors_of_each_width(header, isa):
-    assert errors_of(header, FLAGS[isa]) == ""
+def test_a_header_of_units_compiles_for_vectors_of_each_width(header, isa, with_intrinsics):
+    brought = () if NAMES_INTRINSICS.search(HEADERS[header]) else with_intrinsics(isa)
+    assert errors_of(header, (*FLAGS[isa], *brought)) == ""
 
 
 @pytest.mark.slow
