@@ -17,12 +17,12 @@ const at = (id) => document.getElementById(id);
 const storedKey = new Stored("sessionStorage", "api-key");
 const apiKey = () => storedKey.read();
 const settings = new Settings(at("settings-form"));
-const models = new ModelChoice(at("model-choice"), at("model-name"), { apiKey, held: () => chat.conversation.model });
+const models = new ModelChoice(at("model-choice"), at("model-name"), { apiKey, held: () => library.model });
 const server = new ServerStatus(apiKey, () => models.name);
 const store = new ConversationStore();
 const model = () => models.name ?? server.model?.name;
 const chat = new Chat({ log: at("conversation"), server, settings, store, apiKey, model, onCopy: copy });
-const composer = new Composer(at("prompt-form"), () => Boolean(chat.running));
+const composer = new Composer(at("prompt-form"), () => Boolean(chat.running) && !library.opening);
 const library = new Library(chat, store, showConversations);
 const conversations = new HistoryView(at("history"), at("open-history"), store, {
   current: () => chat.conversation,
@@ -87,8 +87,13 @@ async function writeClipboard(text) {
 
 // ---- doing
 
-function send({ content, files }) {
+/** Send a message to the conversation that is open, or about to be. */
+async function send({ content, files }) {
   complain("");
+  if (!(await library.opened())) {
+    composer.putBack({ content, files });
+    return;
+  }
   chat.submit(content, files);
   library.address();
   at(hasKeyboard() ? "prompt" : "stop").focus();
@@ -172,7 +177,7 @@ chat.addEventListener("saved", () => {
 });
 chat.addEventListener("end", ({ detail: answer }) => {
   if (chat.turns.some((turn) => turn.answer === answer)) complain(store.error ?? "");
-  composer.answerEnded(answer.state === "done");
+  composer.answerEnded(answer.state === "done" && !library.opening);
 });
 store.addEventListener("change", async ({ detail: ids }) => {
   if (store.error) complain(store.error);
@@ -184,7 +189,7 @@ for (const part of [chat, composer]) {
 }
 server.addEventListener("change", () => serverView.show());
 server.addEventListener("ready", () => models.update().catch(() => {})); // the one that /stats tells of is there anyway
-models.addEventListener("choose", () => chat.goOnWith(models.name));
+models.addEventListener("choose", () => library.goOnWith(models.name));
 models.addEventListener("change", () => {
   showModel();
   server.poll();
@@ -197,7 +202,6 @@ offerBottom(at("to-bottom"));
 showChat();
 if (hasKeyboard()) composer.focus();
 server.poll();
-await store.recover();
-await library.openAddressed();
+await library.openAddressed(store.recover());
 conversations.show();
 store.forgetRemoved();

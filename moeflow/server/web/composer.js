@@ -15,6 +15,8 @@ export class Composer extends EventTarget {
     this.fileList = form.querySelector(".attached");
     this.queue = form.querySelector(".queued");
     this.files = [];
+    this.reading = Promise.resolve(); // of the files that are being attached, one after the other
+    this.numRefused = 0; // of files
     this.queued = null; // { content, files }
     this.listen();
   }
@@ -60,8 +62,11 @@ export class Composer extends EventTarget {
     this.box.focus();
   }
 
-  /** Send what is written, or let it wait for the end of the answer. */
-  submit() {
+  /** Send what is written and attached, or let it wait for the end of the answer. */
+  async submit() {
+    const { numRefused } = this;
+    await this.reading;
+    if (this.numRefused > numRefused) return; // the message would be another without its file
     const message = this.take();
     if (!message) return;
     if (this.isBusy()) this.wait(message);
@@ -108,12 +113,18 @@ export class Composer extends EventTarget {
     this.send(message);
   }
 
-  /** Put what waits back into the box, before what is written there by now. */
+  /** Put what waits back into the box. */
   takeBack() {
     if (!this.queued) return;
-    this.write(joined(this.queued, { content: this.box.value, files: this.files }));
+    const message = this.queued;
     this.queued = null;
     this.showQueued();
+    this.putBack(message);
+  }
+
+  /** Put a message that is not sent into the box, before what is written there by now. */
+  putBack(message) {
+    this.write(joined(message, { content: this.box.value, files: this.files }));
     this.focus();
   }
 
@@ -130,12 +141,18 @@ export class Composer extends EventTarget {
     this.attach([...files]);
   }
 
-  async attach(files) {
+  attach(files) {
+    this.reading = this.reading.then(() => this.read(files));
+  }
+
+  async read(files) {
     for (const file of files) {
       try {
-        this.files = [...this.files, await readTextFile(file)];
+        const attached = await readTextFile(file);
+        this.files = [...this.files, attached];
         this.announce(`${file.name} is attached.`);
       } catch (error) {
+        this.numRefused += 1;
         this.dispatchEvent(new CustomEvent("refuse", { detail: error.message }));
       }
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +111,24 @@ def expect_nothing_is_kept(page: Page) -> None:
     page.reload()
     expect(history(page)).to_contain_text("Conversations are kept here")
     assert kept_ids(page) == []
+
+
+SLOW_STORE = """async () => {
+  const { ConversationStore } = await import("/conversations/store.js");
+  const { load } = ConversationStore.prototype;
+  const gate = new Promise((open) => (window.letLoad = open));
+  ConversationStore.prototype.load = async function (id) {
+    ConversationStore.prototype.load = load;
+    const kept = await load.call(this, id);
+    await gate;
+    return kept;
+  };
+}"""
+
+
+@contextlib.contextmanager
+def slow_store(page: Page) -> Iterator[None]:
+    """The next conversation that is read from the browser's tables is there only at the end."""
+    page.evaluate(SLOW_STORE)
+    yield
+    page.evaluate("letLoad()")

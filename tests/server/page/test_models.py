@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.fleet import make_fleet
-from tests.server.page.parts import answer, button, exported, import_file, names, send, send_and_wait
+from tests.server.page.parts import answer, button, exported, import_file, names, send, send_and_wait, slow_store
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -113,6 +113,35 @@ def test_another_model_chosen_on_the_way_is_kept(held, asked):
     expect(choice(held)).to_have_value("b")
     send_and_wait(held, "And more?")
     assert asked == ["b"]
+
+
+def test_another_model_chosen_while_a_conversation_is_opened(held, asked):
+    names(held).get_by_text("Held with b").click()
+    expect(choice(held)).to_have_value("b")
+    with slow_store(held):
+        names(held).get_by_text("Held with a").click()
+        choice(held).select_option("c")
+    expect(names(held).get_by_text("Held with a")).to_have_attribute("aria-current", "page")
+    expect(choice(held)).to_have_value("c")
+    send_and_wait(held, "And more?")
+    assert asked == ["c"]
+    names(held).get_by_text("Held with b").click()
+    expect(choice(held)).to_have_value("b")  # it was left when that was chosen
+    names(held).get_by_text("Held with a").click()
+    expect(choice(held)).to_have_value("c")
+    held.reload()
+    expect(choice(held)).to_have_value("c")
+
+
+def test_a_model_is_chosen_for_one_conversation_and_another_is_opened(held):
+    with slow_store(held):
+        names(held).get_by_text("Held with a").click()
+        choice(held).select_option("c")
+        names(held).get_by_text("Held with b").click()
+    expect(names(held).get_by_text("Held with b")).to_have_attribute("aria-current", "page")
+    expect(choice(held)).to_have_value("b")
+    held.reload()
+    expect(choice(held)).to_have_value("b")
 
 
 def test_another_model_chosen_while_an_answer_is_written(held, asked, fleet):

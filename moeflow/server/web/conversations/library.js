@@ -13,24 +13,66 @@ export class Library {
   /** `onShown()` is called when another conversation is shown, or the list may be another. */
   constructor(chat, store, onShown) {
     Object.assign(this, { chat, store, onShown });
+    this.numSteps = 0; // of the user, to another conversation or on in the open one: where the last one led is shown
+    this.opening = null; // what `openAddressed` returned, until that is open or the user went on
+    this.chosenModel = ""; // by the user, for what is being opened
   }
 
   get current() {
     return this.chat.conversation;
   }
 
-  /** Show what the address says, or a new conversation. */
-  async openAddressed() {
-    const id = location.hash.slice(1);
-    if (id === this.current.id) return;
-    const kept = id ? await this.store.load(id) : null;
-    if (location.hash.slice(1) !== id) return; // it says something else by now
-    if (kept || !this.current.isEmpty) this.chat.open(kept ?? new Conversation());
+  /** The model that the conversation was held with which is open, or about to be; "" where that is not known. */
+  get model() {
+    return this.chosenModel || this.current.model;
+  }
+
+  /** Show what the address says, or a new conversation, once `ready`. Return whether it is shown: not where the user
+   *  went on to something else meanwhile. */
+  openAddressed(ready) {
+    this.opening = this.openKept(location.hash.slice(1), this.step(), ready);
+    return this.opening;
+  }
+
+  async openKept(id, step, ready) {
+    const { current } = this;
+    let found = current;
+    try {
+      await ready;
+      if (id !== current.id) found = id ? await this.store.load(id) : null;
+    } finally {
+      if (step === this.numSteps) this.opening = null;
+    }
+    if (step !== this.numSteps) return false;
+    if (found !== current && (found || !current.isEmpty)) this.chat.open(found ?? new Conversation());
+    this.chat.goOnWith(this.chosenModel);
+    this.chosenModel = "";
     this.onShown();
+    return true;
+  }
+
+  /** Wait until what the user asked for is open. Return whether it is. */
+  async opened() {
+    return (await this.opening?.catch(() => false)) ?? true;
+  }
+
+  /** The user goes to another conversation, or on in the open one. Return the number of this step. */
+  step() {
+    this.opening = null;
+    this.chosenModel = "";
+    this.numSteps += 1;
+    return this.numSteps;
+  }
+
+  /** Have the conversation that is open, or about to be, go on with another model. */
+  goOnWith(model) {
+    if (this.opening) this.chosenModel = model;
+    else this.chat.goOnWith(model);
   }
 
   /** Put the id of the open conversation into the address, once there is something to come back to. */
   address() {
+    this.step();
     const hash = this.current.isEmpty ? "" : `#${this.current.id}`;
     if (location.hash !== hash) history.pushState(null, "", hash || location.pathname + location.search);
   }
@@ -48,6 +90,7 @@ export class Library {
   /** Another tab has changed conversations. If the open one is among them, leave it if it was removed, or else show
    *  what was added, once no answer is being written to it there. Return whether it was left. */
   async takeOver(ids) {
+    await this.opened(); // or else what the user asked for would not be
     const { id } = this.current;
     const isLeft = this.store.removed.has(id);
     if (isLeft) this.begin();
@@ -79,7 +122,7 @@ export class Library {
   async remove(id) {
     const removed = await this.find(id);
     const removal = this.store.remove(id); // before its answer is stopped, which would save it
-    if (id === this.current.id) this.begin();
+    if (id === this.current.id && !this.opening) this.begin();
     await removal;
     this.onShown();
     return removed;
@@ -94,8 +137,10 @@ export class Library {
   }
 
   async restore(conversation) {
+    const step = this.step();
     await this.store.restore(conversation);
-    this.open(conversation);
+    if (step === this.numSteps) this.open(conversation);
+    else this.onShown();
   }
 
   async export(kind) {
@@ -109,15 +154,17 @@ export class Library {
     saveText(`${kind === "all" ? "conversations" : fileName(current.name)}.json`, "application/json", writeJson(all.map((it) => it.record())));
   }
 
-  /** Import files and open that of their conversations which the list shows first. Throws an Error that says which file
-   *  could not be read or kept. */
+  /** Import files and, unless the user goes on meanwhile, open that of their conversations which the list shows first.
+   *  Throws an Error that says which file could not be read or kept. */
   async import(files) {
     const kept = [];
+    const step = this.step();
     const times = fallingTimes();
     try {
       for (const file of files) await this.importFile(file, times, kept);
     } finally {
-      if (kept.length) this.open(kept.reduce((first, it) => (it.updatedAt > first.updatedAt ? it : first)));
+      if (step !== this.numSteps) this.onShown();
+      else if (kept.length) this.open(kept.reduce((first, it) => (it.updatedAt > first.updatedAt ? it : first)));
     }
     return kept.length;
   }
