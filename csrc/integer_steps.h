@@ -156,11 +156,11 @@ struct Steps {
   }
 
   // Has what is multiplied later than this stretch of two bands fetched.
-  template <bool kAsksAgain = false>
+  template <int kTimesAgain = 0>
   FORCE_INLINE_MEMBER void fetch(int64_t s, int band) const {
-    ahead.template fetch_of_two<F::kStretchWords, kAsksAgain>(band, s * F::kStretchWords);
+    ahead.template fetch_of_two<F::kStretchWords, kTimesAgain>(band, s * F::kStretchWords);
     if (s % F::kStretches != 0) return;
-    ahead.template fetch_head_of_two<kAsksAgain>(band, s / F::kStretches * kNumberBytes, kNumberBytes);
+    ahead.template fetch_head_of_two<(kTimesAgain > 0)>(band, s / F::kStretches * kNumberBytes, kNumberBytes);
   }
 
   FORCE_INLINE_MEMBER static IntLanes begin(const RowStep& row, [[maybe_unused]] IntLanes offset) {

@@ -58,10 +58,13 @@ FORCE_INLINE void add_step(const Weights (&weights)[V], const Rows& rows, int st
   }
 }
 
-// Whether lines are so little work that the processor's queues fill up and it forgets what it was asked for (`Ahead`).
+// How often the processor is asked again for a line (`Ahead`): where lines are so little work that its queues fill up.
 template <int R, typename F>
-constexpr bool asks_again() {
-  return R == 1 || (kLanes > 8 && F::kStretchWords >= 8);  // a byte a weight: other rows add little
+constexpr int times_again() {
+  constexpr bool kAreBytes = F::kStretchWords >= 8;  // least work a line
+  if (kAreBytes) return R == 1 || kLanes > 8 ? 2 : 0;  // with many lanes other rows add little
+  if (R > 1) return 0;
+  return kLanes > 8 ? 2 : 1;
 }
 
 // R rows: each quad of two bands is taken apart and multiplied with all of them; of one band after the other if these
@@ -82,7 +85,7 @@ TILE void tile_few_rows(const Tile& t) {
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) rows[step][r] = steps.row_step(r, s, step);
     for (int band = 0; band < t.num_bands; band += 2) {
-      steps.template fetch<asks_again<R, F>()>(s, band);
+      steps.template fetch<times_again<R, F>()>(s, band);
 #pragma GCC unroll 2
       for (int first = 0; first < 2 * kParts; first += kVectors) {
         Weights weights[kVectors];

@@ -40,7 +40,8 @@ FORCE_INLINE void fetch_line(const uint8_t* line) { __builtin_prefetch(line, 0, 
 // the next ones by itself (Zen 5, 6 rows: 28 GB/s of int8 weights instead of 18).
 //
 // One row goes through weights so fast that the processor's queues fill up, and it forgets what else it was asked for: it
-// is asked again (Zen 4: 28 to 29 GB/s of int4, int8 and K-quants instead of 22 to 24).
+// is asked again (Zen 4: 28 to 29 GB/s of int4, int8 and K-quants instead of 22 to 24); twice, or once where a line has many
+// operations, of which each asking is another.
 template <int B>
 class Ahead {
  public:
@@ -70,13 +71,13 @@ class Ahead {
   }
 
   // While lines from `line` on of two bands are multiplied, of the tile's the first being `band`.
-  template <int kLines, bool kAsksAgain = false>
+  template <int kLines, int kTimesAgain = 0>
   FORCE_INLINE_MEMBER void fetch_of_two(int64_t band, int64_t line) const {
     const uint8_t* from = line < turn_ ? own_ : following_;
     if (from == nullptr) return;
     from += band * stride_ + line * 64;
-    fetch_lines<kLines, kAsksAgain>(from);
-    fetch_lines<kLines, kAsksAgain>(from + stride_);
+    fetch_lines<kLines, kTimesAgain>(from);
+    fetch_lines<kLines, kTimesAgain>(from + stride_);
   }
 
   // While the part of the head at `offset` is used.
@@ -96,16 +97,16 @@ class Ahead {
  private:
   // Again when they are half as far ahead, and a quarter. Where the bands turn to those that follow, some of these are
   // left out.
-  template <int kLines, bool kAsksAgain>
+  template <int kLines, int kTimesAgain>
   FORCE_INLINE_MEMBER static void fetch_lines(const uint8_t* from) {
+    static_assert(kTimesAgain <= 2);
+    int64_t distance = kLinesAhead;
+#pragma GCC unroll 3
+    for (int time = 0; time <= kTimesAgain; ++time, distance /= 2) {
+      const uint8_t* const line = from - (kLinesAhead - distance) * 64;
 #pragma GCC unroll 8
-    for (int i = 0; i < kLines; ++i) fetch_line(from + i * 64);
-    if constexpr (!kAsksAgain) return;
-    const uint8_t *const half = from - kLinesAhead / 2 * 64, *const quarter = from - kLinesAhead * 3 / 4 * 64;
-#pragma GCC unroll 8
-    for (int i = 0; i < kLines; ++i) fetch_line(half + i * 64);
-#pragma GCC unroll 8
-    for (int i = 0; i < kLines; ++i) fetch_line(quarter + i * 64);
+      for (int i = 0; i < kLines; ++i) fetch_line(line + i * 64);
+    }
   }
 
   // Of two bands.
