@@ -16,15 +16,19 @@ const DEFAULTS = Object.freeze({
 export class Settings {
   constructor(form) {
     this.stored = new Stored("localStorage", "settings");
-    const names = Object.keys(DEFAULTS);
-    const kept = { ...DEFAULTS, ...this.stored.read() };
-    // By name, because another version of the page may have kept other settings.
-    this.values = Object.fromEntries(names.map((name) => [name, kept[name]]));
-    this.fields = names.map((name) => form.elements[name]);
+    this.fields = Object.keys(DEFAULTS).map((name) => form.elements[name]);
     this.hints = new Map(this.fields.map((field) => [field, document.getElementById(`${field.name}-hint`)]));
     this.hintTexts = new Map([...this.hints.values()].map((hint) => [hint, hint.textContent]));
     for (const field of this.fields) field.addEventListener("input", () => this.take(field));
     form.closest("dialog").addEventListener("close", () => this.show());
+    this.stored.onChange(() => this.takeKept()); // or this tab would write over what another one has set
+    this.takeKept();
+  }
+
+  takeKept() {
+    const kept = { ...DEFAULTS, ...this.stored.read() };
+    // By name, because another version of the page may have kept other settings.
+    this.values = Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, kept[name]]));
     this.show();
   }
 

@@ -6,8 +6,21 @@ export class Stored {
   constructor(storageName, key) {
     this.storageName = storageName;
     this.key = `moeflow.${key}`;
+    this.load();
+  }
+
+  load() {
     this.value = null;
     this.attempt((storage) => (this.value = JSON.parse(storage.getItem(this.key))));
+  }
+
+  /** Call `listener` when another tab has written or removed the value. */
+  onChange(listener) {
+    window.addEventListener("storage", ({ key }) => {
+      if (key !== this.key && key !== null) return; // null: all is removed
+      this.load();
+      listener();
+    });
   }
 
   read() {

@@ -58,6 +58,21 @@ def test_each_shows_what_the_other_did(page, say, other):
     expect(names(page)).to_have_text(["One?"])
 
 
+def test_settings_of_both_are_kept(page, say, other, engine):
+    tab = other()
+    changes = ((page, tab, "Temperature", "0.25"), (tab, page, "Top-p", "0.5"), (page, tab, "Seed", "1234"))
+    for changed, told, label, value in changes:
+        button(changed, "Settings").click()
+        changed.get_by_label(label, exact=True).fill(value)
+        changed.keyboard.press("Escape")
+        expect(told.get_by_label(label, exact=True)).to_have_value(value)
+    page.reload()
+    say("Yes.")
+    send_and_wait(page, "Ready?")
+    sampling = engine.submissions[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.25, 0.5, 1234)
+
+
 def test_answers_written_at_once_are_both_kept(page, say, go_on, other):
     say("First.")
     send_and_wait(page, "One?")
