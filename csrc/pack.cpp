@@ -48,16 +48,36 @@ void keep_blocks(const uint8_t* row, int64_t k, int64_t cols, LaneGroup<F>& to) 
   F::keep(from, to.numbers, to.words);
 }
 
-// From column k on. At the end of a row zeros follow.
+// What is to be had of a type of rows, from column k on: a whole group as it lies there, or false; or `count` floats. As
+// pointers: every format beside every type took three times as long to compile, and everybody who installs waits for it.
+template <typename F>
+struct RowType {
+  bool (*keep)(const uint8_t* row, int64_t k, LaneGroup<F>& to);
+  void (*read)(const uint8_t* row, int64_t k, int64_t count, float* w);
+};
+
+// Mostly as many as GCC knows.
+template <typename Source>
+void read_floats(const uint8_t* row, int64_t k, int64_t count, float* w) {
+  if (count == kGroup) return Source::read(row, k, kGroup, w);
+  Source::read(row, k, count, w);
+}
+
 template <typename F, typename Source>
-void make_group(const uint8_t* row, int64_t k, int64_t cols, LaneGroup<F>& to) {
+bool keep_group(const uint8_t* row, int64_t k, LaneGroup<F>& to) {
+  return F::keep(Source{}, source::at<Source>(row, k), to.numbers, to.words);
+}
+
+// From column k on. At the end of a row zeros follow.
+template <typename F>
+void make_group(const RowType<F>& type, const uint8_t* row, int64_t k, int64_t cols, LaneGroup<F>& to) {
   const int64_t left = cols - k;
   float w[F::kGroup];
   if (left >= F::kGroup) {
-    if (F::keep(Source{}, source::at<Source>(row, k), to.numbers, to.words)) return;
-    Source::read(row, k, F::kGroup, w);
+    if (type.keep(row, k, to)) return;
+    type.read(row, k, F::kGroup, w);
   } else {
-    Source::read(row, k, left, w);
+    type.read(row, k, left, w);
     for (int64_t i = left; i < F::kGroup; ++i) w[i] = 0;
   }
   F::round(w, to.numbers, to.words);
@@ -97,8 +117,8 @@ void transpose(const LaneGroup<F>* groups, uint32_t* lines) {
 }
 
 // Write the lanes that have a row; the others stay as they are, since another call may have brought them.
-template <typename F, typename Source>
-void pack_band(const uint8_t* const* rows, int64_t cols, uint8_t* band) {
+template <typename F>
+void pack_band([[maybe_unused]] const RowType<F>& type, const uint8_t* const* rows, int64_t cols, uint8_t* band) {
   const bool is_whole = std::find(rows, rows + kBand, nullptr) == rows + kBand;
   uint16_t* numbers = reinterpret_cast<uint16_t*>(band);
   uint32_t* lines = reinterpret_cast<uint32_t*>(band + scale_bytes<F>(num_groups<F>(cols)));
@@ -110,7 +130,7 @@ void pack_band(const uint8_t* const* rows, int64_t cols, uint8_t* band) {
       if constexpr (holds_blocks(F::kTile)) {
         keep_blocks<F>(rows[lane], k, cols, groups[lane]);
       } else {
-        make_group<F, Source>(rows[lane], k, cols, groups[lane]);
+        make_group(type, rows[lane], k, cols, groups[lane]);
       }
       for (int i = 0; i < F::kNumbers; ++i) numbers[i * kBand + lane] = group.numbers[i];
       for (int i = 0; i < F::kWords && !is_whole; ++i) lines[i * kBand + lane] = group.words[i];
@@ -119,15 +139,18 @@ void pack_band(const uint8_t* const* rows, int64_t cols, uint8_t* band) {
   }
 }
 
-using PackBand = void (*)(const uint8_t* const* rows, int64_t cols, uint8_t* band);
+[[noreturn]] void refuse(const char* format, const char* type) {
+  throw std::invalid_argument(std::string(format) + " weights are kept as files have them, not made of " + type);
+}
 
 template <typename F, typename Source>
-PackBand pack_band_of() {
-  if constexpr (can_make<F, Source>()) {
-    return pack_band<F, Source>;
+RowType<F> row_type_of() {
+  if constexpr (!can_make<F, Source>()) {
+    refuse(F::kName, Source::kName);
+  } else if constexpr (holds_blocks(F::kTile)) {
+    return {};
   } else {
-    throw std::invalid_argument(std::string(F::kName) + " weights are kept as files have them, not made of " +
-                                Source::kName);
+    return {keep_group<F, Source>, read_floats<Source>};
   }
 }
 
@@ -163,15 +186,16 @@ void pack_rows(Format format, SourceType type, const void* source, int64_t cols,
   for (int64_t i = 0; i < num_rows; ++i) {
     lanes[rows[i] - first * kBand] = static_cast<const uint8_t*>(source) + i * stride;
   }
-  const auto pack = with_format(format, [=](auto as) {
-    return with_source_type(type, [=](auto from) { return pack_band_of<decltype(as), decltype(from)>(); });
+  with_format(format, [&](auto as) {
+    using F = decltype(as);
+    const RowType<F> row_type = with_source_type(type, [](auto from) { return row_type_of<F, decltype(from)>(); });
+    for (int64_t band = first; band <= last; ++band) {
+      const uint8_t* const* rows_of_band = &lanes[(band - first) * kBand];
+      // As every second band is of those that a gate is spread over.
+      const bool is_empty = std::count(rows_of_band, rows_of_band + kBand, nullptr) == kBand;
+      if (!is_empty) pack_band(row_type, rows_of_band, cols, out + band * band_bytes(format, cols));
+    }
   });
-  for (int64_t band = first; band <= last; ++band) {
-    const uint8_t* const* rows_of_band = &lanes[(band - first) * kBand];
-    // As every second band is of those that a gate is spread over.
-    const bool is_empty = std::count(rows_of_band, rows_of_band + kBand, nullptr) == kBand;
-    if (!is_empty) pack(rows_of_band, cols, out + band * band_bytes(format, cols));
-  }
 }
 
 void copy_rows(const Matrix& from, const int64_t* rows, int64_t num_rows, uint8_t* out) {
