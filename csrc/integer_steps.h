@@ -24,6 +24,9 @@ struct RowStep {
   float sum;     // of the row's values, times `scale`: what minima are multiplied by
 };
 
+// How many quads of a step are code of their own: all, or one where more took long to compile, for hardly anybody.
+constexpr int kUnrolledQuads = MOEFLOW_UNIT == MOEFLOW_GENERIC ? 1 : 8;
+
 // Whether outputs differ in what their weights have been raised by.
 template <typename F>
 constexpr bool has_zero_points() {

@@ -31,7 +31,7 @@ FORCE_INLINE void add_step(const Weights (&weights)[V], const Rows& rows, int st
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[r][v] = kBeginsLast ? IntLanes{} : S::begin(rows[r], weights[v].offset());
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolledQuads
   for (int i = 0; i < S::kQuads; ++i)
 #pragma GCC unroll 2
     for (int f = 0; f < S::kFactors; ++f)

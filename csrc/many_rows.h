@@ -108,7 +108,7 @@ struct Stretch {
 
   template <typename Weights>
   FORCE_INLINE_MEMBER void take_apart(const Weights& weights, int v) {
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolledQuads
     for (int quad = 0; quad < kStretchQuads; ++quad) {
       const BitLanes bytes = weights.factor(quad, 0);
 #pragma GCC unroll 2
