@@ -420,35 +420,6 @@ void add_positions(const Positions<T>& at, int first_row, int64_t begin, int64_t
   add_rest<R, TwoDims>(at, first_row, dim, begin, end);
 }
 
-template <int R, typename T>
-void add_rows(const Positions<T>& at, int first_row, int64_t begin, int64_t end) {
-  const AttentionRow* const rows = at.range.rows + first_row;
-  int64_t lo[R], hi[R], all_lo = begin, all_hi = end;
-  for (int r = 0; r < R; ++r) {
-    lo[r] = rows[r].lo > begin ? rows[r].lo : begin;
-    hi[r] = rows[r].hi < end ? rows[r].hi : end;
-    all_lo = lo[r] > all_lo ? lo[r] : all_lo;
-    all_hi = hi[r] < all_hi ? hi[r] : all_hi;
-  }
-  if (all_lo >= all_hi) all_lo = all_hi = begin;  // nothing in common: each row by itself
-  for (int r = 0; r < R; ++r) {
-    if (lo[r] < all_lo) add_positions<1>(at, first_row + r, lo[r], all_lo);
-  }
-  if (all_lo < all_hi) add_positions<R>(at, first_row, all_lo, all_hi);
-  for (int r = 0; r < R; ++r) {
-    const int64_t rest = lo[r] > all_hi ? lo[r] : all_hi;
-    if (rest < hi[r]) add_positions<1>(at, first_row + r, rest, hi[r]);
-    if (rows[r].tree_bits == 0) continue;
-    for (int64_t position = rows[r].tree_begin > begin ? rows[r].tree_begin : begin; position < end; ++position) {
-      if (position >= rows[r].hi && sees(rows[r], position)) {
-        add_positions<1>(at, first_row + r, position, position + 1);
-      }
-    }
-  }
-}
-
-// ---- a range ------------------------------------------------------------------------------------------------------
-
 // CALL(R) with the number of rows, up to kMaxRows, as a constant.
 #define MOEFLOW_WITH_ROWS(num_rows, CALL) \
   switch (num_rows) {                     \
@@ -467,6 +438,39 @@ void add_rows(const Positions<T>& at, int first_row, int64_t begin, int64_t end)
       }                                   \
       break;                              \
   }
+
+template <typename T>
+void add_rows(const Positions<T>& at, int first_row, int num_rows, int64_t begin, int64_t end) {
+  const AttentionRow* const rows = at.range.rows + first_row;
+  int64_t lo[kMaxRows], hi[kMaxRows], all_lo = begin, all_hi = end;
+  for (int r = 0; r < num_rows; ++r) {
+    lo[r] = rows[r].lo > begin ? rows[r].lo : begin;
+    hi[r] = rows[r].hi < end ? rows[r].hi : end;
+    all_lo = lo[r] > all_lo ? lo[r] : all_lo;
+    all_hi = hi[r] < all_hi ? hi[r] : all_hi;
+  }
+  if (all_lo >= all_hi) all_lo = all_hi = begin;  // nothing in common: each row by itself
+  for (int r = 0; r < num_rows; ++r) {
+    if (lo[r] < all_lo) add_positions<1>(at, first_row + r, lo[r], all_lo);
+  }
+  if (all_lo < all_hi) {
+#define MOEFLOW_ADD(R) add_positions<R>(at, first_row, all_lo, all_hi)
+    MOEFLOW_WITH_ROWS(num_rows, MOEFLOW_ADD)
+#undef MOEFLOW_ADD
+  }
+  for (int r = 0; r < num_rows; ++r) {
+    const int64_t rest = lo[r] > all_hi ? lo[r] : all_hi;
+    if (rest < hi[r]) add_positions<1>(at, first_row + r, rest, hi[r]);
+    if (rows[r].tree_bits == 0) continue;
+    for (int64_t position = rows[r].tree_begin > begin ? rows[r].tree_begin : begin; position < end; ++position) {
+      if (position >= rows[r].hi && sees(rows[r], position)) {
+        add_positions<1>(at, first_row + r, position, position + 1);
+      }
+    }
+  }
+}
+
+// ---- a range ------------------------------------------------------------------------------------------------------
 
 // What some rows see of positions [begin, end) or, if that is less, of the range: [first, stop), from the beginning of a
 // vector on.
@@ -521,9 +525,7 @@ void attend_as(const AttentionRange& range) {
     const int64_t last = begin + kTilePositions < range.end ? begin + kTilePositions : range.end;
     for (int row = 0; row < range.num_rows; row += tile_rows) {
       const int count = range.num_rows - row < tile_rows ? range.num_rows - row : tile_rows;
-#define MOEFLOW_ADD(R) add_rows<R>(at, row, begin, last)
-      MOEFLOW_WITH_ROWS(count, MOEFLOW_ADD)
-#undef MOEFLOW_ADD
+      add_rows(at, row, count, begin, last);
     }
   }
 }
