@@ -40,7 +40,7 @@ from tests.tiny_llama import write_tiny_llama
 from tests.train.building import build
 
 DATA = Path(__file__).parent.parent / "data"
-HELD_OUT = 80  # tokens of each domain
+HELD_OUT = 48  # tokens of each domain
 
 
 @pytest.fixture
