@@ -194,7 +194,8 @@ def test_a_killed_stage_ends_the_engine_with_an_error_that_names_it(models):
 def process_of_rank(rank):
     running = (child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE)
     children = ((child, child.cmdline()) for child in running)
-    (found,) = (it for it, words in children if words[3] == "moeflow.engine.ranks.main" and words[-1] == str(rank))
+    module = "moeflow.engine.ranks.main"
+    (found,) = (it for it, words in children if words[3:4] == [module] and words[-1] == str(rank))
     return found
 
 
