@@ -56,7 +56,7 @@ struct RowType {
   void (*read)(const uint8_t* row, int64_t k, int64_t count, float* w);
 };
 
-// Mostly as many as GCC knows.
+// The count mostly is a constant, of which GCC makes use.
 template <typename Source>
 void read_floats(const uint8_t* row, int64_t k, int64_t count, float* w) {
   if (count == kGroup) return Source::read(row, k, kGroup, w);
