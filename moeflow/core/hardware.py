@@ -11,6 +11,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from moeflow.core.errors import ConfigError
@@ -53,7 +54,7 @@ class RankLayer:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Processor:
     """What computes at a level, and what the engine's own work takes there."""
 
@@ -83,11 +84,21 @@ class Processor:
         )
         return next(found, DEFAULT_RANK_LAYER_S)
 
-    def measured(self, kernel: str, dtype: str, values: int = 0) -> list[tuple[float, float]]:
+    def measured(self, kernel: str, dtype: str, values: int = 0) -> Sequence[tuple[float, float]]:
         """Return what is known of a kernel: (rows, share of the roof), ascending; [] if nothing is.
 
         Of a format that was not measured, that of the next wider one; among the sizes of matrices, the nearest.
         """
+        asked = kernel, dtype, values
+        if asked not in self._found:
+            self._found[asked] = self._find(kernel, dtype, values)
+        return self._found[asked]
+
+    @cached_property
+    def _found(self) -> dict[tuple[str, str, int], Sequence[tuple[float, float]]]:
+        return {}  # of kernels that were asked for: a search for a plan asks thousands of times for a few
+
+    def _find(self, kernel: str, dtype: str, values: int) -> Sequence[tuple[float, float]]:
         measured = [entry for entry in self.efficiencies if entry.kernel == kernel]
         formats = {entry.dtype for entry in measured}
         nearest_format = next((name for name in (dtype, *_wider(dtype)) if name in formats), None)

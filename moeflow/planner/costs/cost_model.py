@@ -90,6 +90,13 @@ class IntegerPolicy:
 Resources = Mapping[str, LinearCost]  # seconds of each in a step, or bytes of each tier
 
 
+class _Times(msgspec.Struct, frozen=True):
+    """The seconds of each resource that a choice takes."""
+
+    decode: Resources
+    prefill: Resources
+
+
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy brings."""
 
@@ -187,8 +194,8 @@ class CostModel:
         on_disk = LinearCost(disk=costs.experts_bytes)
         if not self.has_device:
             beside = self.sharing.num_here * self.process_bytes + choice.batch_size * self.sampled_bytes
-            held = self.sharing.weight_bytes(costs) + all_kv * self.sharing.kv_copies(costs)
-            ram = LinearCost(beside + held, disk=-costs.experts_bytes)
+            weight_bytes, kv_copies = self._held
+            ram = LinearCost(beside + (weight_bytes + all_kv * kv_copies), disk=-costs.experts_bytes)
             return {RAM: ram, DISK: on_disk}
         layers, mu = costs.shape.num_layers, choice.micro_batch
         all_layers = costs.layers_bytes
@@ -205,6 +212,11 @@ class CostModel:
         device += LinearCost(DEVICE_RESERVE_BYTES + costs.activation_bytes(mu * workload.max_prompt_len))
         return {RAM: ram, DEVICE: device, DISK: on_disk}
 
+    @cached_property
+    def _held(self) -> tuple[float, float]:
+        """What an engine holds of the weights, in bytes, and how often of a token's keys and values."""
+        return self.sharing.weight_bytes(self.costs), self.sharing.kv_copies(self.costs)
+
     @staticmethod
     def combine(seconds: Mapping[str, float], overlap: float) -> float:
         """Return how long something takes whose resources work so long (equation 12)."""
@@ -215,10 +227,11 @@ class CostModel:
         assert policy.ffn_on_device == self.has_device, "feed-forward networks run where the device is, if there is one"
         choice = IntegerPolicy.of(policy)
         shares = self._shares(policy, choice)
-        decode, busy = self._step(self.decode(choice), shares, self.overlap)
-        prefill, prefill_busy = self._step(self.prefill(choice), shares, self.prefill_overlap)
+        times = self._times(choice)
+        decode, busy = self._step(times.decode, shares, self.overlap)
+        prefill, prefill_busy = self._step(times.prefill, shares, self.prefill_overlap)
         alone = IntegerPolicy(1, 1, policy.attention_on_device)
-        first, _ = self._step(self.prefill(alone), self._shares(policy, alone), self.prefill_overlap)
+        first, _ = self._step(self._times(alone).prefill, self._shares(policy, alone), self.prefill_overlap)
         gen_len = self.workload.gen_len
         seconds = prefill + (gen_len - 1) * decode  # the prefill brings the first token
         return Prediction(
@@ -230,6 +243,15 @@ class CostModel:
             prefill_busy=prefill_busy,
             memory={tier: used.at(*shares) for tier, used in self.memory(choice).items()},
         )
+
+    def _times(self, choice: IntegerPolicy) -> _Times:
+        if choice not in self._known_times:
+            self._known_times[choice] = _Times(self.decode(choice), self.prefill(choice))
+        return self._known_times[choice]
+
+    @cached_property
+    def _known_times(self) -> dict[IntegerPolicy, _Times]:
+        return {}  # of choices that were asked for: one sequence alone is part of every prediction
 
     @cached_property
     def weight_link(self) -> Link:
