@@ -185,10 +185,15 @@ def is_in(name: str, places: tuple[str, ...]) -> bool:
 
 
 @cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    return list(ast.walk(tree))  # which takes longer than what is looked for
+
+
+@cache
 def imports(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
     """Return every import as a dotted name; `from a import b` as "a.b", since b may be a module."""
     found: list[tuple[ast.stmt, str]] = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found += [(node, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -197,9 +202,9 @@ def imports(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
     return found
 
 
-def of_function_bodies(tree: ast.AST) -> set[ast.AST]:
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return {inner for function in functions for inner in ast.walk(function)}
+def lines_of_functions(tree: ast.AST) -> set[int]:
+    functions = (node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {line for function in functions for line in range(function.lineno, (function.end_lineno or 0) + 1)}
 
 
 def check_import(name: str, imported: str) -> str | None:
@@ -256,10 +261,10 @@ def check_file(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def check_lateness_and_environment(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    inside = of_function_bodies(tree)
-    late = [node.lineno for node, _ in imports(tree) if node in inside]
+    inside = lines_of_functions(tree)
+    late = [node.lineno for node, _ in imports(tree) if node.lineno in inside]
     environment = [node.lineno for node, imported in imports(tree) if imported in ("os.environ", "os.getenv")]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and node.attr == "import_module":
             late.append(node.lineno)
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"):
