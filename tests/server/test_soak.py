@@ -42,6 +42,8 @@ def make_jobs(num_clients: int, *, vocab_size: int, longest_prompt: int, longest
         own = [rng.randrange(3, vocab_size) for _ in range(rng.randrange(1, longest_prompt // 2))]
         max_tokens = rng.randrange(2, longest_answer)
         leaves = rng.randrange(0, max_tokens) if index % 3 == 0 else None
+        if index % 6 == 0:  # at the beginning of a long answer, of which the rest is mostly not there yet
+            max_tokens, leaves = longest_answer, 1
         jobs.append(Job(shared[: rng.choice([0, 17, len(shared)])] + own, max_tokens, leaves))
     return jobs
 
@@ -79,9 +81,12 @@ async def soak(url: str, jobs: list[Job], rounds: int) -> dict[str, int]:
     """Run the clients, compare with solo runs, and return the server's statistics."""
     limits = httpx.Limits(max_connections=len(jobs))
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
-        for _ in range(rounds):
+        for number in range(10 * rounds):
             answers = await asyncio.gather(*(stream(client, job) for job in jobs))
             stats = await wait_until_idle(client)
+            # On a busy machine a tiny model may have written all answers before anybody leaves: once more then.
+            if number + 1 >= rounds and stats["requests_cancelled_total"] > 0:
+                break
         survivors = [(job, answer) for job, answer in zip(jobs, answers, strict=True) if job.leaves_after is None]
         assert len(survivors) == len(jobs) - len(range(0, len(jobs), 3))
         assert stats["requests_cancelled_total"] > 0
