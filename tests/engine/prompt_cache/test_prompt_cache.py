@@ -299,14 +299,17 @@ def test_what_has_no_prefixes_in_its_memory_is_refused(model, tmp_path, changes,
 
 
 def damage_in_place(stream, place: float, cuts: bool) -> None:
-    at = int(place * (stream.seek(0, os.SEEK_END) - 1))
+    size = stream.seek(0, os.SEEK_END)
+    if size == 0:  # cut to nothing before
+        return
+    at = int(place * (size - 1))
     if cuts:
-        stream.truncate(max(0, at))
-    elif at >= 0:  # not cut to nothing before
-        stream.seek(at)
-        changed = bytes([stream.read(1)[0] ^ 0x40])
-        stream.seek(at)
-        stream.write(changed)
+        stream.truncate(at)
+        return
+    stream.seek(at)
+    changed = bytes([stream.read(1)[0] ^ 0x40])
+    stream.seek(at)
+    stream.write(changed)
 
 
 class Restarts(RuleBasedStateMachine):
