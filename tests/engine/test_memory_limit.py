@@ -72,7 +72,8 @@ def test_a_run_stays_within_its_limit_and_uses_it(tmp_path):
     write_tiny_mixtral(model, intermediate_size=4096, num_local_experts=32)
     command = [sys.executable, "-c", RUN, str(model), str(tmp_path)]
     seen = run(command)
-    assert 0.92 <= seen["peak"] / (seen["limit"] - TEMPLATE_BYTES) <= 1  # no chat template was rendered
+    # No chat template was rendered; and what modules take differs by some MB, by whether they were compiled before.
+    assert 0.9 <= seen["peak"] / (seen["limit"] - TEMPLATE_BYTES) <= 1
     assert len(seen["slots"]) > 1, "prompts take from experts, and give back"
     with closing(open_checkpoint(model)) as checkpoint:
         at_least = kept_bytes(read_model_config(checkpoint), num_tokens=seen["max_tokens"])

@@ -77,8 +77,10 @@ class Servers:
         """Send a long request and return once it is under way."""
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(self.ask(model, max_tokens=400)))
-        thread.start()
-        assert eventually(lambda: httpx.get(f"{self.url}/stats").json()["num_unfinished"] > 0)
+        with httpx.Client(base_url=self.url) as client:  # one, as to make it takes as long as a good part of the answer
+            client.get("/stats")
+            thread.start()
+            assert eventually(lambda: client.get("/stats").json()["num_unfinished"] > 0)
         return thread, answers
 
     def status(self) -> dict[str, str]:
