@@ -72,7 +72,7 @@ def test_a_run_stays_within_its_limit_and_uses_it(tmp_path):
     write_tiny_mixtral(model, intermediate_size=4096, num_local_experts=32)
     command = [sys.executable, "-c", RUN, str(model), str(tmp_path)]
     seen = run(command)
-    # No chat template was rendered; and what modules take differs by some MB, by whether they were compiled before.
+    # No chat template was rendered. From run to run 25 to 30 experts stay beside a prompt: 0.914 to 0.944 were seen.
     assert 0.9 <= seen["peak"] / (seen["limit"] - TEMPLATE_BYTES) <= 1
     assert len(seen["slots"]) > 1, "prompts take from experts, and give back"
     with closing(open_checkpoint(model)) as checkpoint:
