@@ -15,22 +15,42 @@ from typing import Any, Final
 import msgspec
 
 from moeflow.core.units import MIB
+from moeflow.server.guard.strict_json import count_containers
 
 MAX_BYTES: Final = 64 * MIB
 LIFETIME_S: Final = 24 * 3600.0
 _AROUND_BYTES: Final = 1024  # of an entry, beside its texts
 
 
-@dataclass(slots=True)
-class _Entry:
-    response: bytes  # JSON
-    items: bytes  # JSON: what went in, without what went before
-    previous_id: str | None
-    used_at_s: float
+@dataclass(frozen=True, slots=True)
+class History:
+    """A conversation up to a response: lists of items as JSON, input and output of each turn."""
+
+    lists: list[bytes]
+    num_containers: int  # lists and objects in them
 
     @property
     def num_bytes(self) -> int:
-        return len(self.response) + len(self.items) + _AROUND_BYTES
+        """Size of the JSON."""
+        return sum(map(len, self.lists))
+
+    def items(self) -> list[dict[str, Any]]:
+        """Decode all items."""
+        return [item for items in self.lists for item in msgspec.json.decode(items)]
+
+
+@dataclass(slots=True)
+class _Entry:
+    response: bytes  # JSON
+    items: bytes  # JSON: the input, without earlier turns
+    output: bytes  # JSON: a copy from the response, so that a history need not decode its tools
+    previous_id: str | None
+    used_at_s: float
+    num_containers: int  # of items and output
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.response) + len(self.items) + len(self.output) + _AROUND_BYTES
 
 
 class ResponseStore:
@@ -49,10 +69,17 @@ class ResponseStore:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the one used longest ago first
         self.num_bytes = 0
 
-    def put(self, response: dict[str, Any], items: list[dict[str, Any]], previous_id: str | None) -> None:
-        """Keep a response and what went into it; what was not used for longest makes room."""
-        encoded = msgspec.json.encode(response), msgspec.json.encode(items)
-        entry = _Entry(*encoded, previous_id, self._clock())
+    def put(self, response: dict[str, Any], items: bytes, previous_id: str | None) -> None:
+        """Keep a response and its input items (JSON). Evict the least recently used ones to make room."""
+        output = msgspec.json.encode(response["output"])
+        entry = _Entry(
+            response=msgspec.json.encode(response),
+            items=items,
+            output=output,
+            previous_id=previous_id,
+            used_at_s=self._clock(),
+            num_containers=count_containers(items) + count_containers(output),
+        )
         if entry.num_bytes > self._max_bytes:
             return
         self._entries[response["id"]] = entry
@@ -69,17 +96,20 @@ class ResponseStore:
         entry = self._use(response_id)
         return None if entry is None else msgspec.json.decode(entry.items)
 
-    def history(self, response_id: str) -> list[dict[str, Any]] | None:
-        """Return all items of the conversation up to a response, its own output included; None: a part is missing."""
-        found: list[list[dict[str, Any]]] = []
+    def history(self, response_id: str) -> History | None:
+        """Return the conversation up to a response, its own output included; None: a part is missing."""
+        found: list[_Entry] = []
         next_id: str | None = response_id
         while next_id is not None:
             entry = self._use(next_id)
             if entry is None:
                 return None
-            found.append([*msgspec.json.decode(entry.items), *msgspec.json.decode(entry.response)["output"]])
+            found.append(entry)
             next_id = entry.previous_id
-        return [item for items in reversed(found) for item in items]
+        return History(
+            lists=[items for entry in reversed(found) for items in (entry.items, entry.output)],
+            num_containers=sum(entry.num_containers for entry in found),
+        )
 
     def delete(self, response_id: str) -> bool:
         """Forget a response; return whether there was one."""

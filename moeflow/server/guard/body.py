@@ -5,7 +5,6 @@ Large ones are parsed one at a time and in a thread, and are held in memory only
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -36,11 +35,7 @@ class JsonRequest(Request):
         if not hasattr(self, "_json"):
             body = await self.body()
             try:
-                if len(body) <= LARGE_BYTES:
-                    self._json = strict_json.parse(body)
-                else:
-                    async with self._large.turn:
-                        self._json = await asyncio.to_thread(strict_json.parse, body)
+                self._json = await self._large.read(len(body), strict_json.parse, body)
             except strict_json.JsonError as error:
                 raise ApiError(400, "invalid_json", str(error)) from None
         return self._json

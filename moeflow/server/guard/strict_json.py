@@ -48,16 +48,34 @@ def _check_size(body: bytes) -> None:
     """Count what a document holds, without building it. What is no JSON may be counted wrongly."""
     if _is_small(body):
         return  # even if all of its text were structure
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # quotes that are left begin or end a string
+    plain = _without_escapes(body)
     if plain.count(b'"') > 4 * MAX_VALUES:  # two for a key and two for its value
         raise _too_many()
-    if not _is_small(b"".join(plain.split(b'"')[::2])):
+    if not _is_small(_without_strings(plain)):
         raise _too_many()
+
+
+def count_containers(document: bytes) -> int:
+    """Return the number of lists and objects in a valid JSON document."""
+    return _num_containers(_without_strings(_without_escapes(document)))
+
+
+def _without_escapes(body: bytes) -> bytes:
+    """Remove escaped backslashes and quotes: every quote that remains begins or ends a string."""
+    return body.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+def _without_strings(plain: bytes) -> bytes:
+    return b"".join(plain.split(b'"')[::2])
+
+
+def _num_containers(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
 
 
 def _is_small(text: bytes) -> bool:
     """Whether commas and brackets make no more values than allowed."""
-    num_containers = text.count(b"[") + text.count(b"{")
+    num_containers = _num_containers(text)
     return num_containers <= MAX_CONTAINERS and num_containers + text.count(b",") <= MAX_VALUES
 
 

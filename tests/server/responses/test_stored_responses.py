@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeflow.server.api.responses.response_items import Reasoning
+from moeflow.server.guard.strict_json import MAX_CONTAINERS
 from moeflow.server.response_store import ResponseStore
 from tests.server.conversing import prompt_of
 from tests.server.fake_client import NAME, REPLY
@@ -124,6 +128,60 @@ def told(events) -> list:
     return found
 
 
+def tiny_reasoning(count: int) -> list[dict]:
+    return [{"role": "user", "content": "Hi."}, *[{"type": "reasoning", "summary": []}] * count]
+
+
+def test_a_history_is_bounded_as_a_body_is(client, engine):
+    """Links of a chain each pass the bound on values of one body; together they are refused before they are decoded."""
+    half = MAX_CONTAINERS // 2 // len(("item", "summary", "content")) - 10
+    first = ask(client, input=tiny_reasoning(half))
+    second = ask(client, input=tiny_reasoning(half), previous_response_id=first.id)
+    third = ask(client, input=tiny_reasoning(half), previous_response_id=second.id)
+    num_submissions = len(engine.submissions)
+    for use in (
+        lambda: ask(client, input="And now?", previous_response_id=third.id),
+        lambda: client.responses.input_tokens.count(model=NAME, input="x", previous_response_id=third.id),
+    ):
+        with pytest.raises(openai.BadRequestError, match=r"lists and objects; one request reads at most") as caught:
+            use()
+        assert (caught.value.code, caught.value.param) == ("history_too_large", "previous_response_id")
+    assert len(engine.submissions) == num_submissions
+    assert ask(client, input="And now?", previous_response_id=second.id).output_text == REPLY
+
+
+def test_the_bytes_of_a_history_are_bounded_as_those_of_a_body(client, app):
+    text = "x" * (app.state.service.config.max_body_bytes // 2)
+    long = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+    first = ask(client, input=[{"role": "user", "content": "Hi."}, long])
+    second = ask(client, input=[{"role": "user", "content": "Hi."}, long], previous_response_id=first.id)
+    with pytest.raises(openai.BadRequestError, match=r"bytes and 28 lists and objects"):
+        ask(client, input="And now?", previous_response_id=second.id)
+
+
+def test_tools_of_each_turn_do_not_count(client, app):
+    """Agents send the same tools with each turn. A history is its items."""
+    answer = ask(client, tools=TOOLS)
+    for _ in range(3):
+        answer = ask(client, tools=TOOLS, previous_response_id=answer.id)
+    history = app.state.service.responses.history(answer.id)
+    assert b"parameters" not in b"".join(history.lists)
+
+
+def test_large_conversations_are_read_off_the_event_loop(client, monkeypatch):
+    threads = {}
+    for name, function in (("stored", Reasoning.stored), ("add_to", Reasoning.add_to)):
+
+        def traced(self, *args, name=name, function=function):
+            threads.setdefault(name, set()).add(threading.get_ident())
+            return function(self, *args)
+
+        monkeypatch.setattr(Reasoning, name, traced)
+    first = ask(client, input=tiny_reasoning(2000))
+    ask(client, input="And now?", previous_response_id=first.id)
+    assert threads["stored"].isdisjoint(threads["add_to"])
+
+
 def test_deletion(client):
     answer = ask(client)
     assert client.responses.delete(answer.id) is None
@@ -177,8 +235,8 @@ def response(name: str, size: int = 0) -> dict:
 def test_age():
     clock = Clock()
     store = ResponseStore(lifetime_s=10, clock=clock)
-    store.put(response("a"), [], None)
-    store.put(response("b"), [], "a")
+    store.put(response("a"), b"[]", None)
+    store.put(response("b"), b"[]", "a")
     clock.now_s = 9
     assert store.history("b") is not None, "which is a use of both"
     clock.now_s = 18
@@ -193,22 +251,25 @@ def test_age():
 
 
 def test_room_is_made_by_what_was_not_used_for_longest():
-    store = ResponseStore(max_bytes=10_000)
+    store = ResponseStore(max_bytes=20_000)
     for name in "abc":
-        store.put(response(name, 2000), [], "a" if name == "b" else None)
+        store.put(response(name, 2000), b"[]", "a" if name == "b" else None)
     assert store.history("b") is not None
-    store.put(response("d", 2000), [], None)
+    store.put(response("d", 2000), b"[]", None)
     assert [store.response(name) is not None for name in "abcd"] == [True, True, False, True]
-    store.put(response("large", 10_000), [], None)
+    store.put(response("large", 10_000), b"[]", None)
     assert store.response("large") is None
     assert store.response("d") is not None, "what is too large makes no room"
 
 
 def test_a_broken_conversation_is_none():
     store = ResponseStore()
-    store.put(response("a"), [{"n": 1}], None)
-    store.put(response("b"), [{"n": 2}], "a")
-    assert store.history("b") == [{"n": 1}, {"text": ""}, {"n": 2}, {"text": ""}]
+    store.put(response("a"), b'[{"n": 1}]', None)
+    store.put(response("b"), b'[{"n": 2}]', "a")
+    history = store.history("b")
+    assert history.items() == [{"n": 1}, {"text": ""}, {"n": 2}, {"text": ""}]
+    assert history.num_containers == 2 * len(("input", "an item", "output", "an item"))
+    assert history.num_bytes == 2 * len('[{"n":1}][{"text":""}]') + 2
     assert store.delete("a")
     assert not store.delete("a")
     assert store.history("b") is None
@@ -228,7 +289,7 @@ def test_bytes_are_counted_and_bounded(steps):
     for number, (kind, name, size) in enumerate(steps):
         if kind == "put":
             put[f"{name}{number}"] = size
-            store.put(response(f"{name}{number}", size), [], None)
+            store.put(response(f"{name}{number}", size), b"[]", None)
         elif kind == "wait":
             clock.now_s += size
         else:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Annotated, Any, Literal, TypeVar
+from operator import itemgetter
+from typing import Annotated, Any, Final, Literal, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import TypeAdapter
 
@@ -28,10 +30,12 @@ from moeflow.server.api.responses.response_writer import ResponseWriter
 from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
+from moeflow.server.guard.strict_json import MAX_CONTAINERS
 from moeflow.server.request_log import record_of
 from moeflow.server.service import Service, get_service
 
 Stored = TypeVar("Stored")
+_ITEM_BYTES: Final = 128  # a stored item has at least about this size
 router = APIRouter(route_class=JsonRoute)
 _items: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _listed: TypeAdapter[list[ListedItem]] = TypeAdapter(list[ListedItem])
@@ -48,7 +52,7 @@ async def create_response(
 ) -> Response | dict[str, Any]:
     """Answer, by a message, by calls of functions, or by both."""
     if service.config.log_prompts:
-        record_of(request.scope).prompt = body.conversation(_history(service, body)).messages
+        record_of(request.scope).prompt = body.conversation(await _history(service, body)).messages
     return await respond(request, await start_response(service, body), is_streamed=bool(body.stream))
 
 
@@ -59,13 +63,14 @@ async def start_response(service: Service, body: ResponseRequest, *, is_batch: b
     """
     served = await service.require_model(body.model, is_batch=is_batch)
     response_id = f"resp_{uuid.uuid4().hex}"
-    asked = body.conversation(_history(service, body))
-    generation, form = await start_conversation(service, served, response_id, asked, is_batch=is_batch)
+    asked = body.conversation(await _history(service, body))
     is_stored = body.store is not False and not is_batch
+    items = await _encoded_items(service, body) if is_stored else b""
+    generation, form = await start_conversation(service, served, response_id, asked, is_batch=is_batch)
 
     def store(response: dict[str, Any]) -> None:
         if is_stored:
-            service.responses.put(response, [item.stored() for item in body.items()], body.previous_response_id)
+            service.responses.put(response, items, body.previous_response_id)
 
     head = _head(response_id, served.name, body, asked.sampling)
     return Answer(generation, ResponseWriter(generation, form, head, store))
@@ -77,7 +82,7 @@ async def count_input_tokens(
 ) -> InputTokens:
     """Count the tokens of a conversation, tools and stored responses before it included."""
     async with service.using(body.model) as model:
-        asked = body.asked(_history(service, body), SamplingParams())
+        asked = body.asked(await _history(service, body), SamplingParams())
         prompt = await model.loaded.encode_chat(asked.messages, asked.tools.tools, asked.variables)
     return InputTokens(object="response.input_tokens", input_tokens=len(prompt.token_ids))
 
@@ -124,8 +129,9 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
 ) -> dict[str, Any]:
     """List what went into a stored response, without what went before it."""
-    items = _listed.validate_python(_found(service.responses.items(response_id), response_id))
-    return page(items if order == "asc" else items[::-1], after, limit, kind="item")
+    items = _found(service.responses.items(response_id), response_id)
+    shown = page(items if order == "asc" else items[::-1], after, limit, kind="item", id_of=itemgetter("id"))
+    return shown | {"data": _listed.validate_python(shown["data"])}
 
 
 def _found(stored: Stored | None, response_id: str) -> Stored:
@@ -136,18 +142,34 @@ def _found(stored: Stored | None, response_id: str) -> Stored:
     return stored
 
 
-def _history(service: Service, body: ResponseInput) -> list[Item]:
-    """Return the items before a request's own. Raises: ApiError 404 if they are not all there."""
+async def _history(service: Service, body: ResponseInput) -> list[Item]:
+    """Return the items before a request's own. Raises: ApiError 404 (one is missing), 400 (too many)."""
     if body.previous_response_id is None:
         return []
-    items = service.responses.history(body.previous_response_id)
-    if items is None:
+    history = service.responses.history(body.previous_response_id)
+    if history is None:
         message = (
             f"The conversation up to {body.previous_response_id[:80]!r} is not, or no longer, kept here in full; "
             "send it as input"
         )
         raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
-    return _items.validate_python(items)
+    max_bytes = service.large_bodies.max_body_bytes
+    if history.num_bytes > max_bytes or history.num_containers > MAX_CONTAINERS:
+        message = (
+            f"The conversation up to {body.previous_response_id[:80]!r} has {history.num_bytes} bytes and "
+            f"{history.num_containers} lists and objects; one request reads at most {max_bytes} bytes and "
+            f"{MAX_CONTAINERS} lists and objects. Send the part that matters as input"
+        )
+        raise ApiError(400, "history_too_large", message, param="previous_response_id")
+    return await service.large_bodies.read(history.num_bytes, lambda: _items.validate_python(history.items()))
+
+
+async def _encoded_items(service: Service, body: ResponseInput) -> bytes:
+    """Return a request's items as they are stored: JSON."""
+    items = body.items()
+    return await service.large_bodies.read(
+        len(items) * _ITEM_BYTES, lambda: msgspec.json.encode([item.stored() for item in items])
+    )
 
 
 def _head(response_id: str, model: str, body: ResponseRequest, sampling: SamplingParams) -> dict[str, Any]:
