@@ -82,6 +82,19 @@ async def test_a_completion_that_makes_no_sense(http, engine, body, param, reaso
 
 
 @pytest.mark.parametrize(
+    "body", [{"async_": None}, {"xyzzy": None, "suffix": None}, {"stream_options": None, "x": None}]
+)
+async def test_null_asks_for_nothing_whatever_the_field(http, body):
+    """A client's `model_dump()` sends null for each field that it knows and the user left unset."""
+    assert (await http.post("/v1/completions", json={"prompt": "a", **body})).status_code == 200
+
+
+async def test_null_asks_for_nothing_in_inner_objects_either(http):
+    message = {"role": "user", "content": [{"type": "text", "text": "Hi", "new_field": None}], "other": None}
+    assert (await http.post("/v1/chat/completions", json={"messages": [message]})).status_code == 200
+
+
+@pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"messages": []}, "messages"),

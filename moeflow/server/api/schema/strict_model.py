@@ -56,9 +56,11 @@ class StrictModel(BaseModel):
         for name, value in data.items():
             if name in names:
                 known[name] = value
+            elif value is None:
+                continue  # null asks for nothing: clients send it for each field that they know
             elif name not in cls.unsupported:
                 raise refusal(name, cls._unknown(name))
-            elif value is not None and value not in cls.unsupported[name].harmless:
+            elif value not in cls.unsupported[name].harmless:
                 raise refusal(name, f"{name} is not supported: {cls.unsupported[name].reason}")
         return known
 
@@ -79,8 +81,10 @@ class StrictModel(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core_schema)
+        own = handler.resolve_ref_schema(schema)
+        own["additionalProperties"] = {"type": "null"}
         if cls.rules:
-            handler.resolve_ref_schema(schema)["allOf"] = [rule.schema for rule in cls.rules]
+            own["allOf"] = [rule.schema for rule in cls.rules]
         return schema
 
     @classmethod
