@@ -62,7 +62,7 @@ class Timings:
 @click.option(
     "--prompt-file",
     "files",
-    type=click.File(encoding="utf-8"),
+    type=click.File(encoding="utf-8-sig"),
     multiple=True,
     help="A file that holds one prompt; - is stdin. May be given several times.",
 )

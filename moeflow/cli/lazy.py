@@ -67,7 +67,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.settings import Settings
     from moeflow.server.config import ServerConfig
     from moeflow.server.jobs.journal import Journal
-    from moeflow.server.jobs.local import answer_file, check_input
+    from moeflow.server.jobs.local import answer_file, check_input, read_bodies
     from moeflow.server.launch import PlannedModel, serve, serve_several
     from moeflow.train.builtin import builtin_folder, builtin_source, ensure_builtin_model, with_dense_source
     from moeflow.train.classifiers.classifier import ClassifierRecipe, ClassifierTexts, train_classifier
@@ -134,7 +134,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.planner.settings": "Settings",
     "moeflow.server.config": "ServerConfig",
     "moeflow.server.jobs.journal": "Journal",
-    "moeflow.server.jobs.local": "answer_file check_input",
+    "moeflow.server.jobs.local": "answer_file check_input read_bodies",
     "moeflow.server.launch": "PlannedModel serve serve_several",
     "moeflow.train.builtin": "builtin_folder builtin_source ensure_builtin_model with_dense_source",
     "moeflow.train.classifiers.classifier": "ClassifierRecipe ClassifierTexts train_classifier",

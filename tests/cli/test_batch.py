@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,16 @@ def test_a_wrong_input_is_told_before_anything_is_made(tmp_path):
     assert "line 2: the line is not valid JSON" in result.stderr
     assert "line 3: custom_id 'a' is that of line 1, too" in result.stderr
     assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
+def test_an_input_may_begin_with_a_byte_order_mark(tiny, tmp_path):
+    """Editors on Windows write one. A server accepts the same file."""
+    line = chat_line("a", "Hello", max_tokens=2, temperature=0)
+    source = write_lines(tmp_path / "in.jsonl", BOM_UTF8 + line)
+    arguments = ["batch", str(source), str(tiny), "-o", str(tmp_path / "out.jsonl"), "--cache-dir", str(tiny)]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert [answer["custom_id"] for answer in read_lines(tmp_path / "out.jsonl")] == ["a"]
 
 
 def test_an_output_that_is_the_input_is_refused(tmp_path):

@@ -23,7 +23,8 @@ def test_questions_are_replicated_evenly():
 
 def test_questions_are_read(tmp_path):
     file = tmp_path / "questions.jsonl"
-    file.write_text("\n".join(json.dumps({"question_id": i, "turns": [f"q{i}", "more"]}) for i in range(3)) + "\n\n")
+    lines = [json.dumps({"question_id": i, "turns": [f"q{i}", "more"]}) for i in range(3)]
+    file.write_text("\n".join(lines) + "\n\n", encoding="utf-8-sig")
     assert read_questions(file) == ["q0", "q1", "q2"]
 
 

@@ -44,7 +44,7 @@ def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Work
 
 def batch_usage(file: Path, num_requests: int) -> Usage:
     """Return what a checked file of batch requests is planned for, by its first requests; lengths are estimates."""
-    requests = [_request(item) for item in itertools.islice(_lines(file), MAX_LOOKED_AT)]
+    requests = [_request(body) for body in itertools.islice(lazy.read_bodies(file), MAX_LOOKED_AT)]
     prompts = [_estimated_tokens(text) if text else TYPICAL.prompt_len for text, _ in requests]
     answers = [gen or TYPICAL.gen_len for _, gen in requests]
     workload = average_workload(prompts, answers) if requests else TYPICAL
@@ -72,7 +72,7 @@ def routing_of(routing: Path) -> RoutingProfile:
 
 def _lines(file: Path) -> Iterator[Any]:
     try:
-        with file.open(encoding="utf-8") as stream:
+        with file.open(encoding="utf-8-sig") as stream:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Plan
@@ -15,7 +16,7 @@ from moeflow.engine.process.supervisor import Supervisor
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.config import ServerConfig
 from moeflow.server.jobs.journal import Journal
-from moeflow.server.jobs.lines import MAX_PROBLEMS, scan
+from moeflow.server.jobs.lines import MAX_PROBLEMS, parse_line, read_lines, scan
 from moeflow.server.jobs.runner import run_job
 from moeflow.server.service import Service
 
@@ -46,6 +47,13 @@ def check_input(source: Path) -> dict[str, str]:
         more = f"\n  (the first {MAX_PROBLEMS}; there may be more)" if len(found.problems) == MAX_PROBLEMS else ""
         raise ConfigError(f"{source} cannot be run; nothing was:\n{told}{more}")
     return found.result_ids
+
+
+def read_bodies(source: Path) -> Iterator[dict[str, Any]]:
+    """Yield the body of each request of a checked input file. Raises: OSError."""
+    with source.open("rb") as file:
+        for number, raw in read_lines(file, ServerConfig().max_body_bytes):
+            yield parse_line(number, raw).body
 
 
 async def answer_file(

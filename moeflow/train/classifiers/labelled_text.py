@@ -31,7 +31,7 @@ class LabelledText:
 def read_lines(file: Path) -> list[tuple[str, str]]:
     """Return the texts of a file and their labels. Raises: ConfigError, which names the line that is wrong."""
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read as UTF-8 text: {error}") from error
     found = [_read_line(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]

@@ -41,7 +41,7 @@ def read_texts(file: Path | None) -> list[str]:
         for path, size in with_size:
             if size > MAX_FILE_BYTES:
                 raise ConfigError(f"{path} has {size:,} bytes; at most {MAX_FILE_BYTES:,} are read: take a part of it")
-        texts = [path.read_text(encoding="utf-8") for path in files]
+        texts = [path.read_text(encoding="utf-8-sig") for path in files]
     except OSError as error:
         raise ConfigError(f"cannot read the text {error.filename}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -69,7 +69,7 @@ def test_lengths_come_from_prompts(places, tmp_path):
     lines = ['"four words of text"', '{"prompt": "abcdefgh", "max_tokens": 7}', '{"turns": ["hello there"]}']
     lines += ['{"body": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}}']
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(lines))
+    prompts.write_text("\n".join(lines), encoding="utf-8-sig")  # as editors on Windows write it
     done = run(config, "--machine", host, "--json", "--prompts", str(prompts), "--gen-len", "4")
     made = plan_from_json(done.stdout, "out")
     assert made.workload.max_prompt_len == 5

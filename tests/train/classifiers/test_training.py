@@ -114,7 +114,7 @@ def vars_of(sizes):
 
 def test_files_are_read_line_by_line(tmp_path):
     file = tmp_path / "texts.tsv"
-    file.write_text("a\tb good\tyes\r\n\nbad\tno\n", encoding="utf-8")
+    file.write_text("a\tb good\tyes\r\n\nbad\tno\n", encoding="utf-8-sig")
     assert read_lines(file) == [("a\tb good", "yes"), ("bad", "no")]
     found = labelled_text(file, read_lines(file), ["no", "yes"], lambda text: list(map(ord, text)) * 200)
     assert isinstance(found, LabelledText)
