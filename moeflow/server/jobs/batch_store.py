@@ -6,7 +6,6 @@ to hand them out and to record how it ended. A job whose description was damaged
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from moeflow.server.api.schema.batch import (
 )
 from moeflow.server.api.schema.strict_model import Record
 from moeflow.server.jobs.atomic_file import made_at, new_id, read_all, write_json
+from moeflow.server.jobs.job_clock import JobClock
 from moeflow.server.jobs.journal import Totals
 
 WINDOW_S = 24 * 3600  # the only completion window that OpenAI has
@@ -36,9 +36,9 @@ class _Saved(Record):
 
 
 class BatchStore:
-    """All jobs of one data folder, by id. `clock` gives unix seconds."""
+    """All jobs of one data folder, by id."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, clock: JobClock) -> None:
         """Take in what is there. Raises: OSError."""
         self._folder = folder
         self._clock = clock
@@ -50,7 +50,11 @@ class BatchStore:
     @property
     def now(self) -> int:
         """The time in unix seconds."""
-        return int(self._clock())
+        return int(self._clock.now())
+
+    def left_s(self, batch: BatchObject) -> float:
+        """Return the time until a job's completion window ends."""
+        return batch.expires_at - self._clock.certain()
 
     def find(self, batch_id: str) -> BatchObject | None:
         """Return a job."""
@@ -86,7 +90,7 @@ class BatchStore:
     ) -> BatchObject:
         """Make a job. Raises: OSError."""
         batch = BatchObject(
-            id=new_id("batch_", self._clock()),
+            id=new_id("batch_", self._clock.now()),
             endpoint=endpoint,
             model=model,
             input_file_id=input_file_id,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from fastapi import Request
@@ -15,6 +14,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.server.errors import ApiError
 from moeflow.server.jobs.batch_store import BatchStore
 from moeflow.server.jobs.file_store import FileStore
+from moeflow.server.jobs.job_clock import JobClock
 from moeflow.server.jobs.worker import BatchWorker
 from moeflow.server.service import Service
 
@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 class Jobs:
     """Files, batches and who works on them. Close it in the end."""
 
-    def __init__(self, folder: Path, service: Service, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, service: Service, clock: JobClock | None = None) -> None:
         """Open or make a data folder. Raises: ConfigError if another server uses it or it cannot be used."""
+        clock = clock or JobClock()
         try:
             make_private(folder)
             self._lock = (folder / "lock").open("wb")

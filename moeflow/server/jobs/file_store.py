@@ -10,12 +10,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from moeflow.core.durable import sync
 from moeflow.core.units import format_bytes
 from moeflow.server.api.schema.file import FileObject, Purpose
 from moeflow.server.errors import ApiError
 from moeflow.server.jobs.atomic_file import DAMAGED, new_id, read_all, write_json
+from moeflow.server.jobs.job_clock import JobClock
+
+HIDDEN_S: Final = 3600.0  # from the expiry of a file, as this server saw it, to the deletion of its contents
 
 
 class IncomingFile:
@@ -37,7 +41,10 @@ class IncomingFile:
 
 
 class FileStore:
-    """All files of one data folder, by id. `clock` gives unix seconds; one that `is_needed` is not removed.
+    """All files of one data folder, by id. One that `is_needed` is not removed.
+
+    A file that has expired is hidden. Its contents are deleted an hour later, or earlier if an upload needs the room:
+    a server may have started with a wrong clock, and with the right one the file is back.
 
     Uploads are refused once all files would have more than `quota_bytes` together, other uploads on their way and the
     `result_bytes` of unfinished jobs included. Results are counted but never refused: the work is done. Uploads are
@@ -47,7 +54,7 @@ class FileStore:
     def __init__(
         self,
         folder: Path,
-        clock: Callable[[], float],
+        clock: JobClock,
         *,
         is_needed: Callable[[str], bool],
         result_bytes: Callable[[], int],
@@ -59,6 +66,7 @@ class FileStore:
         self._is_needed = is_needed
         self._result_bytes = result_bytes
         self._quota_bytes = quota_bytes
+        self._hidden_since_s: dict[str, float] = {}  # expired files, by the clock's uptime
         self._incoming: set[IncomingFile] = set()
         self._kept_bytes = 0  # of all other files, when an upload last began or ended
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -76,13 +84,14 @@ class FileStore:
 
     def find(self, file_id: str) -> FileObject | None:
         """Return a file that has not expired."""
-        self._expire()
-        return self._files.get(file_id)
+        self._hide_expired()
+        return None if file_id in self._hidden_since_s else self._files.get(file_id)
 
     def all(self) -> list[FileObject]:
         """Return all files, newest first."""
-        self._expire()
-        return sorted(self._files.values(), key=lambda file: (file.created_at, file.id), reverse=True)
+        self._hide_expired()
+        shown = [file for file in self._files.values() if file.id not in self._hidden_since_s]
+        return sorted(shown, key=lambda file: (file.created_at, file.id), reverse=True)
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[IncomingFile]:
@@ -90,7 +99,7 @@ class FileStore:
 
         Raises: OSError.
         """
-        file = IncomingFile(self, self.path(new_id("file-", self._clock())))
+        file = IncomingFile(self, self.path(new_id("file-", self._clock.now())))
         self._kept_bytes = self._count_kept()
         self._incoming.add(file)
         try:
@@ -104,8 +113,11 @@ class FileStore:
 
     def check_room(self, upload: IncomingFile, num_bytes: int) -> None:
         """See whether so many more bytes of an upload may come. Raises: ApiError 413."""
-        taken = self._kept_bytes + sum(file.num_bytes for file in self._incoming if file is not upload)
-        if taken + upload.num_bytes + num_bytes > self._quota_bytes:
+        wanted = upload.num_bytes + num_bytes
+        if self._taken_beside(upload) + wanted > self._quota_bytes:
+            self._delete_expired()
+        taken = self._taken_beside(upload)
+        if taken + wanted > self._quota_bytes:
             quota, have = format_bytes(self._quota_bytes), format_bytes(taken)
             message = f"all files together may have {quota} here, and have {have}: delete files that are not needed"
             raise ApiError(413, "file_quota_exceeded", message)
@@ -133,11 +145,12 @@ class FileStore:
     def delete(self, file_id: str) -> None:
         """Remove a file. Raises: OSError."""
         del self._files[file_id]
+        self._hidden_since_s.pop(file_id, None)
         for suffix in (".json", DAMAGED, ""):
             self.path(file_id).with_suffix(suffix).unlink(missing_ok=True)
 
     def _describe(self, file_id: str, filename: str, purpose: Purpose, lifetime_s: int | None) -> FileObject:
-        now = int(self._clock())
+        now = int(self._clock.now())
         file = FileObject(
             id=file_id,
             bytes=self.path(file_id).stat().st_size,
@@ -150,11 +163,24 @@ class FileStore:
         self._files[file_id] = file
         return file
 
-    def _expire(self) -> None:
-        now = self._clock()
+    def _hide_expired(self) -> None:
+        """Hide files that have expired, and delete those that were hidden for long enough."""
+        now, uptime_s = self._clock.certain(), self._clock.uptime_s()
         for file in list(self._files.values()):
-            if file.expires_at is not None and file.expires_at <= now and not self._is_needed(file.id):
+            if file.expires_at is None or file.expires_at > now or self._is_needed(file.id):
+                self._hidden_since_s.pop(file.id, None)
+            elif uptime_s - self._hidden_since_s.setdefault(file.id, uptime_s) >= HIDDEN_S:
                 self.delete(file.id)
+
+    def _delete_expired(self) -> None:
+        self._hide_expired()
+        for file_id in list(self._hidden_since_s):
+            self.delete(file_id)
+        self._kept_bytes = self._count_kept()
+
+    def _taken_beside(self, upload: IncomingFile) -> int:
+        """Return the bytes of all files but one upload."""
+        return self._kept_bytes + sum(file.num_bytes for file in self._incoming if file is not upload)
 
     def _count_kept(self) -> int:
         """Return the bytes of all files but uploads on their way."""

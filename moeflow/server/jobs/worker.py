@@ -115,7 +115,7 @@ class BatchWorker:
         return self._service.is_lasting(batch.model)
 
     def _left_s(self, batch: BatchObject) -> float:
-        return batch.expires_at - self._batches.now
+        return self._batches.left_s(batch)
 
     def _until_next_expiry(self) -> float | None:
         waiting = [self._left_s(batch) for batch in self._batches.unfinished()]

@@ -10,16 +10,26 @@ from moeflow.engine.generator import Generator
 from moeflow.server.api.schema.batch import BatchObject
 from moeflow.server.config import ServerConfig
 from moeflow.server.jobs.data_folder import Jobs
+from moeflow.server.jobs.job_clock import JobClock
 from moeflow.server.service import Service
 from tests.server.fake_client import FakeClient
 from tests.server.jobs.requests import CHAT
 
 
-class Clock:
-    ahead_s = 0.0
+class Clock(JobClock):
+    """It can be set: how much time has passed, and how far the wall clock alone is ahead."""
 
-    def __call__(self) -> float:
-        return time.time() + self.ahead_s
+    ahead_s = 0.0
+    wall_ahead_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda: time.time() + self.ahead_s + self.wall_ahead_s, lambda: time.monotonic() + self.ahead_s
+        )
+
+    def restart(self) -> None:
+        """As a new process reads it."""
+        self.__init__()
 
 
 class Server:

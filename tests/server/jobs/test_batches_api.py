@@ -10,7 +10,6 @@ import json
 import logging
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,21 +20,15 @@ from openai.types import Batch, FileObject
 
 from moeflow.server.jobs import batch_store, file_store
 from moeflow.server.jobs.data_folder import Jobs
+from moeflow.server.jobs.file_store import HIDDEN_S
 from tests.server.conftest import connect
 from tests.server.fake_client import NAME, REPLY
+from tests.server.jobs.job_server import Clock
 from tests.server.jobs.requests import CHAT, chat_line, completion_line
 from tests.server.live_server import eventually, serve_in_thread
 from tests.server.openai_objects import check
 
 pytestmark = pytest.mark.slow  # real sockets, and jobs that are looked after a few times a second
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.ahead_s
 
 
 @pytest.fixture
@@ -243,10 +236,55 @@ def test_files(client, clock, data):
     clock.ahead_s = 4000
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(short.id)
+    assert [each.id for each in client.files.list()] == [file.id]
+    clock.ahead_s += HIDDEN_S
     assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.files.content(file.id)
     assert list((data / "files").iterdir()) == []
+
+
+def brief_file(client: openai.OpenAI, content: bytes = b"kept") -> FileObject:
+    expiry = {"anchor": "created_at", "seconds": 3600}
+    return client.files.create(file=("x", content), purpose="batch", expires_after=expiry)
+
+
+def test_a_clock_that_is_set_while_the_server_runs_expires_nothing(client, engine, clock):
+    engine.pause_after = 3
+    batch = begin(client, chat_line("a"))
+    file = brief_file(client)
+    clock.wall_ahead_s = 60 * 24 * 3600
+    assert client.files.content(file.id).read() == b"kept"
+    engine.pause_after = None
+    assert wait(client, batch).status == "completed"
+
+
+def test_a_file_that_expired_by_a_wrong_clock_is_back_once_the_clock_is_right(serve, clock):
+    with serve() as client:
+        file = brief_file(client)
+    for wall_ahead_s in (60 * 24 * 3600, 0):
+        clock.wall_ahead_s = wall_ahead_s
+        clock.restart()
+        with serve() as client:
+            if wall_ahead_s:
+                with pytest.raises(openai.NotFoundError):
+                    client.files.retrieve(file.id)
+                assert list(client.files.list()) == []
+            else:
+                assert client.files.content(file.id).read() == b"kept"
+
+
+def test_expired_files_make_room_for_an_upload(serve, clock):
+    content = b"x" * 700
+    with serve(file_quota_bytes=1024) as client:
+        file = brief_file(client, content)
+        with pytest.raises(openai.APIStatusError, match="all files together may have"):
+            upload(client, content)
+        clock.ahead_s = 4000
+        assert upload(client, content).bytes == 701
+        clock.ahead_s = 0
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(file.id)
 
 
 def test_refusals(client):
