@@ -161,6 +161,7 @@ def test_logprobs_are_of_all_tokens(client, engine, tokenizer):
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "functions only"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools", "two tools have the same name"),
+        ({"messages": [{"role": "tool", "tool_call_id": "x", "content": ""}]}, "messages", "of the call 'x', but no"),
         ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice", "none of the tools"),
         ({"tool_choice": "perhaps"}, "tool_choice", "must be none, auto, required"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "there are no tools"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moeflow.core.errors import RequestError
 from moeflow.server.api.conversation.turns import Turns
 
 TEXT, MORE, THOUGHT, CALL, OTHER, RESULT, USER, SYSTEM = (
@@ -44,7 +45,6 @@ FOUND = {"role": "tool", "content": "found", "tool_call_id": "1", "name": "look"
         ([TEXT, USER, MORE], [answer("A"), {"role": "user", "content": "U"}, answer("B")]),
         ([SYSTEM, SYSTEM, USER], [{"role": "system", "content": "S\n\nS"}, {"role": "user", "content": "U"}]),
         ([USER, SYSTEM], [{"role": "user", "content": "U"}, {"role": "system", "content": "S"}]),
-        ([RESULT], [{"role": "tool", "content": "found", "tool_call_id": "1"}]),
         ([], []),
     ],
 )
@@ -52,4 +52,16 @@ def test_pieces_of_one_answer_are_one_message(pieces, messages):
     turns = Turns()
     for name, *given in pieces:
         getattr(turns, name)(*given)
-    assert turns.messages == messages
+    assert turns.conversation("input") == messages
+
+
+@pytest.mark.parametrize("pieces", [[RESULT], [OTHER, RESULT], [RESULT, CALL]])
+def test_a_result_of_no_earlier_call_is_refused_by_name(pieces):
+    turns = Turns()
+    for name, *given in pieces:
+        getattr(turns, name)(*given)
+    with pytest.raises(
+        RequestError, match="a result of the call '1', but no earlier message makes this call"
+    ) as caught:
+        turns.conversation("input")
+    assert caught.value.param == "input"

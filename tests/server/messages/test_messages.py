@@ -258,7 +258,11 @@ def test_counts_are_those_of_prompts(client, engine):
             r"tools\[0\].type: tools of type 'bash_20250124' are not",
         ),
         ({"tools": [{"name": "x"}]}, r"tools\[0\].input_schema: Field required"),
-        ({"tools": [*TOOLS, TOOLS[0]]}, "two tools have the same name"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "two tools have the same name, 'look'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_x"}]}]},
+            "messages: there is a result of the call 'toolu_x', but no earlier message makes this call",
+        ),
         ({"tool_choice": {"type": "any"}}, "there are no tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "fly"}}, "none of the tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "required"}}, "choices of type 'required' are not supported"),

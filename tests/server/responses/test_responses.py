@@ -245,6 +245,11 @@ def test_without_tools_a_call_is_text(client, engine, tokenizer):
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "tools of type 'web_search' are not supported"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "pattern"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools", "two tools have the same name"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
+            "input",
+            "of the call 'x', but no",
+        ),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "fly"}}, "tool_choice", "none of the tools"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'xml' are not supported"),

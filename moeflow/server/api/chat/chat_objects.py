@@ -18,6 +18,7 @@ from moeflow.server.api.schema.token_trees import TokenTrees
 from moeflow.server.api.schema.tools import (
     CHOICE_OF_TOOLS,
     MAX_TOOLS,
+    NAMES_OF_TOOLS,
     AnsweredCall,
     CallDelta,
     ToolCall,
@@ -153,7 +154,9 @@ class ChatRequest(SamplingFields, TemplateFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description=NAMES_OF_TOOLS
+    )
     tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer; true unless set.")
     reasoning_effort: ReasoningEffort | None = Field(
@@ -174,7 +177,7 @@ class ChatRequest(SamplingFields, TemplateFields):
     def conversation(self) -> Conversation:
         """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
         return Conversation(
-            messages=named_results([message.plain() for message in self.messages]),
+            messages=named_results([message.plain() for message in self.messages], "messages"),
             tools=tool_wish(self.tools or (), self.tool_choice, is_parallel=self.parallel_tool_calls is not False),
             sampling=self.choice_params(
                 max_tokens=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,

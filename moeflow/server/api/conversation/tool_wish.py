@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from moeflow.core.errors import RequestError
@@ -28,7 +29,8 @@ class ToolWish:
         self.is_parallel = is_parallel
         by_name = {tool.name: tool for tool in tools}
         if len(by_name) < len(tools):
-            raise RequestError("two tools have the same name", param="tools")
+            twice = next(name for name, count in Counter(tool.name for tool in tools).items() if count > 1)
+            raise RequestError(f"two tools have the same name, {twice!r}", param="tools")
         unknown = [name for name in names or () if name not in by_name]
         if unknown:
             raise RequestError(f"tool_choice names {unknown[0]!r}, which is none of the tools", param="tool_choice")

@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from moeflow.core.errors import RequestError
 
-def named_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a conversation in which results of calls have the names of what was called."""
-    names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
+
+def named_results(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, Any]]:
+    """Return a conversation in which each result of a call has the name of the function that was called.
+
+    Raises: RequestError about `field` if no earlier message makes the call of a result.
+    """
+    names: dict[str, str] = {}
     named = []
     for message in messages:
-        name = names.get(message["tool_call_id"]) if message["role"] == "tool" else None
-        named.append(message if name is None else {"name": name, **message})
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            if call_id not in names:
+                raise RequestError(
+                    f"there is a result of the call {call_id[:80]!r}, but no earlier message makes this call; "
+                    "send the message with the call, too, or leave out its result",
+                    param=field,
+                )
+            message = {"name": names[call_id], **message}
+        named.append(message)
     return named
 
 
@@ -22,10 +36,9 @@ class Turns:
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
 
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation so far."""
-        return named_results(self._messages)
+    def conversation(self, field: str) -> list[dict[str, Any]]:
+        """Return the messages. Raises: RequestError about `field`; see `named_results`."""
+        return named_results(self._messages, field)
 
     def say(self, role: str, text: str) -> None:
         """Add a message. What the system says twice in a row is one message, as some templates take no second."""

@@ -20,7 +20,7 @@ from moeflow.server.api.schema.sampling_fields import IGNORED, SamplerFields, St
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported
 from moeflow.server.api.schema.tagged import by_type, known_types
 from moeflow.server.api.schema.template_fields import TemplateFields
-from moeflow.server.api.schema.tools import MAX_TOOLS, FunctionName
+from moeflow.server.api.schema.tools import MAX_TOOLS, NAMES_OF_TOOLS, FunctionName
 
 _WHOLE = {"display": Unsupported("what the model thinks is returned as it is", ("summarized",))}
 
@@ -179,7 +179,9 @@ class MessageInput(TemplateFields):
     model: str | None = Field(None, description="The served model's name; may be left out.")
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     system: TextBlocks | None = None
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description=NAMES_OF_TOOLS
+    )
     tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
     thinking: Thinking | None = Field(None, description="As the chat template has it, unless set.")
     output_config: OutputConfig | None = None
@@ -198,7 +200,7 @@ class MessageInput(TemplateFields):
         config, thinking = self.output_config, self.thinking
         is_thinking = None if thinking is None else not isinstance(thinking, DisabledThinking)
         return Conversation(
-            messages=turns.messages,
+            messages=turns.conversation("messages"),
             tools=self._tool_wish(),
             sampling=sampling,
             variables=self.template_variables(config.effort if config else None, is_thinking=is_thinking),

@@ -22,7 +22,7 @@ from moeflow.server.api.schema.sampling_fields import IGNORED, MaxTokens, Sample
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one_of
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
 from moeflow.server.api.schema.template_fields import ReasoningEffort, TemplateFields, ThinkingBudget
-from moeflow.server.api.schema.tools import CHOICE_OF_TOOLS, MAX_TOOLS, FunctionName
+from moeflow.server.api.schema.tools import CHOICE_OF_TOOLS, MAX_TOOLS, NAMES_OF_TOOLS, FunctionName
 
 _HOSTED = "this server runs no tools itself"
 
@@ -170,7 +170,9 @@ class ResponseInput(TemplateFields):
         Annotated[Literal["disabled"], one_of("disabled: a conversation that is too long is an error")] | None
     ) = None
 
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description=NAMES_OF_TOOLS
+    )
     tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer; true unless set.")
     text: TextConfig | None = None
@@ -194,10 +196,11 @@ class ResponseInput(TemplateFields):
             turns.say("system", self.instructions)
         for item in (*history, *self.items()):
             item.add_to(turns)
-        if not turns.messages:
+        messages = turns.conversation("input")
+        if not messages:
             raise RequestError("there is nothing in it that the model could read", param="input")
         return Conversation(
-            messages=turns.messages,
+            messages=messages,
             tools=self._tool_wish(),
             sampling=sampling,
             variables=self.template_variables(self.reasoning.effort if self.reasoning else None),

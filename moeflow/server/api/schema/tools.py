@@ -13,6 +13,7 @@ from moeflow.server.api.schema.field_rules import Rule
 from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
 
 MAX_TOOLS = 512
+NAMES_OF_TOOLS = "Their names must differ."
 CHOICE_OF_TOOLS = Rule(
     "tool_choice",
     "tool_choice asks for a call, but there are no tools",
