@@ -8,6 +8,7 @@ nothing of what is written to it is given up after `stall_s`. (Apache's mod_reqt
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -38,19 +39,58 @@ PATIENCE = Patience()
 class Connection(H11Protocol):
     """A connection that its server asks now and then to end itself if its client is too slow."""
 
-    def __init__(self, *args: Any, patience: Patience, on_refusal: Callable[[ApiError], None], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        patience: Patience,
+        on_open: Callable[[Connection], None],
+        on_refusal: Callable[[ApiError], None],
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._patience = patience
+        self._on_open = on_open
         self._on_refusal = on_refusal
         self._awaited: tuple[object, object] = (None, self.conn.their_state)  # a request and which part of it
         self._awaited_since_s = time.monotonic()
         self._num_bytes = 0  # of that part
+        self._heard_s = self._awaited_since_s
         self._num_unsent = 0
         self._unsent_since_s = self._awaited_since_s
+
+    @property
+    def address(self) -> str | None:
+        """The client's address; None: unknown."""
+        return self.client[0] if self.client else None
+
+    @property
+    def silent_since_s(self) -> float | None:
+        """When the connection last got a piece of a request; None: a request is complete and is answered."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        awaits_body = self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.SEND_RESPONSE
+        is_busy = (is_answering and not awaits_body) or self.transport.get_write_buffer_size() > 0
+        return None if is_busy else self._heard_s
+
+    def close_silently(self) -> None:
+        """Close the connection without an answer."""
+        self.transport.abort()
+
+    def refuse(self) -> None:
+        """Answer that the server is full, and close the connection."""
+        error = ApiError(503, "too_many_connections", "The server has too many open connections; try again later")
+        self._write(error, new_request_id())
+        self._on_refusal(error)
+        self.transport.close()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection, if there is room for it."""
+        super().connection_made(transport)
+        self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent."""
         self._num_bytes += len(data)
+        self._heard_s = time.monotonic()
         super().data_received(data)
         self._note_what_is_awaited(time.monotonic())
 

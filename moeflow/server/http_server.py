@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import socket
 import time
 from collections.abc import Iterator
 
@@ -11,18 +12,23 @@ import uvicorn
 from fastapi import FastAPI
 
 from moeflow.server.connection import PATIENCE, Connection, Patience
+from moeflow.server.open_connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, OpenConnections
 from moeflow.server.service import Service
 
 _LOOK_TICKS = 3  # of uvicorn, each a tenth of a second
+_WAITING_CONNECTIONS = 2048  # that the system has taken and the event loop has not
 _FLUSH_S = 5  # how long slow clients may take to read what is already written
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling, and with nothing that depends on what else is installed."""
 
-    def __init__(self, app: FastAPI, patience: Patience = PATIENCE) -> None:
+    def __init__(self, app: FastAPI, patience: Patience = PATIENCE, *, max_connections: int = MAX_CONNECTIONS) -> None:
         self.service: Service = app.state.service
-        connection = functools.partial(Connection, patience=patience, on_refusal=self.service.metrics.count_refusal)
+        self._open_connections = OpenConnections(max_connections)
+        connection = functools.partial(
+            Connection, patience=patience, on_open=self._admit, on_refusal=self.service.metrics.count_refusal
+        )
         super().__init__(
             uvicorn.Config(
                 app,
@@ -35,8 +41,20 @@ class HttpServer(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=_FLUSH_S,
+                backlog=ACCEPTED_AT_ONCE,
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections. More of them may wait in the system than the event loop accepts at once."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_WAITING_CONNECTIONS)
+
+    def _admit(self, new: Connection) -> None:
+        if len(self.server_state.connections) > self._open_connections.limit:
+            connections = [one for one in self.server_state.connections if isinstance(one, Connection)]
+            self._open_connections.admit(new, [one for one in connections if not one.transport.is_closing()])
 
     async def on_tick(self, counter: int) -> bool:
         """End slow connections; uvicorn calls this ten times a second."""

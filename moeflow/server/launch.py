@@ -27,9 +27,12 @@ from moeflow.server.config import ServerConfig
 from moeflow.server.listener import listen, url
 from moeflow.server.loading import give_up, load_model
 from moeflow.server.logs import configure_logs
+from moeflow.server.open_connections import max_connections, raise_descriptor_limit
 from moeflow.server.tracing_choice import is_tracing_wanted
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from moeflow.server import app as web_app
     from moeflow.server import http_server, model_pool, served_model, tracing
     from moeflow.server.jobs import data_folder
@@ -113,12 +116,16 @@ async def _serve_several(
     with _received_signals() as signals:
         app = web_app.create_app(None, config, tracer.trace if tracer else None, pool=pool)
         jobs = app.state.jobs = _open_jobs(config, app.state.service)
-        http = http_server.HttpServer(app)
+        http = _http_server(app)
         async with _answering(http, jobs, listener, signals):
             if jobs is not None:
                 jobs.worker.wake()
             print(f"moeflow serves {', '.join(models)} at {url(listener)}", flush=True)
             return await _until_end(http, jobs, signals, config)
+
+
+def _http_server(app: FastAPI) -> http_server.HttpServer:
+    return http_server.HttpServer(app, max_connections=max_connections(raise_descriptor_limit()))
 
 
 def _prepare(plan: Callable[[], Plan], config: ServerConfig) -> served_model.Loadable:
@@ -139,7 +146,7 @@ async def _serve(
             await asyncio.to_thread(_import_http)  # takes as long as the engine's process needs to load
             app = web_app.create_app(None, config, tracer.trace if tracer else None)
             jobs = app.state.jobs = _open_jobs(config, app.state.service)
-            http = http_server.HttpServer(app)
+            http = _http_server(app)
         except BaseException:
             await give_up(loading, lambda generator: generator.client.shutdown(0))
             raise

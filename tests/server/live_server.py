@@ -16,15 +16,20 @@ from moeflow.server.config import ServerConfig
 from moeflow.server.connection import PATIENCE, Patience
 from moeflow.server.http_server import HttpServer
 from moeflow.server.listener import listen, url
+from moeflow.server.open_connections import MAX_CONNECTIONS
 
 
 @contextlib.contextmanager
 def serve_in_thread(
-    app: FastAPI, patience: Patience = PATIENCE, *, listener: socket.socket | None = None
+    app: FastAPI,
+    patience: Patience = PATIENCE,
+    *,
+    listener: socket.socket | None = None,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> Iterator[str]:
     """Yield the server's address. A listener that is given is closed in the end, as one's own is."""
     listener = listener or listen(ServerConfig(port=0))
-    server = HttpServer(app, patience)
+    server = HttpServer(app, patience, max_connections=max_connections)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:

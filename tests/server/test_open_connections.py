@@ -1,0 +1,123 @@
+"""More connections than a server has descriptors for: silent ones leave, busy ones stay, and the server answers."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeflow.server import open_connections
+from moeflow.server.open_connections import OpenConnections, max_connections, raise_descriptor_limit
+from tests.server.live_server import eventually, serve_in_thread
+from tests.server.test_connection import refusals
+
+LIMIT = 16
+
+
+class Fake:
+    def __init__(self, address: str | None, silent_since_s: float | None) -> None:
+        self.address, self.silent_since_s = address, silent_since_s
+        self.end: str | None = None
+
+    def close_silently(self) -> None:
+        assert self.silent_since_s is not None
+        self.end = "closed"
+
+    def refuse(self) -> None:
+        self.end = "refused"
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.none() | st.integers(0, 20)), min_size=1, max_size=40))
+def test_the_limit_holds_whatever_the_connections_do(kinds):
+    limit = OpenConnections(LIMIT, clock=lambda: 0.0)
+    connections: list[Fake] = []
+    for address, since_s in kinds:
+        new = Fake(address, since_s)
+        connections.append(new)
+        limit.admit(new, connections)
+        assert new.end != "closed", "nobody leaves for himself"
+        if new.end == "refused":
+            assert all(one.silent_since_s is None for one in connections if one is not new)
+        connections = [one for one in connections if one.end is None]
+        assert len(connections) <= LIMIT
+
+
+def test_first_go_the_silent_ones_of_the_address_that_has_most():
+    crowd = [Fake("many", since_s) for since_s in (3, 1, 2, None)] + [Fake("few", 0), Fake(None, 0)]
+    new = Fake("few", 9)
+    OpenConnections(len(crowd)).admit(new, [*crowd, new])
+    assert [one.end for one in crowd] == [None, "closed", None, None, None, None]
+
+
+def test_one_line_a_minute(caplog):
+    times_s = iter((0.0, 1.0, 59.0, 61.0))
+    limit = OpenConnections(1, clock=lambda: next(times_s))
+    for _ in range(4):
+        limit.admit(Fake("a", 1), [Fake("a", 0), Fake("a", 1)])
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.partition("closed ")[2].partition(" ")[0] for message in messages] == ["1", "3"]
+
+
+def test_connections_leave_descriptors_for_the_rest(monkeypatch):
+    assert max_connections(1024) == 1024 - 256 - open_connections.ACCEPTED_AT_ONCE
+    assert max_connections(100_000) == open_connections.MAX_CONNECTIONS
+    assert max_connections(10) == 1
+    asked = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: asked.append(new))
+    for limits, expected in (
+        ((1024, 4096), 4096),
+        ((1024, 524_288), 65_536),
+        ((1024, resource.RLIM_INFINITY), 65_536),
+        ((100_000, 524_288), 100_000),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 65_536),
+    ):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        assert raise_descriptor_limit() == expected
+    assert [soft for soft, _ in asked] == [4096, 65_536, 65_536]
+
+
+@pytest.fixture
+def connect():
+    """Open connections to a server, and close them in the end."""
+    with contextlib.ExitStack() as opened:
+
+        def connect(url: str) -> socket.socket:
+            parts = urlsplit(url)
+            return opened.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=20))
+
+        yield connect
+
+
+def test_a_server_full_of_silent_connections_answers(app, connect):
+    with serve_in_thread(app, max_connections=LIMIT) as url:
+        silent = [connect(url) for _ in range(5 * LIMIT)]
+        for begun in silent[-LIMIT:]:
+            begun.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: lo")
+        for _ in range(2 * LIMIT):
+            assert httpx.get(f"{url}/health").status_code == 200
+        assert silent[0].recv(1) == b"", "the first is closed"
+
+
+def test_answers_under_way_are_not_cut_for_new_connections(app, engine, connect):
+    """Not even where nothing else could leave: then the new connection is refused."""
+    body = b'{"prompt": "Hello", "max_tokens": 3}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    request = head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body
+    engine.pause_after = 1
+    with serve_in_thread(app, max_connections=4) as url:
+        busy = [connect(url) for _ in range(4)]
+        for connection in busy:
+            connection.sendall(request)
+        assert eventually(lambda: len(engine.submissions) == 4)
+        refused = httpx.get(f"{url}/health")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+        assert refusals(app, "too_many_connections") == 1
+        engine.pause_after = None
+        for connection in busy:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
