@@ -17,7 +17,8 @@ from typing import Final, Protocol
 
 MAX_CONNECTIONS: Final = 4096
 MAX_DESCRIPTORS: Final = 65_536  # more make some programs slow that close all of them
-ACCEPTED_AT_ONCE: Final = 128  # connections that the event loop accepts before it does anything else
+ACCEPTED_AT_ONCE: Final = 32  # connections that the event loop accepts before it does anything else
+_UNCOUNTED: Final = 8 * ACCEPTED_AT_ONCE  # connections whose descriptors are open before they are admitted or after
 _OTHER_DESCRIPTORS: Final = 256  # files of models, sockets to engines, uploads
 _FREED_SHARE: Final = 16  # a full server frees this part of its places at once, so that it looks for them rarely
 _LOG_EVERY_S: Final = 60.0
@@ -55,7 +56,7 @@ def raise_descriptor_limit() -> int:
 
 def max_connections(num_descriptors: int) -> int:
     """Return how many connections may be open in a process that may open so many files."""
-    return max(min(MAX_CONNECTIONS, num_descriptors - _OTHER_DESCRIPTORS - ACCEPTED_AT_ONCE), 1)
+    return max(min(MAX_CONNECTIONS, num_descriptors - _OTHER_DESCRIPTORS - _UNCOUNTED), 1)
 
 
 class OpenConnections:

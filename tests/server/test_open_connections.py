@@ -65,7 +65,7 @@ def test_one_line_a_minute(caplog):
 
 
 def test_connections_leave_descriptors_for_the_rest(monkeypatch):
-    assert max_connections(1024) == 1024 - 256 - open_connections.ACCEPTED_AT_ONCE
+    assert max_connections(1024) == 1024 - 256 - 8 * open_connections.ACCEPTED_AT_ONCE
     assert max_connections(100_000) == open_connections.MAX_CONNECTIONS
     assert max_connections(10) == 1
     asked = []
