@@ -19,6 +19,7 @@ from moeflow.core.errors import ConfigError, GroupError
 
 _MAGIC: Final = b"moeflow ranks 1\n"  # the protocol and its version
 _NONCE_BYTES: Final = 32
+GREETING_BYTES: Final = len(_MAGIC) + _NONCE_BYTES  # first thing that a connecting process sends
 _REFUSED: Final = bytes(32)  # instead of a proof; says nothing but that the other's is wrong
 
 
@@ -39,7 +40,7 @@ def prove(connection: socket.socket, token: bytes, timeout_s: float) -> SessionK
     deadline_s = time.monotonic() + timeout_s
     nonce = secrets.token_bytes(_NONCE_BYTES)
     _send(connection, _MAGIC + nonce, deadline_s)
-    greeting = _receive(connection, len(_MAGIC) + _NONCE_BYTES, deadline_s)
+    greeting = _receive(connection, GREETING_BYTES, deadline_s)
     if not greeting.startswith(_MAGIC):
         raise ConfigError("what answers there is no moeflow that waits for ranks, or one of another version")
     nonces = nonce + greeting[len(_MAGIC) :]
@@ -58,9 +59,8 @@ def verify(connection: socket.socket, token: bytes, timeout_s: float) -> Session
     Blocks: at most `timeout_s`. Raises: GroupError if the other end does not prove that it has the token.
     """
     deadline_s = time.monotonic() + timeout_s
-    greeting = _receive(connection, len(_MAGIC) + _NONCE_BYTES, deadline_s)
-    if not greeting.startswith(_MAGIC):
-        raise GroupError("it does not speak the protocol of ranks, or another version of it")
+    greeting = _receive(connection, GREETING_BYTES, deadline_s)
+    check_greeting(greeting)
     nonce = secrets.token_bytes(_NONCE_BYTES)
     nonces = greeting[len(_MAGIC) :] + nonce
     _send(connection, _MAGIC + nonce, deadline_s)
@@ -70,6 +70,14 @@ def verify(connection: socket.socket, token: bytes, timeout_s: float) -> Session
         raise GroupError("it does not have the cluster's token")
     _send(connection, _digest(token, b"accepting", nonces), deadline_s)
     return SessionKeys(_digest(token, b"key to connecting", nonces), _digest(token, b"key to accepting", nonces))
+
+
+def check_greeting(greeting: bytes) -> None:
+    """Raises: GroupError if it is none, or not all of it is there."""
+    if not greeting.startswith(_MAGIC[: len(greeting)]):
+        raise GroupError("it does not speak the protocol of ranks, or another version of it")
+    if len(greeting) < GREETING_BYTES:
+        raise GroupError("it closed the connection before it was authenticated")
 
 
 def _digest(token: bytes, purpose: bytes, nonces: bytes) -> bytes:

@@ -5,26 +5,29 @@ Nothing that is sent before costs more than a thread for some seconds, and there
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
-import select
+import queue
+import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from moeflow.core.address import format_address, parse_address
+from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError, GroupError
-from moeflow.parallel.tcp.authentication import prove, verify
+from moeflow.parallel.tcp.authentication import GREETING_BYTES, check_greeting, prove, verify
 from moeflow.parallel.tcp.refusal_log import RefusalLog
 from moeflow.parallel.tcp.tcp_link import TcpLink
+from moeflow.parallel.tcp.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 5.0
-_MAX_PENDING: Final = 32  # connections that are not authenticated yet; more are closed
-_BACKLOG: Final = 64
+_BACKLOG: Final = 1024
+_ACCEPTED_AT_ONCE: Final = 64
 _PAUSE_S: Final = 0.1
 
 
@@ -64,8 +67,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Arrival:
+    connection: socket.socket
+    host: str
+    port: int
+
+
 class Acceptor:
-    """Accepts connections until it is closed. `on_link` gets the authenticated ones, each in a thread of its own."""
+    """Accepts connections until it is closed. `on_link` gets the authenticated ones, each in a thread of its own.
+
+    One thread waits for the greetings of all connections. A handshake, which takes a thread, begins after a greeting.
+    """
 
     def __init__(self, listener: socket.socket, token: bytes, on_link: Callable[[TcpLink], None]) -> None:
         """Begin. Takes over `listener`."""
@@ -73,9 +86,16 @@ class Acceptor:
         self._token = token
         self._on_link = on_link
         self._refusals = RefusalLog(logger)
-        self._pending = threading.BoundedSemaphore(_MAX_PENDING)
-        self._wake, self._end = os.pipe()
-        self._thread = threading.Thread(target=self._accept, name="acceptor", daemon=True)
+        self._room: WaitingRoom[_Arrival] = WaitingRoom()
+        self._finished: queue.SimpleQueue[str] = queue.SimpleQueue()  # addresses of handshakes that have ended
+        self._has_ended = False
+        self._wake, self._alarm = socket.socketpair()
+        self._wake.setblocking(False)
+        self._alarm.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        for readable in (listener, self._wake):
+            self._selector.register(readable, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="acceptor", daemon=True)
         self._thread.start()
 
     @property
@@ -86,35 +106,89 @@ class Acceptor:
 
     def close(self) -> None:
         """Accept no more; those under way may come to their end."""
-        os.close(self._end)
+        self._has_ended = True
+        self._ring()
         self._thread.join()
-        os.close(self._wake)
-        self._listener.close()
+
+    def _ring(self) -> None:
+        """Wake the thread."""
+        with contextlib.suppress(OSError):  # it is awake already, or has ended
+            self._alarm.send(b"x")
+
+    def _serve(self) -> None:
+        with self._selector, self._wake, self._alarm, self._listener:
+            while not self._has_ended:
+                for key, _ in self._selector.select(self._patience_s()):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.fileobj is self._wake:
+                        self._wake.recv(_BACKLOG)
+                    elif key.data.connection.fileno() >= 0:  # it was not closed for another one meanwhile
+                        self._read_greeting(key.data)
+                self._advance()
+            for arrival in self._room.empty():
+                arrival.connection.close()
+
+    def _patience_s(self) -> float | None:
+        deadline_s = self._room.next_deadline_s()
+        return None if deadline_s is None else max(deadline_s - time.monotonic(), 0)
 
     def _accept(self) -> None:
-        poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
-        while not any(descriptor == self._wake for descriptor, _ in poll.poll()):
+        """Take in so many connections at once."""
+        for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                connection, address = self._listener.accept()
-            except OSError as error:  # it went again, or there are too many open files
-                logger.warning("a connection could not be accepted: %s", error.strerror)
+                connection, (host, port, *_) = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # it has gone, or there are too many open files
+                self._refusals.note("", "a connection could not be accepted", str(error.strerror))
                 time.sleep(_PAUSE_S)
-                continue
-            if not self._pending.acquire(blocking=False):
-                connection.close()
-                continue
-            where = format_address(*address[:2])
-            threading.Thread(target=self._verify, args=(connection, where), name="handshake", daemon=True).start()
+                return
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, GREETING_BYTES)
+            arrival = _Arrival(connection, host, port)
+            self._selector.register(connection, selectors.EVENT_READ, arrival)
+            victim = self._room.enter(arrival, host, time.monotonic() + HANDSHAKE_S)
+            if victim is not None:
+                self._discard(victim)
 
-    def _verify(self, connection: socket.socket, where: str) -> None:
+    def _read_greeting(self, arrival: _Arrival) -> None:
+        """Check the bytes that a connection has sent. They stay for its handshake."""
+        self._selector.unregister(arrival.connection)
         try:
-            link = TcpLink(connection, verify(connection, self._token, HANDSHAKE_S))
+            check_greeting(arrival.connection.recv(GREETING_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            arrival.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         except (GroupError, OSError) as error:
-            self._refusals.note(parse_address(where)[0], f"a connection from {where} is refused", str(error))
-            connection.close()
+            self._room.leave(arrival)
+            self._refuse(arrival, error)
+        else:
+            self._room.greet(arrival)
+
+    def _advance(self) -> None:
+        """End the connections that are overdue, and begin handshakes while there is room for them."""
+        while not self._finished.empty():
+            self._room.finish(self._finished.get())
+        for arrival in self._room.overdue(time.monotonic()):
+            self._refuse(arrival, GroupError("authentication does not answer in time"))
+        while (greeted := self._room.next()) is not None:
+            threading.Thread(target=self._verify, args=(greeted,), name="handshake", daemon=True).start()
+
+    def _verify(self, arrival: _Arrival) -> None:
+        try:
+            link = TcpLink(arrival.connection, verify(arrival.connection, self._token, HANDSHAKE_S))
+        except (GroupError, OSError) as error:
+            self._refuse(arrival, error)
             return
         finally:
-            self._pending.release()
+            self._finished.put(arrival.host)
+            self._ring()
         self._on_link(link)
+
+    def _refuse(self, arrival: _Arrival, error: Exception) -> None:
+        where = format_address(arrival.host, arrival.port)
+        self._refusals.note(arrival.host, f"a connection from {where} is refused", str(error))
+        self._discard(arrival)
+
+    def _discard(self, arrival: _Arrival) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # its greeting was read, or it is closed
+            self._selector.unregister(arrival.connection)
+        arrival.connection.close()

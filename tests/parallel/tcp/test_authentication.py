@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import queue
 import socket
@@ -11,7 +12,7 @@ import time
 import pytest
 
 from moeflow.core.errors import ConfigError, GroupError
-from moeflow.parallel.tcp import connecting
+from moeflow.parallel.tcp import connecting, waiting_room
 from moeflow.parallel.tcp.authentication import prove, verify
 from moeflow.parallel.tcp.connecting import Acceptor, connect, listen
 from moeflow.parallel.tcp.tcp_link import TcpLink
@@ -150,17 +151,51 @@ def test_links_are_made_until_the_acceptor_is_closed():
 
 def test_connections_that_say_nothing_are_few_and_end_soon(monkeypatch):
     monkeypatch.setattr(connecting, "HANDSHAKE_S", 1.0)
-    monkeypatch.setattr(connecting, "_MAX_PENDING", 3)
+    monkeypatch.setattr(waiting_room, "MAX_WAITING", 3)
     arrivals: queue.Queue[TcpLink] = queue.Queue()
     with accepting(arrivals) as port, contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(8)]
         for connection in silent:
             connection.settimeout(PATIENCE_S)
-        assert [connection.recv(1) for connection in silent[3:]] == [b""] * 5  # while the first three are waited for
-        assert sum(thread.name == "handshake" for thread in threading.enumerate()) <= 3
-        assert [connection.recv(1) for connection in silent[:3]] == [b""] * 3
+        assert [connection.recv(1) for connection in silent[:5]] == [b""] * 5, "the oldest leave for the newest"
+        assert not any(thread.name == "handshake" for thread in threading.enumerate())
+        assert [connection.recv(1) for connection in silent[5:]] == [b""] * 3
         stack.enter_context(contextlib.closing(connect("127.0.0.1", port, TOKEN)))
         arrivals.get(timeout=PATIENCE_S).close()
+
+
+@pytest.mark.parametrize("sent", [b"", GREETING[:-1], GREETING, b"GET / HTTP/1.1\r\n" * 8], ids=repr)
+def test_strangers_who_flood_do_not_keep_a_rank_out(sent):
+    """From one address they fill every place, again and again, while a rank at another address joins."""
+    arrivals: queue.Queue[TcpLink] = queue.Queue()
+    has_ended = threading.Event()
+
+    def flood(port: int) -> None:
+        open_ones: collections.deque[socket.socket] = collections.deque()
+        while not has_ended.is_set():
+            connection = socket.socket()
+            connection.bind(("127.0.0.2", 0))
+            connection.settimeout(PATIENCE_S)
+            with contextlib.suppress(OSError):
+                connection.connect(("127.0.0.1", port))
+                connection.sendall(sent)
+            open_ones.append(connection)
+            if len(open_ones) > 400:
+                open_ones.popleft().close()
+        for connection in open_ones:
+            connection.close()
+
+    with accepting(arrivals) as port:
+        flooding = in_thread(flood, port)
+        try:
+            for _ in range(5):
+                connect("127.0.0.1", port, TOKEN).close()
+                link = arrivals.get(timeout=PATIENCE_S)
+                assert link.host == "127.0.0.1"
+                link.close()
+        finally:
+            has_ended.set()
+            flooding.join()
 
 
 def test_an_address_of_another_machine_cannot_be_listened_at():
