@@ -1,9 +1,8 @@
-"""How many connections may be open at once, and which of them close to make room for a new one.
+"""How many connections may be open at once, and which of them close for a new one.
 
 Each connection takes a file descriptor, and a process has a limited number of these. A client without a key could
-take all of them. So the number of connections is limited, and a full server closes silent connections: first those of
-the address that has the most, and of these the ones that have been silent for longest. A connection whose request is
-complete is never closed for another one.
+take all of them. So the number of connections is limited, and a full server closes silent ones. The address with the
+most connections loses its longest silent ones first. A connection whose request is complete never closes for a new one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Connection(Protocol):
-    """What the limit has to know of a connection."""
+    """A client's connection, as the limit sees it."""
 
     @property
     def address(self) -> str | None:
@@ -70,7 +69,7 @@ class OpenConnections:
         self._num_refused = 0
 
     def admit(self, new: Connection, connections: Collection[Connection]) -> None:
-        """Make room for a new connection, which is among `connections`, or refuse it."""
+        """Take in a new connection, which is among `connections`, or refuse it."""
         if len(connections) <= self.limit:
             return
         victims = self._silent_ones(new, connections)

@@ -70,7 +70,7 @@ class ResponseStore:
         self.num_bytes = 0
 
     def put(self, response: dict[str, Any], items: bytes, previous_id: str | None) -> None:
-        """Keep a response and its input items (JSON). Evict the least recently used ones to make room."""
+        """Keep a response and its input items (JSON). Evict the least recently used ones for it."""
         output = msgspec.json.encode(response["output"])
         entry = _Entry(
             response=msgspec.json.encode(response),

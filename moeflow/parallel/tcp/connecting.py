@@ -19,9 +19,9 @@ from typing import Final
 from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.parallel.tcp.authentication import GREETING_BYTES, check_greeting, prove, verify
+from moeflow.parallel.tcp.pending_connections import PendingConnections
 from moeflow.parallel.tcp.refusal_log import RefusalLog
 from moeflow.parallel.tcp.tcp_link import TcpLink
-from moeflow.parallel.tcp.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Acceptor:
         self._token = token
         self._on_link = on_link
         self._refusals = RefusalLog(logger)
-        self._room: WaitingRoom[_Arrival] = WaitingRoom()
+        self._pending: PendingConnections[_Arrival] = PendingConnections()
         self._finished: queue.SimpleQueue[str] = queue.SimpleQueue()  # addresses of handshakes that have ended
         self._has_ended = False
         self._wake, self._alarm = socket.socketpair()
@@ -126,11 +126,11 @@ class Acceptor:
                     elif key.data.connection.fileno() >= 0:  # it was not closed for another one meanwhile
                         self._read_greeting(key.data)
                 self._advance()
-            for arrival in self._room.empty():
+            for arrival in self._pending.empty():
                 arrival.connection.close()
 
     def _patience_s(self) -> float | None:
-        deadline_s = self._room.next_deadline_s()
+        deadline_s = self._pending.next_deadline_s()
         return None if deadline_s is None else max(deadline_s - time.monotonic(), 0)
 
     def _accept(self) -> None:
@@ -147,7 +147,7 @@ class Acceptor:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, GREETING_BYTES)
             arrival = _Arrival(connection, host, port)
             self._selector.register(connection, selectors.EVENT_READ, arrival)
-            victim = self._room.enter(arrival, host, time.monotonic() + HANDSHAKE_S)
+            victim = self._pending.enter(arrival, host, time.monotonic() + HANDSHAKE_S)
             if victim is not None:
                 self._discard(victim)
 
@@ -158,18 +158,18 @@ class Acceptor:
             check_greeting(arrival.connection.recv(GREETING_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
             arrival.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         except (GroupError, OSError) as error:
-            self._room.leave(arrival)
+            self._pending.leave(arrival)
             self._refuse(arrival, error)
         else:
-            self._room.greet(arrival)
+            self._pending.greet(arrival)
 
     def _advance(self) -> None:
-        """End the connections that are overdue, and begin handshakes while there is room for them."""
+        """End the connections that are overdue, and begin handshakes while more may run."""
         while not self._finished.empty():
-            self._room.finish(self._finished.get())
-        for arrival in self._room.overdue(time.monotonic()):
+            self._pending.finish(self._finished.get())
+        for arrival in self._pending.overdue(time.monotonic()):
             self._refuse(arrival, GroupError("authentication does not answer in time"))
-        while (greeted := self._room.next()) is not None:
+        while (greeted := self._pending.next()) is not None:
             threading.Thread(target=self._verify, args=(greeted,), name="handshake", daemon=True).start()
 
     def _verify(self, arrival: _Arrival) -> None:

@@ -43,8 +43,8 @@ class IncomingFile:
 class FileStore:
     """All files of one data folder, by id. One that `is_needed` is not removed.
 
-    A file that has expired is hidden. Its contents are deleted an hour later, or earlier if an upload needs the room:
-    a server may have started with a wrong clock, and with the right one the file is back.
+    An expired file is hidden. Its contents are deleted an hour later, or as soon as an upload needs the space. If the
+    server started with a wrong clock, the file is visible again under the right one.
 
     Uploads are refused once all files would have more than `quota_bytes` together, other uploads on their way and the
     `result_bytes` of unfinished jobs included. Results are counted but never refused: the work is done. Uploads are

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from moeflow.core.errors import ConfigError, GroupError
-from moeflow.parallel.tcp import connecting, waiting_room
+from moeflow.parallel.tcp import connecting, pending_connections
 from moeflow.parallel.tcp.authentication import prove, verify
 from moeflow.parallel.tcp.connecting import Acceptor, connect, listen
 from moeflow.parallel.tcp.tcp_link import TcpLink
@@ -151,7 +151,7 @@ def test_links_are_made_until_the_acceptor_is_closed():
 
 def test_connections_that_say_nothing_are_few_and_end_soon(monkeypatch):
     monkeypatch.setattr(connecting, "HANDSHAKE_S", 1.0)
-    monkeypatch.setattr(waiting_room, "MAX_WAITING", 3)
+    monkeypatch.setattr(pending_connections, "MAX_WAITING", 3)
     arrivals: queue.Queue[TcpLink] = queue.Queue()
     with accepting(arrivals) as port, contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(8)]

@@ -133,7 +133,7 @@ def tiny_reasoning(count: int) -> list[dict]:
 
 
 def test_a_history_is_bounded_as_a_body_is(client, engine):
-    """Links of a chain each pass the bound on values of one body; together they are refused before they are decoded."""
+    """Each link passes the bound on values of one body. A longer chain is refused before it is decoded."""
     half = MAX_CONTAINERS // 2 // len(("item", "summary", "content")) - 10
     first = ask(client, input=tiny_reasoning(half))
     second = ask(client, input=tiny_reasoning(half), previous_response_id=first.id)

@@ -1,8 +1,8 @@
 """Connections that are accepted and not yet authenticated: which may begin a handshake, and which have to leave.
 
-A stranger can open connections faster than anybody can authenticate. So each address gets a share of the handshakes
-that run at once, and a full room closes the connection that has been silent for longest, of the address that has the
-most connections. A rank at another address keeps its place. Knows no sockets.
+A stranger can open connections faster than handshakes end. So each address gets a share of the handshakes. When too
+many connections wait, the longest silent one of the address with the most connections closes. A rank at another
+address keeps its place. This module knows no sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_HANDSHAKES_OF_ADDRESS: Final = 8
 Waiting = TypeVar("Waiting")
 
 
-class WaitingRoom(Generic[Waiting]):
+class PendingConnections(Generic[Waiting]):
     """Connections by address, each with the time at which its patience ends."""
 
     def __init__(self) -> None:
