@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.recorded_forecast import recorded_forecast
     from moeflow.engine.text.token_tree_dot import to_dot
     from moeflow.engine.text.tokenizer import Tokenizer
+    from moeflow.engine.text.tokenizer_files import read_gguf
     from moeflow.kv.disk.folder_usage import clear_folder, folder_bytes, folder_usage
     from moeflow.llm import LLM
     from moeflow.models.registry import read_bare_config, read_model_config
@@ -114,6 +115,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.engine.recorded_forecast": "recorded_forecast",
     "moeflow.engine.text.token_tree_dot": "to_dot",
     "moeflow.engine.text.tokenizer": "Tokenizer",
+    "moeflow.engine.text.tokenizer_files": "read_gguf",
     "moeflow.kv.disk.folder_usage": "clear_folder folder_bytes folder_usage",
     "moeflow.llm": "LLM",
     "moeflow.models.registry": "read_bare_config read_model_config",

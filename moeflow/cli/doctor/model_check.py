@@ -6,8 +6,10 @@ packed weights compared with its checksums waits for all of it to be read.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moeflow.checkpoint.gguf.file_names import gguf_start
 from moeflow.cli import lazy
 from moeflow.cli.doctor.diagnostics import Finding, Verdict
 from moeflow.cli.doctor.modes import other_modes
@@ -41,6 +43,7 @@ def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[
     finally:
         checkpoint.close()
     found = [Finding("model", Verdict.OK, f"{describe(shape)}, {format_bytes(num_bytes)} on disk")]
+    found += examine_tokenizer(Path(overrides["model"]))
     try:
         has_replicas = (overrides.get("num_replicas") or 1) > 1  # which are of servers alone
         settings = settings_of(overrides | {"is_served": True} if has_replicas else overrides)
@@ -52,6 +55,18 @@ def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[
     found.append(Finding("speed", Verdict.OK, lazy.what_to_expect(plan) or HINT))
     found += other_modes(overrides, plan)
     return [*found, *(verify(plan.config) if verifies else [])]
+
+
+def examine_tokenizer(model: Path) -> list[Finding]:
+    """Return faults of a GGUF file's tokenizer, which is in the header."""
+    file = gguf_start(model)
+    if file.suffix != ".gguf":
+        return []
+    try:
+        notice = lazy.read_gguf(file).notice
+    except CheckpointError as error:
+        return [Finding("tokenizer", Verdict.MISSING, str(error))]
+    return [Finding("tokenizer", Verdict.WARN, notice)] if notice else []
 
 
 def examine_named_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[Finding]:

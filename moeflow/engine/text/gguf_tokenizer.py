@@ -2,9 +2,10 @@
 
 GGUF names a tokenizer kind and a pre-tokenizer and lists tokens, merges or scores; here these become the same
 pipeline that the model's `tokenizer.json` would describe. A pre-tokenizer that is not known is refused: with
-the wrong one everything seems to work, on the wrong tokens. Knows nothing of chat templates or of weights.
+the wrong one everything seems to work, on the wrong tokens. A file without a name gets the rule `default`, with a
+notice. Knows nothing of chat templates or of weights.
 
-Source: llama.cpp's src/llama-vocab.cpp for names and patterns; oracle: transformers' own GGUF reader.
+Source: llama.cpp's src/llama-vocab.cpp; oracle: transformers' own GGUF reader.
 """
 
 from __future__ import annotations
@@ -13,33 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.engine.text.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types
 _REMEDY = "Use the model's Hugging Face folder instead, or convert it to GGUF again with a current llama.cpp"
-
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace("{1,3}", "")
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_O200K = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_SPLITS = dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "smaug-bpe"), _LLAMA3)
-_SPLITS |= dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2) | {"tekken": _TEKKEN, "gpt-4o": _O200K}
-_GPT2 = ("gpt-2", "olmo", "mpt", "phi-2")
-_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
-_WHOLE_WORDS_FIRST = (_LLAMA3, _TEKKEN)  # a word that is a token is not merged from its parts
+_DEFAULT = "default"  # llama.cpp's rule for files without a name
+_PRE, _MERGES = "tokenizer.ggml.pre", "tokenizer.ggml.merges"
 
 
 def build_tokenizer(metadata: Mapping[str, Any], file: Path) -> tuple[Tokenizer, dict[str, Any]]:
@@ -51,9 +35,9 @@ def build_tokenizer(metadata: Mapping[str, Any], file: Path) -> tuple[Tokenizer,
     if not isinstance(tokens, list) or not tokens:
         raise CheckpointError("holds no tokenizer", file=file, remedy=_REMEDY)
     kind = metadata.get("tokenizer.ggml.model")
-    builders = {"gpt2": _byte_level, "llama": _sentence_piece}
+    builders = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _sentence_piece}
     if kind not in builders:
-        raise CheckpointError(f"has a tokenizer of the unknown kind {kind!r}", file=file, remedy=_REMEDY)
+        raise CheckpointError(f"has a tokenizer of the unknown kind {brief(kind)}", file=file, remedy=_REMEDY)
     try:
         tokenizer = builders[kind](metadata, tokens)
     except Exception as error:  # the tokenizers package raises bare exceptions
@@ -62,36 +46,52 @@ def build_tokenizer(metadata: Mapping[str, Any], file: Path) -> tuple[Tokenizer,
     return tokenizer, _config(metadata, tokens, file)
 
 
+def unnamed_notice(metadata: Mapping[str, Any]) -> str:
+    """Return a warning if a file does not name its pre-tokenizer; otherwise an empty text."""
+    if metadata.get("tokenizer.ggml.model") != "gpt2" or metadata.get(_PRE):
+        return ""
+    return f"does not name its pre-tokenizer ({_PRE}); {_DEFAULT!r} cuts the text, which makes answers worse. {_REMEDY}"
+
+
+def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
+    """Return the rule that cuts the text. Raises: ValueError if its name is not known."""
+    name = metadata.get(_PRE) or _DEFAULT
+    rule = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
+    if rule is None:
+        raise ValueError(f"the pre-tokenizer {brief(name)} is not known; known are {', '.join(sorted(PRE_TOKENIZERS))}")
+    return rule
+
+
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
-    name = metadata.get("tokenizer.ggml.pre")
-    split = _SPLITS.get(str(name))
-    if split is not None:
-        before: list[Any] = [pre_tokenizers.Split(Regex(split), behavior="isolated")]
-    elif name in _SINGLE_DIGITS:
-        before = [pre_tokenizers.Digits(individual_digits=True)]
-    elif name in _GPT2:
-        before = []
-    else:
-        raise ValueError(f"the pre-tokenizer {name!r} is not known")
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    rule = _pre_tokenizer(metadata)
     model = models.BPE(
-        vocab={token: i for i, token in enumerate(tokens)}, merges=merges, ignore_merges=split in _WHOLE_WORDS_FIRST
+        vocab={token: i for i, token in enumerate(tokens)},
+        merges=_stored_merges(metadata),
+        ignore_merges=rule.has_whole_words,
     )
     tokenizer = Tokenizer(model)
-    cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*before, cut])
+    if rule.is_composed:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = rule.build()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
+def _stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if _MERGES not in metadata:
+        raise ValueError(f"the file has no {_MERGES}")
+    return [(left, right) for left, right in (merge.split(" ") for merge in metadata[_MERGES])]
+
+
 def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
-    """SentencePiece's BPE. Its merges are not stored: the scores give the order in which they apply."""
+    """SentencePiece's BPE. Gemma 4 stores its merges; elsewhere the scores give their order."""
     vocab = {token: i for i, token in enumerate(tokens)}
-    scores = metadata["tokenizer.ggml.scores"]
+    is_gemma4 = metadata["tokenizer.ggml.model"] == "gemma4"
+    merges = _stored_merges(metadata) if is_gemma4 else _scored_merges(vocab, metadata["tokenizer.ggml.scores"])
     unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
-    model = models.BPE(vocab=vocab, merges=_merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    model = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
-    has_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    has_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", not is_gemma4))
     scheme = "first" if has_space else "never"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -100,7 +100,7 @@ def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer
     return tokenizer
 
 
-def _merges(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+def _scored_merges(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Return every way to make a token from two others, those of the best score first."""
     found = []
     for token, token_id in vocab.items():
@@ -133,11 +133,18 @@ def _config(metadata: Mapping[str, Any], tokens: list[str], file: Path) -> dict[
                 f"names token {token_id} as {key} token, but has {len(tokens)}", file=file, remedy=_REMEDY
             )
         config[f"{name}_token"] = tokens[token_id]
-    # files without this key: llama.cpp begins with BOS for SentencePiece and Llama 3, not for other vocabularies
-    has_bos = (
-        metadata.get("tokenizer.ggml.model") == "llama"
-        or _SPLITS.get(metadata.get("tokenizer.ggml.pre", "")) == _LLAMA3
-    )
-    config["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", has_bos)) and "bos_token" in config
+    config["add_bos_token"] = _begins_with_bos(metadata) and "bos_token" in config
     config["add_eos_token"] = bool(metadata.get("tokenizer.ggml.add_eos_token", False)) and "eos_token" in config
     return config
+
+
+def _begins_with_bos(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a prompt begins with BOS: what the file says, else what llama.cpp does for the vocabulary.
+
+    Conversions of Gemma 4 say no by mistake.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind == "gemma4":
+        return True
+    has_bos = kind == "llama" or _pre_tokenizer(metadata).has_bos
+    return bool(metadata.get("tokenizer.ggml.add_bos_token", has_bos))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from moeflow.engine.text.tool_syntax.tool import Tool
 else:
     chat_format = on_demand("moeflow.engine.text.chat_format")  # with all syntaxes of calls
+
+logger = logging.getLogger(__name__)
 
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
@@ -67,7 +70,10 @@ class Tokenizer:
         Raises: CheckpointError if there is no tokenizer or it is damaged.
         """
         path = gguf_start(Path(path))
-        return cls(read_gguf(path) if path.suffix == ".gguf" else read_folder(path))
+        parts = read_gguf(path) if path.suffix == ".gguf" else read_folder(path)
+        if parts.notice:
+            logger.warning("%s: %s", parts.source, parts.notice)
+        return cls(parts)
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and the chat template into a Hugging Face folder."""

@@ -24,7 +24,7 @@ from moeflow.core.errors import CheckpointError
 from moeflow.core.units import MIB
 from moeflow.engine.text.chat_template_files import named_templates, read_chat_templates, write_chat_templates
 from moeflow.engine.text.declared_tokens import declared_tokens
-from moeflow.engine.text.gguf_tokenizer import build_tokenizer
+from moeflow.engine.text.gguf_tokenizer import build_tokenizer, unnamed_notice
 from moeflow.engine.text.special_tokens import NAMES, SpecialTokens, special_tokens, teach
 
 _MAX_TOKENIZER_BYTES: Final = 64 * MIB  # vocabularies of a quarter of a million tokens take half as much
@@ -59,7 +59,7 @@ _NOT_SAVED: Final = frozenset(
 class TokenizerParts(msgspec.Struct, frozen=True):
     """A tokenizer, the tokens that are special in it, its chat templates by name, and where they came from.
 
-    `settings` have the keys of `tokenizer_config.json`.
+    `settings` have the keys of `tokenizer_config.json`. `notice` is a warning for the user.
     """
 
     core: Tokenizer
@@ -67,6 +67,7 @@ class TokenizerParts(msgspec.Struct, frozen=True):
     chat_templates: dict[str, str]
     settings: Mapping[str, Any]
     source: Path
+    notice: str = ""
 
 
 def read_folder(folder: Path) -> TokenizerParts:
@@ -90,7 +91,8 @@ def read_gguf(file: Path) -> TokenizerParts:
     core, settings = build_tokenizer(metadata, file)
     templates = named_templates(metadata.get("tokenizer.chat_template"), file)
     with _blame_settings(file):
-        return assemble(core, settings, templates, file)
+        parts = assemble(core, settings, templates, file)
+    return msgspec.structs.replace(parts, notice=unnamed_notice(metadata))
 
 
 def assemble(
