@@ -12,6 +12,7 @@ from moeflow.core.model_config import ConfigReader
 
 WIDTH: Final = {"intermediate_size": "feed_forward_length"}
 TOP_K: Final = {"num_experts_per_tok": "expert_used_count"}
+SOFTMAX, SIGMOID = 1, 2  # values of `expert_gating_func`: how experts are scored; 0 leaves it to the architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Architecture:
     scaling: Mapping[str, Any] = field(default_factory=dict)  # of rotary positions, what GGUF leaves out
     # Hugging Face key -> GGUF key, and what is meant where a file has none: numbers from 0, or flags.
     optional: Mapping[str, tuple[str, float | bool]] = field(default_factory=dict)
-    gating: int = 1  # how experts are scored: 1 by softmax, 2 by sigmoid
+    gatings: tuple[int, ...] = (0, SOFTMAX)  # values of `expert_gating_func` that fit the family
     may_be_partial: bool = False  # whether positions may rotate a part of each head
     stores_pairs: bool = False  # whether rows of q and k are stored in pairs, see `names.heads_in_pairs`
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # makes the config whole, at last

@@ -6,14 +6,15 @@ Source: the keys of gguf.constants; llama.cpp's conversions and what it takes wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moeflow.checkpoint.gguf import latent, local_heads, recurrent
-from moeflow.checkpoint.gguf.architecture import TOP_K, WIDTH, Architecture
+from moeflow.checkpoint.gguf.architecture import SIGMOID, SOFTMAX, TOP_K, WIDTH, Architecture
 from moeflow.checkpoint.gguf.cuts import cut_attention
+from moeflow.checkpoint.gguf.header import GGUFHeader
 from moeflow.checkpoint.gguf.hybrids import HYBRIDS
 from moeflow.checkpoint.gguf.names import (
     ERNIE_NAMES,
@@ -26,6 +27,7 @@ from moeflow.checkpoint.gguf.names import (
     MLP_NAMES,
     QWEN2_NAMES,
     ROUTED_NAMES,
+    part_of,
 )
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
@@ -149,7 +151,7 @@ _DEEPSEEK_V3 = replace(
     model_type="deepseek_v3",
     huggingface_class="DeepseekV3ForCausalLM",
     constants={"topk_method": "noaux_tc"},
-    gating=2,
+    gatings=(0, SOFTMAX, SIGMOID),
 )
 _OTHERS = {
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", WIDTH),
@@ -175,7 +177,7 @@ _OTHERS = {
         moe_names=ROUTED_NAMES,
         layer_names={"post_attention_norm": "post_attention_layernorm"},
         optional=_ROUTING,
-        gating=2,
+        gatings=(0, SIGMOID),
         may_be_partial=True,
     ),
     "dots1": Architecture(
@@ -185,7 +187,7 @@ _OTHERS = {
         {"sliding_window": None},
         ROUTED_NAMES,
         optional=_ROUTING,
-        gating=2,
+        gatings=(0, SIGMOID),
     ),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",
@@ -208,7 +210,7 @@ _OTHERS = {
         "MiniMaxM2ForCausalLM",
         TOP_K | {"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"},
         moe_names=MINIMAX_NAMES,
-        gating=2,
+        gatings=(0, SIGMOID),
         may_be_partial=True,
     ),
     "hunyuan-moe": Architecture(
@@ -322,9 +324,9 @@ _NO_MODELS: Mapping[Any, str] = {  # what else GGUF files are, by general.type
 }
 
 
-def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
+def read_architecture(header: GGUFHeader, file: Path) -> Architecture:
     """Return the family; raises CheckpointError, naming what is supported, for any other."""
-    reader = ConfigReader(metadata, file)
+    reader = ConfigReader(header.metadata, file)
     kind = reader.get(str, "general.type", "model")
     if kind in _NO_MODELS:
         raise CheckpointError(
@@ -340,7 +342,7 @@ def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
     if name == "granitemoe" and reader.get(int, "granitemoe.expert_shared_feed_forward_length", 0) > 0:
         return _GRANITE_SHARED
     if name == "deepseek2":
-        return _DEEPSEEK_V3 if reader.get(int, "deepseek2.expert_gating_func", 0) == 2 else _DEEPSEEK_V2
+        return _deepseek(reader, header.tensors)
     if name not in _OTHERS:
         raise CheckpointError(
             f"is of the architecture {brief(name)}",
@@ -348,3 +350,20 @@ def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
             remedy=f"Supported in GGUF files are llama (dense and Mixtral), deepseek2, {', '.join(_OTHERS)}",
         )
     return _OTHERS[name]
+
+
+def _deepseek(reader: ConfigReader, tensors: Collection[str]) -> Architecture:
+    """Return the DeepSeek family that scores experts as the file does.
+
+    A bias on the choice of experts means sigmoid. Conversions of GLM-4.7-Flash have the bias, but not the function;
+    llama.cpp knows that model by its size.
+    """
+    gating = reader.get(int, "deepseek2.expert_gating_func", 0)
+    if gating == SIGMOID or any(part_of(name) == "exp_probs_b" for name in tensors):
+        return _DEEPSEEK_V3
+    if reader.get(bool, "deepseek2.expert_weights_norm", False):
+        raise reader.error(
+            f"'deepseek2.expert_gating_func' is {gating} and there is no tensor 'exp_probs_b.bias', so experts are "
+            "scored by softmax. 'deepseek2.expert_weights_norm' is True, which is supported with sigmoid only"
+        )
+    return _DEEPSEEK_V2

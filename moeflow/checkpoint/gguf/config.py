@@ -62,7 +62,7 @@ def translate_config(
     for key, neutral in _NEUTRAL_VALUES.items():
         if key not in understood and reader.raw.get(key, neutral[0]) not in neutral:
             raise reader.error(f"{key!r} is {brief(reader.raw[key])}, which is not supported")
-    if reader.raw.get("expert_gating_func", 0) not in (0, architecture.gating):
+    if reader.raw.get("expert_gating_func", 0) not in architecture.gatings:
         raise reader.error(f"'expert_gating_func' is {brief(reader.raw['expert_gating_func'])}, which is not supported")
     embeddings = header.tensors.get("token_embd.weight")
     config: dict[str, Any] = {

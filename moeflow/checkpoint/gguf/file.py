@@ -71,7 +71,7 @@ class GGUFFile:
         self.path = path
         self.config_file = path
         header = read_gguf_parts(path)
-        architecture = read_architecture(header.metadata, path)
+        architecture = read_architecture(header, path)
         self._files = {file: RawFile(file) for file in {path, *(it.file for it in header.tensors.values())}}
         self.config: Mapping[str, Any] = translate_config(
             header, architecture, lambda name: self._read_table(header, name), path

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from moeflow.checkpoint.gguf.architecture import TOP_K, WIDTH, Architecture
+from moeflow.checkpoint.gguf.architecture import SIGMOID, TOP_K, WIDTH, Architecture
 from moeflow.checkpoint.gguf.cuts import cut_all_of_key_heads, cut_rates_and_steps
 from moeflow.checkpoint.gguf.names import QWEN2_NAMES, MoeNames
 
@@ -63,7 +63,7 @@ _LFM2_MOE = replace(
         "num_dense_layers": ("leading_dense_block_count", 0),
         "routed_scaling_factor": ("expert_weights_scale", 1.0),
     },
-    gating=2,
+    gatings=(0, SIGMOID),
 )
 _DELTA_LAYER: Final = {
     "post_attention_norm": "post_attention_layernorm",

@@ -1,6 +1,7 @@
 """GGUF files of models with latent attention, in llama.cpp's older form and in its newer one."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import gguf
 import pytest
@@ -52,7 +53,12 @@ NEWER = {
 }
 
 
-def written(tmp_path, name, *, is_newer, more=None, leaves_out=None):
+def scored_by(function):
+    """Return what sets a function that gguf's table may lack."""
+    return {"add_expert_gating_func": SimpleNamespace(value=function)}
+
+
+def written(tmp_path, name, *, is_newer, more=None, leaves_out=None, without=()):
     config, own = FAMILIES[name]
     random_model(config).save_pretrained(tmp_path / "folder")
     folder = open_checkpoint(tmp_path / "folder")
@@ -64,7 +70,7 @@ def written(tmp_path, name, *, is_newer, more=None, leaves_out=None):
         stacks[f"blk.{layer}.attn_v_b.weight"] = values.contiguous()
     stacks.pop(leaves_out, None)
     settings = COMMON | (NEWER if is_newer else OLDER) | own | (more or {})
-    without = ["kv_b_proj.weight"] if is_newer else []
+    without = [*without, *(["kv_b_proj.weight"] if is_newer else [])]
     return folder, write(tmp_path / "model.gguf", "deepseek2", folder, settings, stacks, without)
 
 
@@ -87,16 +93,34 @@ def test_the_file_is_the_folder(tmp_path, name, is_newer):
     outline(file)
 
 
-def test_glm_4_7_flash_is_deepseek_v3(tmp_path):
-    """llama.cpp has no architecture of its own for it."""
+@pytest.mark.parametrize("function", [{}, *map(scored_by, (0, 1, 2))], ids=["none", "0", "softmax", "sigmoid"])
+def test_glm_4_7_flash_is_deepseek_v3(tmp_path, function):
+    """llama.cpp has no architecture of its own for it. Early conversions leave out how experts are scored."""
     latent = ROUTED | DIMS | {"q_lora_rank": 18}
     theirs = random_model(Glm4MoeLiteConfig(**SHAPE | latent, mlp_layer_types=["dense", "sparse", "sparse"]))
     theirs.save_pretrained(tmp_path / "folder")
     folder = open_checkpoint(tmp_path / "folder")
-    settings = COMMON | OLDER | SIGMOID | {"add_q_lora_rank": 18}
+    settings = COMMON | OLDER | function | {"add_q_lora_rank": 18}
     write(tmp_path / "model.gguf", "deepseek2", folder, settings)
     ids = tokens(30)
     close(Cache(load(tmp_path / "model.gguf")).run({"a": ids})["a"], their_logits(theirs, ids))
+
+
+@pytest.mark.parametrize("function", [{}, scored_by(0), scored_by(1)], ids=["none", "0", "softmax"])
+def test_softmax_with_weights_that_add_up_to_one_is_refused_with_the_reason(tmp_path, function):
+    reason = r"no tensor 'exp_probs_b\.bias'.*by softmax\. 'deepseek2\.expert_weights_norm' is True"
+    with pytest.raises(CheckpointError, match=reason):
+        written(tmp_path, "v2", is_newer=True, more=function | {"add_expert_weights_norm": True})
+
+
+def test_sigmoid_without_the_bias_names_the_missing_tensor(tmp_path):
+    with pytest.raises(CheckpointError, match="e_score_correction_bias"):
+        outline(written(tmp_path, "v3", is_newer=False, without=["e_score_correction_bias"])[1])
+
+
+def test_other_functions_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="'expert_gating_func' is 3, which is not supported"):
+        written(tmp_path, "v3", is_newer=True, more=scored_by(3))
 
 
 def test_keys_without_values_are_refused(tmp_path):
