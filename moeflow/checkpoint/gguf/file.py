@@ -31,6 +31,7 @@ from moeflow.checkpoint.gguf.parts import read_gguf_parts
 from moeflow.checkpoint.gguf.recurrent import huggingface_shape, is_decay
 from moeflow.checkpoint.gguf.rope import LONG_TABLES, ROPE_FACTORS
 from moeflow.checkpoint.gguf.tensor_types import TensorType
+from moeflow.checkpoint.gguf.turn_ends import with_turn_ends
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.on_demand import torch
@@ -76,7 +77,8 @@ class GGUFFile:
         self.config: Mapping[str, Any] = translate_config(
             header, architecture, lambda name: self._read_table(header, name), path
         )
-        self.generation_config: Mapping[str, Any] = translate_token_ids(header.metadata, path)
+        token_ids = translate_token_ids(header.metadata, path)
+        self.generation_config: Mapping[str, Any] = with_turn_ends(token_ids, header.metadata)
         tables = {ROPE_FACTORS, *(LONG_TABLES.values() if architecture.may_be_long else ())}
         self._pieces: dict[str, _Piece] = {}
         for tensor in header.tensors.values():

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import numpy as np
@@ -48,6 +48,7 @@ _DROPPED = {  # types, whose rows were put in another order for some processors
     38: "IQ4_NL_8_8",
 }
 _IK_TYPES = 97  # from here on
+_NOTHING: Final[Mapping[str, Collection[str]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class PassedArray(msgspec.Struct, frozen=True):
     kind: int
     count: int
     checksum: int  # CRC-32 of its bytes
+    places: dict[str, int] = {}  # of the strings in it that were sought
 
 
 class GGUFHeader(msgspec.Struct, frozen=True):
@@ -78,11 +80,14 @@ class GGUFHeader(msgspec.Struct, frozen=True):
     tensors: dict[str, GGUFTensor]
 
 
-def read_gguf_header(file: Path, *, with_vocabulary: bool = True) -> GGUFHeader:
+def read_gguf_header(
+    file: Path, *, with_vocabulary: bool = True, sought: Mapping[str, Collection[str]] = _NOTHING
+) -> GGUFHeader:
     """Return metadata and tensors of a file; the first of several parts may have no tensors.
 
     A model's weights need no vocabulary, whose hundreds of thousands of strings take time and memory. Without it, of
-    arrays as long as that it is known only whether they are others' (`PassedArray`).
+    arrays as long as that it is known only whether they are others' (`PassedArray`), and where they have strings that
+    are sought, by the array's key.
 
     Raises: CheckpointError if the file is missing, cut or damaged, or holds a tensor of a type that is not
     among `SUPPORTED`.
@@ -90,7 +95,8 @@ def read_gguf_header(file: Path, *, with_vocabulary: bool = True) -> GGUFHeader:
     with open_stream(file) as stream, blame_file(file):
         cursor = _Cursor(stream, file)
         num_tensors, num_keys = _read_preamble(cursor)
-        metadata = _read_metadata(cursor, num_keys, most_items=_MAX_ITEMS if with_vocabulary else _MANY_ITEMS)
+        most_items = _MAX_ITEMS if with_vocabulary else _MANY_ITEMS
+        metadata = _read_metadata(cursor, num_keys, most_items=most_items, sought=sought)
         check_num_tensors(num_tensors, file)
         tensors = [_read_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -184,25 +190,32 @@ class _Cursor:
                 found.append(self.string())
         return found
 
-    def pass_strings(self, count: int) -> int:
-        """Go past so many strings; return the checksum of their bytes."""
+    def pass_strings(self, count: int, sought: Collection[str] = ()) -> tuple[int, dict[str, int]]:
+        """Go past so many strings; return the checksum of their bytes, and the places of those that are sought."""
         left, checksum = count, 0
         length_at = _LENGTH.unpack_from
+        spelled = {_LENGTH.pack(len(text.encode())) + text.encode(): text for text in sought}
+        places: dict[str, int] = {}
         while left:
             piece, used = self._stream.read(_PIECE_BYTES), 0
             while left and used + _LENGTH.size <= len(piece):
                 stop = used + _LENGTH.size + length_at(piece, used)[0]
                 if stop > len(piece):
                     break
+                if spelled and piece[used:stop] in spelled:
+                    places[spelled[piece[used:stop]]] = count - left
                 used, left = stop, left - 1
             checksum = zlib.crc32(memoryview(piece)[:used], checksum)
             self.position += used
             self._stream.seek(self.position)
             if left:  # the next one goes beyond the piece, or beyond the file
                 text = self.take(self.length(_MAX_STRING))
-                checksum = zlib.crc32(text, zlib.crc32(_LENGTH.pack(len(text)), checksum))
+                spelling = _LENGTH.pack(len(text)) + text
+                if spelling in spelled:
+                    places[spelled[spelling]] = count - left
+                checksum = zlib.crc32(spelling, checksum)
                 left -= 1
-        return checksum
+        return checksum, places
 
     def _text(self, data: bytes, stop: int) -> str:
         try:
@@ -233,35 +246,37 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     return cursor.number("Q"), cursor.number("Q")
 
 
-def _read_metadata(cursor: _Cursor, num_keys: int, *, most_items: int) -> dict[str, Any]:
+def _read_metadata(
+    cursor: _Cursor, num_keys: int, *, most_items: int, sought: Mapping[str, Collection[str]] = _NOTHING
+) -> dict[str, Any]:
     """Return all values, but arrays of more than `most_items` as `PassedArray`."""
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
         key = cursor.string(_MAX_NAME)
         if not key or key in metadata:
             raise cursor.damaged(f"has the metadata key {brief(key)} twice" if key else "has an empty metadata key")
-        metadata[key] = _read_value(cursor, cursor.number("I"), key, most_items)
+        metadata[key] = _read_value(cursor, cursor.number("I"), key, most_items, sought.get(key, ()))
     return metadata
 
 
-def _read_value(cursor: _Cursor, kind: int, key: str, most_items: int) -> Any:
+def _read_value(cursor: _Cursor, kind: int, key: str, most_items: int, sought: Collection[str]) -> Any:
     if kind == _STRING:
         return cursor.string()
     if kind != _ARRAY:
         return _read_scalars(cursor, kind, 1, key)[0]
     item_kind, count = cursor.number("I"), cursor.num_items()
     if count > most_items and item_kind in (_STRING, *_SCALARS):
-        return PassedArray(item_kind, count, _pass_items(cursor, item_kind, count))
+        return _pass_items(cursor, item_kind, count, sought)
     if item_kind == _STRING:
         return cursor.strings(count)
     return _read_scalars(cursor, item_kind, count, key)
 
 
-def _pass_items(cursor: _Cursor, kind: int, count: int) -> int:
-    """Go past an array's items; return their checksum."""
+def _pass_items(cursor: _Cursor, kind: int, count: int, sought: Collection[str]) -> PassedArray:
+    """Go past an array's items."""
     if kind == _STRING:
-        return cursor.pass_strings(count)
-    return zlib.crc32(cursor.take(count * struct.calcsize("<" + _SCALARS[kind])))
+        return PassedArray(kind, count, *cursor.pass_strings(count, sought))
+    return PassedArray(kind, count, zlib.crc32(cursor.take(count * struct.calcsize("<" + _SCALARS[kind]))))
 
 
 def _read_scalars(cursor: _Cursor, kind: int, count: int, key: str) -> list[Any]:

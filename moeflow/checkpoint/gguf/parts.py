@@ -13,6 +13,7 @@ from typing import Final
 from moeflow.checkpoint.file_errors import MAX_TENSORS, check_num_tensors
 from moeflow.checkpoint.gguf.file_names import MAX_PARTS, PartName, parse_part_name
 from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_gguf_header
+from moeflow.checkpoint.gguf.turn_ends import TOKENS, TURN_ENDS
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 
@@ -20,6 +21,7 @@ _NUMBER: Final = "split.no"  # from 0 on
 _COUNT: Final = "split.count"
 _NUM_TENSORS: Final = "split.tensors.count"  # of all parts
 _OWN: Final = (_NUMBER, "general.alignment")  # keys that are of a part alone
+_SOUGHT: Final = {TOKENS: TURN_ENDS}  # strings that matter of a vocabulary
 _DOWNLOAD_ALL: Final = "Download all parts of the model again, into one folder"
 
 
@@ -28,7 +30,7 @@ def read_gguf_parts(start: Path) -> GGUFHeader:
 
     Raises: CheckpointError, naming the part, if one is missing, damaged, of another model or contradicts the first.
     """
-    first = read_gguf_header(start, with_vocabulary=False)
+    first = read_gguf_header(start, with_vocabulary=False, sought=_SOUGHT)
     name, count = parse_part_name(start.name), _said(first, _COUNT, MAX_PARTS) if _COUNT in first.metadata else 1
     if name is None and count > 1:
         raise CheckpointError(
@@ -64,7 +66,7 @@ def _read_part(file: Path, start: Path) -> GGUFHeader:
             file=file,
             remedy="Download all parts into one folder",
         )
-    return read_gguf_header(file, with_vocabulary=False)
+    return read_gguf_header(file, with_vocabulary=False, sought=_SOUGHT)
 
 
 def _check_single(count: int, header: GGUFHeader) -> None:
