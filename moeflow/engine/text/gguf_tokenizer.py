@@ -21,6 +21,7 @@ from moeflow.core.errors import CheckpointError
 from moeflow.engine.text.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types
+_NO_TOKEN = 2**32 - 1  # -1, as older conversions write for models without padding
 _REMEDY = "Use the model's Hugging Face folder instead, or convert it to GGUF again with a current llama.cpp"
 _DEFAULT = "default"  # llama.cpp's rule for files without a name
 _PRE, _MERGES = "tokenizer.ggml.pre", "tokenizer.ggml.merges"
@@ -126,7 +127,7 @@ def _config(metadata: Mapping[str, Any], tokens: list[str], file: Path) -> dict[
     config: dict[str, Any] = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token_id is None:
+        if token_id is None or (key == "padding" and token_id == _NO_TOKEN):
             continue
         if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
             raise CheckpointError(

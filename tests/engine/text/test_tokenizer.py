@@ -232,6 +232,16 @@ def test_gguf_tokenizers_that_cannot_be_right_are_refused(tmp_path, change, mess
     assert "Hugging Face folder" in caught.value.remedy
 
 
+def test_gguf_padding_of_minus_one_is_none(tmp_path):
+    fields = sentence_piece_fields()
+    ours = Tokenizer.load(write_gguf(tmp_path / "model.gguf", **fields, pad_token_id=2**32 - 1))
+    plain = Tokenizer.load(write_gguf(tmp_path / "plain.gguf", **fields))
+    assert ours.encode("the fox") == plain.encode("the fox")
+    assert ours.special_token_ids == plain.special_token_ids
+    with pytest.raises(CheckpointError, match="names token 4000 as padding token"):
+        Tokenizer.load(write_gguf(tmp_path / "wrong.gguf", **fields, pad_token_id=4000))
+
+
 def test_gguf_without_tokenizer(tmp_path):
     with pytest.raises(CheckpointError, match="holds no tokenizer"):
         Tokenizer.load(write_gguf(tmp_path / "model.gguf"))
