@@ -35,7 +35,7 @@ def model(monkeypatch, tmp_path):
 
 
 def doctor(file):
-    """Return the exit code and what is found of the tokenizer."""
+    """Return the exit code and the findings of the tokenizer."""
     done = CliRunner().invoke(main, ["doctor", file, "--json"])
     findings = json.loads(done.stdout)
     return done.exit_code, [(it["verdict"], it["found"]) for it in findings if it["topic"] == "tokenizer"]

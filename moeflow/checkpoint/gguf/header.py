@@ -86,8 +86,8 @@ def read_gguf_header(
     """Return metadata and tensors of a file; the first of several parts may have no tensors.
 
     A model's weights need no vocabulary, whose hundreds of thousands of strings take time and memory. Without it, of
-    arrays as long as that it is known only whether they are others' (`PassedArray`), and where they have strings that
-    are sought, by the array's key.
+    arrays as long as that it is known only whether they are others' (`PassedArray`). `sought` names strings by the key
+    of their array; a `PassedArray` has their places.
 
     Raises: CheckpointError if the file is missing, cut or damaged, or holds a tensor of a type that is not
     among `SUPPORTED`.
@@ -191,7 +191,7 @@ class _Cursor:
         return found
 
     def pass_strings(self, count: int, sought: Collection[str] = ()) -> tuple[int, dict[str, int]]:
-        """Go past so many strings; return the checksum of their bytes, and the places of those that are sought."""
+        """Go past so many strings. Return the checksum of their bytes, and the places of the sought strings."""
         left, checksum = count, 0
         length_at = _LENGTH.unpack_from
         spelled = {_LENGTH.pack(len(text.encode())) + text.encode(): text for text in sought}

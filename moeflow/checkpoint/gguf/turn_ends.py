@@ -25,7 +25,7 @@ TURN_ENDS: Final = frozenset(
         "[e~[",  # MiniMax
     )
 )
-_CALL, _MESSAGE_END = "<|call|>", "<|end|>"  # in gpt-oss the second ends a message, and the turn goes on
+_CALL, _MESSAGE_END = "<|call|>", "<|end|>"  # gpt-oss has both; the second ends a message there, not the turn
 
 
 def with_turn_ends(token_ids: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
