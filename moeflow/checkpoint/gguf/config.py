@@ -25,6 +25,7 @@ from moeflow.checkpoint.gguf.rope import (
     scaling_from_metadata,
     scaling_from_tables,
 )
+from moeflow.checkpoint.gguf.token_ids import translate_token_ids
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import MAX_LAYERS, ConfigReader
@@ -112,25 +113,6 @@ def _attention_keys(
     if layer_types is not None:
         config["layer_types"] = layer_types
         config |= architecture.mixer_keys(reader) if architecture.mixer_keys else {}
-    return config
-
-
-def translate_token_ids(metadata: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the special tokens' ids: as much of `generation_config.json` as GGUF knows.
-
-    `eos_token_id` is a list where a turn ends in more ways than the text.
-    """
-    reader = ConfigReader(metadata, file)
-    kinds = ("bos", "eos", "eot", "eom", "padding")
-    ids = {kind: reader.get(int, f"tokenizer.ggml.{kind}_token_id", -1) for kind in kinds}
-    ends = list(dict.fromkeys(ids[kind] for kind in ("eos", "eot", "eom") if ids[kind] >= 0))
-    config: dict[str, Any] = {}
-    if ids["bos"] >= 0:
-        config["bos_token_id"] = ids["bos"]
-    if ends:
-        config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
-    if ids["padding"] >= 0:
-        config["pad_token_id"] = ids["padding"]
     return config
 
 

@@ -21,7 +21,7 @@ from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
 from moeflow.checkpoint.gguf.architecture import Architecture
 from moeflow.checkpoint.gguf.architectures import read_architecture
 from moeflow.checkpoint.gguf.blocks import widen_blocks
-from moeflow.checkpoint.gguf.config import translate_config, translate_token_ids
+from moeflow.checkpoint.gguf.config import translate_config
 from moeflow.checkpoint.gguf.cuts import Cut
 from moeflow.checkpoint.gguf.grids import LEVEL_KINDS, level_blocks
 from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor
@@ -31,7 +31,7 @@ from moeflow.checkpoint.gguf.parts import read_gguf_parts
 from moeflow.checkpoint.gguf.recurrent import huggingface_shape, is_decay
 from moeflow.checkpoint.gguf.rope import LONG_TABLES, ROPE_FACTORS
 from moeflow.checkpoint.gguf.tensor_types import TensorType
-from moeflow.checkpoint.gguf.turn_ends import with_turn_ends
+from moeflow.checkpoint.gguf.token_ids import translate_token_ids, with_turn_ends
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.on_demand import torch

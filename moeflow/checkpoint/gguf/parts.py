@@ -13,7 +13,7 @@ from typing import Final
 from moeflow.checkpoint.file_errors import MAX_TENSORS, check_num_tensors
 from moeflow.checkpoint.gguf.file_names import MAX_PARTS, PartName, parse_part_name
 from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_gguf_header
-from moeflow.checkpoint.gguf.turn_ends import TOKENS, TURN_ENDS
+from moeflow.checkpoint.gguf.token_ids import TOKENS, TURN_ENDS
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 

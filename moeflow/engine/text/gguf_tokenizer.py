@@ -16,15 +16,15 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from moeflow.checkpoint.gguf.token_ids import NO_TOKEN
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.engine.text.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types
-_NO_TOKEN = 2**32 - 1  # -1, as older conversions write for models without padding
 _REMEDY = "Use the model's Hugging Face folder instead, or convert it to GGUF again with a current llama.cpp"
 _DEFAULT = "default"  # llama.cpp's rule for files without a name
-_PRE, _MERGES = "tokenizer.ggml.pre", "tokenizer.ggml.merges"
+_PRE = "tokenizer.ggml.pre"
 
 
 def build_tokenizer(metadata: Mapping[str, Any], file: Path) -> tuple[Tokenizer, dict[str, Any]]:
@@ -39,12 +39,15 @@ def build_tokenizer(metadata: Mapping[str, Any], file: Path) -> tuple[Tokenizer,
     builders = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _sentence_piece}
     if kind not in builders:
         raise CheckpointError(f"has a tokenizer of the unknown kind {brief(kind)}", file=file, remedy=_REMEDY)
+    special = _special_tokens(metadata, tokens, file)
     try:
         tokenizer = builders[kind](metadata, tokens)
     except Exception as error:  # the tokenizers package raises bare exceptions
         raise CheckpointError(f"has an unusable tokenizer: {error}", file=file, remedy=_REMEDY) from error
     _add_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type") or [])
-    return tokenizer, _config(metadata, tokens, file)
+    has_bos = _begins_with_bos(metadata) and "bos_token" in special
+    has_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False)) and "eos_token" in special
+    return tokenizer, {**special, "add_bos_token": has_bos, "add_eos_token": has_eos}
 
 
 def unnamed_notice(metadata: Mapping[str, Any]) -> str:
@@ -79,17 +82,26 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
 
 
 def _stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if _MERGES not in metadata:
-        raise ValueError(f"the file has no {_MERGES}")
-    return [(left, right) for left, right in (merge.split(" ") for merge in metadata[_MERGES])]
+    merges = _stored(metadata, "tokenizer.ggml.merges")
+    return [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+
+
+def _stored(metadata: Mapping[str, Any], key: str) -> list[Any]:
+    if not isinstance(metadata.get(key), list):
+        raise ValueError(f"the file has no {key}")
+    found: list[Any] = metadata[key]
+    return found
 
 
 def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     """SentencePiece's BPE. Gemma 4 stores its merges; elsewhere the scores give their order."""
     vocab = {token: i for i, token in enumerate(tokens)}
     is_gemma4 = metadata["tokenizer.ggml.model"] == "gemma4"
-    merges = _stored_merges(metadata) if is_gemma4 else _scored_merges(vocab, metadata["tokenizer.ggml.scores"])
-    unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
+    merges = (
+        _stored_merges(metadata) if is_gemma4 else _scored_merges(vocab, _stored(metadata, "tokenizer.ggml.scores"))
+    )
+    unknown_id = metadata.get("tokenizer.ggml.unknown_token_id", NO_TOKEN)
+    unknown = tokens[0 if unknown_id == NO_TOKEN else unknown_id]
     model = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
     has_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", not is_gemma4))
@@ -123,20 +135,18 @@ def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> No
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t, kind in typed if kind == _USER_DEFINED])
 
 
-def _config(metadata: Mapping[str, Any], tokens: list[str], file: Path) -> dict[str, Any]:
-    config: dict[str, Any] = {}
+def _special_tokens(metadata: Mapping[str, Any], tokens: list[str], file: Path) -> dict[str, str]:
+    special: dict[str, str] = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token_id is None or (key == "padding" and token_id == _NO_TOKEN):
+        if token_id in (None, NO_TOKEN):
             continue
         if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
             raise CheckpointError(
                 f"names token {token_id} as {key} token, but has {len(tokens)}", file=file, remedy=_REMEDY
             )
-        config[f"{name}_token"] = tokens[token_id]
-    config["add_bos_token"] = _begins_with_bos(metadata) and "bos_token" in config
-    config["add_eos_token"] = bool(metadata.get("tokenizer.ggml.add_eos_token", False)) and "eos_token" in config
-    return config
+        special[f"{name}_token"] = tokens[token_id]
+    return special
 
 
 def _begins_with_bos(metadata: Mapping[str, Any]) -> bool:

@@ -79,6 +79,13 @@ def test_a_key_of_the_wrong_type(file):
     assert "where int is expected" in refused(write(writer, file))
 
 
+def test_tokens_of_minus_one_are_none(file):
+    writer = gguf_writer(file, "llama")
+    writer.add_eot_token_id(2**32 - 1)
+    writer.add_pad_token_id(2**32 - 1)
+    assert open_checkpoint(write(writer, file)).generation_config == {"bos_token_id": 1, "eos_token_id": 2}
+
+
 def test_several_ends_of_turn(file):
     writer = gguf_writer(file, "llama")
     writer.add_eot_token_id(7)

@@ -232,14 +232,23 @@ def test_gguf_tokenizers_that_cannot_be_right_are_refused(tmp_path, change, mess
     assert "Hugging Face folder" in caught.value.remedy
 
 
-def test_gguf_padding_of_minus_one_is_none(tmp_path):
-    fields = sentence_piece_fields()
-    ours = Tokenizer.load(write_gguf(tmp_path / "model.gguf", **fields, pad_token_id=2**32 - 1))
-    plain = Tokenizer.load(write_gguf(tmp_path / "plain.gguf", **fields))
+@pytest.mark.parametrize("kind", ["pad", "unk", "bos"])
+def test_a_gguf_token_of_minus_one_is_none(tmp_path, kind):
+    key, fields = f"{kind}_token_id", sentence_piece_fields()
+    without = {name: value for name, value in fields.items() if name != key}
+    ours = Tokenizer.load(write_gguf(tmp_path / "model.gguf", **without, **{key: 2**32 - 1}))
+    plain = Tokenizer.load(write_gguf(tmp_path / "plain.gguf", **without))
     assert ours.encode("the fox") == plain.encode("the fox")
     assert ours.special_token_ids == plain.special_token_ids
-    with pytest.raises(CheckpointError, match="names token 4000 as padding token"):
-        Tokenizer.load(write_gguf(tmp_path / "wrong.gguf", **fields, pad_token_id=4000))
+    with pytest.raises(CheckpointError, match="names token 4000 as"):
+        Tokenizer.load(write_gguf(tmp_path / "wrong.gguf", **without, **{key: 4000}))
+
+
+def test_a_gguf_vocabulary_without_scores_is_refused(tmp_path):
+    fields = sentence_piece_fields()
+    del fields["token_scores"]
+    with pytest.raises(CheckpointError, match=r"the file has no tokenizer\.ggml\.scores"):
+        Tokenizer.load(write_gguf(tmp_path / "model.gguf", **fields))
 
 
 def test_gguf_without_tokenizer(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.checkpoint.gguf import header
-from moeflow.checkpoint.gguf.turn_ends import TOKENS, TURN_ENDS
+from moeflow.checkpoint.gguf.token_ids import TOKENS, TURN_ENDS
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.models.plausibility import read_eos_token_ids
 from tests.checkpoint.tiny_models import HIDDEN, VOCAB, finish, gguf_writer
