@@ -1,10 +1,11 @@
 """Claim: clients that send long prompts do not freeze the others: `/health` answers within 100 ms in 99 of 100 cases.
 
 Starts `moeflow serve`, keeps a few streams running, asks `/health` fifty times a second, and has several clients
-send one kind of large body after another, each as large as the server takes. Latencies count from when a probe was
-due, not from when it could be sent, so a freeze of seconds is not one bad sample among many good ones. Probes take
-turns on several connections, so that none waits for the answer to the one before; attackers have processes of their
-own, so that what is measured is the server's delay and not theirs.
+send one kind of large body after another, each as large as the server takes. Two more attacks send little: requests
+that follow a long conversation of stored responses, and connections that send nothing. Latencies count from when a
+probe was due, not from when it could be sent, so a freeze of seconds is not one bad sample among many good ones. Probes
+take turns on several connections, so that none waits for the answer to the one before; attackers have processes of
+their own, so that what is measured is the server's delay and not theirs.
 
     python benchmarks/server_under_long_prompts.py [MODEL] --out results.jsonl
 """
@@ -15,6 +16,7 @@ import contextlib
 import http.client
 import json
 import multiprocessing
+import socket
 import statistics
 import subprocess
 import sys
@@ -38,18 +40,75 @@ from moeflow.cli.bench.output import keep, show
 PROBE_S = 0.02
 NUM_PROBES = 5  # connections that take turns
 BODY_BYTES = 4 * 2**20 - 4096  # just below the server's default limit
-CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+CHAT, COMPLETIONS, RESPONSES, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize"
+NUM_ITEMS = 2600  # empty items of a stored response; two such responses are nearly as many as the server reads
+NUM_SILENT = 240  # connections of a wave of one attacker
+WAVE_S = 1.0
 PATIENCE_S = 300.0  # for an answer
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One kind of large request."""
+    """One kind of large request, again and again."""
 
     name: str
     path: str
     body: bytes
+
+    def run(self, address: str, until: float) -> Counter[str]:
+        """Send it; return what was answered."""
+        answers: Counter[str] = Counter()
+        while time.monotonic() < until:
+            answers[_send(address, self.path, self.body)[0]] += 1
+        return answers
+
+
+@dataclass(frozen=True)
+class ChainAttack:
+    """Small requests that follow a conversation of stored responses, as long as the server reads one."""
+
+    name: str
+
+    def run(self, address: str, until: float) -> Counter[str]:
+        """Store the conversation, then send requests; return what was answered."""
+        answers: Counter[str] = Counter()
+        previous_id: str | None = None
+        for size in (NUM_ITEMS, NUM_ITEMS, 0):
+            items = [{"type": "reasoning", "summary": []}] * size
+            while time.monotonic() < until:
+                body = {"max_output_tokens": 1, "input": [*items, {"role": "user", "content": "Hi."}]}
+                status, answer = _send(
+                    address, RESPONSES, json.dumps(body | {"previous_response_id": previous_id}).encode()
+                )
+                answers[status] += 1
+                if size:
+                    previous_id = json.loads(answer).get("id", previous_id)
+                    break
+        return answers
+
+
+@dataclass(frozen=True)
+class SilentAttack:
+    """Connections that send nothing, in waves."""
+
+    name: str
+
+    def run(self, address: str, until: float) -> Counter[str]:
+        """Open them; return how many were open at the end of their wave, and how many were closed."""
+        answers: Counter[str] = Counter()
+        parts = urlsplit(address)
+        while time.monotonic() < until:
+            with contextlib.ExitStack() as opened:
+                wave = []
+                for _ in range(NUM_SILENT):
+                    connection = opened.enter_context(socket.socket())
+                    connection.settimeout(PATIENCE_S)
+                    connection.connect((parts.hostname, parts.port))
+                    wave.append(connection)
+                time.sleep(WAVE_S)
+                answers.update("closed" if _is_closed(connection) else "open" for connection in wave)
+        return answers
 
 
 @dataclass
@@ -64,7 +123,32 @@ class Phase:
     problems: list[str] = field(default_factory=list)
 
 
-def attacks() -> list[Attack]:
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        connection.setblocking(False)
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _send(address: str, path: str, body: bytes) -> tuple[str, bytes]:
+    """Send a request on a connection of its own; return what became of it, and the answer."""
+    client = Client(address)
+    try:
+        response = client.post(path, body)
+        return str(response.status), response.read()
+    except OSError as error:  # refused before the whole body was sent
+        return type(error).__name__, b"{}"
+    finally:
+        client.close()
+
+
+AnyAttack = Attack | ChainAttack | SilentAttack
+
+
+def attacks() -> list[AnyAttack]:
     """Return the large requests: what a model could be given, and what it never could."""
     text = SENTENCE * (BODY_BYTES // len(SENTENCE))
     short = {"role": "user", "content": "a"}
@@ -79,6 +163,8 @@ def attacks() -> list[Attack]:
         Attack("token ids", COMPLETIONS, f'{{"max_tokens": 1, "prompt": {ids}}}'.encode()),
         Attack("empty lists", COMPLETIONS, f'{{"max_tokens": 1, "prompt": {lists}}}'.encode()),
         Attack("tokenize", TOKENIZE, json.dumps({"prompt": text}).encode()),
+        ChainAttack("stored responses"),
+        SilentAttack("silent connections"),
     ]
 
 
@@ -156,21 +242,6 @@ def stream(address: str, phase: Phase, until: float) -> None:
         client.close()
 
 
-def attack(address: str, until: float, kind: Attack) -> Counter[str]:
-    """Send the large body again and again; return what was answered."""
-    answers: Counter[str] = Counter()
-    while time.monotonic() < until:
-        client = Client(address)
-        try:
-            response = client.post(kind.path, kind.body)
-            response.read()
-            answers[str(response.status)] += 1
-        except OSError as error:  # refused before the whole body was sent
-            answers[type(error).__name__] += 1
-        client.close()
-    return answers
-
-
 def watch_memory(process: psutil.Process, phase: Phase, until: float) -> None:
     """Keep the most memory that the process that speaks HTTP held."""
     while time.monotonic() < until:
@@ -188,11 +259,11 @@ class Load:
     attackers: ProcessPoolExecutor
 
 
-def run_phase(address: str, process: psutil.Process, kind: Attack | None, load: Load) -> Phase:
+def run_phase(address: str, process: psutil.Process, kind: AnyAttack | None, load: Load) -> Phase:
     """Run probes, streams and perhaps an attack side by side."""
     phase = Phase(kind.name if kind else "quiet")
     until = time.monotonic() + load.seconds
-    attacks = [load.attackers.submit(attack, address, until, kind) for _ in range(load.num_attackers)] if kind else []
+    attacks = [load.attackers.submit(kind.run, address, until) for _ in range(load.num_attackers)] if kind else []
     jobs = [(watch_memory, (process, phase, until)), *[(stream, (address, phase, until))] * load.num_streams]
     jobs += [(probe, (address, phase, until, number)) for number in range(NUM_PROBES)]
     threads = [threading.Thread(target=target, args=args) for target, args in jobs]
@@ -261,7 +332,7 @@ def table(record: Record) -> Table:
         "answers to attackers",
         "peak MiB",
     )
-    title = f"{record['attackers']} clients send bodies of 4 MiB, {record['streams']} streams run beside them"
+    title = f"{record['attackers']} clients attack, {record['streams']} streams run meanwhile"
     return Table(title, columns, tuple(rows))
 
 
