@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 
 import httpx
@@ -54,3 +55,10 @@ def connect(app: FastAPI) -> httpx.AsyncClient:
     """A client of the application without sockets. A bug in the server shows as its 500, not as an exception."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+
+async def assets_path(http: httpx.AsyncClient) -> str:
+    """Return the path below which the page's document names its files."""
+    document = (await http.get("/")).text
+    (folder,) = set(re.findall(r'(?:src|href)="(assets/[0-9a-f]+)/', document))
+    return f"/{folder}"

@@ -8,7 +8,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from moeflow.server.guard.hosts import host_name
-from tests.server.conftest import connect
+from tests.server.conftest import assets_path, connect
 
 pytestmark = pytest.mark.anyio
 
@@ -78,7 +78,8 @@ async def test_only_the_right_key_opens(make_app, header, status):
 
 async def test_the_page_and_the_document_stay_open(make_app):
     async with connect(make_app(api_key=KEY)) as http:
-        for path in ("/", "/app.js", "/openapi.json", "/health", "/ready"):
+        script = f"{await assets_path(http)}/app.js"
+        for path in ("/", script, "/openapi.json", "/health", "/ready"):
             assert (await http.get(path)).status_code == 200, path
 
 

@@ -199,7 +199,7 @@ async def test_paths_and_methods_that_do_not_exist(http):
         ("/v1/responses/resp_x", "GET, DELETE"),
         ("/v1/responses/input_tokens", "POST"),
         ("/health", "GET, HEAD"),
-        ("/app.js", "GET, HEAD"),
+        ("/", "GET, HEAD"),
         (CHAT, "POST"),
     ],
 )

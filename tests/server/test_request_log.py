@@ -151,8 +151,10 @@ def test_what_is_not_http_has_a_line(app, lines):
 
 @pytest.mark.anyio
 async def test_probes_and_the_page_are_for_debugging(http, lines):
-    for path in ("/health", "/ready", "/stats", "/metrics", "/", "/app.js", "/openapi.json"):
-        await http.get(path)
+    document = await http.get("/")
+    script = re.search(r'src="([^"]+)"', document.text)[1]
+    for path in ("/health", "/ready", "/stats", "/metrics", f"/{script}", "/openapi.json"):
+        assert (await http.get(path)).status_code == 200
     records = [record for record in lines.records if record.name == "moeflow.server.request_log"]
     assert [record.levelname for record in records] == ["DEBUG"] * 7
 

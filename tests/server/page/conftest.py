@@ -27,6 +27,9 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# Imports a module of the page by its name: the very one that the page runs, whatever its address.
+PAGE_MODULE = """globalThis.pageModule = (name) =>
+  import(new URL(name, document.querySelector("script[type=module]").src));"""
 TIMEOUT_MS = 10_000  # generous: CI machines share two cores
 
 
@@ -45,6 +48,7 @@ def browser():
 def shared_context(browser):
     """A context in which one page stays open: the next needs no new processes, most of what a page costs."""
     context = browser.new_context()
+    context.add_init_script(PAGE_MODULE)
     context.new_page()
     yield context
     context.close()
@@ -133,6 +137,7 @@ def open_page(browser, shared_context):
         def open_page(url, *, is_alone=False, **options):
             if is_alone or options:
                 context = stack.enter_context(browser.new_context(**options))
+                context.add_init_script(PAGE_MODULE)
             else:
                 context = stack.enter_context(leaving_nothing(shared_context, url))
             context.set_default_timeout(TIMEOUT_MS)

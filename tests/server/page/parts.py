@@ -98,7 +98,7 @@ def kept_ids(page: Page) -> list[str]:
     """The ids of what the browser holds, in both tables and for the time of a reload."""
     return page.evaluate(
         """async () => {
-          const { ConversationStore } = await import("/conversations/store.js");
+          const { ConversationStore } = await pageModule("conversations/store.js");
           const store = new ConversationStore();
           const unsaved = store.unsaved.read();
           return [...(await store.heads()), ...(await store.all()), ...(unsaved ? [unsaved] : [])].map((it) => it.id);
@@ -114,7 +114,7 @@ def expect_nothing_is_kept(page: Page) -> None:
 
 
 SLOW_STORE = """async () => {
-  const { ConversationStore } = await import("/conversations/store.js");
+  const { ConversationStore } = await pageModule("conversations/store.js");
   const { load } = ConversationStore.prototype;
   const gate = new Promise((open) => (window.letLoad = open));
   ConversationStore.prototype.load = async function (id) {

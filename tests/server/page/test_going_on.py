@@ -138,7 +138,7 @@ def test_deleted_in_another_tab_while_another_is_opened(two):
 
 # Saves begin only after `letSave`.
 SLOW_SAVES = """async () => {
-  const { ConversationStore } = await import("/conversations/store.js");
+  const { ConversationStore } = await pageModule("conversations/store.js");
   const { save } = ConversationStore.prototype;
   const gate = new Promise((open) => (window.letSave = open));
   ConversationStore.prototype.save = async function (...of) {

@@ -216,8 +216,8 @@ def test_asking_is_going_on_with_the_model_that_is_there(make_app, serve, open_p
 
 
 WITHOUT_MODEL = """async () => {
-  const { Conversation } = await import("/conversations/conversation.js");
-  const { openTables } = await import("/conversations/tables.js");
+  const { Conversation } = await pageModule("conversations/conversation.js");
+  const { openTables } = await pageModule("conversations/tables.js");
   const conversation = new Conversation();
   conversation.addPrompt("Held long ago", []);
   const { model, ...record } = conversation.record();
@@ -246,8 +246,8 @@ def test_conversations_kept_without_a_model(held, asked):
 
 # The tables are stood in for, so that a choice falls between what is written and the end of writing.
 CHANGED_MEANWHILE = """async () => {
-  const { Conversation } = await import("/conversations/conversation.js");
-  const { ConversationStore } = await import("/conversations/store.js");
+  const { Conversation } = await pageModule("conversations/conversation.js");
+  const { ConversationStore } = await pageModule("conversations/store.js");
   const conversation = new Conversation();
   conversation.addPrompt("Hello?", []);
   const store = new ConversationStore();

@@ -162,7 +162,7 @@ def test_an_edit_stays_open_when_the_other_adds_a_turn(page, say, other):
 
 # Three tabs do what tabs may do, in any order: save, read what is kept, ask, write a piece, end well or badly.
 RANDOM_TABS = """async (seed) => {
-  const { Conversation } = await import("/conversations/conversation.js");
+  const { Conversation } = await pageModule("conversations/conversation.js");
   const random = (below) => (seed = (seed * 48271) % 2147483647) % below;
   const any = (list) => list[random(list.length)];
   let kept = new Conversation();
