@@ -109,6 +109,15 @@ function stop() {
   composer.focus();
 }
 
+function updateModels() {
+  models.update().catch(() => {}); // the one that /stats tells of is there anyway
+}
+
+function openSettings() {
+  updateModels(); // one that was loaded since may tell more
+  at("settings").showModal();
+}
+
 function begin() {
   library.begin();
   composer.focus();
@@ -159,7 +168,7 @@ at("key-form").addEventListener("submit", (event) => {
 });
 onClick("stop", stop);
 onClick("new-conversation", begin);
-onClick("open-settings", () => at("settings").showModal());
+onClick("open-settings", openSettings);
 onClick("reset-settings", () => settings.reset());
 onClick("clear-all", clearAll);
 for (const button of at("examples").querySelectorAll("button")) {
@@ -188,10 +197,11 @@ for (const part of [chat, composer]) {
   part.addEventListener("refuse", (event) => complain(event.detail));
 }
 server.addEventListener("change", () => serverView.show());
-server.addEventListener("ready", () => models.update().catch(() => {})); // the one that /stats tells of is there anyway
+server.addEventListener("ready", updateModels);
 models.addEventListener("choose", () => library.goOnWith(models.name));
 models.addEventListener("change", () => {
   showModel();
+  settings.showDefaults(models.samplingDefaults);
   server.poll();
 });
 addEventListener("popstate", () => library.openAddressed());

@@ -146,8 +146,9 @@ export function measuredLine(answer) {
   if (answer.state === "stopped") parts.push("Stopped");
   if (answer.cutOff) parts.push("Cut off at max tokens");
   if (answer.measured) {
-    const { tokens, isExact, totalS } = answer.measured;
+    const { tokens, isExact, totalS, tokensPerS } = answer.measured;
     parts.push(`${isExact ? "" : "about "}${tokens} ${tokens === 1 ? "token" : "tokens"} in ${totalS.toFixed(1)} s`);
+    if (tokensPerS) parts.push(`${tokensPerS.toFixed(1)} tokens/s`);
   }
   return parts.join(" · ");
 }

@@ -1,17 +1,24 @@
-// Sampling settings: what the form shows is what requests send. Kept in this browser until reset.
-// A value out of range is explained beside its field and not used; closing shows the last good one again.
+// Sampling settings: what the form shows is what requests send. Kept in this browser until reset. A field that is left
+// empty is not sent, and shows the server's default for the model. A value out of range is explained beside its field
+// and not used; closing shows the last good one again.
 
 import { Stored } from "./storage.js";
 
+const MAX_STOP_STRINGS = 16; // of the server
 const DEFAULTS = Object.freeze({
   system: "",
-  temperature: 0.7,
-  top_p: 0.9,
-  top_k: 0, // all tokens
-  max_tokens: 4096,
-  seed: null, // random
+  temperature: null, // null: as the server does it for this model
+  top_p: null,
+  top_k: null,
+  min_p: null,
+  repetition_penalty: null,
+  max_tokens: 1024,
+  seed: null,
+  stop_strings: "", // one string a line
+  json_schema: "",
   token_trees: false, // show what was guessed
 });
+const PROBLEMS = { stop_strings: stopProblem, json_schema: schemaProblem }; // of texts, by their field
 
 export class Settings {
   constructor(form) {
@@ -19,6 +26,7 @@ export class Settings {
     this.fields = Object.keys(DEFAULTS).map((name) => form.elements[name]);
     this.hints = new Map(this.fields.map((field) => [field, document.getElementById(`${field.name}-hint`)]));
     this.hintTexts = new Map([...this.hints.values()].map((hint) => [hint, hint.textContent]));
+    this.defaulted = this.fields.filter((field) => field.placeholder === "default"); // what the server has defaults for
     for (const field of this.fields) field.addEventListener("input", () => this.take(field));
     form.closest("dialog").addEventListener("close", () => this.show());
     this.stored.onChange(() => this.takeKept()); // or this tab would write over what another one has set
@@ -36,11 +44,20 @@ export class Settings {
     return this.values.system.trim();
   }
 
-  /** Fields of a chat completion request to a server that guesses tokens, or does not. */
+  /** Fields of a chat completion request to a server that guesses tokens, or does not: those that the user has set. */
   sampling({ hasGuesses }) {
-    const { system, token_trees, ...sampling } = this.values;
+    const { system, token_trees, stop_strings, json_schema, ...numbers } = this.values;
+    const sampling = Object.fromEntries(Object.entries(numbers).filter(([, value]) => value !== null));
+    const stops = stopStrings(stop_strings);
+    if (stops.length) sampling.stop = stops;
+    if (json_schema.trim()) sampling.response_format = schemaFormat(json_schema);
     if (hasGuesses && token_trees) sampling.token_trees = true;
-    return Object.fromEntries(Object.entries(sampling).filter(([, value]) => value !== null));
+    return sampling;
+  }
+
+  /** Show in empty fields the values that the server takes for the model, by name. */
+  showDefaults(defaults) {
+    for (const field of this.defaulted) field.placeholder = defaults[field.name] ?? "default";
   }
 
   reset() {
@@ -65,6 +82,7 @@ export class Settings {
   }
 
   explain(field) {
+    field.setCustomValidity(PROBLEMS[field.name]?.(field.value) ?? "");
     const hint = this.hints.get(field);
     const isValid = field.validity.valid;
     hint.textContent = isValid ? this.hintTexts.get(hint) : field.validationMessage;
@@ -77,4 +95,26 @@ function valueOf(field) {
   if (field.type === "checkbox") return field.checked;
   if (field.type !== "number") return field.value;
   return field.value === "" ? null : Number(field.value);
+}
+
+function stopStrings(text) {
+  return text.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
+}
+
+function stopProblem(text) {
+  return stopStrings(text).length > MAX_STOP_STRINGS ? `At most ${MAX_STOP_STRINGS} stop strings.` : "";
+}
+
+function schemaFormat(text) {
+  return { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(text) } };
+}
+
+function schemaProblem(text) {
+  if (!text.trim()) return "";
+  try {
+    const schema = JSON.parse(text);
+    return schema && typeof schema === "object" && !Array.isArray(schema) ? "" : "A schema is a JSON object: { … }.";
+  } catch (error) {
+    return `This is not JSON: ${error.message}.`;
+  }
 }

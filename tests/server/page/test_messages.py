@@ -218,3 +218,19 @@ def test_text_from_right_to_left(page, say):
     assert answer(page).locator("li, td").evaluate_all(directions) == ["rtl", "rtl", "ltr", "ltr", "ltr", "ltr"]
     prompt_box(page).fill("שלום")
     assert page.locator("#prompt").evaluate_all(directions) == ["rtl"]
+
+
+@pytest.mark.parametrize("options", [{}, {"has_touch": True, "is_mobile": True}], ids=["pointer", "touch"])
+def test_actions_of_earlier_turns_show_without_a_pointer_over_them(app, serve, open_page, say, options):
+    page = open_page(serve(app), **options)
+    say("Here.")
+    send_and_wait(page, "Are you there?")
+    send_and_wait(page, "And now?")
+    page.mouse.move(0, 0)
+    earlier = turns(page).first
+    for name in ("Copy question", "Edit", "Copy", "Try again"):
+        action = earlier.get_by_role("button", name=name, exact=True)
+        assert action.evaluate("(it) => it.checkVisibility({ opacityProperty: true, visibilityProperty: true })"), name
+    earlier.get_by_role("button", name="Copy question").focus()
+    page.keyboard.press("Tab")
+    expect(earlier.get_by_role("button", name="Edit")).to_be_focused()

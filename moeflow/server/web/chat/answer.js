@@ -1,27 +1,29 @@
-// Gets one answer: feeds it from the stream and measures it on the way.
+// Gets one answer, or what follows its beginning: feeds it from the stream and measures it on the way.
 // Speed is the reader's: first token counts from sending, tokens per second from the first token on.
 
-import { streamChat } from "../api.js";
+import { streamCompletion } from "../api.js";
 
-/** Fill `answer` from the stream, calling `onChange` after every chunk. Throws what the stream throws. */
-export async function fillAnswer(answer, body, { onChange, ...options }) {
+/** Fill `answer` from the stream of a request, calling `onChange` after every chunk. Throws what the stream throws. */
+export async function fillAnswer(answer, { path, body }, { onChange, ...options }) {
   const stopwatch = new Stopwatch();
-  for await (const chunk of streamChat(body, options)) {
+  const before = answer.measured; // of its beginning
+  for await (const chunk of streamCompletion(path, body, options)) {
     const choice = chunk.choices?.[0];
     if (choice) take(answer, choice, stopwatch);
     if (chunk.usage) answer.usage = chunk.usage;
-    answer.measured = stopwatch.read(chunk.usage?.completion_tokens);
+    answer.measured = sum(before, stopwatch.read(chunk.usage?.completion_tokens));
     onChange();
   }
 }
 
-function take(answer, { delta, token_trees: trees, finish_reason: reason }, stopwatch) {
-  if (delta?.content || delta?.reasoning_content || delta?.tool_calls) stopwatch.count();
+function take(answer, { delta, text, token_trees: trees, finish_reason: reason }, stopwatch) {
+  const content = delta?.content ?? text; // of a chat, or of a plain completion
+  if (content || delta?.reasoning_content || delta?.tool_calls) stopwatch.count();
   if (delta?.reasoning_content) {
     answer.reasoning += delta.reasoning_content;
     answer.reasoningS = stopwatch.elapsedS();
   }
-  if (delta?.content) answer.content += delta.content;
+  if (content) answer.content += content;
   for (const call of delta?.tool_calls ?? []) {
     const known = (answer.toolCalls[call.index ?? 0] ??= { name: "", arguments: "" });
     known.name += call.function?.name ?? "";
@@ -29,6 +31,13 @@ function take(answer, { delta, token_trees: trees, finish_reason: reason }, stop
   }
   if (trees) answer.passes.push(...trees);
   if (reason === "length") answer.cutOff = true;
+}
+
+/** What two parts of an answer took together. Speeds are those of the second. */
+function sum(before, now) {
+  if (!before || !now) return before ?? now;
+  const isExact = before.isExact && now.isExact;
+  return { ...now, isExact, tokens: before.tokens + now.tokens, totalS: before.totalS + now.totalS };
 }
 
 class Stopwatch {

@@ -5,6 +5,7 @@
 import { Conversation } from "../conversations/conversation.js";
 import { fillAnswer } from "./answer.js";
 import { fitContext } from "./context.js";
+import { continuationBody } from "./continuation.js";
 import { explain } from "./explain.js";
 import { requestMessages } from "./messages.js";
 import { keepingBottom, toBottom } from "./scroll.js";
@@ -26,7 +27,10 @@ export class Chat extends EventTarget {
       onCopy,
       onRetry: (turn) => this.answer(turn.prompt),
       onEdit: (turn, content) => this.edit(turn.prompt, content),
+      onContinue: (turn) => this.continue(turn),
+      onStop: () => this.stop(),
       onChoose: (message) => this.choose(message),
+      announce: (text) => this.announce(text),
     };
   }
 
@@ -53,12 +57,22 @@ export class Chat extends EventTarget {
   /** Ask for an answer to a prompt; what was answered before stays as another version. Returns whether that began. */
   answer(prompt) {
     if (!this.isFree()) return false;
-    const answer = this.conversation.addAnswer(prompt);
+    this.begin(prompt, this.conversation.addAnswer(prompt));
+    return true;
+  }
+
+  /** Have the model write on at an answer that ended too early. */
+  continue({ prompt, answer }) {
+    if (!this.isFree()) return;
+    Object.assign(answer, { state: "running", cutOff: false, error: null });
+    this.begin(prompt, answer);
+  }
+
+  begin(prompt, answer) {
     this.conversation.updatedAt = Date.now();
     this.showTurns();
     this.save();
     this.ask(prompt, answer);
-    return true;
   }
 
   /** Ask something else in the place of a prompt, which stays as another version. */
@@ -119,8 +133,8 @@ export class Chat extends EventTarget {
     try {
       await this.server.untilLoaded(signal);
       this.show(answer);
-      const body = await this.requestBody(prompt, answer, signal);
-      await fillAnswer(answer, body, { apiKey: this.apiKey(), signal, onChange: smoothly(() => this.show(answer)) });
+      const request = await this.request(prompt, answer, signal);
+      await fillAnswer(answer, request, { apiKey: this.apiKey(), signal, onChange: smoothly(() => this.show(answer)) });
       answer.state = "done";
       this.announce("Answer complete.");
     } catch (error) {
@@ -135,7 +149,8 @@ export class Chat extends EventTarget {
     }
   }
 
-  async requestBody(prompt, answer, signal) {
+  /** What to ask for an answer, or for what follows the part of it that is there. */
+  async request(prompt, answer, signal) {
     const { settings, server } = this;
     const { model } = server;
     const sampling = settings.sampling({ hasGuesses: model?.speculators.length > 0 });
@@ -143,9 +158,12 @@ export class Chat extends EventTarget {
     const limits = { tokenLimit: model?.max_model_len ?? Infinity, maxTokens: sampling.max_tokens };
     const name = this.model();
     this.goOnWith(name);
-    const { messages, numLeftOut } = await fitContext(whole, { ...limits, model: name, apiKey: this.apiKey(), signal });
+    const options = { apiKey: this.apiKey(), signal };
+    const { messages, numLeftOut } = await fitContext(whole, { ...limits, model: name, ...options });
     answer.numLeftOut = numLeftOut;
-    return { model: name, messages, ...sampling };
+    const body = { model: name, messages, ...sampling };
+    if (!answer.content) return { path: "v1/chat/completions", body };
+    return { path: "v1/completions", body: await continuationBody(body, answer.content, options) };
   }
 
   endEarly(answer, error) {

@@ -5,15 +5,18 @@ import { measuredLine } from "../facts.js";
 import { MarkdownView } from "../markdown/view.js";
 import { setText } from "../set_text.js";
 import { TokenTreesView } from "../token_trees.js";
+import { canContinue } from "./continuation.js";
 import { promptText } from "./messages.js";
 import { PromptEditor } from "./prompt_editor.js";
+import { endsInCircles } from "./repetition.js";
 import { ThinkingView } from "./thinking_view.js";
 import { VersionsView } from "./versions_view.js";
 
-const PARTS = ["prompt", "prompt-text", "prompt-foot", "files", "answer", "answer-text", "waiting", "left-out", "error", "answer-foot", "copy", "retry", "edit", "measured"];
+const PARTS = ["prompt", "prompt-text", "prompt-foot", "files", "answer", "answer-text", "waiting", "left-out", "repeats", "error", "answer-foot", "copy", "continue", "retry", "edit", "measured"];
 
 export class TurnView {
-  /** `actions`: onCopy(text, button), onRetry(turn), onEdit(turn, content), onChoose(message). */
+  /** `actions`: onCopy(text, button), onRetry(turn), onContinue(turn), onStop(), onEdit(turn, content),
+   *  onChoose(message), announce(text). */
   constructor(actions) {
     this.actions = actions;
     this.turn = null;
@@ -27,6 +30,7 @@ export class TurnView {
     this.promptVersions = new VersionsView(this.parts["prompt-foot"].querySelector(".versions"), actions.onChoose);
     this.answerVersions = new VersionsView(this.parts["answer-foot"].querySelector(".versions"), actions.onChoose);
     this.editor = new PromptEditor(this.element, (content) => actions.onEdit(this.turn, content));
+    this.stopRepeating = part("stop-repeating");
     this.listen();
   }
 
@@ -38,6 +42,8 @@ export class TurnView {
     const { copy, retry, edit } = this.parts;
     copy.addEventListener("click", () => this.actions.onCopy(this.answer.content, copy));
     retry.addEventListener("click", () => this.actions.onRetry(this.turn));
+    this.parts.continue.addEventListener("click", () => this.actions.onContinue(this.turn));
+    this.stopRepeating.addEventListener("click", () => this.actions.onStop());
     edit.addEventListener("click", () => this.editor.open(this.turn.prompt.content));
     const copyPrompt = this.element.querySelector(".copy-prompt");
     copyPrompt.addEventListener("click", () => this.actions.onCopy(promptText(this.turn.prompt), copyPrompt));
@@ -77,8 +83,19 @@ export class TurnView {
     setText(parts.error, answer.error ?? "");
     parts["answer-foot"].hidden = isRunning;
     parts.copy.hidden = !answer.content;
+    parts.continue.hidden = !canContinue(answer);
+    this.showCircles(answer);
     setText(parts.measured, isRunning ? "" : measuredLine(answer));
     this.trees.update(answer.passes);
+  }
+
+  /** Tell of an answer that did not find its end. */
+  showCircles({ state, content, cutOff }) {
+    const isRunning = state === "running";
+    const wasHidden = this.parts.repeats.hidden;
+    this.parts.repeats.hidden = !((isRunning || cutOff || state === "stopped") && endsInCircles(content));
+    this.stopRepeating.hidden = !isRunning;
+    if (isRunning && wasHidden && !this.parts.repeats.hidden) this.actions.announce("The answer repeats itself. Escape stops it.");
   }
 }
 
