@@ -29,7 +29,7 @@ const conversations = new HistoryView(at("history"), at("open-history"), store, 
   onRename: (id, name) => library.rename(id, name),
   onDelete: (id) => library.remove(id),
   onRestore: (conversation) => library.restore(conversation),
-  onExport: (kind) => library.export(kind),
+  onExport: (kind) => library.export(kind).then(() => complain(""), (error) => complain(error.message)),
   onImport: importFiles,
 });
 const serverView = new ServerView(server, {
@@ -64,7 +64,12 @@ function announce(text) {
 
 /** Tell what the user has to know now, until the next message is sent. */
 function complain(text) {
+  tell(text, { isWrong: true });
+}
+
+function tell(text, { isWrong }) {
   at("complaint").textContent = text;
+  at("complaint").classList.toggle("complaint", isWrong);
 }
 
 async function copy(text, button) {
@@ -125,12 +130,17 @@ function begin() {
 
 async function importFiles(files) {
   try {
-    const count = await library.import(files);
-    announce(count === 1 ? "One conversation is imported." : `${count} conversations are imported.`);
-    complain("");
+    tell(importLine(await library.import(files)), { isWrong: false });
   } catch (error) {
     complain(error.message);
   }
+}
+
+function importLine({ numNew, numKnown }) {
+  const imported = numNew === 1 ? "One conversation is imported." : `${numNew} conversations are imported.`;
+  if (!numKnown) return imported;
+  const known = numKnown === 1 ? "One is already here." : `${numKnown} are already here.`;
+  return numNew ? `${imported} ${known}` : `Nothing is new: ${numKnown === 1 ? "the conversation is" : `all ${numKnown} conversations are`} already here.`;
 }
 
 async function useKey() {

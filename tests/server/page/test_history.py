@@ -177,3 +177,141 @@ def test_import_from_elsewhere(page, tmp_path):
     expect(names(page)).to_have_text(["Hi", "Colours"])
     button(page, "Later version").click()
     expect(answer(page)).to_have_text("Blue.")
+
+
+OPEN_WEBUI = {
+    "id": "7d1c3a52-1111-4222-8333-444455556666",
+    "user_id": "u",
+    "title": "Capitals",
+    "chat": {
+        "title": "Capitals",
+        "models": ["llama3:8b"],
+        "history": {
+            "currentId": "rome",
+            "messages": {
+                "ask": {
+                    "id": "ask",
+                    "parentId": None,
+                    "childrenIds": ["rome", "paris"],
+                    "role": "user",
+                    "content": "Which capital?",
+                    "timestamp": 1_700_000_000,
+                    "models": ["llama3:8b"],
+                    "files": [{"type": "file", "name": "list.txt", "file": {"data": {"content": "Rome, Paris"}}}],
+                },
+                "rome": {
+                    "id": "rome",
+                    "parentId": "ask",
+                    "childrenIds": [],
+                    "role": "assistant",
+                    "content": '<details type="reasoning" done="true" duration="2">\n<summary>Thought</summary>\n> Hm.\n'
+                    "</details>\nRome.",
+                    "model": "llama3:8b",
+                },
+                "paris": {
+                    "id": "paris",
+                    "parentId": "ask",
+                    "childrenIds": [],
+                    "role": "assistant",
+                    "content": "Paris.",
+                },
+            },
+        },
+        "messages": [],
+    },
+    "updated_at": 1_700_000_100,
+    "created_at": 1_700_000_000,
+    "archived": False,
+}
+
+
+@pytest.mark.parametrize("content", [[OPEN_WEBUI], OPEN_WEBUI["chat"]], ids=["export", "chat alone"])
+def test_import_from_open_webui(page, tmp_path, content):
+    import_file(page, tmp_path / "chat-export.json", content)
+    expect(answer(page)).to_have_text("Rome.")
+    expect(names(page)).to_have_text(["Capitals"])
+    expect(page.get_by_text("list.txt · 11 bytes")).to_be_visible()
+    expect(page.get_by_text("This conversation was held with llama3:8b")).to_be_visible()
+    button(page, "Later version").click()
+    expect(answer(page)).to_have_text("Paris.")
+
+
+def test_what_is_here_already_is_not_imported_again(page, say, tmp_path):
+    say("Here.")
+    page.get_by_label("Files to attach").set_input_files({"name": "a.txt", "mimeType": "", "buffer": b"text"})
+    send_and_wait(page, "Are you there?")
+    say("Yes.")
+    button(page, "Try again").click()
+    expect(answer(page)).to_have_text("Yes.")
+    files = [exported(page, f"Export as {kind}", tmp_path) for kind in ("Markdown", "JSON")]
+    button(page, "Rename").click()
+    page.keyboard.type("First contact")
+    page.keyboard.press("Enter")
+    button(page, "New conversation").click()
+    send_and_wait(page, "And you?")
+    files += [exported(page, "Export all", tmp_path)]
+    known = page.get_by_text("Nothing is new: ")
+    page.get_by_label("Files to import").set_input_files(files[1])
+    expect(known).to_have_text("Nothing is new: the conversation is already here.")
+    expect(page.locator(".prompt-text")).to_have_text("Are you there?")  # it is shown
+    page.get_by_label("Files to import").set_input_files(files[2])
+    expect(known).to_have_text("Nothing is new: all 2 conversations are already here.")
+    expect(names(page)).to_have_text(["And you?", "First contact"])
+
+    names(page).first.click()
+    for kind in ("Markdown", "JSON"):
+        page.get_by_label("Files to import").set_input_files(exported(page, f"Export as {kind}", tmp_path))
+        expect(known).to_have_text("Nothing is new: the conversation is already here.")
+    foreign = [{"title": "Theirs", "messages": [{"role": "user", "content": "x"}]}]
+    for text in ("One conversation is imported.", "Nothing is new: the conversation is already here."):
+        import_file(page, tmp_path / "foreign.json", foreign)
+        expect(page.get_by_text(text)).to_be_visible()
+    expect(names(page)).to_have_count(3)
+
+
+def test_an_export_that_went_on_elsewhere_is_taken_in(page, say, tmp_path):
+    say("Here.")
+    send_and_wait(page, "Are you there?")
+    file = exported(page, "Export as JSON", tmp_path)
+    content = json.loads(file.read_text())
+    last = content["conversations"][0]["messages"][-1]["id"]
+    content["conversations"][0]["messages"] += [
+        {"id": "p", "parent": last, "role": "user", "content": "Still?"},
+        {"id": "q", "parent": "p", "role": "assistant", "content": "Still."},
+    ]
+    say("Other.")
+    button(page, "Try again").click()
+    expect(answer(page)).to_have_text("Other.")
+    import_file(page, tmp_path / "later.json", content)
+    expect(page.get_by_text("One conversation is imported.")).to_be_visible()
+    expect(names(page)).to_have_text(["Are you there?"])
+    expect(answer(page)).to_have_text("Other.")  # what is shown stays
+    button(page, "Earlier version").click()
+    expect(answer(page)).to_have_text("Still.")
+    page.reload()
+    expect(answer(page)).to_have_text("Still.")
+
+
+def test_an_export_brings_back_what_was_deleted_since(page, say, tmp_path):
+    say("Here.")
+    send_and_wait(page, "Are you there?")
+    file = exported(page, "Export as JSON", tmp_path)
+    clear(page)
+    page.get_by_label("Files to import").set_input_files(file)
+    expect(answer(page)).to_have_text("Here.")
+    page.reload()
+    expect(names(page)).to_have_text(["Are you there?"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], {"format": "moeflow-conversations", "version": 1, "conversations": []}, {"messages": []}],
+)
+def test_a_file_without_conversations_is_reported(page, tmp_path, content):
+    import_file(page, tmp_path / "empty.json", content)
+    expect(page.get_by_text("empty.json holds no conversations, so nothing was imported.")).to_be_visible()
+
+
+def test_there_is_nothing_to_export_yet(page):
+    button(page, "Export all").click()
+    expect(page.get_by_text("There is no conversation to export yet.")).to_be_visible()

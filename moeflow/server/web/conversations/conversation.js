@@ -2,7 +2,7 @@
 // a version beside what is there; of each group of versions one is chosen, and the chosen ones are the path shown.
 // A prompt whose answer never came is shown but not sent: chat templates want user and assistant to alternate.
 
-import { mergeMessages, withoutVain } from "./merge.js";
+import { containsPaths, mergeMessages, withoutVain } from "./merge.js";
 
 const MAX_TITLE = 60; // characters
 
@@ -89,6 +89,17 @@ export class Conversation {
     this.updatedAt = Math.max(this.updatedAt, theirs.updatedAt);
     this.messages = mergeMessages(this.messages, theirs.messages);
     this.chosen = { ...theirs.chosen, ...this.chosen };
+  }
+
+  /** Whether all that the other conversation says is in this one. */
+  contains(other) {
+    return containsPaths(this.messages, other.messages);
+  }
+
+  /** Take in the messages of an imported copy. */
+  takeIn(copy) {
+    this.messages = mergeMessages(this.messages, copy.messages);
+    this.chosen = { ...copy.chosen, ...this.chosen };
   }
 
   choose(message) {

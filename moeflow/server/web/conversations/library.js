@@ -143,6 +143,7 @@ export class Library {
     else this.onShown();
   }
 
+  /** Save the open conversation or all of them as a file. Throws an Error where there is none. */
   async export(kind) {
     const { current } = this;
     if (kind === "markdown") {
@@ -151,34 +152,63 @@ export class Library {
       return;
     }
     const all = kind === "all" ? await this.store.all() : [current];
+    if (!all.length) throw new Error("There is no conversation to export yet.");
     saveText(`${kind === "all" ? "conversations" : fileName(current.name)}.json`, "application/json", writeJson(all.map((it) => it.record())));
   }
 
   /** Import files and, unless the user goes on meanwhile, open that of their conversations which the list shows first.
-   *  Throws an Error that says which file could not be read or kept. */
+   *  Return how many were imported, `numNew`, and how many were here already, `numKnown`. Throws an Error that says
+   *  which file could not be read or kept. */
   async import(files) {
-    const kept = [];
+    const found = { new: [], known: [] };
     const step = this.step();
     const times = fallingTimes();
     try {
-      for (const file of files) await this.importFile(file, times, kept);
+      for (const file of files) await this.importFile(file, times, found);
     } finally {
-      if (step !== this.numSteps) this.onShown();
-      else if (kept.length) this.open(kept.reduce((first, it) => (it.updatedAt > first.updatedAt ? it : first)));
+      const latest = latestOf(found.new) ?? latestOf(found.known);
+      if (latest && step === this.numSteps && latest !== this.current) this.open(latest);
+      else this.showImported();
     }
-    return kept.length;
+    return { numNew: found.new.length, numKnown: found.known.length };
   }
 
-  /** Import a file and add its conversations to `kept`. Those without a time are given the next of `times`. */
-  async importFile(file, times, kept) {
+  /** Import a file and add its conversations to those that were `found`. Those without a time are given the next of `times`. */
+  async importFile(file, times, found) {
     const conversations = (await readFile(file, times)).filter((it) => !it.isEmpty);
+    if (!conversations.length) throw new Error(`${file.name} holds no conversations, so nothing was imported.`);
+    const before = await this.store.all();
     for (const [i, conversation] of conversations.entries()) {
-      if (!(await this.store.save(conversation))) {
+      const known = await this.knownAs(conversation, before);
+      if (known?.contains(conversation)) {
+        found.known.push(known);
+        continue;
+      }
+      known?.takeIn(conversation);
+      if (!(await this.store.restore(known ?? conversation))) {
         throw new Error(`This browser could keep only ${i} of the ${conversations.length} conversations in ${file.name}; it may have no room for more.`);
       }
-      kept.push(conversation);
+      found.new.push(known ?? conversation);
     }
   }
+
+  /** The conversation of the same id, or one of those kept `before` that contains an imported one and has its name; null
+   *  if there is none. */
+  async knownAs(imported, before) {
+    const known = await this.find(imported.id);
+    if (known) return known;
+    const same = before.find((it) => it.name === imported.name && it.contains(imported));
+    return same ? this.find(same.id) : null;
+  }
+
+  showImported() {
+    this.chat.showChanged(); // the open conversation may be one of them
+    this.onShown();
+  }
+}
+
+function latestOf(conversations) {
+  return conversations.reduce((first, it) => (it.updatedAt > (first?.updatedAt ?? -Infinity) ? it : first), null);
 }
 
 /** Times from now on backwards: with these, the list, which begins with the latest, keeps the order of the files. */

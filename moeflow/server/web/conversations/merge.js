@@ -1,6 +1,8 @@
 // Two states of one conversation made one: tabs write the same conversation, and nothing that either has is lost.
 // Messages are only ever added, and answers only grow, so of two copies of a message the further one is the later one.
 
+import { promptText } from "../chat/messages.js";
+
 const STATES = ["running", "stopped", "refused", "failed", "done"]; // a later one says more about how an answer ended
 
 /** All messages of both, parents before children. Ours stay the same objects, brought up to date; one that is being
@@ -14,6 +16,18 @@ export function mergeMessages(ours, theirs) {
     return own.state !== "running" && isFurther(message, own) ? Object.assign(own, message) : own;
   });
   return withoutVain([...merged, ...rest.values()]);
+}
+
+/** Whether each path of `theirs`, from a first prompt on, is also one of ours: the same texts, whatever their ids are. */
+export function containsPaths(ours, theirs) {
+  const same = new Map([["", new Set([""])]]); // by the id of one of theirs, the ids of ours with the same path
+  for (const message of theirs) {
+    const parents = same.get(message.parent) ?? new Set();
+    const found = ours.filter((own) => parents.has(own.parent) && own.role === message.role && promptText(own) === promptText(message));
+    if (!found.length) return false;
+    same.set(message.id, new Set(found.map((own) => own.id)));
+  }
+  return true;
 }
 
 /** Messages without the answers that ended before their first word, where another version came later and the

@@ -67,10 +67,10 @@ export class ConversationStore extends EventTarget {
     });
   }
 
-  /** Save a conversation that was removed. */
-  async restore(conversation) {
+  /** Save a conversation that may have been removed. Return whether it is kept. */
+  restore(conversation) {
     this.removed.delete(conversation.id);
-    await this.save(conversation, "restored");
+    return this.save(conversation, "restored");
   }
 
   /** Remove all conversations, and that with the id `open`, which may not be kept yet. */
