@@ -1,6 +1,6 @@
 // Where messages are written: the box, attached files, and the one message that waits while an answer is written.
 // Emits "send" with { content, files } in `detail` when one is to go out, "stop",
-// "refuse" with what the user should know, and "announce" with what a screen reader should say.
+// "refuse" with what the user should know ("": no longer), and "announce" with what a screen reader should say.
 
 import { readTextFile } from "./files.js";
 
@@ -17,6 +17,7 @@ export class Composer extends EventTarget {
     this.files = [];
     this.reading = Promise.resolve(); // of the files that are being attached, one after the other
     this.numRefused = 0; // of files
+    this.refusal = ""; // of the files that were attached last
     this.queued = null; // { content, files }
     this.listen();
   }
@@ -74,6 +75,7 @@ export class Composer extends EventTarget {
   }
 
   send(message) {
+    this.refusal = ""; // nothing is told any more
     this.dispatchEvent(new CustomEvent("send", { detail: message }));
   }
 
@@ -146,18 +148,26 @@ export class Composer extends EventTarget {
   }
 
   async read(files) {
+    const refusals = [];
     for (const file of files) {
       try {
         const attached = await readTextFile(file);
         this.files = [...this.files, attached];
         this.announce(`${file.name} is attached.`);
       } catch (error) {
-        this.numRefused += 1;
-        this.dispatchEvent(new CustomEvent("refuse", { detail: error.message }));
+        refusals.push(error.message);
       }
     }
+    this.numRefused += refusals.length;
+    this.refuse(refusals.join("\n"));
     this.showFiles();
     this.focus();
+  }
+
+  /** Tell why files were refused; "" takes back what was told of those before. */
+  refuse(reason) {
+    if (reason || this.refusal) this.dispatchEvent(new CustomEvent("refuse", { detail: reason }));
+    this.refusal = reason;
   }
 
   showFiles() {

@@ -130,6 +130,20 @@ def test_a_waiting_message_comes_back_after_a_stop(page, say, engine):
     assert len(engine.submissions) == 1
 
 
+def test_an_error_of_a_file_goes_away_when_the_next_ones_are_fine(page):
+    def attach(*contents):
+        files = [{"name": f"{i}.txt", "mimeType": "", "buffer": content} for i, content in enumerate(contents)]
+        page.get_by_label("Files to attach").set_input_files(files)
+
+    complaint = page.locator("#complaint")
+    attach(b"\0", b"fine", b"\0")
+    expect(complaint).to_contain_text("0.txt is not a text file.")
+    expect(complaint).to_contain_text("2.txt is not a text file.")  # not the last alone
+    attach(b"fine")
+    expect(complaint).to_be_empty()
+    expect(page.get_by_label("Attached files").get_by_role("listitem")).to_have_count(2)
+
+
 def test_text_files_are_attached(page, say, asked, tmp_path):
     notes = tmp_path / "notes.md"
     notes.write_text("```\ncode\n```\n", encoding="utf-8")
