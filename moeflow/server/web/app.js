@@ -10,8 +10,10 @@ import { ModelChoice } from "./models.js";
 import { ServerView } from "./server_view.js";
 import { setText } from "./set_text.js";
 import { Settings } from "./settings.js";
+import { Shortcuts } from "./shortcuts.js";
 import { ServerStatus } from "./status.js";
 import { forgetAll, Stored } from "./storage.js";
+import { ThemeChoice } from "./theme.js";
 
 const at = (id) => document.getElementById(id);
 const storedKey = new Stored("sessionStorage", "api-key");
@@ -32,6 +34,19 @@ const conversations = new HistoryView(at("history"), at("open-history"), store, 
   onExport: (kind) => library.export(kind).then(() => complain(""), (error) => complain(error.message)),
   onImport: importFiles,
 });
+const theme = new ThemeChoice(at("theme"));
+const shortcuts = new Shortcuts(at("shortcuts"), [
+  { keys: "Enter", label: "Send the message" },
+  { keys: "Shift+Enter", label: "Start a new line" },
+  { keys: "Escape", label: "Stop the answer, or go to the message", action: () => (chat.running ? stop() : composer.focus()) },
+  { keys: "Control+Shift+O", label: "New conversation", action: begin },
+  { keys: "Control+Shift+S", label: "Conversations", action: () => conversations.toggle() },
+  { keys: "Control+Shift+C", label: "Copy the last answer", action: () => pressLast(".answer-foot .copy") },
+  { keys: "Control+Shift+Enter", label: "Try again", action: () => pressLast(".retry") },
+  { keys: "Control+Shift+E", label: "Edit the last question", action: () => pressLast(".edit") },
+  { keys: "Control+,", label: "Settings", action: openSettings },
+  { keys: "Control+/", label: "Keyboard shortcuts", action: () => shortcuts.show() },
+]);
 const serverView = new ServerView(server, {
   hasKey: () => Boolean(apiKey()),
   lastAnswer: () => chat.lastMeasured,
@@ -109,6 +124,12 @@ function hasKeyboard() {
   return matchMedia("(hover: hover)").matches;
 }
 
+/** Press a button of the last turn. */
+function pressLast(selector) {
+  const button = at("conversation").lastElementChild?.querySelector(selector);
+  if (button?.checkVisibility({ visibilityProperty: true })) button.click();
+}
+
 function stop() {
   chat.stop();
   composer.focus();
@@ -157,6 +178,7 @@ async function clearAll() {
   if (!confirm("Clear all conversations, the settings and the API key from this browser?")) return;
   await library.clear();
   settings.reset();
+  theme.reset();
   storedKey.remove();
   forgetAll();
   at("settings").close();
@@ -171,7 +193,6 @@ function onClick(id, action) {
 }
 
 composer.addEventListener("send", (event) => send(event.detail));
-composer.addEventListener("stop", () => chat.stop());
 at("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey();
@@ -180,6 +201,7 @@ onClick("stop", stop);
 onClick("new-conversation", begin);
 onClick("open-settings", openSettings);
 onClick("reset-settings", () => settings.reset());
+onClick("open-shortcuts", () => shortcuts.show());
 onClick("clear-all", clearAll);
 for (const button of at("examples").querySelectorAll("button")) {
   button.addEventListener("click", () => composer.send({ content: button.textContent, files: [] }));

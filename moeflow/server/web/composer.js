@@ -1,5 +1,5 @@
 // Where messages are written: the box, attached files, and the one message that waits while an answer is written.
-// Emits "send" with { content, files } in `detail` when one is to go out, "stop",
+// Emits "send" with { content, files } in `detail` when one is to go out,
 // "refuse" with what the user should know ("": no longer), and "announce" with what a screen reader should say.
 
 import { readTextFile } from "./files.js";
@@ -51,12 +51,9 @@ export class Composer extends EventTarget {
   }
 
   press(event) {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      this.submit();
-    } else if (event.key === "Escape") {
-      this.dispatchEvent(new Event("stop"));
-    }
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    this.submit();
   }
 
   focus() {

@@ -56,6 +56,13 @@ def send_and_wait(page: Page, text: str) -> None:
     expect(retry_button(page)).to_be_visible()
 
 
+def set_max_tokens(page: Page, value: str) -> None:
+    """Set the most tokens of an answer, which are bytes for the fake engine."""
+    button(page, "Settings").click()
+    page.get_by_label("Max tokens", exact=True).fill(value)
+    button(page, "Done").click()
+
+
 def retry_button(page: Page) -> Locator:
     """Of the last answer."""
     return turns(page).last.get_by_role("button", name="Try again")

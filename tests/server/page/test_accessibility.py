@@ -65,3 +65,18 @@ def test_axe_finds_nothing(app, serve, open_page, say, engine, options):
         page.keyboard.press("Escape")
     button(page, "Settings").click()
     assert violations(page) == {}
+    button(page, "Keyboard shortcuts").click()
+    assert violations(page) == {}
+
+
+@pytest.mark.parametrize(("theme", "scheme"), [("Dark", "light"), ("Light", "dark")])
+def test_axe_finds_nothing_in_the_other_theme(app, serve, open_page, say, theme, scheme):
+    page = open_page(serve(app), reduced_motion="reduce", color_scheme=scheme)
+    button(page, "Settings").click()
+    page.get_by_label("Theme").select_option(theme)
+    assert violations(page) == {}
+    button(page, "Done").click()
+    say(ANSWER)
+    send_and_wait(page, "Show me.")
+    expect(page.locator(".code-keyword").first).to_be_visible()
+    assert violations(page) == {}

@@ -204,8 +204,8 @@ OPEN_WEBUI = {
                     "parentId": "ask",
                     "childrenIds": [],
                     "role": "assistant",
-                    "content": '<details type="reasoning" done="true" duration="2">\n<summary>Thought</summary>\n> Hm.\n'
-                    "</details>\nRome.",
+                    "content": '<details type="reasoning" done="true" duration="2">\n'
+                    "<summary>Thought</summary>\n> Hm.\n</details>\nRome.",
                     "model": "llama3:8b",
                 },
                 "paris": {

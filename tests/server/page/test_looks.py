@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, prompt_box, send, send_and_wait, send_by_key
+from tests.server.page.parts import answer, button, prompt_box, send, send_and_wait, send_by_key, set_max_tokens
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -168,6 +168,7 @@ def test_a_cell_that_becomes_a_link_asks_for_less_room(page, say, go_on):
 
 
 def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, engine, say, go_on):
+    set_max_tokens(page, "4000")
     numbers = [f"No. {i}\n\n" for i in range(140)]  # every one a paragraph
     beginning = "".join(numbers[:100])
     say("".join(numbers), until=beginning)
@@ -196,6 +197,7 @@ def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, engine
 
 
 def test_a_conversation_opens_at_its_end(page, say):
+    set_max_tokens(page, "4000")
     say(("Text.\n\n```\n" + "code\n" * 30 + "```\n\n") * 12 + "The end.")
     send_and_wait(page, "Much code, please.")  # of which only what comes near the view is drawn
     expect(answer(page).get_by_text("The end.")).to_be_in_viewport()
@@ -251,7 +253,11 @@ def settle(page):
 def test_text_has_enough_contrast(app, serve, open_page, scheme):
     """WCAG AA: 4.5 for text, 3 for the edges of fields."""
     page = open_page(serve(app), color_scheme=scheme)
-    read = "(name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim()"
+    read = """(name) => {
+      const probe = document.body.appendChild(document.createElement("i"));
+      probe.style.color = `var(--${name})`;
+      return getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+    }"""
     colours = {
         name: page.evaluate(read, name)
         for name in ("ground", "surface", "tint", "edge", "text", "muted", "accent", "on-accent", "wrong")
@@ -263,14 +269,13 @@ def test_text_has_enough_contrast(app, serve, open_page, scheme):
     assert contrast(colours["edge"], colours["surface"]) >= 3
 
 
-def contrast(front: str, back: str) -> float:
+def contrast(front: list[int], back: list[int]) -> float:
     high, low = sorted((luminance(front), luminance(back)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
-def luminance(colour: str) -> float:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+def luminance(colour: list[int]) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (it / 255 for it in colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 

@@ -8,15 +8,9 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.live_server import eventually
-from tests.server.page.parts import answer, button, measured, send, send_and_wait, turns
+from tests.server.page.parts import answer, button, measured, send, send_and_wait, set_max_tokens, turns
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-
-def set_max_tokens(page, value):
-    button(page, "Settings").click()
-    page.get_by_label("Max tokens", exact=True).fill(value)
-    button(page, "Done").click()
 
 
 def test_a_cut_answer_is_continued_where_it_ended(page, say, asked, engine):
