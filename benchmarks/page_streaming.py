@@ -42,6 +42,7 @@ from moeflow.bench.records import make_record
 from moeflow.cli.bench.output import keep, show
 from moeflow.server.page import add_page
 
+CHROMIUMS = ("chromium", "chromium-browser", "chromium-headless-shell")
 TOKEN_CHARS = 4
 MODEL = {
     "name": "stream",
@@ -211,7 +212,7 @@ def main() -> None:
     parser.add_argument("--phone", action="store_true", help="a small window, and a processor slowed down four times")
     parser.add_argument("--out", type=Path, help="file to append the record to")
     options = parser.parse_args()
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    chromium = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     if chromium is None:
         parser.error("Chromium is not installed (Debian: apt-get install chromium)")
 

@@ -18,6 +18,7 @@ import shutil
 
 from playwright.sync_api import sync_playwright
 
+CHROMIUMS = ("chromium", "chromium-browser", "chromium-headless-shell")
 QUESTIONS = ("What is the capital of France?", "Write a Python function that adds two numbers.")
 DESKTOP = {"viewport": {"width": 1200, "height": 860}}
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--phone", action="store_true", help="as on a small phone")
     parser.add_argument("--guesses", action="store_true", help="open what was guessed for the last answer")
     options = parser.parse_args()
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    chromium = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     if chromium is None:
         parser.error("Chromium is not installed (Debian: apt-get install chromium)")
     take(chromium, options)

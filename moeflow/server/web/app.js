@@ -136,7 +136,7 @@ function stop() {
 }
 
 function updateModels() {
-  models.update().catch(() => {}); // the one that /stats tells of is there anyway
+  models.update().catch(() => {}); // /stats names one in any case
 }
 
 function openSettings() {

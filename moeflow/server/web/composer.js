@@ -1,6 +1,6 @@
 // Where messages are written: the box, attached files, and the one message that waits while an answer is written.
-// Emits "send" with { content, files } in `detail` when one is to go out,
-// "refuse" with what the user should know ("": no longer), and "announce" with what a screen reader should say.
+// Emits "send" with { content, files } in `detail` when one is to go out. Emits "refuse" with the reason why files were
+// refused ("": it no longer holds), and "announce" with a text for screen readers.
 
 import { readTextFile } from "./files.js";
 
@@ -72,7 +72,7 @@ export class Composer extends EventTarget {
   }
 
   send(message) {
-    this.refusal = ""; // nothing is told any more
+    this.refusal = ""; // its report is gone
     this.dispatchEvent(new CustomEvent("send", { detail: message }));
   }
 
@@ -161,7 +161,7 @@ export class Composer extends EventTarget {
     this.focus();
   }
 
-  /** Tell why files were refused; "" takes back what was told of those before. */
+  /** Report why files were refused; "" withdraws the report on the files before. */
   refuse(reason) {
     if (reason || this.refusal) this.dispatchEvent(new CustomEvent("refuse", { detail: reason }));
     this.refusal = reason;

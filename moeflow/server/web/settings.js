@@ -1,13 +1,13 @@
-// Sampling settings: what the form shows is what requests send. Kept in this browser until reset. A field that is left
-// empty is not sent, and shows the server's default for the model. A value out of range is explained beside its field
-// and not used; closing shows the last good one again.
+// Sampling settings: requests send the values that the form shows. Kept in this browser until reset. An empty field is
+// not sent, and shows the server's default for the model. A value out of range is explained beside its field and not
+// used; closing shows the last good one again.
 
 import { Stored } from "./storage.js";
 
 const MAX_STOP_STRINGS = 16; // of the server
 const DEFAULTS = Object.freeze({
   system: "",
-  temperature: null, // null: as the server does it for this model
+  temperature: null, // null: the server's default for the model
   top_p: null,
   top_k: null,
   min_p: null,
@@ -26,7 +26,7 @@ export class Settings {
     this.fields = Object.keys(DEFAULTS).map((name) => form.elements[name]);
     this.hints = new Map(this.fields.map((field) => [field, document.getElementById(`${field.name}-hint`)]));
     this.hintTexts = new Map([...this.hints.values()].map((hint) => [hint, hint.textContent]));
-    this.defaulted = this.fields.filter((field) => field.placeholder === "default"); // what the server has defaults for
+    this.defaulted = this.fields.filter((field) => field.placeholder === "default"); // the server has defaults for these
     for (const field of this.fields) field.addEventListener("input", () => this.take(field));
     form.closest("dialog").addEventListener("close", () => this.show());
     this.stored.onChange(() => this.takeKept()); // or this tab would write over what another one has set
@@ -44,7 +44,7 @@ export class Settings {
     return this.values.system.trim();
   }
 
-  /** Fields of a chat completion request to a server that guesses tokens, or does not: those that the user has set. */
+  /** The fields of a chat completion request that the user has set. `hasGuesses`: the server drafts tokens. */
   sampling({ hasGuesses }) {
     const { system, token_trees, stop_strings, json_schema, ...numbers } = this.values;
     const sampling = Object.fromEntries(Object.entries(numbers).filter(([, value]) => value !== null));

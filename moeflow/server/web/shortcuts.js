@@ -27,7 +27,7 @@ export class Shortcuts {
   }
 }
 
-/** Whether a key is for what lies above the page, or for a field that Escape closes. */
+/** Whether a key is for a dialog above the page, or for a field that Escape closes. */
 function isElsewhere({ key, target }) {
   if (document.querySelector("dialog:modal")) return true;
   return key === "Escape" && Boolean(target.closest?.("dialog, .prompt-edit"));

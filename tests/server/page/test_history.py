@@ -285,7 +285,7 @@ def test_an_export_that_went_on_elsewhere_is_taken_in(page, say, tmp_path):
     import_file(page, tmp_path / "later.json", content)
     expect(page.get_by_text("One conversation is imported.")).to_be_visible()
     expect(names(page)).to_have_text(["Are you there?"])
-    expect(answer(page)).to_have_text("Other.")  # what is shown stays
+    expect(answer(page)).to_have_text("Other.")  # the path shown stays
     button(page, "Earlier version").click()
     expect(answer(page)).to_have_text("Still.")
     page.reload()

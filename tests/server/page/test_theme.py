@@ -40,7 +40,7 @@ def test_a_chosen_theme_stays_and_other_tabs_follow(app, serve, open_page):
     choose(page, "Dark")
     expect(tab.locator("html")).to_have_attribute("data-theme", "dark")
     assert ground(tab) == DARK
-    page.route("**/app.js", lambda route: route.abort())  # what is drawn before modules run
+    page.route("**/app.js", lambda route: route.abort())  # the page as drawn before modules run
     page.reload()
     assert ground(page) == DARK
     page.unroute("**/app.js")

@@ -103,6 +103,8 @@ CIRCLES = [
     "begin " + "round and round it goes; " * 7,
     "begin " + "round and round it goes; " * 7 + "then it ends",
     "a piece that is cut off in its midst, " * 5 + "a piece that is cut",
+    "begin " + "A sentence of a good many characters, and then some more. " * 3,
+    "begin " + "A sentence of a good many characters, and then some more. " * 4,
     "-" * 500,
     "| --- | --- |" * 50,
     "0, 1, " * 80,

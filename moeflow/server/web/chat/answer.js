@@ -33,7 +33,7 @@ function take(answer, { delta, text, token_trees: trees, finish_reason: reason }
   if (reason === "length") answer.cutOff = true;
 }
 
-/** What two parts of an answer took together. Speeds are those of the second. */
+/** The measurements of two parts of an answer, added. Speeds are those of the second part. */
 function sum(before, now) {
   if (!before || !now) return before ?? now;
   const isExact = before.isExact && now.isExact;

@@ -149,7 +149,7 @@ export class Chat extends EventTarget {
     }
   }
 
-  /** What to ask for an answer, or for what follows the part of it that is there. */
+  /** The request for an answer, or for the rest of an answer that has begun. */
   async request(prompt, answer, signal) {
     const { settings, server } = this;
     const { model } = server;

@@ -3,7 +3,7 @@
 
 import { askJson } from "../api.js";
 
-/** Whether an answer ended before its end, so that more can follow. Thoughts are not part of what is sent. */
+/** Whether an answer ended before its end, so that more can follow. The request holds no thoughts. */
 export function canContinue({ state, content, reasoning, toolCalls, cutOff }) {
   return Boolean(content) && !reasoning && !toolCalls.length && (cutOff || state === "stopped" || state === "failed");
 }

@@ -2,7 +2,7 @@
 
 const MAX_TAIL = 4000; // characters that are looked at
 const MIN_REPEATS = 4;
-const MIN_LENGTH = 160; // characters of all repeats together: "ha ha ha ha" is no circle
+const MIN_LENGTH = 160; // characters of all repeats: "ha ha ha ha" is no circle
 
 /** Whether the text ends with the same piece at least `MIN_REPEATS` times. Lines, spaces and numbers alone may repeat. */
 export function endsInCircles(text) {

@@ -89,7 +89,7 @@ export class TurnView {
     this.trees.update(answer.passes);
   }
 
-  /** Tell of an answer that did not find its end. */
+  /** Show a notice under an answer that repeats itself without end. */
   showCircles({ state, content, cutOff }) {
     const isRunning = state === "running";
     const wasHidden = this.parts.repeats.hidden;

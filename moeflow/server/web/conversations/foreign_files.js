@@ -1,5 +1,5 @@
 // Reads conversations that other programs have exported: ChatGPT, Open WebUI, and lists of messages as the API takes
-// them. In a record prompts and answers alternate, whatever stood between them.
+// them. Prompts and answers alternate in a record; all other messages are dropped.
 
 import { newId } from "./conversation.js";
 
@@ -31,7 +31,7 @@ function readMessages({ title, model, messages }) {
   return builder.record;
 }
 
-/** ChatGPT has a tree as well, with messages of tools and of the system in between. */
+/** ChatGPT exports a tree, too, with messages of tools and of the system between the others. */
 function readChatGpt({ title, mapping, current_node: current, update_time: updatedAtS }) {
   const known = { title: textOf(title), updatedAt: timeOf(updatedAtS * 1000) };
   const nodes = Object.values(mapping).map(({ id, parent, children, message }) => {
@@ -50,7 +50,7 @@ function readOpenWebUi(entry) {
   return readTree(known, nodes, history.currentId);
 }
 
-/** Open WebUI puts a chat into what its database knows of it; older exports are the chat alone. */
+/** Open WebUI wraps a chat in its row of the database; older exports hold the chat alone. */
 function chatOf(entry) {
   return entry.chat ?? entry;
 }
@@ -66,7 +66,7 @@ function readFiles(files) {
   return known.filter(({ text }) => text);
 }
 
-/** Read a tree of nodes { id, parent, children, role, content, files }, of which that with the id `current` is shown. */
+/** Read a tree of nodes { id, parent, children, role, content, files }. The node `current` ends the path that is shown. */
 function readTree(known, nodes, current) {
   const builder = new Builder(known);
   const byId = new Map(nodes.map((node) => [node.id, node]));
@@ -86,7 +86,7 @@ function readTree(known, nodes, current) {
   return builder.record;
 }
 
-/** Puts a record together in which prompts and answers alternate, whatever stood between them. */
+/** Builds a record of alternating prompts and answers. */
 class Builder {
   constructor(known) {
     this.record = { id: newId(), ...known, chosen: {}, messages: [] };

@@ -1,4 +1,4 @@
-// Conversations as a JSON file, whole: all versions of all messages. Reads what it writes, and what other programs write.
+// Conversations as a JSON file, whole: all versions of all messages. Reads its own files and those of other programs.
 // A record has no `updatedAt` where the file does not say when that was.
 
 import { newId } from "./conversation.js";

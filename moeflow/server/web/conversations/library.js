@@ -143,7 +143,7 @@ export class Library {
     else this.onShown();
   }
 
-  /** Save the open conversation or all of them as a file. Throws an Error where there is none. */
+  /** Save the open conversation or all of them as a file. Throws an Error if there is none. */
   async export(kind) {
     const { current } = this;
     if (kind === "markdown") {
@@ -156,9 +156,9 @@ export class Library {
     saveText(`${kind === "all" ? "conversations" : fileName(current.name)}.json`, "application/json", writeJson(all.map((it) => it.record())));
   }
 
-  /** Import files and, unless the user goes on meanwhile, open that of their conversations which the list shows first.
-   *  Return how many were imported, `numNew`, and how many were here already, `numKnown`. Throws an Error that says
-   *  which file could not be read or kept. */
+  /** Import files. Then open the latest of their conversations, unless the user has opened another meanwhile. Return how
+   *  many were imported, `numNew`, and how many were here already, `numKnown`. Throws an Error that names the file that
+   *  could not be read or kept. */
   async import(files) {
     const found = { new: [], known: [] };
     const step = this.step();
@@ -173,7 +173,7 @@ export class Library {
     return { numNew: found.new.length, numKnown: found.known.length };
   }
 
-  /** Import a file and add its conversations to those that were `found`. Those without a time are given the next of `times`. */
+  /** Import a file and add its conversations to `found`. A conversation without a time gets the next of `times`. */
   async importFile(file, times, found) {
     const conversations = (await readFile(file, times)).filter((it) => !it.isEmpty);
     if (!conversations.length) throw new Error(`${file.name} holds no conversations, so nothing was imported.`);

@@ -18,7 +18,7 @@ export function mergeMessages(ours, theirs) {
   return withoutVain([...merged, ...rest.values()]);
 }
 
-/** Whether each path of `theirs`, from a first prompt on, is also one of ours: the same texts, whatever their ids are. */
+/** Whether each path of `theirs`, from a first prompt on, is also a path of ours. Texts are compared, not ids. */
 export function containsPaths(ours, theirs) {
   const same = new Map([["", new Set([""])]]); // by the id of one of theirs, the ids of ours with the same path
   for (const message of theirs) {
