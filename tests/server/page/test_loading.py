@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from tests.server.page.parts import send_and_wait
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 FIRST_VISIT_BYTES = 160_000  # compressed, with all headers
@@ -44,3 +46,43 @@ def test_the_first_visit_is_small_and_the_next_fetches_no_file_again(fetched):
     again = fetched()
     assert "stats" in again
     assert [name for name in again if name.startswith("assets/")] == []
+
+
+PREFIX = "/some/prefix"
+ANSWER = "```python\nreturn 1\n```\n\n$x^2$"
+
+
+class Proxied:
+    """An application behind a proxy, which takes a prefix off every path and has nothing without it."""
+
+    def __init__(self, app):
+        self.app = app
+        self.state = app.state
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "http":
+            prefix, path = scope["path"][: len(PREFIX)], scope["path"][len(PREFIX) :]
+            scope = {**scope, "path": path if prefix == PREFIX else "/nothing", "raw_path": path.encode()}
+        await self.app(scope, receive, send)
+
+
+def test_the_page_works_below_a_proxys_prefix(app, serve, browser, say):
+    """All addresses of the page are relative: its files, what its worker and its styles load, and the API's."""
+    address = serve(Proxied(app)) + PREFIX + "/"
+    context = browser.new_context()
+    page = context.new_page()
+    requests: list[str] = []
+    failures: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("response", lambda response: response.ok or failures.append(response.url))
+    page.goto(address)
+    say(ANSWER)
+    send_and_wait(page, "Show me.")
+    expect(page.locator(".code-keyword")).to_have_text("return")
+    expect(page.locator(".katex").first).to_be_visible()
+    page.reload()
+    expect(page.locator(".code-keyword")).to_have_text("return")
+    assert len(requests) > 50
+    assert [url for url in requests if not url.startswith(address)] == []
+    assert failures == []
+    context.close()
