@@ -21,6 +21,7 @@ from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.arrays import copy_into
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weight import PackedRows
+from moeflow.kernels.on_demand import torch
 from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.expert_weights import Destination
@@ -84,10 +85,12 @@ def not_decoder_only(checkpoint: Checkpoint) -> ConfigError:
 def outline(checkpoint: Checkpoint) -> LanguageModel:
     """Return the model that a checkpoint holds, in shapes only.
 
-    Raises: CheckpointError if tensors are missing, surplus or of another shape than the config says.
+    Raises: CheckpointError if tensors are missing, surplus or of another shape than the config says, or if two copies
+    of a table differ.
     """
     model = find_family(checkpoint).build(read_model_config(checkpoint), shapes_only())
     _check_tensors(checkpoint, model)
+    _check_copies(checkpoint, model)
     return model
 
 
@@ -119,11 +122,11 @@ def _check_tensors(checkpoint: Checkpoint, model: LanguageModel) -> None:
     missing = [name for name in needed if name not in checkpoint.tensors]
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
-    ignored, unused = model.repeated_names(), model.config.unused_prefixes
+    unused = model.config.unused_prefixes
     surplus = [
         name
         for name in checkpoint.tensors
-        if name not in needed and name not in ignored and not name.startswith(unused)
+        if name not in needed and name not in model.copies and not name.startswith(unused)
     ]
     if surplus:
         raise _blame(checkpoint.tensors[surplus[0]].file, surplus, "not part of the model that config.json describes")
@@ -135,6 +138,18 @@ def _check_tensors(checkpoint: Checkpoint, model: LanguageModel) -> None:
                 file=info.file,
                 tensor=name,
                 remedy=_CHECK_CONFIG,
+            )
+
+
+def _check_copies(checkpoint: Checkpoint, model: LanguageModel) -> None:
+    for name in model.copies.keys() & checkpoint.tensors.keys():
+        original = model.copies[name]
+        if not torch.equal(checkpoint.read(name), checkpoint.read(original)):
+            raise CheckpointError(
+                f"differs from {original}, where this family has one table for both",
+                file=checkpoint.tensors[name].file,
+                tensor=name,
+                remedy="Take the model with one table of embeddings, as it is published",
             )
 
 

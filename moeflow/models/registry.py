@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -94,6 +95,7 @@ _OWN: Mapping[str, Row] = {
     ),
     "t5": Row("T5ForConditionalGeneration", "moeflow.models.t5", ("T5EncoderModel",)),
 }
+_STORED_HEAD: Final = "lm_head.weight"
 FAMILIES: Final = ExtensibleTable("moeflow.families", _OWN, Row)
 
 
@@ -112,6 +114,8 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
     model of quite another size than the weights are.
     """
     config = find_family(checkpoint).read_config(ConfigReader(checkpoint.config, checkpoint.config_file))
+    if _STORED_HEAD in checkpoint.tensors and not config.is_encoder_only:
+        config = replace(config, tie_word_embeddings=False)  # as transformers reads a config that contradicts the files
     check_sizes(config, checkpoint)
     read_eos_token_ids(checkpoint)
     return config

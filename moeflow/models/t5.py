@@ -25,6 +25,7 @@ _GATED: Final[dict[str, HiddenAct]] = {"gated-gelu": "gelu_tanh", "gated-silu": 
 _CLASSIFIER: Final = "ForSequenceClassification"
 _ENCODERS: Final = ("EncoderModel", _CLASSIFIER)  # how classes without a decoder are named
 _NAMES: Final = NetworkNames(block="DenseReluDense", ups=("wi",), down="wo")
+_UNUSED: Final = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"  # in old files
 _GATED_NAMES: Final = NetworkNames(block="DenseReluDense", ups=("wi_0", "wi_1"), down="wo")
 
 
@@ -60,10 +61,11 @@ def read_encoder_decoder(
     head_dim = reader.positive("d_kv", max(hidden_size // num_heads, 1))
     if head_dim % 2:
         raise reader.error(f"'d_kv' is {head_dim}, where an even number is expected")
+    num_layers = num_decoder_layers(reader, encoder.num_layers)
     return ModelConfig(
         vocab_size=reader.positive("vocab_size"),
         hidden_size=hidden_size,
-        num_layers=num_decoder_layers(reader, encoder.num_layers),
+        num_layers=num_layers,
         labels=_read_labels(reader),
         num_heads=num_heads,
         num_kv_heads=num_heads,
@@ -74,6 +76,7 @@ def read_encoder_decoder(
         rope=None,
         relative_positions=_read_positions(reader),
         encoder=encoder,
+        unused_prefixes=(_UNUSED,) if num_layers else (_UNUSED, "lm_head.weight"),
         logit_scale=hidden_size**-0.5 if scales_outputs else 1.0,
         **family,
     )

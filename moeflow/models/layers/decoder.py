@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Final
@@ -36,6 +36,7 @@ class CausalLM:
 
     # Of tensors, as far as there are such.
     embedding_names: Final = ("model.embed_tokens.weight", "lm_head.weight", TABLE_NAME)
+    copies: Final[Mapping[str, str]] = {}  # see `EncoderDecoderLM`
 
     def __init__(
         self,
@@ -191,10 +192,6 @@ class CausalLM:
         for layer_idx, layer in enumerate(self.layers, self.first_layer):
             if isinstance(layer.mlp, MoE):
                 yield f"model.layers.{layer_idx}", layer.mlp
-
-    def repeated_names(self) -> set[str]:
-        """Return names under which files may repeat what this model has once: tied models have one matrix."""
-        return {"lm_head.weight"} if self.config.tie_word_embeddings else set()
 
     def named_weights(self) -> Iterator[tuple[str, Destination]]:
         """Yield every (checkpoint name, where its tensor goes)."""

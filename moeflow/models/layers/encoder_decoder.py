@@ -8,9 +8,10 @@ behind them, from 0 on. (Attention as in T5, 1910.10683: relative positions, sco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -36,7 +37,8 @@ from moeflow.models.layers.relative_bias import RelativeBias
 from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
 _SCALE = 1.0  # of scores
-_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of the embeddings, in old files
+_TABLE = "shared.weight"  # of embeddings
+_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of the table, in old files
 _BLOCK_SIZE = 16  # of what the encoder attends to
 
 
@@ -58,7 +60,8 @@ class EncoderDecoderLM:
 
     tells_inputs = False  # see `CausalLM`
     shares_head = False
-    embedding_names = ("shared.weight", "lm_head.weight", *_COPIES)
+    embedding_names = (_TABLE, "lm_head.weight", *_COPIES)
+    copies: Final[Mapping[str, str]] = dict.fromkeys(_COPIES, _TABLE)  # optional tensors: each equals the one it names
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, make_network: MakeNetwork) -> None:
         assert config.encoder is not None
@@ -131,18 +134,13 @@ class EncoderDecoderLM:
 
     def named_weights(self) -> Iterator[tuple[str, Destination]]:
         """Yield every (checkpoint name, where its tensor goes)."""
-        yield "shared.weight", whole(self.embed_tokens)
+        yield _TABLE, whole(self.embed_tokens)
         for name, stack in self._stacks():
             yield from stack.named_weights(name)
         if self._has_own_head:
             yield "lm_head.weight", whole(self.lm_head)
         if self.classifier is not None:
             yield from self.classifier.named_weights("score")
-
-    def repeated_names(self) -> set[str]:
-        """Return names under which files may repeat what this model has once, or carry what nobody computes with."""
-        unused = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"}
-        return {*_COPIES, *unused} | (set() if self._has_own_head else {"lm_head.weight"})
 
     def _stacks(self) -> list[tuple[str, _Stack]]:
         stacks: list[tuple[str, _Stack]] = [("encoder", self._encoder)]
