@@ -35,6 +35,9 @@ def _from_json(tokenizer: dict[str, Any], file: Path) -> dict[str, int]:
     try:
         known = tokenizer["model"]["vocab"]
         found = dict(known) if isinstance(known, dict) else {pair[0]: place for place, pair in enumerate(known)}
-        return found | {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or ()}
+        found |= {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or ()}
+        if all(type(token_id) is int for token_id in found.values()):
+            return found
+        raise TypeError("an id is no integer")
     except (KeyError, TypeError, IndexError) as error:
         raise CheckpointError("does not list its tokens", file=file, remedy=DOWNLOAD_AGAIN) from error

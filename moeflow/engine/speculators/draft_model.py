@@ -180,8 +180,9 @@ class DraftModel:
 
     def _compute(self, pieces: Sequence[_Piece], rows: Sequence[int]) -> _Computed:
         """Return what is known of some of the tokens, and keep keys and values of all."""
+        last_id = self._model.config.vocab_size - 1  # stands for the engine's ids without a token that are above it
         given = PassInput(
-            token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+            token_ids=[min(token_id, last_id) for piece in pieces for token_id in piece.token_ids],
             starts=[piece.start for piece in pieces],
             num_tokens=[len(piece.token_ids) for piece in pieces],
             block_ids=[self.tables.block_ids(piece.request, piece.stop) for piece in pieces],

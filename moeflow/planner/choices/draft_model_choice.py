@@ -63,7 +63,7 @@ def choose_draft_model(
     absolute = Path(place).absolute()
     with closing(open_checkpoint(absolute)) as draft:
         draft_shape = read_model_config(draft)
-        _check_vocabulary(draft, checkpoint)
+        _check_vocabulary(draft, checkpoint, draft_shape.vocab_size)
         weights = _weights(weight_format, draft, can_pack=bool(cpu_isa))
         return _config(f"{absolute}{name[len(path) :]}", draft, draft_shape, weights, settings, cpu_isa)
 
@@ -164,8 +164,11 @@ def _work_bytes(settings: Settings, shape: ModelConfig) -> int:
     return work_bytes(shape, num_tokens=CHUNK_TOKENS + 2 * num_sampled, num_sampled=num_sampled)
 
 
-def _check_vocabulary(draft: Checkpoint, checkpoint: Checkpoint) -> None:
-    """Raises: ConfigError unless token ids mean the same to both models."""
+def _check_vocabulary(draft: Checkpoint, checkpoint: Checkpoint, num_embeddings: int) -> None:
+    """Check that token ids mean the same to both models, and that the draft has `num_embeddings` for all of them.
+
+    Embeddings may differ in rows without a token, which only fill up the matrix. Raises: ConfigError.
+    """
     own, other = read_vocabulary(checkpoint.path), read_vocabulary(draft.path)
     common = len(own.keys() & other.keys())
     same = sum(other.get(token) == token_id for token, token_id in own.items())
@@ -174,4 +177,10 @@ def _check_vocabulary(draft: Checkpoint, checkpoint: Checkpoint) -> None:
         raise ConfigError(
             f"{draft.path} cannot guess for {checkpoint.path}: its tokenizer is another one ({same} tokens of {least} "
             f"have the same number, {common} the same text). Take a small model of the same family"
+        )
+    need = max(own.values(), default=-1) + 1
+    if num_embeddings < need:
+        raise ConfigError(
+            f"{draft.path} cannot guess for {checkpoint.path}: the tokenizer needs {need} embeddings, and the draft "
+            f"has {num_embeddings}. Take a small model of the same family and version"
         )

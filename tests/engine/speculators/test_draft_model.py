@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from moeflow.checkpoint.draft_vocabulary import write_draft_vocabulary
-from moeflow.core.errors import CheckpointError
+from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
@@ -29,7 +29,7 @@ from tests.engine.submissions import submission
 from tests.engine.test_speculation import answers, jobs, load
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_llama import write_tiny_llama
-from tests.tiny_mixtral import write_tiny_mixtral
+from tests.tiny_mixtral import write_byte_tokenizer, write_tiny_mixtral
 
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.4}
@@ -93,6 +93,37 @@ def test_answers_are_the_same_to_the_bit(target, small, sampling):
         assert engine.stats().drafted_tokens_total > 50
         assert all(draft.tables.num_used == 0 for draft in drafts_of(engine))
         assert not engine._speculation._failed
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_engines_ids_that_a_draft_lacks_change_no_answer(small, tmp_path, sampling):
+    """As in families that fill up their larger models' embeddings to a larger multiple."""
+    write_tiny_mixtral(tmp_path, vocab_size=300)
+    submissions = jobs(logprobs=2, **sampling)
+    submissions += [submission("padded", [5, 258, 9, 299, 271, 30], max_tokens=40, logprobs=2, **sampling)]
+    plain = answers(load(tmp_path), submissions)
+    assert any(token_id >= 258 for token_ids, *_ in plain.values() for token_id in token_ids)
+    engine = guessing(tmp_path, str(small[0]))
+    assert answers(engine, submissions) == plain
+    assert engine.stats().drafted_tokens_total > 50
+    assert not engine._speculation._failed
+
+
+def test_a_draft_without_embeddings_for_some_tokens_is_refused(target, tmp_path):
+    write_tiny_llama(tmp_path, vocab_size=250)
+    write_byte_tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match=r"need 258 embeddings, and the draft has 250\. Take a small model"):
+        guessing(target, str(tmp_path))
+
+
+def test_a_draft_with_ids_that_are_no_integers_is_refused(target, tmp_path):
+    write_tiny_llama(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["vocab"] |= {"a": "7"}
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match="does not list its tokens"):
+        guessing(target, str(tmp_path))
 
 
 def test_what_a_model_guesses_for_itself_is_right(target, monkeypatch):
