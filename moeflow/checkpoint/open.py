@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf.file_names import gguf_start
+from moeflow.checkpoint.other_kinds import refuse_other_folder
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.checkpoint.regular_file import open_stream, stat_file
 from moeflow.checkpoint.renamed.registry import with_known_names
@@ -47,6 +48,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = gguf_start(path)
     mode = stat_file(path).st_mode
     if stat.S_ISDIR(mode):
+        with blame_file(path):
+            refuse_other_folder(path)
         if not os.path.lexists(path / "config.json"):
             if fairseq.is_fairseq_folder(path):
                 return fairseq.FairseqFolder(path)

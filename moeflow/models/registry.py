@@ -95,6 +95,26 @@ _OWN: Mapping[str, Row] = {
     ),
     "t5": Row("T5ForConditionalGeneration", "moeflow.models.t5", ("T5EncoderModel",)),
 }
+_ENCODERS: Final = frozenset(  # often met, with classes that do not tell it
+    [
+        "albert",
+        "bert",
+        "camembert",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "ernie",
+        "eurobert",
+        "mobilebert",
+        "modernbert",
+        "mpnet",
+        "nomic_bert",
+        "roberta",
+        "xlm-roberta",
+    ]
+)
+_ENCODER_CLASSES: Final = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _STORED_HEAD: Final = "lm_head.weight"
 FAMILIES: Final = ExtensibleTable("moeflow.families", _OWN, Row)
 
@@ -138,6 +158,12 @@ def _family(config: Mapping[str, Any], file: Path) -> Family:
         raise _without_type(architectures, file)
     row = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if row is None:
+        if _makes_no_text(model_type, architectures):
+            raise CheckpointError(
+                f"is for a model of the type {brief(model_type)}, which encodes or classifies text and generates none",
+                file=file,
+                remedy="Take a model that generates; it makes vectors of text, too (/v1/embeddings)",
+            )
         raise CheckpointError(
             f"is a model of the type {brief(model_type)}, which is not supported",
             file=file,
@@ -158,6 +184,13 @@ def _family(config: Mapping[str, Any], file: Path) -> Family:
             remedy="Take the model's unquantized weights, or a GGUF file",
         )
     return cast(Family, importlib.import_module(row.module))
+
+
+def _makes_no_text(model_type: Any, architectures: Any) -> bool:
+    named = architectures if isinstance(architectures, list) else []
+    return (isinstance(model_type, str) and model_type in _ENCODERS) or any(
+        isinstance(name, str) and name.endswith(_ENCODER_CLASSES) for name in named
+    )
 
 
 def _without_type(architectures: Any, file: Path) -> CheckpointError:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from moeflow.checkpoint.gguf.file_names import MAX_PARTS, SUFFIX, GGUFNames, gguf_models, whole_name
 from moeflow.checkpoint.hub.model_name import ModelName
+from moeflow.checkpoint.other_kinds import refuse_other_files
 from moeflow.checkpoint.safetensors.folder import INDEX_FILE, PICKLE_SUFFIXES, SINGLE_FILE
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
@@ -47,10 +48,12 @@ def choose_files(name: ModelName, paths: Collection[str]) -> FileChoice:
 
     Raises: CheckpointError if there are none of a kind that is read, or the name fits none or several.
     """
+    models = gguf_models(paths)
+    if not name.file and (SINGLE_FILE in paths or INDEX_FILE in paths or not models):
+        refuse_other_files(paths, str(name))
     if not name.file and (SINGLE_FILE in paths or INDEX_FILE in paths):
         small = tuple(sorted(path for path in paths if _is_small(path)))
         return FileChoice((SINGLE_FILE,), small) if SINGLE_FILE in paths else FileChoice((), small, INDEX_FILE)
-    models = gguf_models(paths)
     if not models:
         raise _no_model(name, paths)
     return FileChoice(_choose_gguf(name, models))

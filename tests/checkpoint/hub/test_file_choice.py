@@ -117,6 +117,9 @@ def test_folders_tell_quantizations_and_whole_models_go_first(file, chosen):
         ("Q8_0", ["a-Q8_0.gguf", "b-Q8_0.gguf"], "may mean a-Q8_0.gguf or b-Q8_0.gguf"),
         ("", ["pytorch_model.bin", "config.json"], "as pickles only"),
         ("", ["README.md"], "has neither safetensors"),
+        ("", ["adapter_config.json", "adapter_model.safetensors"], "holds an adapter"),
+        ("", ["model_index.json", "unet/config.json"], "holds a diffusers pipeline"),
+        ("", ["config.json", "diffusion_pytorch_model.safetensors"], "a part of a diffusers pipeline"),
     ],
 )
 def test_what_is_not_clear_is_an_error_that_says_what_there_is(file, paths, said):

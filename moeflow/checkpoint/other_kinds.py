@@ -1,0 +1,67 @@
+"""Kinds of models that are often mistaken for language models in Hugging Face form: each is refused by its name.
+
+Files or tensors tell the kind before the weights are looked at, so the error names the kind and not a missing tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+from moeflow.checkpoint.json_file import read_json_object
+from moeflow.core.brief import brief
+from moeflow.core.errors import CheckpointError
+
+_ADAPTER_FILE: Final = "adapter_config.json"
+_PIPELINE_FILE: Final = "model_index.json"
+_PIPELINE_PART: Final = "diffusion_pytorch_model"  # how the names of a part's weights begin
+_LANGUAGE_MODEL: Final = "Take a language model: moeflow makes text, and vectors of text"
+_BIASES, _SCALES = ".biases", ".scales"  # of MLX's quantized matrices, beside their integers
+_MLX_EXPERTS: Final = ".switch_mlp."  # how MLX names stacked experts
+
+
+def refuse_other_files(paths: Collection[str], where: Path | str) -> None:
+    """Refuse a folder or repository whose file names show another kind of model. Raises: CheckpointError."""
+    if _ADAPTER_FILE in paths:
+        raise _adapter(where, "its base model")
+    if _PIPELINE_FILE in paths:
+        raise CheckpointError("holds a diffusers pipeline, no language model", file=where, remedy=_LANGUAGE_MODEL)
+    if any(path.startswith(_PIPELINE_PART) for path in paths):
+        raise CheckpointError("holds a part of a diffusers pipeline", file=where, remedy=_LANGUAGE_MODEL)
+
+
+def refuse_other_folder(folder: Path) -> None:
+    """Do the same for a folder on this machine; the base model of an adapter is named."""
+    names = [entry.name for entry in folder.iterdir()]
+    if _ADAPTER_FILE in names:
+        base = read_json_object(folder / _ADAPTER_FILE).get("base_model_name_or_path")
+        raise _adapter(folder, f"its base model ({brief(base)})" if isinstance(base, str) else "its base model")
+    refuse_other_files(names, folder)
+
+
+def refuse_other_tensors(names: Collection[str], quantization: Any, folder: Path) -> None:
+    """Refuse weights in MLX's form, of which config.json says how they are quantized. Raises: CheckpointError."""
+    are_quantized = any(name.endswith(_BIASES) and name.removesuffix(_BIASES) + _SCALES in names for name in names)
+    if are_quantized:
+        problem = "holds weights that are quantized for MLX"
+        if isinstance(quantization, dict):
+            problem += f" ({brief(quantization.get('bits'))} bits, groups of {brief(quantization.get('group_size'))})"
+    elif any(_MLX_EXPERTS in name for name in names):
+        problem = "holds weights in MLX's form"
+    else:
+        return
+    raise CheckpointError(
+        problem,
+        file=folder,
+        remedy="Take the Hugging Face model that they were converted from (their model card names it), or a GGUF file",
+    )
+
+
+def _adapter(where: Path | str, base: str) -> CheckpointError:
+    return CheckpointError(
+        f"holds an adapter (LoRA) for {base}, no whole model",
+        file=where,
+        remedy="Merge the two: peft's AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
+        ".save_pretrained(NEW_FOLDER); tokenizer files are copied from the base model",
+    )
