@@ -50,6 +50,8 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.text.tokenizer_files import read_gguf
     from moeflow.kv.disk.folder_usage import clear_folder, folder_bytes, folder_usage
     from moeflow.llm import LLM
+    from moeflow.models.finite import find_not_finite
+    from moeflow.models.loading import outline
     from moeflow.models.registry import read_bare_config, read_model_config
     from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan
     from moeflow.planner.choices.lossy_routing import served_name
@@ -118,6 +120,8 @@ _NAMES = {  # by module, as imported above
     "moeflow.engine.text.tokenizer_files": "read_gguf",
     "moeflow.kv.disk.folder_usage": "clear_folder folder_bytes folder_usage",
     "moeflow.llm": "LLM",
+    "moeflow.models.finite": "find_not_finite",
+    "moeflow.models.loading": "outline",
     "moeflow.models.registry": "read_bare_config read_model_config",
     "moeflow.planner.apply_plan": "machine_notice overruled settings_from_plan",
     "moeflow.planner.choices.lossy_routing": "served_name",

@@ -22,6 +22,7 @@ from moeflow.kernels.arrays import copy_into
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.on_demand import torch
+from moeflow.models.finite import check_finite, check_small_weights
 from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.expert_weights import Destination
@@ -51,11 +52,14 @@ def load_model(
     `importance` is for formats whose blocks are searched for.
 
     Raises: CheckpointError, before anything is allocated, if tensors are missing, surplus or of another shape than
-    the config says; CapacityError if the weights do not fit into the device's memory.
+    the config says, and later if a number is not finite; CapacityError if the weights do not fit into the device's
+    memory.
     """
     family = find_family(checkpoint)
     if allocator.memory.is_filled:
-        return _allocate(family, read_model_config(checkpoint), allocator)
+        model = _allocate(family, read_model_config(checkpoint), allocator)
+        check_small_weights(model, checkpoint)
+        return model
     model = _allocate(family, outline(checkpoint).config, allocator)
     fill_in_threads(checkpoint, model.named_weights(), num_threads, progress, importance)
     return model
@@ -239,13 +243,20 @@ def fill_in_threads(
 
 def _take_over(checkpoint: Checkpoint, piece: _Piece, importance: Importance) -> int:
     if isinstance(piece.destination, PackedUpProjection):
-        piece.destination.fill(checkpoint.read(piece.name))
+        piece.destination.fill(_read(checkpoint, piece.name))
     elif not isinstance(piece.destination, PackedRows):
-        copy_into(piece.destination, checkpoint.read(piece.name))
+        copy_into(piece.destination, _read(checkpoint, piece.name))
     else:
         stored = checkpoint.read_rows(piece.name, piece.start, piece.stop)
+        check_finite(stored.values, piece.name, checkpoint, stored.block_kind)
         piece.destination.fill(stored.values, stored.numbers, stored.block_kind, importance.get(piece.name))
     return piece.num_bytes
+
+
+def _read(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    found = checkpoint.read(name)
+    check_finite(found, name, checkpoint)
+    return found
 
 
 def _ignore(bytes_done: int, bytes_total: int) -> None:

@@ -39,14 +39,15 @@ Examples:
 
 Every line says ok, warn (works, but slower or with less) or missing (needed). The exit code is 1 if
 something needed is missing or damaged, 0 otherwise. With MODEL, only its headers are read: the answer comes
-in a second even for a model of a hundred gigabytes. --verify reads all of the file that `moeflow pack` made,
-with the options that choose it, and compares it with its checksums: damaged experts, or the tensors that
-have weights in a damaged part, are named."""
+in a second even for a model of a hundred gigabytes. --verify reads all weights. It names
+tensors with NaN or infinite numbers in the model's own files. It compares the file that `moeflow pack` made,
+with the options that choose it, with its checksums: damaged experts, or the tensors that have weights in a
+damaged part, are named."""
 
 
 @click.command(cls=Command, epilog=EPILOG)
 @served_engine_options
-@click.option("--verify", "verifies", is_flag=True, help="Compare the model's packed file with its checksums.")
+@click.option("--verify", "verifies", is_flag=True, help="Read all weights: find damage, NaN and infinity.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(overrides: dict[str, Any], verifies: bool, as_json: bool) -> int:
     """Show what this machine has, what is missing and what to do.

@@ -1,11 +1,12 @@
 """Whether a model would run here, as findings: its shape, what it takes, and the limits it would get.
 
-Reads headers only, and asks the engine's own `resolve`, so the answer is what `serve` would do. Who wants the file of
-packed weights compared with its checksums waits for all of it to be read.
+Reads headers only, and asks the engine's own `resolve`, so the answer is what `serve` would do. Only `--verify` reads
+all weights: it looks for numbers that are not finite, and compares the packed file with its checksums.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from moeflow.cli.doctor.diagnostics import Finding, Verdict
 from moeflow.cli.doctor.modes import other_modes
 from moeflow.cli.plan.plan_option import read_plan, settings_of
 from moeflow.cli.progress import progress_bar
-from moeflow.cli.pulling import headers_of
+from moeflow.cli.pulling import headers_of, is_headers_alone
 from moeflow.core.engine_config import EngineConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError, HubError
 from moeflow.core.model_config import ModelConfig
@@ -54,7 +55,7 @@ def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[
     found += [Finding("because", Verdict.OK, f"{name} = {why}") for name, why in plan.reasons]
     found.append(Finding("speed", Verdict.OK, lazy.what_to_expect(plan) or HINT))
     found += other_modes(overrides, plan)
-    return [*found, *(verify(plan.config) if verifies else [])]
+    return [*found, *([*verify_weights(plan.config), *verify(plan.config)] if verifies else [])]
 
 
 def examine_tokenizer(model: Path) -> list[Finding]:
@@ -76,6 +77,24 @@ def examine_named_model(overrides: dict[str, Any], *, verifies: bool = False) ->
             return examine_model({**overrides, "model": path}, verifies=verifies)
     except (CheckpointError, HubError) as error:
         return [Finding("model", Verdict.MISSING, str(error))]
+
+
+def verify_weights(config: EngineConfig) -> list[Finding]:
+    """Read all weights of the model's own files, if they are here, and name tensors with NaN or infinite numbers."""
+    if is_headers_alone(config.model_path):
+        return []
+    try:
+        with closing(lazy.open_checkpoint(config.model_path)) as checkpoint, progress_bar("Verifying") as on_bytes:
+            names = [name for name, _ in lazy.outline(checkpoint).named_weights()]
+            found = lazy.find_not_finite(checkpoint, names, on_bytes)
+    except CheckpointError as error:
+        return [Finding("weights", Verdict.MISSING, str(error))]
+    if not found:
+        return [Finding("weights", Verdict.OK, "all numbers are finite")]
+    more = f" and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
+    listed = ", ".join(found[:_MAX_SHOWN]) + more
+    remedy = "Download or convert the model again"
+    return [Finding("weights", Verdict.MISSING, f"NaN or infinite numbers in {listed}", remedy)]
 
 
 def verify(config: EngineConfig) -> list[Finding]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from moeflow.checkpoint.packed.file_io import PAGE_BYTES
 from moeflow.cli import lazy
@@ -228,6 +229,22 @@ def test_flipped_bits_are_found_and_whose_weights_they_are(packed, tmp_path):
     assert expert["found"].startswith(f"layer 1, expert 2 ({', '.join(names)}): what is there is not what was written")
     assert others["found"].startswith("weights outside of experts, piece 0 (model.embed_tokens.weight, ")
     assert {finding["verdict"] for finding in (head, expert, others)} == {"missing"}
+
+
+@needs_kernels
+def test_tensors_with_numbers_that_are_not_finite_are_named(tmp_path):
+    model = tmp_path / "model"
+    write_tiny_mixtral(model)
+    tensors = load_file(model / "model.safetensors")
+    names = [f"model.layers.{layer}.block_sparse_moe.experts.3.w2.weight" for layer in range(2)]
+    for name in names:
+        tensors[name][5, 3] = float("nan")
+    save_file(tensors, model / "model.safetensors")
+    done = CliRunner().invoke(main, ["doctor", str(model), "--verify", "--kv-cache", "1MiB", "--json"])
+    (finding,) = [finding for finding in json.loads(done.stdout) if finding["topic"] == "weights"]
+    assert (done.exit_code, finding["verdict"]) == (1, "missing")
+    assert finding["found"] == f"NaN or infinite numbers in {', '.join(names)}"
+    assert finding["remedy"] == "Download or convert the model again"
 
 
 @needs_kernels
