@@ -12,8 +12,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.loopback import is_loopback_name
+from moeflow.core.untrusted import UnreadableError, parse_json
 from moeflow.workload.poisson import Arrival
 
 MAX_CONNECTIONS = 1024  # requests under way; more wait here, and their waiting counts as latency
@@ -73,7 +75,7 @@ class HttpTarget:
         self._url = url
         self._client = httpx.AsyncClient(
             base_url=url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
             trust_env=False,  # a proxy from the environment would take the traffic elsewhere
@@ -90,11 +92,15 @@ class HttpTarget:
 
     async def model(self) -> ServedModel:
         """Ask what is served. Raises: EngineError if no server answers, RequestError if it refuses."""
-        card = (await self._read("/v1/models"))["data"][0]
-        self._model = str(card["id"])
+        listed = await self._read("/v1/models")
+        try:
+            card = dict(listed["data"][0])
+            self._model = str(card["id"])
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise EngineError(f"{self._url} lists no model, but {brief(listed)}. Check the address") from None
         try:
             facts = (await self._read("/stats"))["model"] or {}
-        except (RequestError, ValueError, KeyError, TypeError):  # another kind of server
+        except (RequestError, EngineError, KeyError, TypeError):  # another kind of server
             facts = {}
         return ServedModel(self._model, facts.get("vocab_size"), facts.get("max_model_len", card.get("max_model_len")))
 
@@ -143,12 +149,15 @@ class HttpTarget:
             raise EngineError(f"no server answers at {self._url}: {error}. Start one with `moeflow serve`") from error
         if response.is_error:
             raise RequestError(_explain(response))
-        return response.json()
+        try:
+            return parse_json(response.content)
+        except UnreadableError as error:
+            raise EngineError(f"{self._url} does not answer with JSON ({error}). Check the address") from None
 
 
 def _explain(response: httpx.Response) -> str:
     """Return the server's own words, or its status if they are not OpenAI's error object."""
     try:
-        return f"{response.status_code}: {response.json()['error']['message']}"
-    except (ValueError, KeyError, TypeError):
+        return f"{response.status_code}: {parse_json(response.content)['error']['message']}"
+    except (UnreadableError, KeyError, TypeError):
         return f"the server answered {response.status_code} {response.reason_phrase}"

@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.untrusted import UnreadableError, parse_json
 
 Record = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -103,12 +104,12 @@ def read(files: Iterable[Path]) -> list[Record]:
     """Return the records of all files, in order. Raises: ConfigError, naming file and line, if one is no record."""
     records = []
     for file in files:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(file.read_bytes().splitlines(), 1):
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
+                record = parse_json(line)
+            except UnreadableError as error:
                 raise ConfigError(f"{file}, line {number}: no JSON: {error}; delete the line") from error
             if not isinstance(record, dict) or "kind" not in record:
                 raise ConfigError(f"{file}, line {number}: no record, it has no 'kind'; delete the line")

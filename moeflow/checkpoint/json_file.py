@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN
 from moeflow.checkpoint.regular_file import read_whole
-from moeflow.core.brief import brief, cut
 from moeflow.core.errors import CheckpointError
 from moeflow.core.units import MIB
+from moeflow.core.untrusted import UnreadableError, parse_json
 
 MAX_CONFIG_BYTES = 8 * MIB  # the longest that are known list every layer of a quantized model
 MAX_INDEX_BYTES = 32 * MIB  # names of a quarter of a million tensors
-_MAX_VALUES = 1_000_000  # a few hundred megabytes once they are Python's
 
 
 def read_json_object(file: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -49,24 +47,7 @@ def _wrong_type(value: Any, expected: str, file: Path) -> CheckpointError:
 
 
 def _parse_json(data: bytes, file: Path) -> Any:
-    if sum(data.count(sign) for sign in (b",", b"[", b"{")) > _MAX_VALUES:
-        raise CheckpointError(
-            f"holds more than {_MAX_VALUES} JSON values, which no file of this kind does",
-            file=file,
-            remedy=DOWNLOAD_AGAIN,
-        )
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys)
-    except (ValueError, RecursionError) as error:  # ValueError: bad UTF-8, bad JSON, twice the same key
-        raise CheckpointError(
-            f"does not hold valid JSON ({cut(str(error))})", file=file, remedy=DOWNLOAD_AGAIN
-        ) from error
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for key, item in pairs:
-        if key in value:
-            raise ValueError(f"the key {brief(key)} occurs twice")
-        value[key] = item
-    return value
+        return parse_json(data, allows_nan=True)
+    except UnreadableError as error:
+        raise CheckpointError(f"does not hold valid JSON ({error})", file=file, remedy=DOWNLOAD_AGAIN) from error

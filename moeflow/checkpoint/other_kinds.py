@@ -41,7 +41,7 @@ def refuse_other_folder(folder: Path) -> None:
 
 
 def refuse_other_tensors(names: Collection[str], quantization: Any, folder: Path) -> None:
-    """Refuse weights in MLX's form, of which config.json says how they are quantized. Raises: CheckpointError."""
+    """Refuse weights in MLX's form; `quantization` is MLX's entry in config.json. Raises: CheckpointError."""
     are_quantized = any(name.endswith(_BIASES) and name.removesuffix(_BIASES) + _SCALES in names for name in names)
     if are_quantized:
         problem = "holds weights that are quantized for MLX"

@@ -11,18 +11,14 @@ import difflib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from moeflow.cli.help import GroupedOption
+from moeflow.core.brief import brief, cut
 from moeflow.core.errors import ConfigError
-from moeflow.kernels.on_demand import on_demand
-
-if TYPE_CHECKING:
-    import tomllib
-else:
-    tomllib = on_demand("tomllib")
+from moeflow.core.untrusted import UnreadableError, parse_toml, read_bounded
 
 _MODEL = "model"  # the one argument that a file may set
 _MODELS = "models"  # --model, where it may be given several times
@@ -62,22 +58,24 @@ def _defaults(ctx: click.Context, config: click.Parameter, file: Path) -> dict[s
         key = name.rpartition(".")[2]
         if key not in params:
             meant = _did_you_mean(key, params) or "what only another verb has belongs into its table, such as [serve]"
-            raise ConfigError(f"{file}: {name} is not an option of `{ctx.command_path}`; {meant}")
+            raise ConfigError(f"{file}: {cut(name)} is not an option of `{ctx.command_path}`; {meant}")
         param = params[key]
         assert param.name is not None
         try:
             found[param.name] = _checked(ctx, param, value)
         except click.BadParameter as error:
-            raise ConfigError(f"{file}: {name}: {error.message}") from None
+            raise ConfigError(f"{file}: {name}: {cut(error.message)}") from None
     return found
 
 
 def _parse(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"config {file} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        data = read_bounded(file)
+    except UnreadableError as error:
+        raise ConfigError(f"config {file} cannot be read: {error}") from None
+    try:
+        return parse_toml(data)
+    except UnreadableError as error:
         raise ConfigError(f"config {file} is not TOML: {error}") from None
 
 
@@ -94,7 +92,7 @@ def _settings(ctx: click.Context, table: dict[str, Any], file: Path) -> Iterable
                 yield words + name, value
             elif name not in verbs:
                 meant = _did_you_mean(name, verbs) or "tables are named after verbs, such as [serve]"
-                raise ConfigError(f"{file}: [{words}{name}] is not a verb of moeflow; {meant}")
+                raise ConfigError(f"{file}: [{words}{cut(name)}] is not a verb of moeflow; {meant}")
 
 
 def _from_shell_to_verb(ctx: click.Context) -> list[click.Context]:
@@ -115,12 +113,12 @@ def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Return the value as the command line would have it, which reads it once more. Raises: click.BadParameter."""
     if isinstance(param, click.Option) and param.is_flag:
         if not isinstance(value, bool):
-            raise click.BadParameter(f"must be true or false, not {value!r}")
+            raise click.BadParameter(f"must be true or false, not {brief(value)}")
         return value
     given: str | list[str]
     if isinstance(param, click.Option) and param.multiple:
         if not isinstance(value, list):
-            raise click.BadParameter(f"must be a list, such as [{value!r}]")
+            raise click.BadParameter(f"must be a list, such as [{brief(value)}]")
         given = [_text(param, item) for item in value]
     else:
         given = _text(param, value)
@@ -131,6 +129,6 @@ def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 def _text(param: click.Parameter, value: Any) -> str:
     """Return what would be typed: a `~` in front of a path is the home folder, as in a shell."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise click.BadParameter(f"must be one text or number, not {value!r}")
+        raise click.BadParameter(f"must be one text or number, not {brief(value)}")
     is_path = isinstance(param.type, click.Path) or param.name == _MODEL
     return os.path.expanduser(value) if is_path and isinstance(value, str) else str(value)

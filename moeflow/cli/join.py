@@ -9,7 +9,7 @@ import click
 
 from moeflow.cli import lazy
 from moeflow.cli.config_file import config_option
-from moeflow.cli.options import cache_dir_option
+from moeflow.cli.options import cache_dir_option, threads_option
 from moeflow.cli.params import complete_model
 from moeflow.core.address import parse_address
 from moeflow.core.errors import ConfigError
@@ -45,7 +45,7 @@ that you do not trust, connect the machines by a VPN."""
     type=click.Path(dir_okay=False, path_type=Path),
     help="A copy of the first rank's token.  [default: cluster-token in the cache folder]",
 )
-@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
+@threads_option
 @cache_dir_option
 @config_option
 def join(address: str, model: str | None, token_file: Path | None, num_threads: int | None, cache_dir: Path) -> None:

@@ -9,7 +9,7 @@ import click
 
 from moeflow.cli import lazy
 from moeflow.cli.config_file import config_option
-from moeflow.cli.options import cache_dir_option, memory_size
+from moeflow.cli.options import cache_dir_option, memory_size, threads_option
 from moeflow.core.address import LOOPBACK, parse_address
 from moeflow.core.errors import ConfigError
 from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
@@ -51,7 +51,7 @@ that you do not trust, connect the machines by a VPN."""
     help="The secret that borrowers have a copy of; made if it is not there.  [default: cluster-token in the cache "
     "folder]",
 )
-@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
+@threads_option
 @cache_dir_option
 @config_option
 def lend(listen: str, memory_bytes: int, token_file: Path | None, num_threads: int | None, cache_dir: Path) -> None:

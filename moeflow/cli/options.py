@@ -24,7 +24,7 @@ from moeflow.core.sampling_params import (
     SamplingParams,
 )
 from moeflow.core.units import MIB, parse_bytes
-from moeflow.planner.settings import Option, Settings, options
+from moeflow.planner.settings import MAX_THREADS, Option, Settings, options
 
 _MIN_MIB = 64  # so many of something are more likely mebibytes than gibibytes
 
@@ -57,6 +57,9 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "moeflow"
 
 
+threads_option = click.option(
+    "--threads", "num_threads", type=click.IntRange(1, MAX_THREADS), help="CPU threads.  [default: all cores]"
+)
 cache_dir_option = click.option(
     "--cache-dir",
     cls=GroupedOption,

@@ -11,7 +11,7 @@ import click
 from moeflow.cli import lazy
 from moeflow.cli.config_file import config_option
 from moeflow.cli.local_model import built_in_model
-from moeflow.cli.options import cache_dir_option
+from moeflow.cli.options import cache_dir_option, threads_option
 from moeflow.cli.params import complete_model
 from moeflow.cli.progress import progress_bar
 from moeflow.core.errors import MoeflowError
@@ -61,7 +61,7 @@ compared with its checksums, and made anew if it is damaged or of an older versi
     type=click.Choice((*QUANTIZED, *MIXES)),
     help="Round them to 8 or 4 bits; see below for which to take.",
 )
-@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
+@threads_option
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),

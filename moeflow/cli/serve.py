@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from moeflow.cli import lazy
+from moeflow.cli.api_key import api_key_option
 from moeflow.cli.help import Command, GroupedOption
 from moeflow.cli.local_model import fetch_if_named, planned
 from moeflow.cli.options import byte_count, explain_option, pull_option, served_engine_options
@@ -56,7 +57,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every network.")
 @click.option("--port", type=int, default=8000, show_default=True, help="Port to listen on; 0: any free one.")
-@click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="Key that clients must send.")
+@api_key_option("Key that clients must send.")
 @click.option(
     "--allowed-host",
     "allowed_hosts",

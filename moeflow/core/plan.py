@@ -11,8 +11,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from moeflow.core.arrival_rate import check_rate
+from moeflow.core.brief import brief, cut
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
+from moeflow.core.untrusted import UnreadableError, parse_json
 
 GOALS: Final = ("throughput", "latency", "memory")
 Goal = Literal["throughput", "latency", "memory"]
@@ -149,13 +151,15 @@ def plan_from_json(text: str | bytes, name: str) -> Plan:
     """
     remedy = "Make the plan anew with `moeflow plan --json`"
     try:
-        raw = msgspec.json.decode(text)
+        raw = parse_json(text)
         version = raw.pop("format_version", None) if isinstance(raw, dict) else None
         if version != FORMAT_VERSION:
-            raise ConfigError(f"plan {name} is of version {version}, this moeflow reads {FORMAT_VERSION}. {remedy}")
+            raise ConfigError(
+                f"plan {name} is of version {brief(version)}, this moeflow reads {FORMAT_VERSION}. {remedy}"
+            )
         plan = msgspec.convert(raw, Plan)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # a field of the wrong kind, too
-        raise ConfigError(f"plan {name} cannot be read: {error}. {remedy}") from None
+    except (UnreadableError, msgspec.ValidationError) as error:  # the second: a field of the wrong kind
+        raise ConfigError(f"plan {name} cannot be read: {cut(str(error))}. {remedy}") from None
     unknown = _unknown(raw, msgspec.to_builtins(plan))
     if unknown:
         raise ConfigError(f"plan {name} has a field {unknown} that this moeflow does not know. {remedy}")

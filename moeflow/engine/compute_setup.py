@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import CapacityError
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import torch
@@ -29,14 +30,23 @@ def _set_up_threads(config: EngineConfig) -> None:
     """
     if config.cpu_isa:
         extension.use_isa(config.cpu_isa)
-        extension.set_num_threads(config.num_threads)
-    elif config.offload is not None and extension.is_available():
-        extension.set_num_threads(config.num_threads)
+    if config.cpu_isa or (config.offload is not None and extension.is_available()):
+        _start_threads(config.num_threads)
     num_threads = config.num_threads
     if config.offload is not None and config.offload.cuda is not None:
         num_threads = min(num_threads, COPY_THREADS)
     if needs_torch(config):
         torch.set_num_threads(1 if config.cpu_isa else num_threads)
+
+
+def _start_threads(count: int) -> None:
+    try:
+        extension.set_num_threads(count)
+    except RuntimeError as error:
+        raise CapacityError(
+            f"{count} threads cannot be started ({error}): the system or its container allows fewer. Take fewer "
+            "(--threads), or raise the limit of processes (ulimit -u)"
+        ) from None
 
 
 def _limit_device(config: EngineConfig) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS, RAY_PLACEMENTS
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS, WHOLE_PASS
@@ -21,6 +22,7 @@ from moeflow.parallel.placement.layouts import ADDED_LAYOUTS
 from moeflow.pipeline.catalog import OFFLOADING
 
 BLOCK_SIZE: Final = 16
+MAX_THREADS: Final = 1024  # more than machines have cores
 DEFAULT_MAX_NUM_SEQS: Final = 32
 OFFLOADED_MAX_NUM_SEQS: Final = 256  # where weights go to a device each pass: the more requests share that, the better
 OFFLOADED_NUM_BATCHED_TOKENS: Final = 2048
@@ -488,7 +490,7 @@ class Settings:
     cache_dir: Path | None = None  # where the built-in model, packed experts and prompts are kept
 
     def check_counts(self) -> None:
-        """Raises: ConfigError for a number below 1 of what there must be at least one of."""
+        """Raises: ConfigError for a number below 1 of what there must be at least one of, or too many threads."""
         for name in (
             "max_num_seqs",
             "max_num_batched_tokens",
@@ -501,3 +503,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if (self.num_threads or 0) > MAX_THREADS:
+            raise ConfigError(
+                f"num_threads must be at most {MAX_THREADS}, not {brief(self.num_threads)}; take one a core"
+            )

@@ -51,6 +51,8 @@ class ServerConfig:
             )
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("api_key is empty; give a key, or leave it out to need none")
+        if self.api_key is not None and (not self.api_key.isprintable() or self.api_key != self.api_key.strip()):
+            raise ConfigError("api_key must be UTF-8 text without control characters or spaces around it")
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be {least} or more, not {getattr(self, name)}")

@@ -7,7 +7,6 @@ measured depends on lengths, not on words. (MoE-Lightning, table 3 and section 6
 
 from __future__ import annotations
 
-import json
 import random
 from codecs import BOM_UTF8
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.untrusted import parse_json
 from moeflow.workload.poisson import Arrival
 
 
@@ -60,7 +60,7 @@ def read_questions(path: Path) -> list[str]:
         if not line.strip():
             continue
         try:
-            question = json.loads(line)["turns"][0]
+            question = parse_json(line)["turns"][0]
             if not (isinstance(question, str) and question):
                 raise ValueError
             questions.append(question)

@@ -148,7 +148,7 @@ def decode_header(content: bytes, path: Path) -> tuple[TraceHeader, int]:
         raise ConfigError(f"{path} is damaged in its description. Record it again")
     try:
         header = msgspec.json.decode(text, type=TraceHeader)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{path} is of a version that this moeflow does not know ({error})") from error
     if header.format_version != FORMAT_VERSION:
         raise ConfigError(f"{path} is of version {header.format_version}; this moeflow reads {FORMAT_VERSION}")

@@ -99,6 +99,18 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
     assert served[0][1].api_key == "secret"
 
 
+@pytest.mark.parametrize(
+    ("key", "why"), [("", "MOEFLOW_API_KEY is empty"), (" ", "the key is empty"), ("\udcff", "UTF-8"), ("a\n", "UTF-8")]
+)
+def test_a_key_that_would_open_the_server_or_never_fit_is_refused(served, monkeypatch, key, why):
+    monkeypatch.setenv("MOEFLOW_API_KEY", key)
+    done = run()
+    assert (done.exit_code, served) == (2, [])
+    assert why in done.stderr
+    assert run("--api-key", "typed").exit_code == 0
+    assert served[0][1].api_key == "typed"
+
+
 def test_the_servers_exit_code_is_the_shells(served, monkeypatch):
     monkeypatch.setitem(vars(lazy), "serve", lambda prepare, config: 3)
     assert run().exit_code == 3

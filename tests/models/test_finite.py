@@ -57,7 +57,7 @@ def test_any_bits(bits, dtype):
 @needs_extension
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
 def test_scales_of_blocks_are_judged_as_the_kernels_unpack_them(kind):
-    """A NaN, of fp16 and bfloat16 alike, is written over each two bytes of a block in turn."""
+    """A NaN, of fp16 and bfloat16 alike, replaces one pair of bytes of a block, for each pair."""
     cols = 2 * columns_of(kind)
     blocks = random_blocks(kind, 3, cols)
     assert is_finite(blocks, kind)

@@ -55,6 +55,8 @@ def test_a_host_that_is_not_ours(host, reason):
         ({"port": -1}, "port"),
         ({"port": 65536}, "port"),
         ({"api_key": " "}, "api_key"),
+        ({"api_key": "\udcff"}, "api_key"),
+        ({"api_key": "a\n"}, "api_key"),
         ({"max_queue": -1}, "max_queue"),
         ({"max_body_bytes": 10}, "max_body_bytes"),
         ({"shutdown_deadline_s": float("nan")}, "shutdown_deadline_s"),

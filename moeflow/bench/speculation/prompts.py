@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.untrusted import UnreadableError, parse_json, read_bounded
 from moeflow.engine.text.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).parent / "prompts.json"
@@ -27,8 +27,8 @@ def read_prompts(file: Path | None, model_path: str) -> list[Prompt]:
     """
     file = file or BUNDLED
     try:
-        sets = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        sets = parse_json(read_bounded(file))
+    except UnreadableError as error:
         raise ConfigError(f"cannot read the prompts {file}: {error}") from error
     form = isinstance(sets, dict) and all(
         isinstance(texts, list) and texts and all(isinstance(text, str) and text for text in texts)

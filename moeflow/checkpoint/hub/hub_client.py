@@ -12,33 +12,33 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
+from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_session, get_token, hf_hub_url
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub import constants, get_session, get_token, hf_hub_url
+from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils._headers import build_hf_headers
-from huggingface_hub.utils._http import hf_raise_for_status
 
 from moeflow.checkpoint.hub.cache_layout import COMMIT
 from moeflow.checkpoint.hub.model_name import ModelName
-from moeflow.core.brief import brief
+from moeflow.core.brief import brief, cut
 from moeflow.core.errors import HubConnectionError, HubError
+from moeflow.core.units import MIB, format_bytes
+from moeflow.core.untrusted import UnreadableError, parse_json
 
 _LIBRARY: Final = "moeflow"  # as the hub gets to know its client
 _CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _FOR_NOW: Final = (403, 408, 429, 500, 502, 503, 504)  # 403: a signed address of a content network has expired
 _MAX_WAIT_S: Final = 60.0
+_IN_REDIRECT: Final = "Invalid URL in location header"  # as httpx2 says it
+_WRONG_TOKEN: Final = "Invalid credentials in Authorization header"  # as the hub says it
 _MIRROR: Final = "If HF_ENDPOINT names a mirror, take another"
 _NUM_TRIES: Final = 5  # of a small part of a file
+_MAX_LIST_BYTES: Final = 32 * MIB
+_MAX_FILES: Final = 20_000  # of a repository
+_MAX_FILE_BYTES: Final = 1 << 60
+_MAX_NAME_BYTES: Final = 200  # of a file or folder, which gets a longer name while it is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,19 @@ def list_repository(name: ModelName) -> Repository:
 
     Blocks: on the network. Raises: HubError.
     """
-    with _explained(name):
-        info = HfApi(library_name=_LIBRARY).model_info(
-            name.repo, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+    url = f"{endpoint()}/api/models/{name.repo}/revision/{quote(name.revision, safe='')}"
+    with _get(name, url, {}, constants.HF_HUB_ETAG_TIMEOUT, params={"blobs": "true"}) as response:
+        listing = _read_listing(response, name)
+    commit, entries = listing.get("sha"), listing.get("siblings")
+    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+        raise HubError(f"{endpoint()} gives {brief(commit)} as the commit of {name}, which is none. {_MIRROR}")
+    if not isinstance(entries, list) or len(entries) > _MAX_FILES:
+        found = f"{len(entries)} files" if isinstance(entries, list) else brief(entries)
+        raise HubError(
+            f"{endpoint()} lists {found} of {name}, where a list of at most {_MAX_FILES} is expected. {_MIRROR}"
         )
-    if not COMMIT.fullmatch(info.sha or ""):
-        raise HubError(f"{endpoint()} gives {brief(info.sha)} as the commit of {name}, which is none. {_MIRROR}")
-    files = [_remote_file(sibling, name) for sibling in info.siblings or ()]
-    return Repository(name, str(info.sha), {file.path: file for file in files})
+    files = [_remote_file(entry, name) for entry in entries]
+    return Repository(name, commit, {file.path: file for file in files})
 
 
 @contextmanager
@@ -93,15 +98,11 @@ def open_at(repository: Repository, path: str, start: int, stop: int | None = No
     Raises: HubError, also from the chunks; HubConnectionError where trying again may help.
     """
     name = repository.name
-    headers = build_hf_headers(library_name=_LIBRARY) | {"Accept-Encoding": "identity"}
+    headers = {"Accept-Encoding": "identity"}
     if start or stop is not None:
         headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
     url = hf_hub_url(name.repo, path, revision=repository.commit)
-    with (
-        _explained(name),
-        get_session().stream("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response,
-    ):
-        hf_raise_for_status(response)
+    with _get(name, url, headers, constants.HF_HUB_DOWNLOAD_TIMEOUT) as response:
         yield Pieces(_start_of(response, start), response.iter_raw())
 
 
@@ -139,20 +140,65 @@ def endpoint() -> str:
 def _start_of(response: httpx2.Response, asked: int) -> int:
     if response.status_code != httpx2.codes.PARTIAL_CONTENT:
         return 0
-    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    match = re.match(r"bytes (\d{1,18})-", response.headers.get("Content-Range", ""))
     return int(match[1]) if match else asked
 
 
-def _remote_file(sibling: RepoSibling, name: ModelName) -> RemoteFile:
-    path, size = sibling.rfilename, sibling.size if sibling.lfs is None else sibling.lfs.size
-    checksum = sibling.blob_id if sibling.lfs is None else sibling.lfs.sha256
-    is_inside = not PurePosixPath(path).is_absolute() and not {"..", "."} & set(path.split("/")) and "\0" not in path
-    if not is_inside or not isinstance(size, int) or size < 0 or not _CHECKSUM.fullmatch(checksum or ""):
+@contextmanager
+def _get(
+    name: ModelName, url: str, headers: dict[str, str], timeout_s: float, params: dict[str, str] | None = None
+) -> Iterator[httpx2.Response]:
+    """Yield a hub's answer, if it is a good one, to be read within the block. Raises: HubError."""
+    with _explained(name):
+        headers = build_hf_headers(library_name=_LIBRARY) | headers
+        with get_session().stream("GET", url, headers=headers, params=params, timeout=timeout_s) as response:
+            _check_status(response, name)
+            yield response
+
+
+def _read_listing(response: httpx2.Response, name: ModelName) -> dict[str, Any]:
+    data = bytearray()
+    for chunk in response.iter_bytes():
+        data += chunk
+        if len(data) > _MAX_LIST_BYTES:
+            raise HubError(f"{endpoint()} lists {name} in more than {format_bytes(_MAX_LIST_BYTES)}. {_MIRROR}")
+    try:
+        listing = parse_json(bytes(data))
+    except UnreadableError as error:
+        raise HubError(f"{endpoint()} sends a list of {name} that is not JSON ({error}). {_MIRROR}") from None
+    if not isinstance(listing, dict):
+        raise HubError(f"{endpoint()} lists {name} as {brief(listing)}, where an object is expected. {_MIRROR}")
+    return listing
+
+
+def _remote_file(entry: Any, name: ModelName) -> RemoteFile:
+    """Return what an entry of a listing says of a file. Raises: HubError unless all of it can be."""
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    lfs = fields.get("lfs")
+    path, size, checksum = (
+        (fields.get("rfilename"), lfs.get("size"), lfs.get("sha256"))
+        if isinstance(lfs, dict)
+        else (fields.get("rfilename"), fields.get("size"), fields.get("blobId"))
+    )
+    if (
+        not _is_inside(path)
+        or type(size) is not int
+        or not 0 <= size <= _MAX_FILE_BYTES
+        or not isinstance(checksum, str)
+        or not _CHECKSUM.fullmatch(checksum)
+    ):
         raise HubError(
             f"{endpoint()} lists a file of {name} as {brief((path, size, checksum))}, where a path, a size and a "
             f"checksum are expected. {_MIRROR}"
         )
-    return RemoteFile(path, size, str(checksum))
+    return RemoteFile(str(path), int(size), checksum)
+
+
+def _is_inside(path: Any) -> bool:
+    """Return whether a path leads into the folder that it is put into, by names that file systems have."""
+    if not isinstance(path, str) or not path.isprintable() or PurePosixPath(path).is_absolute():
+        return False
+    return all(part not in ("", ".", "..") and len(part.encode()) <= _MAX_NAME_BYTES for part in path.split("/"))
 
 
 @contextmanager
@@ -160,31 +206,47 @@ def _explained(name: ModelName) -> Iterator[None]:
     """Raise what goes wrong with a hub as our errors."""
     try:
         yield
-    except GatedRepoError:
-        raise HubError(_gated(name)) from None
-    except RepositoryNotFoundError:
+    except OfflineModeIsEnabled:
+        raise HubError(f"HF_HUB_OFFLINE forbids to ask {endpoint()} for {name}. Unset it, and pull again") from None
+    except (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError, httpx2.InvalidURL, UnicodeError) as error:
+        raise _no_address(name, error) from None
+    except httpx2.TransportError as error:
+        if _IN_REDIRECT in str(error):
+            raise _no_address(name, error) from None
+        raise HubConnectionError(
+            f"{endpoint()} cannot be reached or broke off ({type(error).__name__}: {cut(str(error))}). Look at the "
+            "network; HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror"
+        ) from None
+    except httpx2.HTTPError as error:
+        raise HubError(f"{endpoint()} answers what cannot be understood ({cut(str(error))}). {_MIRROR}") from None
+
+
+def _no_address(name: ModelName, error: Exception) -> HubError:
+    return HubError(
+        f"{endpoint()} cannot be asked for {name}, or leads to an address that cannot ({cut(str(error))}). "
+        "Look at HF_ENDPOINT and HF_TOKEN"
+    )
+
+
+def _check_status(response: httpx2.Response, name: ModelName) -> None:
+    """Raise HubError for a refusal, by its headers; its body may be anything and is not read."""
+    if response.is_success:
+        return
+    code, said = (response.headers.get(header, "") for header in ("X-Error-Code", "X-Error-Message"))
+    is_unknown = response.status_code == httpx2.codes.UNAUTHORIZED and said != _WRONG_TOKEN
+    if code == "GatedRepo":
+        raise HubError(_gated(name))
+    if code == "RevisionNotFound":
+        raise HubError(f"{name.repo} has no branch, tag or commit {name.revision!r}. Omit @... for `main`")
+    if code == "EntryNotFound":
+        raise HubError(f"a file of {name} is gone from the hub ({response.url.path}). Try again: its list may be new")
+    if code == "RepoNotFound" or (is_unknown and str(response.url).startswith(endpoint())):
         whose = "the token that is set may not read it" if get_token() else "it is private and no token is set"
         raise HubError(
             f"{endpoint()} has no model {name.repo}, or {whose}. Check the spelling (OWNER/NAME, as in the address of "
             "its page); for a private one set HF_TOKEN to a token that may read it"
-        ) from None
-    except RevisionNotFoundError:
-        raise HubError(
-            f"{name.repo} has no branch, tag or commit {name.revision!r}. Leave @... away for `main`"
-        ) from None
-    except EntryNotFoundError as error:
-        raise HubError(f"a file of {name} is gone from the hub ({error}). Try again: its list may be new") from None
-    except OfflineModeIsEnabled:
-        raise HubError(f"HF_HUB_OFFLINE forbids to ask {endpoint()} for {name}. Unset it, and pull again") from None
-    except HfHubHTTPError as error:
-        raise _http_error(name, error.response) from None
-    except httpx2.TransportError as error:
-        raise HubConnectionError(
-            f"{endpoint()} cannot be reached or broke off ({type(error).__name__}: {error}). Look at the network; "
-            "HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror"
-        ) from None
-    except httpx2.HTTPError as error:
-        raise HubError(f"{endpoint()} answers what cannot be understood ({error}). {_MIRROR}") from None
+        )
+    raise _http_error(name, response)
 
 
 def _http_error(name: ModelName, response: httpx2.Response) -> HubError:

@@ -35,6 +35,7 @@ else:
     hub_client = on_demand("moeflow.checkpoint.hub.hub_client")
 
 _NUM_CONNECTIONS: Final = 4
+_MAX_FILES: Final = 2000  # some times what the largest models have
 _LEAVE_S: Final = 0.5  # how long threads get to end when somebody interrupts
 
 OnProgress = Callable[[int, int], None]  # bytes that are here, bytes in all
@@ -133,6 +134,11 @@ def _needed(repository: Repository, place: _Place) -> list[RemoteFile]:
         _check_small(index, name, MAX_INDEX_BYTES)
         place.fetch(index, _Progress(index.num_bytes, lambda *_: None), Event())
         weights = shards_of(read_json_object(place.blobs / index.checksum, MAX_INDEX_BYTES), name)
+    num_files = len(choice.small) + len(weights)
+    if num_files > _MAX_FILES:
+        raise HubError(
+            f"{name} needs {num_files} files, where a model has {_MAX_FILES} at most. Look at the repository"
+        )
     missing = sorted(set(weights) - files.keys())
     if missing:
         raise CheckpointError(

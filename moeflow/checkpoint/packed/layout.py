@@ -231,7 +231,7 @@ def decode_header(page: bytes, path: Path) -> SlabSpec:
                 remedy=PACK_AGAIN,
             )
         spec = msgspec.json.decode(text, type=SlabSpec)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(
             f"has a description that makes no sense ({error})", file=path, remedy=PACK_AGAIN
         ) from error

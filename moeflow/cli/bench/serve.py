@@ -13,6 +13,7 @@ import click
 from moeflow.bench.records import Record
 from moeflow.bench.tables import serve_tables
 from moeflow.cli import lazy
+from moeflow.cli.api_key import api_key_option
 from moeflow.cli.bench.output import Recorder, result_options
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import planned
@@ -44,7 +45,7 @@ policies get the same requests at the same times. Ctrl-C ends the measurement; f
 @click.command(cls=Command, epilog=EPILOG, context_settings={"show_default": True})
 @engine_options_but("prefix_caching", "prompt_cache", "prompt_cache_bytes")
 @click.option("--url", help="Measure this running server instead of a model here.")
-@click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="The server's key, with --url.")
+@api_key_option("The server's key, with --url.")
 @click.option("--allow-remote", is_flag=True, help="Let --url be another machine: be sure that it is yours.")
 @click.option("--request-timeout", type=float, default=600.0, help="Seconds of silence until a request to --url fails.")
 @click.option("--vocab-size", type=click.IntRange(1), help="Of the server's model, if it does not report.")

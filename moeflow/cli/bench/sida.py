@@ -13,7 +13,7 @@ import click
 from moeflow.bench.records import make_record
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import keep, repeated_command, result_options, show
-from moeflow.cli.options import cache_dir_option
+from moeflow.cli.options import cache_dir_option, threads_option
 from moeflow.cli.params import NEW_PICTURE
 from moeflow.cli.progress import Bar, bar, progress_bar
 from moeflow.planner.settings import LOSSY_ROUTING
@@ -86,7 +86,7 @@ class _Clock:
     show_default=True,
     help="Experts that the network chooses for a token where it does: one, or three.",
 )
-@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
+@threads_option
 @cache_dir_option
 @click.option("--plot", type=NEW_PICTURE, help="Draw it to this PNG.")
 @result_options

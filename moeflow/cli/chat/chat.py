@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from moeflow.cli.api_key import api_key_option
 from moeflow.cli.chat.chat_backend import ChatBackend, LocalChat, RemoteChat
 from moeflow.cli.chat.commands import HELP, Commands, Leave, Retry
 from moeflow.cli.chat.conversation import Conversation
@@ -47,7 +48,7 @@ question, and nothing but answers is printed."""
 @explain_option
 @click.option("--system", help="A system prompt: who the model is, how it shall answer.")
 @click.option("--url", help="Talk to this server instead of loading a model here.")
-@click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="The server's key, with --url.")
+@api_key_option("The server's key, with --url.")
 def chat(
     overrides: dict[str, Any],
     sampling: SamplingParams,

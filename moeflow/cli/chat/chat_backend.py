@@ -5,15 +5,16 @@ Both take the whole conversation and give the answer piece by piece.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
+from moeflow.core.brief import brief
 from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.untrusted import UnreadableError, parse_json
 
 if TYPE_CHECKING:
     from moeflow.llm import LLM
@@ -78,7 +79,7 @@ class RemoteChat:
     """A running server, spoken to as any OpenAI client would."""
 
     def __init__(self, url: str, api_key: str | None, transport: httpx.BaseTransport | None = None) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {b"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)  # an answer may take as long as it takes
         base = full_url(url).rstrip("/").removesuffix("/v1")
         self._client = httpx.Client(base_url=base, headers=headers, timeout=timeout, transport=transport)
@@ -100,8 +101,10 @@ class RemoteChat:
     def count_tokens(self, said: str | Messages) -> int:
         """See `ChatBackend`."""
         what = {"prompt": said, "add_special_tokens": False} if isinstance(said, str) else {"messages": said}
-        found = self._read_json("POST", "/tokenize", {"model": self.name, **what})
+        found = self._read_object("POST", "/tokenize", {"model": self.name, **what})
         self.max_model_len = found.get("max_model_len", self.max_model_len)  # now loaded, if it was not
+        if type(found.get("count")) is not int:
+            raise self._makes_no_sense(found)
         return int(found["count"])
 
     def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
@@ -121,20 +124,33 @@ class RemoteChat:
         self._client.close()
 
     def _models(self) -> list[dict[str, Any]]:
-        return list(self._read_json("GET", "/v1/models")["data"])
+        found = self._read_object("GET", "/v1/models")
+        models = found.get("data")
+        if not isinstance(models, list) or not models or not all(isinstance(it, dict) and "id" in it for it in models):
+            raise self._makes_no_sense(found)
+        return models
 
     def _use(self, model: dict[str, Any]) -> None:
         self.name = str(model["id"])
         self.max_model_len = model.get("max_model_len")
 
-    def _read_json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _read_object(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
             response = self._client.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise EngineError(f"no server answers at {self._url}: {error}. Start one with `moeflow serve`") from error
         if response.is_error:
             raise RequestError(_explain(response))
-        return response.json()
+        try:
+            found = parse_json(response.content)
+        except UnreadableError as error:
+            raise EngineError(f"{self._url} does not answer with JSON ({error}). Check the address") from None
+        if not isinstance(found, dict):
+            raise self._makes_no_sense(found)
+        return found
+
+    def _makes_no_sense(self, found: object) -> EngineError:
+        return EngineError(f"{self._url} answers {brief(found)}, as no server of OpenAI's API does. Check the address")
 
 
 class LocalChat:
@@ -197,18 +213,24 @@ def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
             return
         if not data:
             continue
-        event = json.loads(data)
-        if "error" in event:
-            raise EngineError(str(event["error"].get("message", event["error"])))
-        for choice in event["choices"]:
-            text = choice["delta"].get("content") or ""
-            yield Piece(text, int(bool(text)), choice.get("finish_reason"))
+        try:
+            pieces = _pieces_of(parse_json(data))
+        except (UnreadableError, KeyError, TypeError, AttributeError):
+            raise EngineError(f"the server sent {brief(data)}, no part of an answer") from None
+        yield from pieces
     raise EngineError("the server ended the answer before it was complete")
+
+
+def _pieces_of(event: dict[str, Any]) -> list[Piece]:
+    if "error" in event:
+        raise EngineError(str(event["error"].get("message", event["error"])))
+    texts = [(choice["delta"].get("content") or "", choice.get("finish_reason")) for choice in event["choices"]]
+    return [Piece(str(text), int(bool(text)), reason) for text, reason in texts]
 
 
 def _explain(response: httpx.Response) -> str:
     """Return the server's own words, or its status if they are not OpenAI's error object."""
     try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+        return str(parse_json(response.content)["error"]["message"])
+    except (UnreadableError, KeyError, TypeError):
         return f"the server answered {response.status_code} {response.reason_phrase}"

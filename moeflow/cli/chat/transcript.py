@@ -150,7 +150,7 @@ def _write_json(transcript: Transcript) -> str:
 def _read_json(text: str) -> Transcript:
     try:
         document = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         raise ValueError("it is not JSON; it may be cut off") from None
     if document["format"] != FORMAT:
         raise ValueError("it holds no conversations of moeflow's")

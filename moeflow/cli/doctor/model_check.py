@@ -80,7 +80,7 @@ def examine_named_model(overrides: dict[str, Any], *, verifies: bool = False) ->
 
 
 def verify_weights(config: EngineConfig) -> list[Finding]:
-    """Read all weights of the model's own files, if they are here, and name tensors with NaN or infinite numbers."""
+    """Read the model's own files and name tensors with NaN or infinite numbers; skip a model with headers alone."""
     if is_headers_alone(config.model_path):
         return []
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,15 @@ from moeflow.cli import lazy
 from moeflow.cli.pulling import is_headers_alone
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Workload
+from moeflow.core.units import MIB, format_bytes
+from moeflow.core.untrusted import UnreadableError, parse_json
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.simulator.routing_study import study_trace
 from moeflow.planner.usage import BYTES_PER_TOKEN, TYPICAL, Usage, average_workload
 from moeflow.workload.routing_trace import read_routing_trace
 
 MAX_LOOKED_AT = 1000  # requests of a batch, for their lengths
+_MAX_LINE_BYTES = 32 * MIB
 
 
 def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Workload, int]:
@@ -71,16 +73,15 @@ def routing_of(routing: Path) -> RoutingProfile:
 
 
 def _lines(file: Path) -> Iterator[Any]:
-    try:
-        with file.open(encoding="utf-8-sig") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    try:
-                        yield json.loads(line)
-                    except ValueError as error:
-                        raise ConfigError(f"{file}, line {number}: is no JSON ({error})") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: is no UTF-8 text ({error})") from None
+    with file.open("rb") as stream:
+        for number, line in enumerate(iter(lambda: stream.readline(_MAX_LINE_BYTES + 1), b""), 1):
+            if len(line) > _MAX_LINE_BYTES:
+                raise ConfigError(f"{file}, line {number}: is longer than {format_bytes(_MAX_LINE_BYTES)}")
+            if line.strip():
+                try:
+                    yield parse_json(line)
+                except UnreadableError as error:
+                    raise ConfigError(f"{file}, line {number}: is no JSON ({error})") from None
 
 
 def _text(body: Any) -> str | None:

@@ -11,6 +11,7 @@ from moeflow.cli import lazy
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Plan, plan_from_json
 from moeflow.core.units import format_bytes
+from moeflow.core.untrusted import UnreadableError, read_bounded
 from moeflow.planner.settings import options
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ def settings_of(overrides: dict[str, Any]) -> Settings:
 def read_plan(file: Path) -> Plan:
     """Return the plan of a file. Raises: ConfigError."""
     try:
-        text = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"plan {file} cannot be read: {error.strerror}") from None
+        text = read_bounded(file)
+    except UnreadableError as error:
+        raise ConfigError(f"plan {file} cannot be read: {error}") from None
     if not text.strip():
         raise ConfigError(
             f"plan {file} is empty: make it anew, `moeflow plan --json > {file}`, and see that it succeeds"

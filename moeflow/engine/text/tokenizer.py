@@ -238,7 +238,7 @@ def _plain_calls(message: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
         try:
             arguments = json.loads(function["arguments"]) if isinstance(function["arguments"], str) else None
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(arguments, dict):
             call["function"] = {**function, "arguments": arguments}

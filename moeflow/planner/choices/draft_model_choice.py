@@ -181,6 +181,6 @@ def _check_vocabulary(draft: Checkpoint, checkpoint: Checkpoint, num_embeddings:
     need = max(own.values(), default=-1) + 1
     if num_embeddings < need:
         raise ConfigError(
-            f"{draft.path} cannot guess for {checkpoint.path}: the tokenizer needs {need} embeddings, and the draft "
+            f"{draft.path} cannot draft for {checkpoint.path}: the tokenizer needs {need} embeddings, and the draft "
             f"has {num_embeddings}. Take a small model of the same family and version"
         )

@@ -80,7 +80,7 @@ def load_profile(file: Path) -> RoutingProfile | None:
     """Return what is kept; None if there is nothing, or nothing that this version can read."""
     try:
         profile = msgspec.json.decode(file.read_bytes(), type=RoutingProfile)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
     return profile if profile.version == VERSION else None
 

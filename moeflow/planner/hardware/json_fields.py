@@ -5,13 +5,14 @@ An object remembers which of its fields were asked for, so that a misspelt one i
 
 from __future__ import annotations
 
-import json
-import math
+import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import parse_bytes
+from moeflow.core.untrusted import UnreadableError, parse_json
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ else:
     difflib = on_demand("difflib")
 
 Item = TypeVar("Item")
+_LARGEST: Final = sys.float_info.max
 
 
 def read_json(text: str | bytes, file: str, read: Callable[[Fields], Item]) -> Item:
@@ -28,8 +30,8 @@ def read_json(text: str | bytes, file: str, read: Callable[[Fields], Item]) -> I
     Raises: ConfigError if it is no JSON, or a field is missing, unknown, of the wrong kind or out of range.
     """
     try:
-        raw = json.loads(text)
-    except ValueError as error:  # also text that is not UTF-8
+        raw = parse_json(text)
+    except UnreadableError as error:
         raise ConfigError(f"{file}: is no JSON ({error}). Compare it with one that moeflow made") from None
     fields = Fields(raw, file, "")
     made = read(fields)
@@ -45,7 +47,7 @@ class Fields:
         self.place = place
         self._known: set[str] = set()
         if not isinstance(raw, Mapping):
-            raise ConfigError(f"{file}: {place or 'all of it'} is {raw!r}. Write an object: {{...}}")
+            raise ConfigError(f"{file}: {place or 'all of it'} is {brief(raw)}. Write an object: {{...}}")
         self.raw = raw
 
     def error(self, key: str, cause: str, remedy: str) -> ConfigError:
@@ -71,37 +73,37 @@ class Fields:
         """Return a text; empty only by default."""
         value = self._get(key, default)
         if not isinstance(value, str) or (default is None and not value):
-            raise self.error(key, f"is {value!r}", "write a text")
+            raise self.error(key, f"is {brief(value)}", "write a text")
         return value
 
     def one_of(self, key: str, names: tuple[str, ...]) -> str:
         """Return one of several names."""
         value = self.text(key)
         if value not in names:
-            raise self.error(key, f"is {value!r}", f"use one of {', '.join(names)}")
+            raise self.error(key, f"is {brief(value)}", f"use one of {', '.join(names)}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise self.error(key, f"is {value!r}", "write true or false")
+            raise self.error(key, f"is {brief(value)}", "write true or false")
         return value
 
     def number(self, key: str, default: float | None = None, least: float | None = None) -> float:
         """Return a finite number, above 0 or at least `least`."""
         value = self._get(key, default)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or (value <= 0 if least is None else value < least):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+        if not is_number or (value <= 0 if least is None else value < least):
             bound = "above 0" if least is None else f"of at least {least:g}"
-            raise self.error(key, f"is {value!r}", f"write a number {bound}")
+            raise self.error(key, f"is {brief(value)}", f"write a number {bound}")
         return float(value)
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
         """Return a whole number."""
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.error(key, f"is {value!r}", f"write a whole number of at least {least}")
+            raise self.error(key, f"is {brief(value)}", f"write a whole number of at least {least}")
         return value
 
     def num_bytes(self, key: str) -> int:
@@ -118,7 +120,7 @@ class Fields:
         """Return an inner object as it is."""
         value = self._get(key, default)
         if not isinstance(value, Mapping):
-            raise self.error(key, f"is {value!r}", "write an object: {...}")
+            raise self.error(key, f"is {brief(value)}", "write an object: {...}")
         return value
 
     def item(self, key: str, read: Callable[[Fields], Item]) -> Item:
@@ -129,7 +131,9 @@ class Fields:
         """Return what `read` makes of each object of a list."""
         value = self._get(key, [] if least == 0 else None)
         if not isinstance(value, list) or len(value) < least:
-            raise self.error(key, f"is {value!r}", "write a list: [...]" + (", with something in it" if least else ""))
+            raise self.error(
+                key, f"is {brief(value)}", "write a list: [...]" + (", with something in it" if least else "")
+            )
         return tuple(self._read_one(one, f"{self._place(key)}[{index}]", read) for index, one in enumerate(value))
 
     def _place(self, key: str) -> str:

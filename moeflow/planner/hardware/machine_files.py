@@ -10,6 +10,7 @@ from pathlib import Path
 from moeflow.core.errors import ConfigError
 from moeflow.core.extensions import ExtensibleTable
 from moeflow.core.hardware import Machine
+from moeflow.core.untrusted import UnreadableError, read_bounded
 from moeflow.planner.hardware.hardware_json import machine_from_json
 
 
@@ -27,14 +28,14 @@ def load_machine(name_or_file: str) -> Machine:
     if name_or_file in machines:
         return machine_from_json(machines[name_or_file].read_bytes(), name_or_file)
     try:
-        return machine_from_json(Path(name_or_file).read_bytes(), name_or_file)
-    except OSError as error:
+        text = read_bounded(Path(name_or_file))
+    except UnreadableError as error:
         near = difflib.get_close_matches(name_or_file, machines, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"shipped machines are {', '.join(machines)}"
         raise ConfigError(
-            f"machine {name_or_file!r} is no shipped machine and no file that can be read "
-            f"({error.strerror or error}): {hint}"
+            f"machine {name_or_file!r} is no shipped machine and no file that can be read ({error}): {hint}"
         ) from None
+    return machine_from_json(text, name_or_file)
 
 
 def _machines() -> ExtensibleTable[Traversable]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.core.sha256 import sha256
+from moeflow.core.untrusted import UnreadableError, read_bounded
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
@@ -181,8 +182,8 @@ def _with_ram(machine: Machine, ram_bytes: int) -> Machine:
 def _load(file: Path) -> Machine | None:
     """Return what is kept; None if there is nothing, or nothing that can be read."""
     try:
-        return machine_from_json(file.read_bytes(), str(file))
-    except (OSError, ConfigError):
+        return machine_from_json(read_bounded(file), str(file))
+    except (UnreadableError, ConfigError):
         return None
 
 

@@ -89,6 +89,7 @@ class Hub:
         self.damages = 0  # how many more answers of the content network have a wrong byte
         self.knows_ranges = True
         self.statuses: list[int] = []  # that the content network answers first
+        self.nonsense: dict[str, tuple[int, dict[str, str], bytes]] = {}  # whole answers, by how a path begins
         self.random = random.Random(0)
         self.lock = threading.Lock()
         self.url = self.cdn_url = ""
@@ -159,8 +160,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
         self.hub.requests.append(Request(self.command, self.path, self.headers.get("Range"), token, self.on_cdn))
+        path = unquote(urlsplit(self.path).path)
+        nonsense = next((it for start, it in self.hub.nonsense.items() if path.startswith(start)), None)
         try:
-            self.answer(unquote(urlsplit(self.path).path), token)
+            if nonsense is None:
+                self.answer(path, token)
+            else:
+                self.send(*nonsense)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 

@@ -8,7 +8,6 @@ from threading import Event
 
 import pytest
 from huggingface_hub import constants, hf_hub_download, scan_cache_dir, snapshot_download
-from huggingface_hub.hf_api import RepoSibling
 
 from moeflow.checkpoint.hub import blob_download, hub_client
 from moeflow.checkpoint.hub.blob_download import StoppedError, fetch_blob
@@ -234,9 +233,9 @@ def test_a_list_that_leads_out_of_the_cache_is_refused(hub, cache, path):
 
 
 def test_a_size_below_nothing_is_refused():
-    sibling = RepoSibling("m.gguf", size=-1, blob_id="a" * 40)
+    entry = {"rfilename": "m.gguf", "size": -1, "blobId": "a" * 40}
     with pytest.raises(HubError, match=r"-1, .* a size and a checksum are expected"):
-        hub_client._remote_file(sibling, parse_model_name(REPO))
+        hub_client._remote_file(entry, parse_model_name(REPO))
 
 
 @pytest.mark.parametrize("branches", [("main", "main/x"), ("main/x", "main")])

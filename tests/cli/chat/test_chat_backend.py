@@ -144,3 +144,29 @@ def test_http_is_assumed_where_no_scheme_is_named(said, meant):
 def test_another_scheme_is_refused():
     with pytest.raises(RequestError, match="write it like http://"):
         full_url("ftp://a.example")
+
+
+@pytest.mark.parametrize(
+    "listing", [b"", b"null", b"[]", b"[" * 5000, b"{}", b'{"data": []}', b'{"data": [7]}', b"\xff"]
+)
+def test_a_server_that_lists_no_models(listing):
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=listing))
+    with pytest.raises(EngineError, match="Check the address"):
+        RemoteChat("http://server:1", None, transport)
+
+
+@pytest.mark.parametrize(
+    "event", ["null", "[]", "7", "{}", "[" * 5000, '{"choices": [7]}', '{"choices": 7}', '{"error": 1}']
+)
+def test_an_event_that_makes_no_sense(event):
+    backend = FakeServer(sse(event)).backend()
+    with pytest.raises(EngineError, match="no part of an answer"):
+        list(backend.answer([{"role": "user", "content": "x"}], SAMPLING))
+
+
+def test_a_key_beyond_ascii_is_sent_as_utf8():
+    server = FakeServer("")
+    server.backend(api_key="\u043a\u043b\u044e\u0447")
+    assert (b"authorization", "Bearer \u043a\u043b\u044e\u0447".encode()) in [
+        (name.lower(), value) for name, value in server.requests[0].headers.raw
+    ]

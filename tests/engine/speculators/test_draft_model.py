@@ -112,7 +112,7 @@ def test_the_engines_ids_that_a_draft_lacks_change_no_answer(small, tmp_path, sa
 def test_a_draft_without_embeddings_for_some_tokens_is_refused(target, tmp_path):
     write_tiny_llama(tmp_path, vocab_size=250)
     write_byte_tokenizer(tmp_path)
-    with pytest.raises(ConfigError, match=r"need 258 embeddings, and the draft has 250\. Take a small model"):
+    with pytest.raises(ConfigError, match=r"needs 258 embeddings, and the draft has 250\. Take a small model"):
         guessing(target, str(tmp_path))
 
 

@@ -82,6 +82,14 @@ def test_a_template_that_knows_tools_gets_arguments_as_objects():
     assert text == "look fox fox <tool_call></tool_call>"
 
 
+def test_arguments_that_nest_too_deeply_stay_a_text():
+    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | length }} "
+    tokenizer = wrap(byte_level_core(), chat_template=source + "{% endfor %}{% endfor %}<tool_call></tool_call>")
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "[" * 5000}}
+    prompt = tokenizer.chat_prompt([{"role": "assistant", "content": "", "tool_calls": [call]}], TOOLS)
+    assert tokenizer.decode(prompt.token_ids) == "5000 <tool_call></tool_call>"
+
+
 def read(chat_format, text, tools=(), *, is_reasoning=False):
     reader = chat_format.reader(tools, is_reasoning=is_reasoning)
     events = [event for char in text for event in reader.push(char)] + reader.finish()
