@@ -123,13 +123,15 @@ class Shell(click.Group):
             fail(str(error), EXIT_FAILED if isinstance(error, EngineError) else EXIT_BAD_INPUT)
         except OSError as error:  # a full disk, a missing folder, a port in use
             fail(str(error), EXIT_FAILED)
+        except UnicodeError as error:  # a prompt in another encoding
+            fail(f"a text is not UTF-8 ({error}). Convert it, as with `iconv -t UTF-8`", EXIT_BAD_INPUT)
         sys.exit(result if isinstance(result, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; with --debug, show where an error came from before it becomes one line."""
         try:
             return super().invoke(ctx)
-        except (MoeflowError, OSError):
+        except (MoeflowError, OSError, UnicodeError):
             if ctx.params["debug"]:
                 sys.excepthook(*sys.exc_info())
             raise

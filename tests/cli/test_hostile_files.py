@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from moeflow.bench import records
 from moeflow.bench.speculation.prompts import read_prompts
+from moeflow.cli import lazy
 from moeflow.cli.main import main
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import plan_from_json, plan_to_json
@@ -105,6 +106,16 @@ def test_prompts_of_a_plan(tmp_path, text):
     done = CliRunner().invoke(main, ["plan", "--prompts", str(tmp_path / "prompts.jsonl")])
     assert (done.exit_code, isinstance(done.exception, SystemExit)) == (2, True)
     assert "line 2: is no JSON" in done.output
+
+
+@pytest.mark.parametrize("options", [["--prompt-file", "prompt.txt"], ["-p", "\udcff"], []])
+def test_a_prompt_that_is_not_utf8(tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompt.txt").write_bytes(b"\xff")
+    monkeypatch.setitem(vars(lazy), "LLM", None)
+    done = CliRunner().invoke(main, ["generate", "model", *options], input=b"\xff")
+    assert (done.exit_code, isinstance(done.exception, SystemExit)) == (2, True)
+    assert "a text is not UTF-8" in done.output
 
 
 def leaves(value, place=()):
