@@ -9,6 +9,7 @@ from moeflow.core.errors import ConfigError
 LOOPBACK: Final = "127.0.0.1"
 EVERYWHERE: Final = ("0.0.0.0", "::")  # all addresses of this machine
 _MAX_PORT: Final = 65535
+_MAX_DIGITS: Final = 5
 
 
 def parse_address(text: str, *, default_host: str = "") -> tuple[str, int]:
@@ -19,7 +20,8 @@ def parse_address(text: str, *, default_host: str = "") -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") or ":" not in host else ""
     host = host or ("" if colon else default_host)
-    if not host or not (port.isascii() and port.isdecimal()) or not 1 <= int(port) <= _MAX_PORT:
+    is_port = port.isascii() and port.isdecimal() and len(port) <= _MAX_DIGITS and 1 <= int(port) <= _MAX_PORT
+    if not host or not is_port:
         forms = "HOST:PORT or PORT" if default_host else "HOST:PORT"
         raise ConfigError(f"{text!r} is no address: write {forms}, with a port from 1 to {_MAX_PORT}")
     return host, int(port)

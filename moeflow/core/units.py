@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
+from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError
 
 KIB = 1024
@@ -28,6 +30,7 @@ _FACTORS = {
     "gib": GIB,
     "tib": 1024**4,
 }
+_MAX_DIGITS: Final = 40  # of a size
 
 
 def parse_bytes(text: str) -> int:
@@ -39,8 +42,8 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     factor = _FACTORS.get(match[2].lower()) if match else None
-    if match is None or factor is None:
-        raise ConfigError(f"{text!r} is not a size in bytes; write it like 4GiB, 500MB or 1048576")
+    if match is None or factor is None or len(match[1]) > _MAX_DIGITS:
+        raise ConfigError(f"{brief(text)} is not a size in bytes; write it like 4GiB, 500MB or 1048576")
     size = int(float(match[1]) * factor)
     if size <= 0:
         raise ConfigError(f"{text!r} is not a positive size in bytes")

@@ -23,6 +23,7 @@ from moeflow.pipeline.catalog import OFFLOADING
 
 BLOCK_SIZE: Final = 16
 MAX_THREADS: Final = 1024  # more than machines have cores
+_MOST: Final = {"num_threads": MAX_THREADS, "num_ranks": MAX_THREADS, "num_replicas": MAX_THREADS}
 DEFAULT_MAX_NUM_SEQS: Final = 32
 OFFLOADED_MAX_NUM_SEQS: Final = 256  # where weights go to a device each pass: the more requests share that, the better
 OFFLOADED_NUM_BATCHED_TOKENS: Final = 2048
@@ -490,7 +491,10 @@ class Settings:
     cache_dir: Path | None = None  # where the built-in model, packed experts and prompts are kept
 
     def check_counts(self) -> None:
-        """Raises: ConfigError for a number below 1 of what there must be at least one of, or too many threads."""
+        """Check that numbers are at least 1, and that threads and processes are not absurdly many.
+
+        Raises: ConfigError.
+        """
         for name in (
             "max_num_seqs",
             "max_num_batched_tokens",
@@ -503,7 +507,5 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
-        if (self.num_threads or 0) > MAX_THREADS:
-            raise ConfigError(
-                f"num_threads must be at most {MAX_THREADS}, not {brief(self.num_threads)}; take one a core"
-            )
+            if value is not None and value > _MOST.get(name, value):
+                raise ConfigError(f"{name} must be at most {_MOST[name]}, not {brief(value)}; take as many as cores")

@@ -22,7 +22,7 @@ def test_sizes_are_read(text, expected):
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "4 parsecs", "-1GiB", "0", "GiB", "1e3", "0.2 b"])
+@pytest.mark.parametrize("text", ["", "4 parsecs", "-1GiB", "0", "GiB", "1e3", "0.2 b", "9" * 5000, "9" * 400 + "GiB"])
 def test_what_is_no_size_is_refused_with_an_example(text):
     with pytest.raises(ConfigError, match="bytes"):
         parse_bytes(text)

@@ -13,9 +13,10 @@ from tests.shapes import ENGINE
 
 
 @pytest.mark.parametrize("count", [MAX_THREADS + 1, 100_000, 10**30])
-def test_settings_have_a_bound(count):
-    with pytest.raises(ConfigError, match=rf"at most {MAX_THREADS}, not {count}; take one a core"):
-        resolve(Settings(model="any", num_threads=count))
+@pytest.mark.parametrize("name", ["num_threads", "num_ranks", "num_replicas"])
+def test_settings_have_a_bound(name, count):
+    with pytest.raises(ConfigError, match=rf"{name} must be at most {MAX_THREADS}, not {count}; take as many as cores"):
+        resolve(Settings(model="any", **{name: count}))
 
 
 def test_what_the_system_refuses_is_explained(monkeypatch):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
-from moeflow.core.brief import brief
+from moeflow.core.brief import brief, cut
 from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.untrusted import UnreadableError, parse_json
@@ -195,7 +195,13 @@ def full_url(url: str) -> str:
     scheme, separator, _ = url.partition("://")
     if separator and scheme not in ("http", "https"):
         raise RequestError(f"{url!r} is no address of a server; write it like http://127.0.0.1:8000")
-    return url if separator else f"http://{url}"
+    whole = url if separator else f"http://{url}"
+    try:
+        httpx.URL(whole)
+    except httpx.InvalidURL as error:
+        reason = cut(str(error))
+        raise RequestError(f"{brief(url)} is no address ({reason}); write it like http://127.0.0.1:8000") from None
+    return whole
 
 
 def to_json(sampling: SamplingParams) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.vocabulary import read_vocabulary
+from moeflow.core.brief import brief
 from moeflow.core.engine_config import DraftModelConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
@@ -36,6 +37,7 @@ OWN: Final = "self"
 MOST_BITS: Final = BITS_PER_VALUE["int8"]  # nearly as fast as int4, which makes a small model guess much worse
 KV_TOKENS: Final = 16384  # that a drafting model keeps: it is of use for few requests at a time
 CHUNK_TOKENS: Final = 128  # of prompts that it computes before a pass: as long as the pass waits
+_MOST_DIGITS: Final = 9  # of a number of layers
 _EXIT_SHARE: Final = 3  # of the layers, one in so many guesses
 _MOST_OTHERS: Final = 0.01  # of common tokens that may stand for other text: reserved ones, in models of one family
 
@@ -77,10 +79,11 @@ def explain(draft: DraftModelConfig) -> str:
 
 def _early_exit(name: str, detail: str, settings: Settings, shape: ModelConfig, cpu_isa: str) -> DraftModelConfig:
     most = shape.num_layers - 1
-    number = int(detail) if detail.isdecimal() else max(shape.num_layers // _EXIT_SHARE, 1)
-    if (detail and not detail.isdecimal()) or not 1 <= number <= most:
+    is_number = detail.isdecimal() and len(detail) <= _MOST_DIGITS
+    number = int(detail) if is_number else max(shape.num_layers // _EXIT_SHARE, 1)
+    if (detail and not is_number) or not 1 <= number <= most:
         raise ConfigError(
-            f"speculator {name!r} is not possible: after {EARLY_EXIT}: comes a number of layers from 1 to {most}"
+            f"speculator {brief(name)} is not possible: after {EARLY_EXIT}: comes a number of layers from 1 to {most}"
         )
     if settings.record_routing is not None:
         raise ConfigError(f"{EARLY_EXIT} would be recorded, too (--record-routing): leave one of the two away")
