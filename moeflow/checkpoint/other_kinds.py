@@ -5,7 +5,7 @@ Files or tensors tell the kind before the weights are looked at, so the error na
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,20 +40,26 @@ def refuse_other_folder(folder: Path) -> None:
     refuse_other_files(names, folder)
 
 
-def refuse_other_tensors(names: Collection[str], quantization: Any, folder: Path) -> None:
-    """Refuse weights in MLX's form; `quantization` is MLX's entry in config.json. Raises: CheckpointError."""
-    are_quantized = any(name.endswith(_BIASES) and name.removesuffix(_BIASES) + _SCALES in names for name in names)
-    if are_quantized:
-        problem = "holds weights that are quantized for MLX"
-        if isinstance(quantization, dict):
-            problem += f" ({brief(quantization.get('bits'))} bits, groups of {brief(quantization.get('group_size'))})"
-    elif any(_MLX_EXPERTS in name for name in names):
-        problem = "holds weights in MLX's form"
-    else:
-        return
-    raise CheckpointError(
+def refuse_other_config(config: Mapping[str, Any], where: Path | str) -> None:
+    """Refuse a config.json that says that weights are quantized for MLX. Raises: CheckpointError."""
+    quantization = config.get("quantization")
+    if isinstance(quantization, dict) and quantization.keys() >= {"bits", "group_size"}:
+        bits, group_size = (brief(quantization[key]) for key in ("bits", "group_size"))
+        raise _mlx(f"holds weights that are quantized for MLX ({bits} bits, groups of {group_size})", where)
+
+
+def refuse_other_tensors(names: Collection[str], folder: Path) -> None:
+    """Refuse weights in MLX's form by their names. Raises: CheckpointError."""
+    if any(name.endswith(_BIASES) and name.removesuffix(_BIASES) + _SCALES in names for name in names):
+        raise _mlx("holds weights that are quantized for MLX", folder)
+    if any(_MLX_EXPERTS in name for name in names):
+        raise _mlx("holds weights in MLX's form", folder)
+
+
+def _mlx(problem: str, where: Path | str) -> CheckpointError:
+    return CheckpointError(
         problem,
-        file=folder,
+        file=where,
         remedy="Take the Hugging Face model that they were converted from (their model card names it), or a GGUF file",
     )
 

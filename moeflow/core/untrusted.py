@@ -1,7 +1,7 @@
 """JSON, TOML and the files that hold them, as others wrote them: read within bounds, and with one error.
 
-A parser has several ways to fail on hostile text: it may nest too deeply, hold a number of too many digits, or be no
-text at all. Callers catch `UnreadableError` alone, and add the file and the remedy.
+A parser has several ways to fail on hostile text: deep nesting, numbers of too many digits, bytes that are not UTF-8.
+Callers catch `UnreadableError` alone, and add the file and the remedy.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from moeflow.checkpoint.hub.file_choice import MAX_SMALL_BYTES, choose_files, sh
 from moeflow.checkpoint.hub.local_models import find_in_snapshot
 from moeflow.checkpoint.hub.model_name import ModelName
 from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
+from moeflow.checkpoint.other_kinds import refuse_other_config
 from moeflow.core.cache_dir import existing_folder
 from moeflow.core.errors import CapacityError, CheckpointError, HubError
 from moeflow.core.units import format_bytes
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 else:
     hub_client = on_demand("moeflow.checkpoint.hub.hub_client")
 
+_CONFIG: Final = "config.json"
 _NUM_CONNECTIONS: Final = 4
 _MAX_FILES: Final = 2000  # some times what the largest models have
 _LEAVE_S: Final = 0.5  # how long threads get to end when somebody interrupts
@@ -94,6 +96,11 @@ class _Place:
             file, functools.partial(hub_client.open_at, self.repository, file.path), self.blobs, progress.add, stop
         )
 
+    def fetch_alone(self, file: RemoteFile) -> Path:
+        """Have the bytes of a small file here, without telling of progress; return where."""
+        self.fetch(file, _Progress(file.num_bytes, lambda *_: None), Event())
+        return self.blobs / file.checksum
+
     def link(self, file: RemoteFile) -> None:
         """Show a file whose bytes are here in the snapshot."""
         link = self.snapshot / file.path
@@ -125,15 +132,17 @@ class _Place:
 
 
 def _needed(repository: Repository, place: _Place) -> list[RemoteFile]:
-    """Return the files to have; an index of weights is fetched to know which they are."""
+    """Return the files to have. The config and an index of weights are fetched, to know which they are.
+
+    Raises: CheckpointError, before weights are fetched, for another kind of model; HubError.
+    """
     name, files = repository.name, repository.files
     choice = choose_files(name, files)
     weights = choice.weights
     if choice.index is not None:
         index = files[choice.index]
         _check_small(index, name, MAX_INDEX_BYTES)
-        place.fetch(index, _Progress(index.num_bytes, lambda *_: None), Event())
-        weights = shards_of(read_json_object(place.blobs / index.checksum, MAX_INDEX_BYTES), name)
+        weights = shards_of(read_json_object(place.fetch_alone(index), MAX_INDEX_BYTES), name)
     num_files = len(choice.small) + len(weights)
     if num_files > _MAX_FILES:
         raise HubError(
@@ -148,6 +157,8 @@ def _needed(repository: Repository, place: _Place) -> list[RemoteFile]:
     small = [files[path] for path in choice.small]
     for file in small:
         _check_small(file, name, MAX_SMALL_BYTES)
+        if file.path == _CONFIG:
+            refuse_other_config(read_json_object(place.fetch_alone(file)), str(name))
     return [*small, *(files[path] for path in weights)]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors
 from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
-from moeflow.checkpoint.other_kinds import refuse_other_tensors
+from moeflow.checkpoint.other_kinds import refuse_other_config, refuse_other_tensors
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.checkpoint.safetensors.header import SafetensorsEntry, check_num_bytes, read_safetensors_header
 from moeflow.core.brief import brief, cut
@@ -71,9 +71,8 @@ class SafetensorsFolder:
         files, weight_map = _find_shards(path)
         shards = {file: read_safetensors_header(file) for file in files}
         self.config: Mapping[str, Any] = _read_config(self.config_file)
-        refuse_other_tensors(
-            {name for entries in shards.values() for name in entries}, self.config.get("quantization"), path
-        )
+        refuse_other_config(self.config, path)
+        refuse_other_tensors({name for entries in shards.values() for name in entries}, path)
         self.quantization_file = self.config_file
         settings = None if _is_quantized(self.config) else _read_modelopt_settings(path / _MODELOPT_FILE)
         if settings is not None:

@@ -211,6 +211,14 @@ def test_errors_say_what_to_do(hub, cache, monkeypatch):
         pulled("o/gated", cache)
 
 
+def test_weights_for_mlx_are_not_fetched(hub, cache):
+    config = b'{"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}}'
+    hub.add(REPO, model_files() | {"config.json": config})
+    with pytest.raises(CheckpointError, match=r"quantized for MLX \(4 bits, groups of 64\)"):
+        pulled(REPO, cache)
+    assert not hub.sent()
+
+
 def test_a_hub_that_is_out_of_reach_is_one_error(hub, cache, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(HubConnectionError, match=r"cannot be reached .* HF_ENDPOINT"):
