@@ -28,12 +28,13 @@ _FLOATS: Final = ("float32", "float16", "bfloat16")
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT: Final = re.compile(r"moe_layer\.experts\.(\d{1,6})\.(fc1|fc2)\.(weight|bias)")
 _COMPUTED: Final = re.compile(r"decoder\.(version|embed_positions\.(_float_tensor|weights))")
+_EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ENDS: Final = {
-    "decoder.embed_tokens.weight": "model.embed_tokens.weight",
+    "decoder.embed_tokens.weight": _EMBEDDINGS,
     "decoder.embed_positions.weight": "model.embed_positions.weight",
     "decoder.layer_norm.weight": "model.norm.weight",
     "decoder.layer_norm.bias": "model.norm.bias",
-    "decoder.output_projection.weight": "lm_head.weight",
+    "decoder.output_projection.weight": _HEAD,
 }
 _IN_LAYER: Final = {
     "self_attn.q_proj": "self_attn.q_proj",
@@ -72,10 +73,12 @@ class FairseqFolder:
             self._take(weights, file, first_expert=rank * count)
         if len(per_rank) > 1:
             raise CheckpointError("has files of ranks with unlike numbers of experts", file=path, remedy=DOWNLOAD_AGAIN)
-        vocab_size = self._shape_of("model.embed_tokens.weight")[0]
+        vocab_size = self._shape_of(_EMBEDDINGS)[0]
         num_experts = len(ranks) * next(iter(per_rank), 0)
         self.config: Mapping[str, Any] = translate(read_arguments(stored, shared), vocab_size, num_experts, shared)
         self.generation_config: Mapping[str, Any] = {}
+        if self.config["tie_word_embeddings"]:
+            self._drop_second_name()
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(tuple(tensor.shape), tensor.nbytes, _dtype(tensor), file)
             for name, (tensor, file) in self._tensors.items()
@@ -101,6 +104,12 @@ class FairseqFolder:
         if name not in self._tensors:
             raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
         return self._tensors[name][0]
+
+    def _drop_second_name(self) -> None:
+        """Keep the embeddings once if the output projection is the same tensor, as fairseq saves tied models."""
+        head, table = self._tensors.get(_HEAD), self._tensors[_EMBEDDINGS]
+        if head is not None and head[0].is_set_to(table[0]):
+            del self._tensors[_HEAD]
 
     def _shape_of(self, name: str) -> tuple[int, ...]:
         shape = tuple(self._tensor(name).shape)
