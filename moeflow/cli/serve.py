@@ -190,6 +190,8 @@ def serve(
     MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model is
     served. Several (--model) share --memory, or what is free at the start; names in requests tell which one is meant.
     """
+    if not explains:
+        lazy.start_logs(server_overrides["log_level"], server_overrides["log_format"])
     chosen = chosen_models(overrides["model"], models)
     config = lazy.ServerConfig(**server_overrides, data_dir=data_dir or overrides["cache_dir"] / "jobs")
     if len(chosen) > 1:

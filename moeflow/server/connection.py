@@ -137,7 +137,7 @@ class Connection(H11Protocol):
         has_begun = self.cycle is not None and not self.cycle.response_complete  # the application is at work on it
         record = record_of(cast(Scope, self.scope)) if has_begun else RequestRecord(new_request_id())
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            record.status, record.error_code = error.status_code, error.code
+            record.status, record.error = error.status_code, error
             self._write(error, record.request_id)
             self._on_refusal(error)
             if not has_begun:

@@ -193,16 +193,16 @@ def add_error_handlers(app: FastAPI) -> None:
         if isinstance(error, ChatTemplateError):
             logger.error("%s", error)  # whoever runs the server can do something about it
         request.app.state.service.metrics.count_refusal(api_error)
-        record_of(request.scope).error_code = api_error.code
+        record_of(request.scope).error = api_error
         return api_error.response(request.scope)
 
     async def no_such_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{error.detail}: {request.method} {request.url.path[:80]}"
         code = _HTTP_CODES.get(error.status_code, "http_error")
-        record_of(request.scope).error_code = code
         headers = {"Allow": ", ".join(allowed_methods(request))} if error.status_code == 405 else error.headers
-        return ApiError(error.status_code, code, message, headers=headers).response(request.scope)
+        api_error = record_of(request.scope).error = ApiError(error.status_code, code, message, headers=headers)
+        return api_error.response(request.scope)
 
     async def nobody_listens(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

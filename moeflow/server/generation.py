@@ -121,7 +121,7 @@ class Generation:
         self.num_drafted_tokens = 0  # guesses that were computed, of which
         self.num_accepted_tokens = 0  # so many were right
         self.queued_s: float | None = None  # in the engine's queue, until the first sequence's first pass
-        self.failure: str | None = None  # the error's code, if a stream ended with one
+        self.failure: ApiError | None = None  # of a stream that ended early
         self.finish_reasons: list[str] = []  # each once
         self.begun_at_s: float | None = None  # handed to the engine, on the clock of time.monotonic
         self.last_token_at_s: float | None = None

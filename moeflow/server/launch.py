@@ -26,7 +26,7 @@ from moeflow.planner.plan_text import what_to_expect
 from moeflow.server.config import ServerConfig
 from moeflow.server.listener import listen, url
 from moeflow.server.loading import give_up, load_model
-from moeflow.server.logs import configure_logs
+from moeflow.server.logs import announcement
 from moeflow.server.open_connections import max_connections, raise_descriptor_limit
 from moeflow.server.tracing_choice import is_tracing_wanted
 
@@ -67,7 +67,6 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
     Blocks: until then.
     Raises: ConfigError for host or port; whatever keeps the model from loading.
     """
-    configure_logs(config.log_level, config.log_format)
     tracer = _tracer_of(config)
     with listen(config) as listener, contextlib.closing(tracer) if tracer else contextlib.nullcontext():
         decided = plan()
@@ -85,7 +84,6 @@ def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config:
     Blocks: until a signal ends it.
     Raises: ConfigError for host or port.
     """
-    configure_logs(config.log_level, config.log_format)
     tracer = _tracer_of(config)
     with listen(config) as listener, contextlib.closing(tracer) if tracer else contextlib.nullcontext():
         _warn_if_open(config)
@@ -99,6 +97,13 @@ def _tracer_of(config: ServerConfig) -> tracing.RequestTracer | None:
 def _warn_if_open(config: ServerConfig) -> None:
     if not config.is_loopback and config.api_key is None:
         print(f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr)
+
+
+def _announce(models: str, listener: socket.socket, config: ServerConfig) -> None:
+    """Print what is served and where."""
+    address = url(listener)
+    message = f"moeflow serves {models} at {address}"
+    print(announcement(config.log_format, message, models=models, url=address), flush=True)
 
 
 async def _serve_several(
@@ -120,7 +125,7 @@ async def _serve_several(
         async with _answering(http, jobs, listener, signals):
             if jobs is not None:
                 jobs.worker.wake()
-            print(f"moeflow serves {', '.join(models)} at {url(listener)}", flush=True)
+            _announce(", ".join(models), listener, config)
             return await _until_end(http, jobs, signals, config)
 
 
@@ -170,7 +175,7 @@ async def _answer(
         http.service.attach(generator)
         if jobs is not None:
             jobs.worker.wake()  # goes on with what an earlier server left
-        print(f"moeflow serves {generator.client.model.name} at {url(listener)}", flush=True)
+        _announce(generator.client.model.name, listener, config)
         return await _until_end(http, jobs, signals, config)
 
 

@@ -1,6 +1,7 @@
 """Where log lines go and what they look like: stderr, as text or as one JSON object a line.
 
-Fields of a line, such as those of a request, are names with values in either form.
+With JSON, stderr holds nothing else: other lines on it become objects, too (`stderr_lines.py`). Fields of a line, such
+as those of a request, are names with values in either form.
 """
 
 from __future__ import annotations
@@ -8,24 +9,44 @@ from __future__ import annotations
 import datetime
 import logging
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import msgspec
+
+from moeflow.server.stderr_lines import take_stderr
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
 
-def configure_logs(level: LogLevel, form: LogFormat) -> None:
-    """Send what this process logs to stderr; libraries' lines only from "warning" on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+def start_logs(level: LogLevel, form: LogFormat) -> None:
+    """Log to stderr until the process ends. With JSON, all that anything writes to stderr becomes objects."""
+    configure_logs(level, form, take_stderr(JsonLines()) if form == "json" else sys.stderr)
+
+
+def configure_logs(level: LogLevel, form: LogFormat, stream: TextIO) -> None:
+    """Send what this process logs to a stream; libraries' lines only from "warning" on."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_formatter(form))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     own = logging.getLogger("moeflow")
     own.setLevel(level.upper())
     root.setLevel(max(own.level, logging.WARNING))
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave while they are written to
+
+
+def announcement(form: LogFormat, message: str, **fields: str) -> str:
+    """Return a line for stdout: the message alone, or with JSON an object as in the log."""
+    if form == "text":
+        return message
+    record = logging.LogRecord(__name__, logging.INFO, "", 0, message, None, None)
+    record.fields = fields
+    return JsonLines().format(record)
+
+
+def _formatter(form: LogFormat) -> logging.Formatter:
+    return JsonLines() if form == "json" else TextLines()
 
 
 class TextLines(logging.Formatter):

@@ -25,9 +25,21 @@ _GIVEN_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _PATH_CHARACTERS = 200  # that are logged
+_ERROR_CHARACTERS = 500
 _PROBES = frozenset(("/health", "/ready", "/metrics", "/stats"))
 _ID_HEADERS = (b"x-request-id", b"request-id")  # as OpenAI's clients read it, and Anthropic's
 _KEY = "moeflow.request_record"  # in the scope
+
+
+class Failure(Protocol):
+    """The error that ended a request; `ApiError` is one."""
+
+    code: str
+    param: str | None
+
+    @property
+    def detail(self) -> str:
+        """The reason, for people."""
 
 
 class Work(Protocol):
@@ -37,13 +49,16 @@ class Work(Protocol):
     num_completion_tokens: int
     num_cached_tokens: int
     queued_s: float | None  # in the engine's queue, until the first sequence's first pass
-    failure: str | None  # an error's code, if a stream ended with it
     begun_at_s: float | None  # when it was handed to the engine
     last_token_at_s: float | None
 
     @property
     def model_name(self) -> str:
         """The name of the model that generates."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """The error of a stream that ended early."""
 
     @property
     def first_token_at_s(self) -> float | None:
@@ -65,7 +80,7 @@ class RequestRecord:
     started_s: float = field(default_factory=time.monotonic)
     status: int | None = None  # None: no answer was begun
     is_complete: bool = False  # whether the whole answer was handed to the connection
-    error_code: str | None = None
+    error: Failure | None = None  # the answer's, if it is an error
     work: Work | None = None
     prompt: Any = None  # only where prompts are logged
     trace_headers: dict[str, str] = field(default_factory=dict)  # W3C's, as the client sent them
@@ -74,13 +89,13 @@ class RequestRecord:
     @property
     def end(self) -> str:
         """Why the request ended: an error's code, `disconnected`, the reasons of its sequences, or `completed`."""
-        if self.error_code is not None:
-            return self.error_code
+        if self.error is not None:
+            return self.error.code
         if not self.is_complete or self.status == CLIENT_CLOSED_REQUEST:
             return "disconnected"
         if self.work is None:
             return "completed"
-        return self.work.failure or ",".join(self.work.finish_reasons)
+        return self.work.failure.code if self.work.failure else ",".join(self.work.finish_reasons)
 
     @property
     def level(self) -> int:
@@ -93,12 +108,15 @@ class RequestRecord:
     def fields(self) -> dict[str, Any]:
         """Return what is to be logged; what does not apply is left out."""
         now_s, work = time.monotonic(), self.work
+        error = self.error or (work and work.failure)
         fields: dict[str, Any] = {
             "id": self.request_id,
             "method": self.method,
             "path": self.path,
             "status": self.status or CLIENT_CLOSED_REQUEST,
             "end": self.end,
+            "error": error and error.detail[:_ERROR_CHARACTERS],
+            "param": error and error.param and error.param[:_ERROR_CHARACTERS],
             "trace_id": self.trace_id,
         }
         if work is not None:

@@ -92,7 +92,7 @@ def _attributes(record: RequestRecord, operation: str | None) -> Attributes:
         found["http.response.status_code"] = record.status
     if record.client is not None:
         found["client.address"] = record.client
-    if record.error_code or record.end == "disconnected" or (record.work and record.work.failure):
+    if record.error or record.end == "disconnected" or (record.work and record.work.failure):
         found["error.type"] = record.end
     if operation is not None:
         found |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "moeflow"}

@@ -1,5 +1,13 @@
 import pytest
 
+from moeflow.cli import lazy
+
+
+@pytest.fixture(autouse=True)
+def logs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep verbs that run in this process from changing its loggers and its stderr."""
+    monkeypatch.setitem(vars(lazy), "start_logs", lambda level, form: None)
+
 
 @pytest.fixture
 def little_text(monkeypatch: pytest.MonkeyPatch) -> None:

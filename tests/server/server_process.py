@@ -21,6 +21,8 @@ from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
+from moeflow.server.logs import start_logs
+start_logs("info", "text")
 folder = sys.argv[1]
 settings = Settings(model=folder, num_threads=1, kv_cache_bytes=2**24, cache_dir=Path(folder), is_served=True)
 sys.exit(serve(

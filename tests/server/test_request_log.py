@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import re
+import subprocess
+import sys
 
 import httpx
 import openai
@@ -14,8 +16,10 @@ import pytest
 from moeflow.core.errors import ConfigError
 from moeflow.server.config import ServerConfig
 from moeflow.server.logs import JsonLines, TextLines, configure_logs
+from tests.packed import pack_beside
 from tests.server.conftest import connect
 from tests.server.live_server import eventually, serve_in_thread
+from tests.tiny_mixtral import write_byte_tokenizer, write_tiny_mixtral
 
 SECRET = "xyzzy-secret"
 CHAT = {"messages": [{"role": "user", "content": SECRET}]}
@@ -100,6 +104,8 @@ async def test_a_request_that_is_refused(http, lines, method, path, body, header
     line = lines.one()
     assert (line["status"], line["end"], line["path"]) == (response.status_code, end, path) == (status, end, path)
     assert line["id"] == response.headers["x-request-id"]
+    error = response.json()["error"]
+    assert (line["error"], line.get("param")) == (error["message"], error["param"])
     assert "completion_tokens" not in line
     assert SECRET not in lines.text()
 
@@ -120,6 +126,7 @@ async def test_a_request_that_fails_in_the_middle(http, engine, lines, stream, s
     line = lines.one()
     assert (response.status_code, line["status"], line["end"]) == (status, status, "generation_failed")
     assert line["completion_tokens"] == 2
+    assert line["error"] in response.text
     assert lines.level_name() == "WARNING"
 
 
@@ -147,6 +154,7 @@ def test_what_is_not_http_has_a_line(app, lines):
     with serve_in_thread(app) as url, httpx.Client() as client:
         client.get(url, headers={"x": "y" * 400_000})
     assert (lines.one()["status"], lines.one()["end"]) == (431, "invalid_http")
+    assert lines.one()["error"].startswith("This is not a valid HTTP request")
 
 
 @pytest.mark.anyio
@@ -234,10 +242,9 @@ def root():
 
 
 @pytest.mark.parametrize(("level", "shown"), [("debug", "dike"), ("info", "ike"), ("warning", "ke"), ("error", "e")])
-def test_what_each_level_shows(root, monkeypatch, level, shown):
+def test_what_each_level_shows(root, level, shown):
     stderr = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stderr)
-    configure_logs(level, "json")
+    configure_logs(level, "json", stderr)
     own = logging.getLogger("moeflow.server.request_log")
     own.debug("d")
     own.info("i")
@@ -251,3 +258,65 @@ def test_what_each_level_shows(root, monkeypatch, level, shown):
 def test_a_form_or_level_that_there_is_none_of(setting):
     with pytest.raises(ConfigError, match=setting):
         ServerConfig(**{setting: "loud"})
+
+
+NOISE = """
+import logging, subprocess, sys, warnings
+from moeflow.server.logs import start_logs
+start_logs("info", "json")
+print("warning: plain text", file=sys.stderr)
+subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+logging.getLogger("moeflow.x").warning("its own")
+raise ValueError("boom")
+"""
+CHILD = """
+import logging, os
+os.write(2, b"2026-11-22 19:20:26,421 WARNING moeflow.engine: the engine ends\\n")
+os.write(2, b"from native code, \\xff\\n")
+"""
+
+
+def json_lines(text: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_with_json_all_that_a_process_and_its_children_write_to_stderr_is_json():
+    done = subprocess.run([sys.executable, "-c", NOISE, CHILD], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    said = {(line["level"], line["logger"], line["message"]) for line in json_lines(done.stderr)}
+    assert said >= {
+        ("warning", "moeflow", "plain text"),
+        ("warning", "moeflow.engine", "the engine ends"),
+        ("info", "moeflow", "from native code, \\xff"),
+        ("warning", "moeflow.x", "its own"),
+        ("info", "moeflow", "ValueError: boom"),
+    }
+
+
+@pytest.mark.slow
+def test_with_json_a_server_writes_json_from_its_first_line_to_its_last(tmp_path):
+    write_tiny_mixtral(tmp_path / "model")
+    write_byte_tokenizer(tmp_path / "model")
+    pack_beside(tmp_path / "model", tmp_path)
+    (tmp_path / "jobs").write_text("no folder")
+    command = [sys.executable, "-m", "moeflow", "serve", "--log-format", "json", "--cache-dir", str(tmp_path)]
+    options = ["--port", "0", "--threads", "1", "--host", "0.0.0.0", "--shutdown-deadline", "0"]
+    arguments = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, *options, str(tmp_path / "model")], **arguments) as server:
+        begun = json.loads(server.stdout.readline())
+        assert begun.items() >= {"level": "info", "models": "model"}.items()
+        answer = httpx.get(f"{begun['url']}/v1/nothing")
+        server.terminate()
+        rest, log = server.communicate(timeout=60)
+    assert rest == ""
+    lines = json_lines(log)
+    assert [line["level"] for line in lines if "set an API key" in line["message"]] == ["warning"]
+    assert any("no /v1/files" in line["message"] for line in lines)
+    assert answer.headers["x-request-id"] in [line.get("id") for line in lines]
+
+
+def test_with_json_the_reason_for_a_failed_start_is_json(tmp_path):
+    command = [sys.executable, "-m", "moeflow", "serve", "--log-format", "json", "--cache-dir", str(tmp_path)]
+    done = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert [line["level"] for line in json_lines(done.stderr)] == ["error"]

@@ -33,6 +33,8 @@ from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
+from moeflow.server.logs import start_logs
+start_logs("info", "text")
 
 settings = Settings(
     model=sys.argv[1], packed_weights_file=Path(sys.argv[2]), num_threads=1, max_num_seqs=4, max_model_len=256

@@ -98,5 +98,5 @@ async def _events(answer: Answer) -> AsyncGenerator[bytes, None]:
         api_error = as_api_error(error)
         if api_error.code == "internal_error":
             logger.exception("a stream failed")
-        generation.failure = api_error.code
+        generation.failure = api_error
         yield writer.fail(api_error)

@@ -28,5 +28,5 @@ class Guard:
             await self._app(scope, receive, send)
             return
         self._metrics.count_refusal(error)
-        record_of(scope).error_code = error.code
+        record_of(scope).error = error
         await error.response(scope)(scope, receive, send)
