@@ -6,6 +6,7 @@ Encoding is msgspec on plain dicts: this runs for every token of every stream.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from moeflow.server.disconnect import ClientDisconnected, while_connected
 
 PING_S: Final = 15.0
+COMMENT = b": ping\n\n"  # clients skip it
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's older streams
 _encoder = msgspec.json.Encoder()
 
@@ -31,44 +33,44 @@ def named_event(payload: dict[str, Any]) -> bytes:
     return f"event: {payload['type']}\n".encode() + event(payload)
 
 
-async def with_pings(events: AsyncGenerator[bytes, None], ping: bytes) -> AsyncGenerator[bytes, None]:
-    """Yield events, and a ping wherever none has come for so long that somebody between might cut the connection."""
-    async with aclosing(events):
-        while True:
-            coming = asyncio.ensure_future(anext(events, None))
-            try:
-                while not (await asyncio.wait({coming}, timeout=PING_S))[0]:
-                    yield ping
-            finally:
-                if not coming.done():
-                    coming.cancel()
-                    await asyncio.wait({coming})
-            event = coming.result()
-            if event is None:
-                return
-            yield event
-
-
 class EventStream(StreamingResponse):
-    """Sends events as they come and closes their source when the client leaves."""
+    """Sends events as they come, and a ping after each pause; closes their source when the client leaves."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], on_end: Callable[[], None], ping: bytes = b"") -> None:
-        """Take the events, and what to call in the end, also if the client leaves before the first one is asked for.
-
-        `ping` is sent where nothing else comes for long.
-        """
-        self._events = with_pings(events, ping) if ping else events
-        super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, events: AsyncGenerator[bytes, None], on_end: Callable[[], None], ping: bytes = COMMENT) -> None:
+        """Take the events, and what to call in the end, also if the client leaves before the first one is asked for."""
+        self._events = events
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._on_end = on_end
+        self._ping = ping
+        self._sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the source ends; a client that goes away is not an error here."""
         try:
-            async with aclosing(self._events):
+            async with aclosing(self._events), aclosing(self._with_pings(send)) as self.body_iterator:
                 await while_connected(receive, self.stream_response(send))
         except ClientDisconnected:
             return
         finally:
             self._on_end()
+
+    async def _with_pings(self, send: Send) -> AsyncGenerator[bytes, None]:
+        """Yield the events, and keep the connection busy until the last one."""
+        self._sent_s = time.monotonic()
+        pinging = asyncio.create_task(self._send_pings(send))
+        try:
+            async for each in self._events:
+                self._sent_s = time.monotonic()
+                yield each
+        finally:
+            pinging.cancel()
+
+    async def _send_pings(self, send: Send) -> None:
+        """Send a ping whenever no event has come for `PING_S`: a proxy cuts connections without traffic."""
+        while True:
+            await asyncio.sleep(max(self._sent_s + PING_S - time.monotonic(), 0.0))
+            if time.monotonic() - self._sent_s >= PING_S:
+                await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+                self._sent_s = time.monotonic()

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class Writer(Protocol):
     """How one endpoint writes what comes of one request: as events, or as one object. Each is used for one of them."""
 
-    ping: bytes  # the event to send where nothing else comes for long; empty: there is none
+    ping: bytes  # to send where nothing else comes for long
 
     def begin(self) -> bytes:
         """Return the events before anything is generated."""
