@@ -59,12 +59,60 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 @click.option("--port", type=int, default=8000, show_default=True, help="Port to listen on; 0: any free one.")
 @api_key_option("Key that clients must send.")
 @click.option(
+    "--api-keys-file",
+    cls=GroupedOption,
+    group="API",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file of several keys, each with a name and limits; SIGHUP reads it again.",
+)
+@click.option(
     "--allowed-host",
     "allowed_hosts",
     cls=GroupedOption,
     group="API",
     multiple=True,
     help="A name under which browsers may call this server; may be given several times.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    cls=GroupedOption,
+    group="API",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Origin of web pages that may use the API, or *; may be given several times.",
+)
+@click.option(
+    "--tls-cert",
+    cls=GroupedOption,
+    group="TLS and proxies",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Certificate with its chain, for HTTPS; SIGHUP reads it again.",
+)
+@click.option(
+    "--tls-key",
+    cls=GroupedOption,
+    group="TLS and proxies",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Private key of the certificate.",
+)
+@click.option(
+    "--forwarded-allow-ips",
+    cls=GroupedOption,
+    group="TLS and proxies",
+    metavar="IPS",
+    help="Proxies to trust X-Forwarded-For and -Proto from: addresses, networks, separated by commas; or *.",
+)
+@click.option(
+    "--root-path",
+    cls=GroupedOption,
+    group="TLS and proxies",
+    metavar="PATH",
+    default="",
+    help="Prefix that a proxy has removed from paths, such as /llm.",
 )
 @click.option(
     "--max-queue",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from fastapi import FastAPI, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
@@ -32,15 +34,29 @@ from moeflow.server.page import add_page
 from moeflow.server.request_log import RequestLog, RequestRecord
 from moeflow.server.service import Service
 
+_CORS: Any = {
+    "allow_methods": ("GET", "HEAD", "POST", "DELETE"),
+    "allow_headers": ("*",),  # clients send many of their own
+    "allow_private_network": True,  # the origin is trusted by name, wherever it comes from
+    "expose_headers": ("x-request-id", "request-id", "retry-after"),
+}  # no credentials: keys are in headers, and there are no cookies
+
 
 class Application(FastAPI):
-    """FastAPI with the request log around everything, so that answers to failures have an id and a line, too."""
+    """FastAPI with the request log around everything, so that answers to failures have an id and a line, too.
 
-    on_request_end: Callable[[RequestRecord], None] | None = None
+    Likewise, pages of allowed origins can read all answers.
+    """
+
+    on_request_end: Sequence[Callable[[RequestRecord], None]] = ()
+    cors_origins: tuple[str, ...] = ()
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Put the log around what FastAPI builds."""
-        return RequestLog(super().build_middleware_stack(), self.on_request_end)
+        """Put the log and CORS around what FastAPI builds."""
+        app = super().build_middleware_stack()
+        if self.cors_origins:
+            app = CORSMiddleware(app, self.cors_origins, **_CORS)
+        return RequestLog(app, self.on_request_end)
 
 
 def create_app(
@@ -60,15 +76,16 @@ def create_app(
     """
     # The pages that FastAPI makes for documents load scripts from elsewhere; the document itself stays.
     app = Application(title="moeflow", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
-    app.on_request_end = on_request_end
+    app.cors_origins = config.cors_origins
     service = app.state.service = Service(config, pool)
+    app.on_request_end = [service.metrics.requests.note, *([on_request_end] if on_request_end else [])]
     jobs: Jobs | None = None
     app.state.jobs = jobs
     if generator is not None:
         service.attach(generator)
     key_in_document = (
         []
-        if config.api_key is None
+        if not config.needs_key
         else [
             Security(HTTPBearer(auto_error=False)),
             Security(APIKeyHeader(name="x-api-key", auto_error=False)),
@@ -91,7 +108,7 @@ def create_app(
     complete_document(app, service, CompletionChunk, ChatChunk, *RESPONSE_EVENTS, *MESSAGE_EVENTS)
     add_error_handlers(app)
     add_page(app)
-    checks = [] if config.api_key is None else [api_key_check(config.api_key)]
+    checks = [] if service.keys is None else [api_key_check(service.keys)]
     checks.append(origin_check(config))
     if config.is_loopback or config.allowed_hosts:
         checks.append(host_check(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from moeflow.core.loopback import is_loopback_name
 from moeflow.core.units import GIB, MIB
 from moeflow.server.logs import LogFormat, LogLevel
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # schemes of apps and extensions, too
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _LEAST = {
     "max_queue": 0,
     "max_body_bytes": 1024,
@@ -27,8 +30,14 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
-    api_key: str | None = field(default=None, repr=False)  # None: everybody who can connect may ask
+    api_key: str | None = field(default=None, repr=False)  # None and no file of keys: everybody may ask
+    api_keys_file: Path | None = None  # keys with names and limits (guard/key_file.py)
     allowed_hosts: tuple[str, ...] = ()  # names under which browsers may call, beside loopback's own
+    cors_origins: tuple[str, ...] = ()  # of web pages elsewhere that may use the API; "*": all
+    tls_cert: Path | None = None  # the certificate with its chain, PEM; None: plain HTTP
+    tls_key: Path | None = None
+    forwarded_allow_ips: str | None = None  # proxies whose X-Forwarded-For and -Proto count, separated by commas
+    root_path: str = ""  # the prefix that a proxy has removed from paths
     max_queue: int = 64  # sequences that may wait beyond those running; more get 429
     max_body_bytes: int = 4 * MIB
     data_dir: Path | None = None  # where uploaded files and batch jobs are kept; None: there are none
@@ -53,6 +62,9 @@ class ServerConfig:
             raise ConfigError("api_key is empty; give a key, or leave it out to need none")
         if self.api_key is not None and (not self.api_key.isprintable() or self.api_key != self.api_key.strip()):
             raise ConfigError("api_key must be UTF-8 text without control characters or spaces around it")
+        self._check_proxy()
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("TLS needs a certificate and its key: give both tls_cert and tls_key")
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be {least} or more, not {getattr(self, name)}")
@@ -62,6 +74,31 @@ class ServerConfig:
         for name in ("shutdown_deadline_s", "engine_timeout_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be 0 or more seconds, not {getattr(self, name)}")
+
+    def _check_proxy(self) -> None:
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origin must be an origin without a path, such as https://app.example.org, or *, "
+                    f"not {origin!r}"
+                )
+        if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(
+                f"root_path must begin with a slash and not end with one, such as /llm, not {self.root_path!r}"
+            )
+        for address in filter(None, (self.forwarded_allow_ips or "").split(",")):
+            try:
+                if address.strip() != "*":
+                    ipaddress.ip_network(address.strip())
+            except ValueError as error:
+                raise ConfigError(
+                    f"forwarded_allow_ips must be IP addresses or networks separated by commas, or *: {error}"
+                ) from None
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients must send a key."""
+        return self.api_key is not None or self.api_keys_file is not None
 
     @property
     def is_loopback(self) -> bool:

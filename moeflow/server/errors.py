@@ -23,6 +23,7 @@ from starlette.types import Scope
 from moeflow.core.errors import ChatTemplateError, ContextLengthError, EngineError, QueueFullError, RequestError
 from moeflow.server.api.schema.tagged import TAG
 from moeflow.server.disconnect import ClientDisconnected
+from moeflow.server.paths import api_path
 from moeflow.server.request_log import CLIENT_CLOSED_REQUEST, record_of
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class ApiError(HTTPException):
     def response(self, scope: Scope | None = None) -> Response:
         """The whole HTTP answer, in the words of the API that the request with this scope is for; OpenAI's without."""
         body = self.body
-        if scope is not None and f"{scope['path']}/".startswith(_ANTHROPIC_PATH):
+        if scope is not None and f"{api_path(scope)}/".startswith(_ANTHROPIC_PATH):
             body = {**self.anthropic_body, "request_id": record_of(scope).request_id}
         return JSONResponse(body, self.status_code, headers=self.headers)
 
@@ -198,7 +199,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def no_such_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{error.detail}: {request.method} {request.url.path[:80]}"
+        message = f"{error.detail}: {request.method} {api_path(request.scope)[:80]}"
         code = _HTTP_CODES.get(error.status_code, "http_error")
         headers = {"Allow": ", ".join(allowed_methods(request))} if error.status_code == 405 else error.headers
         api_error = record_of(request.scope).error = ApiError(error.status_code, code, message, headers=headers)

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from moeflow.server.connection import PATIENCE, Connection, Patience
 from moeflow.server.open_connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, OpenConnections
 from moeflow.server.service import Service
+from moeflow.server.tls import load_certificate, tls_context
 
 _LOOK_TICKS = 3  # of uvicorn, each a tenth of a second
 _WAITING_CONNECTIONS = 2048  # that the system has taken and the event loop has not
@@ -29,6 +30,8 @@ class HttpServer(uvicorn.Server):
         connection = functools.partial(
             Connection, patience=patience, on_open=self._admit, on_refusal=self.service.metrics.count_refusal
         )
+        config = self.service.config
+        tls = self._tls = tls_context(config)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -38,7 +41,10 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 log_level="error",  # what it warns of are clients' mistakes, which have their own lines
                 access_log=False,
-                proxy_headers=False,
+                proxy_headers=config.forwarded_allow_ips is not None,
+                forwarded_allow_ips=config.forwarded_allow_ips,
+                root_path=config.root_path,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
                 server_header=False,
                 timeout_graceful_shutdown=_FLUSH_S,
                 backlog=ACCEPTED_AT_ONCE,
@@ -55,6 +61,12 @@ class HttpServer(uvicorn.Server):
         if len(self.server_state.connections) > self._open_connections.limit:
             connections = [one for one in self.server_state.connections if isinstance(one, Connection)]
             self._open_connections.admit(new, [one for one in connections if not one.transport.is_closing()])
+
+    def reload(self) -> None:
+        """Read keys and certificate again. Raises: ConfigError; what cannot be read stays as it is."""
+        self.service.reload_keys()
+        if self._tls is not None:
+            load_certificate(self._tls, self.service.config)
 
     async def on_tick(self, counter: int) -> bool:
         """End slow connections; uvicorn calls this ten times a second."""

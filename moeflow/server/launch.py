@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -24,10 +25,12 @@ from moeflow.engine.generator import Generator
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.plan_text import what_to_expect
 from moeflow.server.config import ServerConfig
+from moeflow.server.guard.key_file import read_key_file
 from moeflow.server.listener import listen, url
 from moeflow.server.loading import give_up, load_model
 from moeflow.server.logs import announcement
 from moeflow.server.open_connections import max_connections, raise_descriptor_limit
+from moeflow.server.tls import tls_context
 from moeflow.server.tracing_choice import is_tracing_wanted
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ else:
     data_folder = on_demand("moeflow.server.jobs.data_folder")
     tracing = on_demand("moeflow.server.tracing")
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
@@ -67,6 +71,7 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
     Blocks: until then.
     Raises: ConfigError for host or port; whatever keeps the model from loading.
     """
+    _check_files(config)
     tracer = _tracer_of(config)
     with listen(config) as listener, contextlib.closing(tracer) if tracer else contextlib.nullcontext():
         decided = plan()
@@ -84,10 +89,18 @@ def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config:
     Blocks: until a signal ends it.
     Raises: ConfigError for host or port.
     """
+    _check_files(config)
     tracer = _tracer_of(config)
     with listen(config) as listener, contextlib.closing(tracer) if tracer else contextlib.nullcontext():
         _warn_if_open(config)
         return asyncio.run(_serve_several(listener, models, budget_bytes, config, tracer))
+
+
+def _check_files(config: ServerConfig) -> None:
+    """Read what can be wrong in files before anything slow begins. Raises: ConfigError."""
+    tls_context(config)
+    if config.api_keys_file is not None:
+        read_key_file(config.api_keys_file)
 
 
 def _tracer_of(config: ServerConfig) -> tracing.RequestTracer | None:
@@ -95,13 +108,13 @@ def _tracer_of(config: ServerConfig) -> tracing.RequestTracer | None:
 
 
 def _warn_if_open(config: ServerConfig) -> None:
-    if not config.is_loopback and config.api_key is None:
+    if not config.is_loopback and not config.needs_key:
         print(f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr)
 
 
 def _announce(models: str, listener: socket.socket, config: ServerConfig) -> None:
-    """Print what is served and where."""
-    address = url(listener)
+    """Print the models and the address."""
+    address = url(listener, has_tls=config.tls_cert is not None)
     message = f"moeflow serves {models} at {address}"
     print(announcement(config.log_format, message, models=models, url=address), flush=True)
 
@@ -204,11 +217,12 @@ async def _answering(
     listener: socket.socket,
     signals: asyncio.Queue[int],
 ) -> AsyncIterator[None]:
-    """Answer requests meanwhile."""
+    """Answer requests meanwhile; SIGHUP has files read again."""
     answering = asyncio.create_task(http.serve(sockets=[listener]))
     answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
     try:
-        yield
+        with reloading(http):
+            yield
     finally:
         http.should_exit = True
         await answering
@@ -249,6 +263,29 @@ async def _unless(
         for task in (working, waiting):
             task.cancel()
         await asyncio.gather(working, waiting, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def reloading(http: http_server.HttpServer) -> Iterator[None]:
+    """Have SIGHUP read keys and certificate again where there are some; else it ends the process, as usual."""
+    config = http.service.config
+    if config.api_keys_file is None and config.tls_cert is None:
+        yield
+        return
+
+    def reload() -> None:
+        try:
+            http.reload()
+            logger.info("API keys and certificate are read again")
+        except ConfigError as error:
+            logger.error("reload failed, and the earlier files stay in use: %s", error)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from moeflow.engine.messages import LenderStats
 from moeflow.server.errors import ApiError
 from moeflow.server.model_metrics import ModelCollector, kv_usage
 from moeflow.server.model_pool import ModelPool
+from moeflow.server.request_metrics import RequestMetrics
 from moeflow.server.speculation_metrics import SpeculationCollector
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
@@ -163,6 +164,7 @@ class Metrics:
         self._registry.register(_EngineCollector(models))
         self._registry.register(_ReplicaCollector(models))
         self._registry.register(SpeculationCollector(models))
+        self.requests = RequestMetrics(self._registry)
         self._refused = Counter(
             "moeflow_requests_rejected",
             "Requests answered with an error object instead of a result, by the error's code",

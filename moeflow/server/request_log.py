@@ -11,12 +11,14 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from moeflow.server.paths import raw_api_path
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +71,25 @@ class Work(Protocol):
         """Why sequences ended, each reason once."""
 
 
-@dataclass(slots=True)
+class Account(Protocol):
+    """The key that a request was sent with."""
+
+    name: str
+
+    def end(self, record: RequestRecord) -> None:
+        """Count a request out."""
+
+
+@dataclass(slots=True, eq=False)
 class RequestRecord:
     """What is known of one request so far."""
 
     request_id: str
     method: str = "-"
     path: str = "-"
+    endpoint: str = "other"  # its path in the API's document
     client: str | None = None
+    account: Account | None = None  # None: no key was needed, or none was right
     started_s: float = field(default_factory=time.monotonic)
     status: int | None = None  # None: no answer was begun
     is_complete: bool = False  # whether the whole answer was handed to the connection
@@ -100,6 +113,8 @@ class RequestRecord:
     @property
     def level(self) -> int:
         """How much the line matters: probes and the page's files least."""
+        if self.method == "OPTIONS" and (self.status or 0) < 400:
+            return logging.DEBUG  # browsers ask so before a request of another origin
         is_read = self.method in ("GET", "HEAD") and not self.path.startswith("/v1/")
         if self.path in _PROBES or (is_read and (self.status or 0) < 400):
             return logging.DEBUG
@@ -117,6 +132,7 @@ class RequestRecord:
             "end": self.end,
             "error": error and error.detail[:_ERROR_CHARACTERS],
             "param": error and error.param and error.param[:_ERROR_CHARACTERS],
+            "key": self.account and self.account.name,
             "trace_id": self.trace_id,
         }
         if work is not None:
@@ -140,10 +156,10 @@ class RequestRecord:
 class RequestLog:
     """ASGI application around all others: gives a request its id and writes its line when it is over.
 
-    `on_end` gets the record before the line is written.
+    Each of `on_end` gets the record before the line is written.
     """
 
-    def __init__(self, app: ASGIApp, on_end: Callable[[RequestRecord], None] | None = None) -> None:
+    def __init__(self, app: ASGIApp, on_end: Iterable[Callable[[RequestRecord], None]]) -> None:
         self._app = app
         self._on_end = on_end
 
@@ -168,8 +184,11 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            if self._on_end is not None:
-                self._on_end(record)
+            record.endpoint = getattr(scope.get("route"), "path", record.endpoint)
+            if record.account is not None:
+                record.account.end(record)
+            for note in self._on_end:
+                note(record)
             record.log()
 
 
@@ -190,7 +209,7 @@ def _begin(scope: Scope) -> RequestRecord:
     given = headers.get("x-request-id", "")
     trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
     client = scope.get("client")
-    path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+    path = raw_api_path(scope)
     return RequestRecord(
         given if _GIVEN_ID.fullmatch(given) else new_request_id(),
         method=scope["method"],

@@ -15,6 +15,7 @@ from fastapi import Request
 from moeflow.engine.generator import Generator
 from moeflow.server.config import ServerConfig
 from moeflow.server.errors import ApiError
+from moeflow.server.guard.api_keys import ApiKeys
 from moeflow.server.guard.large_bodies import LargeBodies
 from moeflow.server.metrics import Metrics
 from moeflow.server.model_pool import ModelPool
@@ -33,6 +34,8 @@ class Service:
         self.models = models or ModelPool(max_queue=config.max_queue)
         self.large_bodies = LargeBodies(config.max_body_bytes)
         self.metrics = Metrics(self.models)
+        self.keys = ApiKeys(config) if config.needs_key else None
+        self.metrics.requests.show_keys(self.keys.names if self.keys else ())
         self.responses = ResponseStore()
         self.started_s = time.monotonic()
         self._is_draining = False
@@ -42,6 +45,12 @@ class Service:
         model = self.models.only
         assert model is not None, "of several models, each is loaded when it is asked for"
         model.attach(generator)
+
+    def reload_keys(self) -> None:
+        """Read the file of keys again. Raises: ConfigError; the keys then stay as they are."""
+        if self.keys is not None:
+            self.keys.reload()
+            self.metrics.requests.show_keys(self.keys.names)
 
     def drain(self) -> None:
         """Refuse new requests from now on; running ones go on."""

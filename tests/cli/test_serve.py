@@ -22,6 +22,8 @@ from tests.tiny_mixtral import write_tiny_mixtral
 EVERY_OPTION = """
     --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
     --shutdown-deadline 2.5 --data-dir my/jobs --max-file 1GiB --file-quota 2GiB
+    --api-keys-file keys.toml --cors-origin https://a.example --cors-origin http://localhost:3000
+    --tls-cert cert.pem --tls-key key.pem --forwarded-allow-ips 10.0.0.0/8 --root-path /llm
     --max-engine-restarts 7 --engine-timeout 45 --log-level debug --log-format json --log-prompts
     --model-name m --max-num-batched-tokens 64 --no-prefix-caching --max-num-seqs 4
     --dtype bfloat16 --kv-dtype int8 --device cpu --threads 3 --replicas 2 --max-model-len 100 --kv-cache 1GiB
@@ -77,7 +79,13 @@ def test_every_wish_arrives(served, tmp_path):
         host="0.0.0.0",
         port=9,
         api_key="k",
+        api_keys_file=Path("keys.toml"),
         allowed_hosts=("a", "b"),
+        cors_origins=("https://a.example", "http://localhost:3000"),
+        tls_cert=Path("cert.pem"),
+        tls_key=Path("key.pem"),
+        forwarded_allow_ips="10.0.0.0/8",
+        root_path="/llm",
         max_queue=5,
         max_body_bytes=1024**2,
         data_dir=Path("my/jobs"),

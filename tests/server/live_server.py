@@ -26,10 +26,15 @@ def serve_in_thread(
     *,
     listener: socket.socket | None = None,
     max_connections: int = MAX_CONNECTIONS,
+    on_start: Callable[[HttpServer], None] = lambda _: None,
 ) -> Iterator[str]:
-    """Yield the server's address. A listener that is given is closed in the end, as one's own is."""
+    """Yield the server's address. A listener that is given is closed in the end, as one's own is.
+
+    `on_start` gets the server.
+    """
     listener = listener or listen(ServerConfig(port=0))
     server = HttpServer(app, patience, max_connections=max_connections)
+    on_start(server)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:

@@ -2,8 +2,8 @@
 server, loopback's too, without asking it first.
 
 Browsers send where a request comes from, and no page can change it: `Sec-Fetch-Site` (on HTTPS and to
-loopback), else `Origin`. Programs send neither. Safe methods pass: no page elsewhere can read an answer, since the
-server sends no CORS headers.
+loopback), else `Origin`. Programs send neither. Safe methods pass: a page elsewhere can read an answer only if its
+origin is allowed (CORS). Such origins pass with all methods.
 
 Source: the Fetch Metadata and Fetch standards; Go's net/http.CrossOriginProtection decides in the same order.
 """
@@ -31,15 +31,23 @@ def origin_check(config: ServerConfig) -> Check:
     allowed_names = {name.lower() for name in config.allowed_hosts}
 
     def check(scope: Scope) -> ApiError | None:
-        if scope["method"] in _SAFE_METHODS or _is_ours(Headers(scope=scope), allowed_names):
+        headers = Headers(scope=scope)
+        if scope["method"] in _SAFE_METHODS or _is_ours(headers, allowed_names) or _is_allowed(headers, config):
             return None
         message = (
             "A web page of another origin may not do this. If the page is this server's own, behind a proxy, "
-            "start the server with --allowed-host and the page's host name"
+            "start the server with --allowed-host and the page's host name; to allow another page, with --cors-origin "
+            "and its origin"
         )
         return ApiError(403, "origin_not_allowed", message)
 
     return check
+
+
+def _is_allowed(headers: Headers, config: ServerConfig) -> bool:
+    """Return whether the page's origin may use the API."""
+    origins = headers.getlist("origin")
+    return bool(origins) and ("*" in config.cors_origins or set(origins) <= set(config.cors_origins))
 
 
 def _is_ours(headers: Headers, allowed_names: set[str]) -> bool:

@@ -154,7 +154,7 @@ def open_page(browser, shared_context):
     for visit in visits:
         # Chromium notes every HTTP error and broken connection by itself.
         assert [text for text in visit.complaints if not text.startswith("Failed to load resource")] == []
-        assert [url for url in visit.requests if not url.startswith(visit.url + "/")] == []
+        assert [url for url in visit.requests if not url.startswith(visit.url.rstrip("/") + "/")] == []
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import threading
@@ -10,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from moeflow.server.jobs.data_folder import Jobs
-from tests.server.live_server import eventually
+from tests.server.live_server import eventually, serve_in_thread
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -63,9 +64,15 @@ def seen(app):
 def elsewhere(serve, app, seen, tmp_path, data):
     """Serve a page on another port; yield its port and the server's address."""
     url = serve(app)
-    folder = tmp_path / "elsewhere"
+    with pages(tmp_path / "elsewhere", PAGE.replace("SERVER", url)) as port:
+        yield port, url
+
+
+@contextlib.contextmanager
+def pages(folder, text):
+    """Serve a page; yield the port."""
     folder.mkdir()
-    (folder / "index.html").write_text(PAGE.replace("SERVER", url))
+    (folder / "index.html").write_text(text)
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args):
@@ -74,7 +81,7 @@ def elsewhere(serve, app, seen, tmp_path, data):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server.server_address[1], url
+        yield server.server_address[1]
         server.shutdown()
         thread.join()
 
@@ -130,6 +137,27 @@ def test_a_json_request_elsewhere_does_not_get_past_the_preflight(foreign_page, 
     assert page.evaluate(ask, url) == "blocked"
     assert [(method, status) for method, _, status, _ in seen] == [("OPTIONS", 405)]
     assert engine.submissions == []
+
+
+STREAM = """async url => {
+  const body = JSON.stringify({prompt: "Hi", stream: true, max_tokens: 4});
+  const headers = {"Content-Type": "application/json", "Authorization": "Bearer k", "X-Stainless-Lang": "js"};
+  const response = await fetch(url + "/v1/completions", {method: "POST", headers, body});
+  return [response.headers.get("x-request-id"), await response.text()];
+}"""
+
+
+def test_a_page_that_is_allowed_may_stream_and_others_may_not(browser, make_app, tmp_path):
+    with contextlib.closing(browser.new_context()) as context, pages(tmp_path / "elsewhere", PAGE) as port:
+        allowed, other = f"http://localhost:{port}", f"http://127.0.0.1:{port}"
+        page = context.new_page()
+        with serve_in_thread(make_app(cors_origins=(allowed,), api_key="k")) as url:
+            page.goto(allowed)
+            request_id, text = page.evaluate(STREAM, url)
+            page.goto(other)
+            assert page.evaluate(f"({STREAM})('{url}').catch(() => 'blocked')") == "blocked"
+    assert request_id.startswith("req_")
+    assert text.endswith("data: [DONE]\n\n")
 
 
 def test_our_own_page_may(browser, elsewhere, data, seen):
