@@ -1,4 +1,4 @@
-"""What lies in deploy/: systemd and the command line take the service, and the dashboard shows what there is."""
+"""What lies in deploy/: systemd and the command line take the service, and dashboard and alerts use what there is."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from tests.documents import ROOT
 
 UNIT = ROOT / "deploy" / "moeflow.service"
 INSTALLED = "/opt/moeflow/bin/moeflow"
+ALERTS = ROOT / "deploy" / "alerts.yml"
+PROMTOOL = shutil.which("promtool")
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana.json").read_text(encoding="utf-8"))
 
 
@@ -71,8 +73,60 @@ def test_the_dashboard_shows_metrics_that_there_are():
     queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
     queries += [it["query"] for it in DASHBOARD["templating"]["list"]]
     named = set(re.findall(r"moeflow_\w+", " ".join(queries)))
-    assert len(named) > 25
+    assert len(named) > 30
     assert named - exported() == set()
+
+
+def test_the_dashboard_shows_the_chosen_models_alone():
+    assert [it["name"] for it in DASHBOARD["templating"]["list"]] == ["datasource", "instance", "model"]
+    queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    for name, labels in re.findall(r"(\w+)\{([^}]*)\}", " ".join(queries)):
+        is_of_all = name.startswith(("moeflow_http_", "moeflow_key_", "moeflow_requests_rejected", "process_"))
+        assert 'instance=~"$instance"' in labels, name
+        assert ('model=~"$model"' in labels) != is_of_all, name
+
+
+def test_alerts_watch_metrics_that_there_are():
+    expressions = re.findall(
+        r"^        expr:(.*?)^        \w", ALERTS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    named = set(re.findall(r"\b(?:moeflow|process)_\w+", " ".join(expressions)))
+    assert len(named) == 11
+    assert named - exported() == set()
+
+
+FIRES = """
+rule_files: [ALERTS]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'moeflow_engine_stalled{instance="a", model="m"}', values: '1x30'}
+      - {series: 'moeflow_engine_stalled{instance="b", model="m"}', values: '0x30'}
+      - {series: 'moeflow_http_requests_total{instance="a", endpoint="/v1/models", status="200"}', values: '0+90x30'}
+      - {series: 'moeflow_http_requests_total{instance="a", endpoint="/v1/models", status="500"}', values: '0+10x30'}
+      - {series: 'moeflow_http_requests_total{instance="b", endpoint="/v1/models", status="404"}', values: '0+90x30'}
+      - {series: 'moeflow_http_requests_total{instance="b", endpoint="/health", status="503"}', values: '0+90x30'}
+    alert_rule_test:
+      - eval_time: 20m
+        alertname: MoeflowEngineStalled
+        exp_alerts:
+          - exp_labels: {severity: critical, instance: a, model: m}
+            exp_annotations: {summary: An engine of m on a does not answer}
+      - eval_time: 20m
+        alertname: MoeflowServerErrors
+        exp_alerts:
+          - exp_labels: {severity: critical, instance: a}
+            exp_annotations: {summary: More than 5% of requests to a fail}
+"""
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs Prometheus' promtool")
+def test_prometheus_takes_the_alerts_and_they_fire(tmp_path):
+    (tmp_path / "test.yml").write_text(FIRES.replace("ALERTS", str(ALERTS)), encoding="utf-8")
+    for command in (["check", "rules", str(ALERTS)], ["test", "rules", str(tmp_path / "test.yml")]):
+        run = subprocess.run([str(PROMTOOL), *command], capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_the_dashboard_counts_totals_as_rates_and_nothing_else():

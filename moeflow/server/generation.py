@@ -128,8 +128,10 @@ class Generation:
         self._streams = streams
         self._ticket = ticket
         self._service = service
-        self._metrics = service.metrics.latencies(served.name)
+        self._metrics = service.metrics.generation.of(served.name)
+        self._num_finished = 0
         self._first_token_s: dict[int, float] = {}
+        self._last_token_s: dict[int, float] = {}
         self._num_tokens: dict[int, int] = {}
 
     @property
@@ -157,11 +159,12 @@ class Generation:
             if not self._ticket.is_batch:
                 self._metrics.request_duration.observe(time.monotonic() - self._ticket.admitted_s)
         except Exception as error:
-            self._service.metrics.failed.inc()
+            self._metrics.failed.inc()
             if isinstance(error, EngineError):
                 self._require_engine()  # knows better whether the engine ended or died
             raise
         finally:
+            self._account_cut()
             self.close()
 
     def _require_engine(self) -> None:
@@ -176,7 +179,7 @@ class Generation:
         now_s = time.monotonic()
         if choice not in self._num_tokens:
             self._num_tokens[choice] = 0
-            self.queued_s = delta.queued_s if self.queued_s is None else self.queued_s
+            self._account_queue(delta.queued_s)
             self.num_cached_tokens += delta.num_cached_tokens if delta.index == 0 else 0
         if delta.token_ids:
             self.last_token_at_s = now_s
@@ -184,6 +187,9 @@ class Generation:
                 self._first_token_s[choice] = now_s
                 if not self._ticket.is_batch:
                     self._metrics.time_to_first_token.observe(now_s - self._ticket.admitted_s)
+            elif not self._ticket.is_batch:
+                self._metrics.inter_token_latency.observe(now_s - self._last_token_s[choice])
+            self._last_token_s[choice] = now_s
             self._num_tokens[choice] += len(delta.token_ids)
             self.num_completion_tokens += len(delta.token_ids)
             self.num_drafted_tokens += delta.num_drafted_tokens
@@ -192,10 +198,28 @@ class Generation:
             self._ticket.finish_one()
             if delta.finish_reason not in self.finish_reasons:
                 self.finish_reasons.append(delta.finish_reason)
+            self._account_end(choice, delta.finish_reason)
             self._check_end(delta)
             if self._num_tokens[choice] > 1 and not self._ticket.is_batch:
                 mean_s = (now_s - self._first_token_s[choice]) / (self._num_tokens[choice] - 1)
                 self._metrics.time_per_output_token.observe(mean_s)
+
+    def _account_queue(self, queued_s: float | None) -> None:
+        self.queued_s = queued_s if self.queued_s is None else self.queued_s
+        if queued_s is not None and not self._ticket.is_batch:
+            self._metrics.queue_time.observe(queued_s)
+
+    def _account_cut(self) -> None:
+        """Count sequences that end now, before their own end."""
+        num_cut = len(self.prompts) * self.n - self._num_finished
+        if num_cut:
+            self._service.metrics.generation.finished.labels(self._served.name, FinishReason.CANCELLED).inc(num_cut)
+
+    def _account_end(self, choice: int, reason: FinishReason) -> None:
+        self._num_finished += 1
+        self._service.metrics.generation.finished.labels(self._served.name, reason).inc()
+        self._metrics.prompt_tokens.observe(len(self.prompts[choice // self.n]))
+        self._metrics.generation_tokens.observe(self._num_tokens[choice])
 
     def _check_end(self, delta: TextDelta) -> None:
         if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):

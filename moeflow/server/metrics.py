@@ -6,24 +6,22 @@ Every application has its own registry, so that several can live in one process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import LenderStats
+from moeflow.engine.messages import EngineStats, LenderStats
+from moeflow.server.build import BuildCollector
 from moeflow.server.errors import ApiError
+from moeflow.server.generation_metrics import GenerationMetrics
 from moeflow.server.model_metrics import ModelCollector, kv_usage
 from moeflow.server.model_pool import ModelPool
 from moeflow.server.request_metrics import RequestMetrics
 from moeflow.server.speculation_metrics import SpeculationCollector
-
-_LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
-_PER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-_DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+from moeflow.server.vllm_metrics import VllmCollector
 
 _GAUGES: tuple[tuple[str, str, str], ...] = (  # (name, help, field of EngineStats)
     ("moeflow_requests_waiting", "Sequences in the engine's queue", "num_waiting"),
@@ -102,7 +100,9 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _to
     ("moeflow_expert_moves", "Experts that went to another rank, got a replica there or lost it", "expert_moves_total"),
 )
 
-_REPLICA_GAUGES: tuple[tuple[str, str, Callable[[ReplicaStatus], float]], ...] = (  # with the label "replica"
+_REPLICA_GAUGES: tuple[
+    tuple[str, str, Callable[[ReplicaStatus], float]], ...
+] = (  # with the labels "model" and "replica"
     ("moeflow_replica_ready", "1 if this engine computes", lambda it: it.state is EngineState.READY),
     ("moeflow_replica_slow", "1 if it is so slow that others get the new sequences", lambda it: it.is_slow),
     ("moeflow_replica_requests_waiting", "Sequences in its own queue", lambda it: it.stats.num_waiting),
@@ -128,7 +128,7 @@ _REPLICA_COUNTERS: tuple[tuple[str, str, str], ...] = (
         "peer_pairs_taken_over_total",
     ),
 )
-_RANK_GAUGES: tuple[tuple[str, str, str], ...] = (  # with the labels "replica" and "rank"
+_RANK_GAUGES: tuple[tuple[str, str, str], ...] = (  # and "rank"
     ("moeflow_rank_layers", "Layers that it has a part of", "num_layers"),
     ("moeflow_rank_slow", "Whether the other ranks wait for it most of the time", "is_slow"),
     ("moeflow_rank_experts", "Whole experts that it has, of all layers", "num_experts"),
@@ -138,101 +138,69 @@ _RANK_COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("moeflow_rank_busy_seconds", "Time that it has spent computing passes", "busy_s_total"),
     ("moeflow_rank_waited_seconds", "Time that it has spent in exchanges with other ranks", "waited_s_total"),
 )
-_LENDER_GAUGES: tuple[tuple[str, str, Callable[[LenderStats], float]], ...] = (  # with "replica" and "lender"
+_LENDER_GAUGES: tuple[tuple[str, str, Callable[[LenderStats], float]], ...] = (  # and "lender"
     ("moeflow_lender_connected", "1 if this machine lends its memory now", lambda it: it.state == "connected"),
     ("moeflow_lender_experts", "Experts that it has", lambda it: it.num_experts),
 )
 
 
-class Latencies(NamedTuple):
-    """How long requests to one model take."""
-
-    time_to_first_token: Histogram
-    time_per_output_token: Histogram
-    request_duration: Histogram
-
-
 class Metrics:
-    """The registry and everything in it.
-
-    The engines' numbers are those of all models together, loaded ones and those before them; some are there of each.
-    """
+    """The registry and everything in it. What concerns a model has the label `model`."""
 
     def __init__(self, models: ModelPool) -> None:
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(BuildCollector())
         self._registry.register(ModelCollector(models))
         self._registry.register(_EngineCollector(models))
         self._registry.register(_ReplicaCollector(models))
         self._registry.register(SpeculationCollector(models))
         self.requests = RequestMetrics(self._registry)
+        self.generation = GenerationMetrics(self._registry)
+        self._registry.register(VllmCollector(models, self.generation))
         self._refused = Counter(
             "moeflow_requests_rejected",
             "Requests answered with an error object instead of a result, by the error's code",
             ["reason"],
             registry=self._registry,
         )
-        self.failed = Counter(
-            "moeflow_requests_failed",
-            "Requests, streamed or not, that failed after work had begun",
-            registry=self._registry,
-        )
-        self._time_to_first_token = Histogram(
-            "moeflow_time_to_first_token_seconds",
-            "From a request's arrival to a sequence's first token",
-            ["model"],
-            buckets=_LATENCY_BUCKETS_S,
-            registry=self._registry,
-        )
-        self._time_per_output_token = Histogram(
-            "moeflow_time_per_output_token_seconds",
-            "Mean time between the tokens of a finished sequence",
-            ["model"],
-            buckets=_PER_TOKEN_BUCKETS_S,
-            registry=self._registry,
-        )
-        self._request_duration = Histogram(
-            "moeflow_request_duration_seconds",
-            "From a request's arrival to its last token",
-            ["model"],
-            buckets=_DURATION_BUCKETS_S,
-            registry=self._registry,
-        )
-
-    def latencies(self, model: str) -> Latencies:
-        """Return where the times of requests to a model go."""
-        histograms = (self._time_to_first_token, self._time_per_output_token, self._request_duration)
-        return Latencies(*(histogram.labels(model) for histogram in histograms))
 
     def count_refusal(self, error: ApiError) -> None:
         """Count one refused request under its code."""
         self._refused.labels(error.code).inc()
 
     def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        """Return all metrics in Prometheus' text format, without the times at which counters were made."""
+        return generate_latest(_WithoutCreated(self._registry))
+
+
+class _WithoutCreated(CollectorRegistry):
+    """What a registry has but `_created` samples, which double the number of series and tell nothing more."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._all = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        for metric in self._all.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
 
 
 class _EngineCollector(Collector):
-    """Reads the engine's snapshot when Prometheus asks, instead of copying it on every pass."""
+    """Reads the engines' snapshots when Prometheus asks, instead of copying them on every pass."""
 
     def __init__(self, models: ModelPool) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics that the engine counts."""
-        stats = self._models.stats()
+        """Yield the metrics that engines count."""
+        models = {model.name: model.stats() for model in self._models.named}
         for name, text, field in _GAUGES:
-            yield GaugeMetricFamily(name, text, value=getattr(stats, field))
+            yield _of_models(GaugeMetricFamily(name, text, labels=["model"]), field, models)
         for name, text, field in _COUNTERS:
-            yield CounterMetricFamily(name, text, value=getattr(stats, field))
-        yield GaugeMetricFamily(
-            "moeflow_kv_usage_ratio", "Share of KV blocks that running sequences hold", value=kv_usage(stats)
-        )
-        yield GaugeMetricFamily(
-            "moeflow_sequences_unfinished",
-            "Sequences admitted and not finished, as the queue bound counts them",
-            value=self._models.num_unfinished,
-        )
+            yield _of_models(CounterMetricFamily(name, text, labels=["model"]), field, models)
 
 
 class _ReplicaCollector(Collector):
@@ -242,36 +210,49 @@ class _ReplicaCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics that have a label for the replica."""
-        replicas = self._models.replicas()
+        """Yield the metrics that have labels for model and replica."""
+        replicas = {
+            (model.name, str(number)): replica
+            for model in self._models.named
+            for number, replica in enumerate(model.replicas())
+        }
+        labels = ["model", "replica"]
         for name, text, value in _REPLICA_GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=["replica"])
-            for label, replica in replicas.items():
-                gauge.add_metric([label], value(replica))
+            gauge = GaugeMetricFamily(name, text, labels=labels)
+            for of_replica, replica in replicas.items():
+                gauge.add_metric(of_replica, value(replica))
             yield gauge
         for name, text, field in _REPLICA_COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=["replica"])
-            for label, replica in replicas.items():
-                counter.add_metric([label], getattr(replica.stats, field))
+            counter = CounterMetricFamily(name, text, labels=labels)
+            for of_replica, replica in replicas.items():
+                counter.add_metric(of_replica, getattr(replica.stats, field))
             yield counter
-        labels = ["replica", "rank"]
         for name, text, field in _RANK_GAUGES:
-            yield _of_ranks(GaugeMetricFamily(name, text, labels=labels), field, replicas)
+            yield _of_ranks(GaugeMetricFamily(name, text, labels=[*labels, "rank"]), field, replicas)
         for name, text, field in _RANK_COUNTERS:
-            yield _of_ranks(CounterMetricFamily(name, text, labels=labels), field, replicas)
+            yield _of_ranks(CounterMetricFamily(name, text, labels=[*labels, "rank"]), field, replicas)
         for name, text, of_lender in _LENDER_GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=["replica", "lender"])
-            for label, replica in replicas.items():
+            gauge = GaugeMetricFamily(name, text, labels=[*labels, "lender"])
+            for of_replica, replica in replicas.items():
                 for lender in replica.stats.lenders:
-                    gauge.add_metric([label, lender.address], of_lender(lender))
+                    gauge.add_metric([*of_replica, lender.address], of_lender(lender))
             yield gauge
+
+
+def _of_models(
+    metric: GaugeMetricFamily | CounterMetricFamily, field: str, models: Mapping[str, EngineStats]
+) -> Metric:
+    """Return a metric with the values of all models."""
+    for name, stats in models.items():
+        metric.add_metric([name], getattr(stats, field))
+    return metric
 
 
 def _of_ranks(
-    metric: GaugeMetricFamily | CounterMetricFamily, field: str, replicas: Mapping[str, ReplicaStatus]
+    metric: GaugeMetricFamily | CounterMetricFamily, field: str, replicas: Mapping[tuple[str, str], ReplicaStatus]
 ) -> Metric:
     """Return a metric with the values of all ranks of all replicas."""
-    for name, replica in replicas.items():
+    for of_replica, replica in replicas.items():
         for rank, stats in enumerate(replica.stats.ranks):
-            metric.add_metric([name, str(rank)], getattr(stats, field))
+            metric.add_metric([*of_replica, str(rank)], getattr(stats, field))
     return metric

@@ -15,18 +15,14 @@ from moeflow.server.served_model import ServedModel
 _GAUGES: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
     ("moeflow_model_loaded", "1 if the model is loaded", lambda it: it.generator is not None),
     ("moeflow_model_memory_bytes", "Memory that it was planned to hold; 0: not loaded", lambda it: it.memory_bytes),
-    ("moeflow_model_requests_waiting", "Sequences in its queue", lambda it: it.stats().num_waiting),
-    ("moeflow_model_requests_running", "Sequences in its passes", lambda it: it.stats().num_running),
-    ("moeflow_model_kv_usage_ratio", "Share of its KV blocks in use", lambda it: kv_usage(it.stats())),
+    ("moeflow_kv_usage_ratio", "Share of KV blocks that running sequences hold", lambda it: kv_usage(it.stats())),
     (
-        "moeflow_model_sequences_unfinished",
-        "Its sequences admitted and not finished, as the queue bound counts them",
+        "moeflow_sequences_unfinished",
+        "Sequences admitted and not finished, as the queue bound counts them",
         lambda it: it.admission.num_unfinished,
     ),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (  # prometheus_client appends _total
-    ("moeflow_model_generated_tokens", "Tokens it has generated", lambda it: it.stats().generated_tokens_total),
-    ("moeflow_model_prompt_tokens", "Its prompt tokens computed", lambda it: it.stats().prompt_tokens_total),
     ("moeflow_model_loads", "Times it was loaded because a request asked for it", lambda it: it.num_loads),
     ("moeflow_model_failed_loads", "Times it could not be loaded", lambda it: it.num_failed_loads),
     ("moeflow_model_load_seconds", "Time these loads took, waits for memory included", lambda it: it.load_s_total),
@@ -41,7 +37,7 @@ class ModelCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that have a label for the model, and of each that is loaded its facts as labels."""
-        models = [model for model in self._models.all if model.name]
+        models = self._models.named
         facts = InfoMetricFamily("moeflow_model", "What is served")  # prometheus_client makes it moeflow_model_info
         for model in models:
             if model.generator is not None:
@@ -61,7 +57,7 @@ class ModelCollector(Collector):
 
 def _facts(model: ServedModel) -> dict[str, str]:
     return {
-        "name": model.info.name,
+        "model": model.info.name,
         "model_type": model.info.model_type,
         "weight_format": model.info.weight_format,
         "lossy_top_k": str(model.info.lossy_top_k),  # not 0: a predictor chooses an encoder's experts

@@ -67,6 +67,11 @@ class ModelPool:
         return self._models
 
     @property
+    def named(self) -> list[ServedModel]:
+        """Every model but one that is not known yet."""
+        return [model for model in self._models if model.name]
+
+    @property
     def only(self) -> ServedModel | None:
         """The one model; None: there are several, which come and go."""
         return self._models[0] if self._models[0].source is None else None
@@ -80,13 +85,9 @@ class ModelPool:
         """The newest snapshot of all engines together, with the totals of those that were unloaded."""
         return summed([model.stats() for model in self._models])
 
-    def replicas(self) -> dict[str, ReplicaStatus]:
-        """How each of the engines is, by its number; where there are several models, behind the model's name."""
-        return {
-            str(number) if self.only else f"{model.name} {number}": replica
-            for model in self._models
-            for number, replica in enumerate(model.replicas())
-        }
+    def replicas(self) -> list[ReplicaStatus]:
+        """How each of the engines is."""
+        return [replica for model in self._models for replica in model.replicas()]
 
     def find(self, name: str | None) -> ServedModel:
         """Return the model of that name, or the first. Raises: ApiError 404 with the names that there are."""

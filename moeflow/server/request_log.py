@@ -28,7 +28,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _PATH_CHARACTERS = 200  # that are logged
 _ERROR_CHARACTERS = 500
-_PROBES = frozenset(("/health", "/ready", "/metrics", "/stats"))
+_PROBES = frozenset(("/health", "/ready", "/version", "/metrics", "/stats"))
 _ID_HEADERS = (b"x-request-id", b"request-id")  # as OpenAI's clients read it, and Anthropic's
 _KEY = "moeflow.request_record"  # in the scope
 

@@ -45,6 +45,7 @@ class Service:
         model = self.models.only
         assert model is not None, "of several models, each is loaded when it is asked for"
         model.attach(generator)
+        self.metrics.generation.of(model.name)
 
     def reload_keys(self) -> None:
         """Read the file of keys again. Raises: ConfigError; the keys then stay as they are."""

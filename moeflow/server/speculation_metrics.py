@@ -5,7 +5,7 @@ Labels are few: a speculator is one of those that the server was started with, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -31,41 +31,49 @@ class SpeculationCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        """Yield counters of all replicas together, and for each who of it rests."""
-        stats = self._models.stats()
+        """Yield counters of all replicas together, and for each whether it rests."""
+        models = {model.name: model.stats() for model in self._models.named}
         for name, text, of_speculator in _BY_DEPTH:
-            counter = CounterMetricFamily(name, text, labels=["speculator", "depth"])
-            for speculator in stats.speculators:
-                for depth, value in enumerate(of_speculator(speculator), start=1):
-                    counter.add_metric([speculator.name, str(depth)], value)
+            counter = CounterMetricFamily(name, text, labels=["model", "speculator", "depth"])
+            for model, stats in models.items():
+                for speculator in stats.speculators:
+                    for depth, value in enumerate(of_speculator(speculator), start=1):
+                        counter.add_metric([model, speculator.name, str(depth)], value)
             yield counter
         seconds = CounterMetricFamily(
-            "moeflow_speculator_drafting_seconds", "Time that its guessing took", labels=["speculator"]
+            "moeflow_speculator_drafting_seconds", "Time that its guessing took", labels=["model", "speculator"]
         )
-        for speculator in stats.speculators:
-            seconds.add_metric([speculator.name], speculator.drafting_s_total)
+        for model, stats in models.items():
+            for speculator in stats.speculators:
+                seconds.add_metric([model, speculator.name], speculator.drafting_s_total)
         yield seconds
-        yield _accepted_at_once(stats.trees_total)
+        yield _accepted_at_once({model: stats.trees_total for model, stats in models.items()})
+        yield self._resting()
+
+    def _resting(self) -> Metric:
         resting = GaugeMetricFamily(
             "moeflow_speculator_resting",
             "1 if it does not guess now, because that does not pay or it has failed",
-            labels=["replica", "speculator"],
+            labels=["model", "replica", "speculator"],
         )
-        for name, replica in self._models.replicas().items():
-            for speculator in replica.stats.speculators:
-                resting.add_metric([name, speculator.name], speculator.is_resting)
-        yield resting
+        for model in self._models.named:
+            for number, replica in enumerate(model.replicas()):
+                for speculator in replica.stats.speculators:
+                    resting.add_metric([model.name, str(number), speculator.name], speculator.is_resting)
+        return resting
 
 
-def _accepted_at_once(trees: Sequence[int]) -> HistogramMetricFamily:
-    """Return how many guesses for a request were right in a pass. `trees` counts them by that number, from 0 on."""
+def _accepted_at_once(trees_of: Mapping[str, Sequence[int]]) -> HistogramMetricFamily:
+    """Return how many guesses for a request were right in a pass. Each list counts passes by that number, from 0 on."""
     histogram = HistogramMetricFamily(
         "moeflow_accepted_tokens_per_tree",
         "Guessed tokens for a request that were right in a pass with guesses for it: they came beside its one token",
+        labels=["model"],
     )
-    if trees:
-        buckets = [(str(float(most)), float(sum(trees[: most + 1]))) for most in range(len(trees) - 1)]
-        total = float(sum(trees))
-        accepted = sum(number * count for number, count in enumerate(trees))
-        histogram.add_metric([], [*buckets, ("+Inf", total)], accepted)
+    for model, trees in trees_of.items():
+        if trees:
+            buckets = [(str(float(most)), float(sum(trees[: most + 1]))) for most in range(len(trees) - 1)]
+            total = float(sum(trees))
+            accepted = sum(number * count for number, count in enumerate(trees))
+            histogram.add_metric([model], [*buckets, ("+Inf", total)], accepted)
     return histogram

@@ -46,7 +46,9 @@ async def read_metrics(http) -> dict[str, float]:
     response = await http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     families = list(text_string_to_metric_families(response.text))
-    assert all(family.name.startswith("moeflow_") and family.documentation for family in families)
+    assert all(
+        family.name.startswith(("moeflow_", "process_", "vllm:")) and family.documentation for family in families
+    )
     return {
         sample.name + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
         for family in families
@@ -81,7 +83,7 @@ async def test_what_the_engine_counts_is_passed_on(http, engine):
         "moeflow_engine_restarts_total": 3,
         "moeflow_engine_stalled": 1,
     }
-    assert {name: values[name] for name in expected} == expected
+    assert {name: values[f"{name}[{NAME}]"] for name in expected} == expected
 
 
 async def test_times_are_measured_per_sequence_and_per_request(http):
@@ -99,7 +101,7 @@ async def test_times_are_measured_per_sequence_and_per_request(http):
     )
     per_token = values[f"moeflow_time_per_output_token_seconds_sum[{NAME}]"] / 8
     assert 0 < per_token * len(REPLY.encode()) < values[f"moeflow_request_duration_seconds_sum[{NAME}]"]
-    assert values["moeflow_sequences_unfinished"] == 0
+    assert values[f"moeflow_sequences_unfinished[{NAME}]"] == 0
 
 
 async def test_refusals_are_counted_by_reason(http):
@@ -118,7 +120,7 @@ async def test_refusals_are_counted_by_reason(http):
 async def test_failures_are_counted(http, engine):
     engine.fail_after = 1
     await http.post("/v1/completions", json={"prompt": "x"})
-    assert (await read_metrics(http))["moeflow_requests_failed_total"] == 1
+    assert (await read_metrics(http))[f"moeflow_requests_failed_total[{NAME}]"] == 1
 
 
 async def test_stats_for_the_page(http, engine):
@@ -161,13 +163,13 @@ async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
         "tokens_per_pass": 3.25,
     }
     values = await read_metrics(http)
-    assert values["moeflow_rank_waited_seconds_total[1][0]"] == 2.5
-    assert values["moeflow_rank_busy_seconds_total[0][0]"] == 9.5
-    assert values["moeflow_rank_layers[1][0]"] == 2
-    assert values["moeflow_rank_experts[1][0]"] == 12
-    assert [values[f"moeflow_rank_slow[{rank}][0]"] for rank in range(2)] == [0, 1]
-    assert values["moeflow_rank_tokens_per_pass[0][0]"] == 4.5
-    assert "moeflow_rank_experts[0][1]" not in values
+    assert values[f"moeflow_rank_waited_seconds_total[{NAME}][1][0]"] == 2.5
+    assert values[f"moeflow_rank_busy_seconds_total[{NAME}][0][0]"] == 9.5
+    assert values[f"moeflow_rank_layers[{NAME}][1][0]"] == 2
+    assert values[f"moeflow_rank_experts[{NAME}][1][0]"] == 12
+    assert [values[f"moeflow_rank_slow[{NAME}][{rank}][0]"] for rank in range(2)] == [0, 1]
+    assert values[f"moeflow_rank_tokens_per_pass[{NAME}][0][0]"] == 4.5
+    assert f"moeflow_rank_experts[{NAME}][0][1]" not in values
     expected = {
         "moeflow_requests_running": 7,
         "moeflow_replica_ready": (1, 1, 0),
@@ -180,7 +182,9 @@ async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
         "moeflow_replica_restarts_total": (3, 3, 2),
     }
     for name, want in expected.items():
-        found = tuple(values[f"{name}[{number}]"] for number in range(3)) if isinstance(want, tuple) else values[name]
+        of_model = f"{name}[{NAME}]"
+        replicas = range(3)
+        found = tuple(values[f"{of_model}[{it}]"] for it in replicas) if isinstance(want, tuple) else values[of_model]
         assert found == want, name
 
 
@@ -252,25 +256,25 @@ async def test_guesses_by_speculator_and_depth(http, engine):
     ]
     values = await read_metrics(http)
     expected = {
-        "moeflow_speculated_passes_total": 11,
-        "moeflow_drafting_seconds_total": 3.0,
-        "moeflow_speculator_drafted_tokens_total[1][suffix]": 9,
-        "moeflow_speculator_drafted_tokens_total[3][suffix]": 1,
-        "moeflow_speculator_drafted_tokens_total[1][draft]": 5,
-        "moeflow_speculator_accepted_tokens_total[2][suffix]": 2,
-        "moeflow_speculator_accepted_tokens_total[1][draft]": 1,
-        "moeflow_speculator_drafting_seconds_total[draft]": 2.5,
-        "moeflow_speculator_resting[0][suffix]": 0,
-        "moeflow_speculator_resting[0][draft]": 1,
-        "moeflow_speculator_resting[1][suffix]": 0,
-        "moeflow_accepted_tokens_per_tree_bucket[0.0]": 4,
-        "moeflow_accepted_tokens_per_tree_bucket[1.0]": 9,
-        "moeflow_accepted_tokens_per_tree_bucket[+Inf]": 11,
-        "moeflow_accepted_tokens_per_tree_count": 11,
-        "moeflow_accepted_tokens_per_tree_sum": 9,
+        f"moeflow_speculated_passes_total[{NAME}]": 11,
+        f"moeflow_drafting_seconds_total[{NAME}]": 3.0,
+        f"moeflow_speculator_drafted_tokens_total[1][{NAME}][suffix]": 9,
+        f"moeflow_speculator_drafted_tokens_total[3][{NAME}][suffix]": 1,
+        f"moeflow_speculator_drafted_tokens_total[1][{NAME}][draft]": 5,
+        f"moeflow_speculator_accepted_tokens_total[2][{NAME}][suffix]": 2,
+        f"moeflow_speculator_accepted_tokens_total[1][{NAME}][draft]": 1,
+        f"moeflow_speculator_drafting_seconds_total[{NAME}][draft]": 2.5,
+        f"moeflow_speculator_resting[{NAME}][0][suffix]": 0,
+        f"moeflow_speculator_resting[{NAME}][0][draft]": 1,
+        f"moeflow_speculator_resting[{NAME}][1][suffix]": 0,
+        f"moeflow_accepted_tokens_per_tree_bucket[0.0][{NAME}]": 4,
+        f"moeflow_accepted_tokens_per_tree_bucket[1.0][{NAME}]": 9,
+        f"moeflow_accepted_tokens_per_tree_bucket[+Inf][{NAME}]": 11,
+        f"moeflow_accepted_tokens_per_tree_count[{NAME}]": 11,
+        f"moeflow_accepted_tokens_per_tree_sum[{NAME}]": 9,
     }
     assert {name: values[name] for name in expected} == expected
-    assert "moeflow_speculator_resting[1][draft]" not in values
+    assert f"moeflow_speculator_resting[{NAME}][1][draft]" not in values
     stats = (await http.get("/stats")).json()
     assert stats["speculators"] == [msgspec.to_builtins(suffix), msgspec.to_builtins(draft)]
     assert stats["trees_total"] == [4, 5, 2]
@@ -288,5 +292,5 @@ async def test_the_model_is_named_with_what_makes_its_answers_differ(http, engin
     engine.model = msgspec.structs.replace(engine.model, name="reviews:lossy-sida:3", lossy_top_k=3)
     families = text_string_to_metric_families((await http.get("/metrics")).text)
     (sample,) = (it for family in families for it in family.samples if it.name == "moeflow_model_info")
-    assert (sample.labels["name"], sample.labels["lossy_top_k"]) == ("reviews:lossy-sida:3", "3")
+    assert (sample.labels["model"], sample.labels["lossy_top_k"]) == ("reviews:lossy-sida:3", "3")
     assert (await http.get("/stats")).json()["model"]["lossy_top_k"] == 3

@@ -1,4 +1,6 @@
-"""`/health`, `/ready`, `/stats`, `/metrics`: how the server is, for orchestrators, the page and Prometheus."""
+"""`/health`, `/ready`, `/version`, `/stats`, `/metrics`: the server's state, for orchestrators, the page and
+Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from pydantic import BaseModel, create_model
 
 from moeflow.engine.client import EngineState
 from moeflow.engine.messages import EncoderInfo, EngineStats, LenderStats, ModelInfo, RankStats, SpeculatorStats
+from moeflow.server.build import version
 from moeflow.server.served_model import ModelStatus
 from moeflow.server.service import Service, Status, get_service
 
@@ -90,7 +93,7 @@ async def health(service: Annotated[Service, Depends(get_service)]) -> Any:
     """
     if service.status in ("failed", "stalled"):
         return _unavailable(service)
-    replicas = service.models.replicas().values()
+    replicas = service.models.replicas()
     ready = [replica for replica in replicas if replica.state is EngineState.READY]
     return HealthResponse(status=service.status, num_replicas=len(replicas), num_replicas_ready=len(ready))
 
@@ -115,7 +118,7 @@ async def stats(
     """Return the engine's newest numbers and the model's facts: of several models, those of all or of one."""
     models = service.models
     chosen = models.only if model is None else models.find(model)
-    replicas = list(models.replicas().values()) if chosen is None else chosen.replicas()
+    replicas = models.replicas() if chosen is None else chosen.replicas()
     admissions = models.num_unfinished if chosen is None else chosen.admission.num_unfinished
     return {
         "status": service.status,
@@ -129,6 +132,18 @@ async def stats(
         "replicas": [{"state": it.state, "is_slow": it.is_slow, **msgspec.to_builtins(it.stats)} for it in replicas],
         **msgspec.to_builtins(models.stats() if chosen is None else chosen.stats()),
     }
+
+
+class VersionResponse(BaseModel):
+    """Which moeflow answers."""
+
+    version: str
+
+
+@router.get("/version")
+async def get_version() -> VersionResponse:
+    """Return the version of moeflow."""
+    return VersionResponse(version=version())
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

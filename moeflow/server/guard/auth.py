@@ -13,7 +13,7 @@ from moeflow.server.guard.refusal import Check
 from moeflow.server.paths import api_path
 from moeflow.server.request_log import record_of
 
-_GUARDED = frozenset(("/classify", "/tokenize", "/detokenize", "/stats", "/metrics"))  # and all below /v1/
+_GUARDED = frozenset(("/classify", "/tokenize", "/detokenize", "/stats", "/metrics", "/version"))  # and all below /v1/
 
 
 def api_key_check(keys: ApiKeys) -> Check:

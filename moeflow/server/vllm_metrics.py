@@ -1,0 +1,86 @@
+"""The numbers that vLLM has, too, under vLLM's names, so that its dashboards and autoscalers work.
+
+Only names whose meaning is the same are here. A model counts as one engine, `engine="0"`, with all its replicas.
+
+Source: vllm/v1/metrics/loggers.py and docs/design/metrics.md of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from moeflow.engine.messages import EngineStats
+from moeflow.server.generation_metrics import GenerationMetrics
+from moeflow.server.model_metrics import kv_usage
+from moeflow.server.model_pool import ModelPool
+
+_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("vllm:num_requests_running", "As moeflow_requests_running", lambda it: it.num_running),
+    ("vllm:num_requests_waiting", "As moeflow_requests_waiting", lambda it: it.num_waiting),
+    ("vllm:kv_cache_usage_perc", "As moeflow_kv_usage_ratio: 1 is full", kv_usage),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("vllm:num_preemptions", "As moeflow_preemptions_total", lambda it: it.preemptions_total),
+    ("vllm:generation_tokens", "As moeflow_generated_tokens_total", lambda it: it.generated_tokens_total),
+    ("vllm:prompt_tokens", "Prompt tokens, computed or found in the prefix tree", lambda it: _num_prompt_tokens(it)),
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix tree", lambda it: _num_prompt_tokens(it)),
+    ("vllm:prefix_cache_hits", "As moeflow_prefix_hit_tokens_total", lambda it: it.prefix_hit_tokens_total),
+)
+_REASONS = {"cancelled": "abort"}  # of those that have another name there
+
+
+class VllmCollector(Collector):
+    """Reads what the other metrics have when Prometheus asks."""
+
+    def __init__(self, models: ModelPool, generation: GenerationMetrics) -> None:
+        self._models = models
+        self._generation = generation
+        self._histograms = {
+            "vllm:time_to_first_token_seconds": generation.time_to_first_token,
+            "vllm:inter_token_latency_seconds": generation.inter_token_latency,
+            "vllm:request_time_per_output_token_seconds": generation.time_per_output_token,
+            "vllm:e2e_request_latency_seconds": generation.request_duration,
+            "vllm:request_queue_time_seconds": generation.queue_time,
+            "vllm:request_prompt_tokens": generation.prompt_tokens,
+            "vllm:request_generation_tokens": generation.generation_tokens,
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics under their other names."""
+        models = self._models.named
+        labels = ["model_name", "engine"]
+        for name, text, value in _GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=labels)
+            for model in models:
+                gauge.add_metric([model.name, "0"], value(model.stats()))
+            yield gauge
+        for name, text, value in _COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=labels)
+            for model in models:
+                counter.add_metric([model.name, "0"], value(model.stats()))
+            yield counter
+        yield _renamed(self._generation.finished, "vllm:request_success")
+        for name, histogram in self._histograms.items():
+            yield _renamed(histogram, name)
+
+
+def _num_prompt_tokens(stats: EngineStats) -> int:
+    return stats.prompt_tokens_total + stats.prefix_hit_tokens_total
+
+
+def _renamed(metric: Counter | Histogram, name: str) -> Metric:
+    """Return a metric with its samples under another name, and with vLLM's labels."""
+    (own,) = metric.collect()
+    other = Metric(name, f"As {own.name}", own.type)
+    for sample in own.samples:
+        labels = dict(sample.labels)
+        given = {"model_name": labels.pop("model"), "engine": "0"}
+        if (reason := labels.pop("reason", None)) is not None:
+            given["finished_reason"] = _REASONS.get(reason, reason)
+        other.add_sample(sample.name.replace(own.name, name, 1), given | labels, sample.value)
+    return other
