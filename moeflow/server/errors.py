@@ -17,13 +17,13 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from starlette.types import Scope
 
 from moeflow.core.errors import ChatTemplateError, ContextLengthError, EngineError, QueueFullError, RequestError
 from moeflow.server.api.schema.tagged import TAG
 from moeflow.server.disconnect import ClientDisconnected
-from moeflow.server.paths import api_path
+from moeflow.server.paths import api_path, matching_routes
 from moeflow.server.request_log import CLIENT_CLOSED_REQUEST, record_of
 
 logger = logging.getLogger(__name__)
@@ -177,10 +177,7 @@ def allowed_methods(request: Request) -> list[str]:
 
     A path that is one by itself, though it looks like the name of something in another one, has its own alone.
     """
-    routes: list[Route] = []
-    for route in request.app.router.routes:  # FastAPI keeps those of a router together
-        routes += getattr(getattr(route, "original_router", None), "routes", (route,))
-    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    matching = matching_routes(request.scope)
     routes = [route for route in matching if route.path == matching[0].path]
     scopes = [{**request.scope, "method": method} for method in _METHODS]
     return [scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)]

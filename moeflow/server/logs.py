@@ -40,7 +40,7 @@ def announcement(form: LogFormat, message: str, **fields: str) -> str:
     """Return a line for stdout: the message alone, or with JSON an object as in the log."""
     if form == "text":
         return message
-    record = logging.LogRecord(__name__, logging.INFO, "", 0, message, None, None)
+    record = logging.LogRecord("moeflow", logging.INFO, "", 0, message, None, None)
     record.fields = fields
     return JsonLines().format(record)
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moeflow.server.paths import raw_api_path
+from moeflow.server.paths import OTHER, endpoint_of, raw_api_path
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class RequestRecord:
     request_id: str
     method: str = "-"
     path: str = "-"
-    endpoint: str = "other"  # its path in the API's document
+    endpoint: str = OTHER  # its path in the API's document
     client: str | None = None
     account: Account | None = None  # None: no key was needed, or none was right
     started_s: float = field(default_factory=time.monotonic)
@@ -184,7 +184,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            record.endpoint = getattr(scope.get("route"), "path", record.endpoint)
+            record.endpoint = endpoint_of(scope)
             if record.account is not None:
                 record.account.end(record)
             for note in self._on_end:
