@@ -1,4 +1,4 @@
-"""What lies in deploy/: systemd and the command line take the service, and dashboard and alerts use what there is."""
+"""The files of deploy/: systemd and the command line take the service; dashboard and alerts use existing metrics."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Application(FastAPI):
     cors_origins: tuple[str, ...] = ()
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Put the log and CORS around what FastAPI builds."""
+        """Put the log and CORS around FastAPI's own stack."""
         app = super().build_middleware_stack()
         if self.cors_origins:
             app = CORSMiddleware(app, self.cors_origins, **_CORS)

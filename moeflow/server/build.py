@@ -22,4 +22,4 @@ class BuildCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield one metric, `moeflow_build_info`."""
         labels = {"version": version(), "python": platform.python_version(), "machine": platform.machine()}
-        yield InfoMetricFamily("moeflow_build", "What was installed", value=labels)
+        yield InfoMetricFamily("moeflow_build", "Versions of this server", value=labels)

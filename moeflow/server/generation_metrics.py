@@ -1,4 +1,4 @@
-"""Numbers for Prometheus of what is generated: times, lengths and ends of sequences, by model.
+"""Numbers for Prometheus of generated sequences: times, lengths and ends, by model.
 
 Times are those of interactive requests; lengths and ends also count batch jobs.
 """

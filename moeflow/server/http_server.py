@@ -63,7 +63,7 @@ class HttpServer(uvicorn.Server):
             self._open_connections.admit(new, [one for one in connections if not one.transport.is_closing()])
 
     def reload(self) -> None:
-        """Read keys and certificate again. Raises: ConfigError; what cannot be read stays as it is."""
+        """Read keys and certificate again. Raises: ConfigError; an unreadable file changes nothing."""
         self.service.reload_keys()
         if self._tls is not None:
             load_certificate(self._tls, self.service.config)

@@ -97,7 +97,7 @@ def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config:
 
 
 def _check_files(config: ServerConfig) -> None:
-    """Read what can be wrong in files before anything slow begins. Raises: ConfigError."""
+    """Read small files, so that a mistake in them is known at once. Raises: ConfigError."""
     tls_context(config)
     if config.api_keys_file is not None:
         read_key_file(config.api_keys_file)

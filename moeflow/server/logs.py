@@ -25,7 +25,7 @@ def start_logs(level: LogLevel, form: LogFormat) -> None:
 
 
 def configure_logs(level: LogLevel, form: LogFormat, stream: TextIO) -> None:
-    """Send what this process logs to a stream; libraries' lines only from "warning" on."""
+    """Send this process's log to a stream; libraries' lines only from "warning" on."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_formatter(form))
     root = logging.getLogger()

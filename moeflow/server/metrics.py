@@ -145,7 +145,7 @@ _LENDER_GAUGES: tuple[tuple[str, str, Callable[[LenderStats], float]], ...] = ( 
 
 
 class Metrics:
-    """The registry and everything in it. What concerns a model has the label `model`."""
+    """The registry and everything in it. Metrics of a model have the label `model`."""
 
     def __init__(self, models: ModelPool) -> None:
         self._registry = CollectorRegistry()
@@ -175,7 +175,7 @@ class Metrics:
 
 
 class _WithoutCreated(CollectorRegistry):
-    """What a registry has but `_created` samples, which double the number of series and tell nothing more."""
+    """A registry without its `_created` samples, which double the number of series."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()

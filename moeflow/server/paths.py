@@ -27,7 +27,7 @@ def raw_api_path(scope: Scope) -> bytes:
 def matching_routes(scope: Scope) -> list[Route]:
     """Return the routes of the application that have this path, with any method."""
     routes: list[Route] = []
-    for route in scope["app"].router.routes:  # FastAPI keeps those of a router together
+    for route in scope["app"].router.routes:  # FastAPI nests the routes of a router
         routes += getattr(getattr(route, "original_router", None), "routes", (route,))
     return [route for route in routes if route.matches(scope)[0] is not Match.NONE]
 

@@ -1,6 +1,6 @@
 """Numbers for Prometheus of HTTP requests that are over: by endpoint and status, and by the key that sent them.
 
-Labels are few: endpoints are those of the API, keys those of the server. What matches none is `other`.
+Labels are few: endpoints are those of the API, keys those of the server. Any other path is `other`.
 """
 
 from __future__ import annotations

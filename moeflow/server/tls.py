@@ -9,7 +9,7 @@ from moeflow.server.config import ServerConfig
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """Return what speaks TLS for a server; None: it speaks plain HTTP. Raises: ConfigError."""
+    """Return the TLS context of a server; None: it speaks plain HTTP. Raises: ConfigError."""
     if config.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -25,9 +25,9 @@ def load_certificate(context: ssl.SSLContext, config: ServerConfig) -> None:
     except (OSError, ValueError) as error:  # SSLError is one of the former
         raise ConfigError(
             f"TLS cannot use the certificate {config.tls_cert} with the key {config.tls_key}: {error}; "
-            "both must be PEM files that belong together"
+            "give a PEM certificate and its unencrypted key"
         ) from None
 
 
 def _refuse_password() -> str:
-    raise ValueError("the key is encrypted, and nobody is asked for its password")
+    raise ValueError("the key is encrypted: decrypt it with `openssl pkey`")

@@ -1,6 +1,6 @@
 """The numbers that vLLM has, too, under vLLM's names, so that its dashboards and autoscalers work.
 
-Only names whose meaning is the same are here. A model counts as one engine, `engine="0"`, with all its replicas.
+Names with another meaning in vLLM are left out. A model counts as one engine, `engine="0"`, with all its replicas.
 
 Source: vllm/v1/metrics/loggers.py and docs/design/metrics.md of vLLM.
 """
@@ -31,11 +31,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix tree", lambda it: _num_prompt_tokens(it)),
     ("vllm:prefix_cache_hits", "As moeflow_prefix_hit_tokens_total", lambda it: it.prefix_hit_tokens_total),
 )
-_REASONS = {"cancelled": "abort"}  # of those that have another name there
+_REASONS = {"cancelled": "abort"}  # with another name there
 
 
 class VllmCollector(Collector):
-    """Reads what the other metrics have when Prometheus asks."""
+    """Reads the other metrics when Prometheus asks."""
 
     def __init__(self, models: ModelPool, generation: GenerationMetrics) -> None:
         self._models = models

@@ -21,7 +21,7 @@ CADDY = shutil.which("caddy")
 
 @contextlib.contextmanager
 def behind(proxy: str, server_port: int, folder: Path) -> Iterator[str]:
-    """Run a proxy in front of a server and yield the address of what it shows."""
+    """Run a proxy in front of a server and yield the outside address."""
     port = _free_port()
     command = (_nginx if proxy == "nginx" else _caddy)(port, server_port, folder)
     environment = {"HOME": str(folder), "PATH": "/usr/bin:/bin"}

@@ -1,4 +1,4 @@
-"""Several keys: which are right, what each may use in a minute, and what is seen of them."""
+"""Several keys: which ones open, their limits per minute, their metrics and log lines."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_requests_beyond_the_limit_are_told_when_to_come_back(make_app, ke
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert (await http.get("/v1/models", headers=bearer(ALICE))).status_code == 200
-        assert (await ask(BOB)).status_code == 200  # who has limits of his own
+        assert (await ask(BOB)).status_code == 200  # with limits of its own
         clock.now_s += 29.0
         assert (await ask()).status_code == 429
         clock.now_s += 1.0

@@ -194,7 +194,7 @@ async def test_numbers_of_each_model_and_of_all(fleet):
     expected = {
         "model_loaded": {"a": 1, "b": 0, "c": 1},
         "model_memory_bytes": {"a": 60, "b": 0, "c": 40},
-        "generated_tokens_total": {"a": 5, "b": 7, "c": 7},  # of those that went, too
+        "generated_tokens_total": {"a": 5, "b": 7, "c": 7},  # unloaded ones included
         "requests_running": {"a": 2, "b": 0, "c": 0},
         "model_loads_total": {"a": 1, "b": 1, "c": 1, "huge": 0},
     }

@@ -12,7 +12,7 @@ _MINUTE_S = 60.0
 
 
 class Allowance:
-    """What is left of an amount per minute."""
+    """The rest of an amount per minute."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute

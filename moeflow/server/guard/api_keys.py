@@ -1,7 +1,6 @@
-"""The keys of one server, by digest, and what each has used of its limits.
+"""The keys of one server, by digest, and the use of each key's limits.
 
-Tokens count as they are computed. So requests that are under way together can exceed a limit; the next ones then wait
-for longer.
+Tokens count as they are computed. So concurrent requests can exceed a limit; the next ones then wait longer.
 """
 
 from __future__ import annotations

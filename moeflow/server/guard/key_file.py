@@ -3,7 +3,7 @@
     [alice]
     key = "..."                   # or its SHA-256: sha256 = "64 hex digits"
     requests-per-minute = 60      # no limit without it
-    tokens-per-minute = 100000    # prompts and answers together
+    tokens-per-minute = 100000    # prompts and answers
 
 A message never repeats a key.
 """
@@ -28,7 +28,7 @@ _FIELDS = ("key", "sha256", *_LIMITS)
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key, known by its SHA-256 alone, and what it allows within a minute."""
+    """A key, known by its SHA-256 alone, and its limits per minute."""
 
     name: str
     digest: bytes = field(repr=False)
