@@ -36,28 +36,34 @@ class GenerationMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"moeflow_{name}", text, ["model"], buckets=buckets, registry=registry)
+            return Histogram(name, text, ["model"], buckets=buckets, registry=registry)
 
         self.time_to_first_token = histogram(
-            "time_to_first_token_seconds", "From a request's arrival to a sequence's first token", _LATENCY_BUCKETS_S
+            "moeflow_time_to_first_token_seconds",
+            "From a request's arrival to a sequence's first token",
+            _LATENCY_BUCKETS_S,
         )
         self.inter_token_latency = histogram(
-            "inter_token_latency_seconds", "Each pause between two outputs of a sequence", _PER_TOKEN_BUCKETS_S
+            "moeflow_inter_token_latency_seconds", "Each pause between two outputs of a sequence", _PER_TOKEN_BUCKETS_S
         )
         self.time_per_output_token = histogram(
-            "time_per_output_token_seconds", "Mean time between the tokens of a finished sequence", _PER_TOKEN_BUCKETS_S
+            "moeflow_time_per_output_token_seconds",
+            "Mean time between the tokens of a finished sequence",
+            _PER_TOKEN_BUCKETS_S,
         )
         self.request_duration = histogram(
-            "request_duration_seconds", "From a request's arrival to its last token", _DURATION_BUCKETS_S
+            "moeflow_request_duration_seconds", "From a request's arrival to its last token", _DURATION_BUCKETS_S
         )
         self.queue_time = histogram(
-            "queue_time_seconds", "From a sequence's arrival at the engine to its first pass", _DURATION_BUCKETS_S
+            "moeflow_queue_time_seconds",
+            "From a sequence's arrival at the engine to its first pass",
+            _DURATION_BUCKETS_S,
         )
         self.prompt_tokens = histogram(
-            "sequence_prompt_tokens", "Tokens of a finished sequence's prompt", _TOKEN_BUCKETS
+            "moeflow_sequence_prompt_tokens", "Tokens of a finished sequence's prompt", _TOKEN_BUCKETS
         )
         self.generation_tokens = histogram(
-            "sequence_generated_tokens", "Tokens generated for a finished sequence", _TOKEN_BUCKETS
+            "moeflow_sequence_generated_tokens", "Tokens generated for a finished sequence", _TOKEN_BUCKETS
         )
         self.finished = Counter(
             "moeflow_sequences_finished",
