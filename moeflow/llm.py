@@ -225,7 +225,8 @@ class LLM:
         live: dict[str, tuple[int, SequenceText]] = {}
         try:
             for number, (prompt, params) in enumerate(requests):
-                submissions = make_submissions(f"llm-{next(self._request_numbers)}", prompt, params, pooling=pooling)
+                name, defaults = f"llm-{next(self._request_numbers)}", self.model.sampling_defaults
+                submissions = make_submissions(name, prompt, params, defaults=defaults, pooling=pooling)
                 for index, submission in enumerate(submissions):
                     live[submission.request_id] = number, SequenceText(index, self.tokenizer, params)
                 _submit(engine, submissions)

@@ -51,6 +51,7 @@ class LLMSettings(TypedDict, total=False):
     speculators: str | list[str] | tuple[str, ...]
     expert_capacity: int | str | None
     lossy_routing: str | None
+    generation_config: str
     expert_policy: str
     predictor: str
     record_routing: str | os.PathLike[str] | None

@@ -42,7 +42,8 @@ Examples:
 
 Without -p and --prompt-file, what is piped in is the prompt. A prompt is completed as it stands; --chat puts it into
 the model's chat template as a user's message. All prompts are computed together; of several, each answer stands under
-its number and prompt. Without --temperature the likeliest token is taken each time."""
+its number and prompt. Without sampling options the model's own defaults hold, as in every verb. --temperature 0 takes
+the likeliest token each time."""
 
 MAX_TOKENS = 512  # of an answer, where nobody says
 LABEL_WIDTH = 72  # of a prompt that is repeated above its answer

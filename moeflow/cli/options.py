@@ -184,6 +184,8 @@ def _gather(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: kwargs.pop(name) for name in names}
 
 
+_MODELS_OWN = "the model's"
+
 _SAMPLING_OPTIONS = [
     click.option(
         "--max-tokens",
@@ -193,8 +195,7 @@ _SAMPLING_OPTIONS = [
     click.option(
         "--temperature",
         type=click.FloatRange(0, MAX_TEMPERATURE),
-        default=0.0,
-        show_default=True,
+        show_default=_MODELS_OWN,
         help="0: always the likeliest token; higher: more varied.",
     ),
     click.option(
@@ -202,8 +203,7 @@ _SAMPLING_OPTIONS = [
         cls=GroupedOption,
         group="Sampling",
         type=float,
-        default=1.0,
-        show_default=True,
+        show_default=_MODELS_OWN,
         help="Sample from the likeliest tokens whose shares sum to this.",
     ),
     click.option(
@@ -211,8 +211,7 @@ _SAMPLING_OPTIONS = [
         cls=GroupedOption,
         group="Sampling",
         type=int,
-        default=0,
-        show_default=True,
+        show_default=_MODELS_OWN,
         help="Sample from this many likeliest tokens; 0: all.",
     ),
     click.option(
@@ -220,8 +219,7 @@ _SAMPLING_OPTIONS = [
         cls=GroupedOption,
         group="Sampling",
         type=float,
-        default=0.0,
-        show_default=True,
+        show_default=_MODELS_OWN,
         help="Leave out tokens less likely than this share of the likeliest.",
     ),
     click.option(
@@ -229,8 +227,7 @@ _SAMPLING_OPTIONS = [
         cls=GroupedOption,
         group="Sampling",
         type=float,
-        default=1.0,
-        show_default=True,
+        show_default=_MODELS_OWN,
         help=f"Above 1: repeat less; from {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}.",
     ),
     click.option("--seed", type=int, help="The same seed gives the same answer.  [default: a new one each time]"),

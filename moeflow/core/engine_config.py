@@ -5,13 +5,14 @@ Settings (what the user set) become this once, before anything loads; see `plann
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.offload_config import OffloadConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
+from moeflow.core.token_choice import TokenChoice
 from moeflow.kernels.weight_format import LayerFormats
 
 
@@ -151,6 +152,7 @@ class EngineConfig:
     )
     device_memory_bytes: int = 0  # that the user allows on an accelerator; 0: what there is
     memory: MemoryPlan | None = None  # None: the user set no limit
+    sampling_defaults: TokenChoice = field(default_factory=TokenChoice)  # of requests that leave these fields open
     record_routing: str = ""  # file that gets what routers choose; empty: none
     graph_file: str = ""  # file that gets the last pass's tasks as a graph, at the end; empty: none
     trace_file: str = ""  # file that gets what each lane did when, at the end; empty: none

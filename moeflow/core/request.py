@@ -12,6 +12,7 @@ import msgspec
 
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.token_choice import TokenChoice
 from moeflow.core.token_mask import TokenConstraint
 
 
@@ -56,6 +57,10 @@ class Request(msgspec.Struct, eq=False):
     queued_s: float | None = None  # waited before its first pass; engine
     output_token_ids: list[int] = []  # engine: those of an earlier one, then what was sampled
     finish_reason: FinishReason | None = None  # set once, by whoever ends it
+    choice: TokenChoice = TokenChoice()  # from `sampling`, with the engine's defaults where that is open
+
+    def __post_init__(self) -> None:
+        self.choice = self.sampling.choice(TokenChoice())
 
     @property
     def num_tokens(self) -> int:

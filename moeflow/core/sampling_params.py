@@ -8,9 +8,11 @@ turns tokens into text watches for stop strings.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Final
 
 from moeflow.core.errors import RequestError
+from moeflow.core.token_choice import TokenChoice
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -21,6 +23,13 @@ MAX_GRAMMAR_CHARACTERS = 2**21
 MAX_TEMPERATURE = 2.0  # OpenAI's limit
 MIN_REPETITION_PENALTY = 0.01  # logits are divided by it: nearer to 0 they would overflow
 MAX_REPETITION_PENALTY = 100.0
+CHOICE_FIELDS: Final = tuple(field.name for field in fields(TokenChoice))
+_RANGES: Final = (
+    ("temperature", 0.0, MAX_TEMPERATURE),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+)
 _SHOWN_CHARACTERS = 40  # of a refused value
 
 
@@ -28,17 +37,19 @@ _SHOWN_CHARACTERS = 40  # of a refused value
 class SamplingParams:
     """Sampling and stopping of one request.
 
+    The fields of `TokenChoice` are None where the request leaves them to the model's defaults.
+
     Raises: RequestError, naming the parameter, when a value is out of its range.
     """
 
     n: int = 1  # completions for one prompt
     max_tokens: int | None = 16  # None: until the context is full
     min_tokens: int = 0  # end-of-sequence and stop tokens are barred before this many
-    temperature: float = 1.0  # 0: greedy, 2 at most
-    top_k: int = 0  # 0 (or -1): all tokens
-    top_p: float = 1.0
-    min_p: float = 0.0  # relative to the likeliest token
-    repetition_penalty: float = 1.0  # over prompt and output; 1: off, from 0.01 to 100
+    temperature: float | None = None  # 0: greedy, 2 at most
+    top_k: int | None = None  # 0 (or -1): all tokens
+    top_p: float | None = None
+    min_p: float | None = None  # relative to the likeliest token
+    repetition_penalty: float | None = None  # over prompt and output; 1: off, from 0.01 to 100
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output, per occurrence
     seed: int | None = None  # None: different on every run
@@ -62,21 +73,20 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})", param="min_tokens"
             )
-        _check_float("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        _check_int("top_k", self.top_k, -1, 2**31)
-        _check_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_k is not None:
+            _check_int("top_k", self.top_k, -1, 2**31)
+        for name, low, high in _RANGES:
+            if (value := getattr(self, name)) is not None:
+                _check_float(name, value, low, high)
         if self.top_p == 0.0:
             raise RequestError("top_p must be above 0; for greedy decoding set temperature to 0", param="top_p")
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
             _check_int("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
         for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_int(name, value, 0, MAX_LOGPROBS)
+            if (count := getattr(self, name)) is not None:
+                _check_int(name, count, 0, MAX_LOGPROBS)
         for token_id, bias in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0, 2**31)
             _check_float("logit_bias", bias, -100.0, 100.0)
@@ -88,10 +98,14 @@ class SamplingParams:
             )
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
-        return self.temperature == 0.0
+    def choice(self, defaults: TokenChoice) -> TokenChoice:
+        """Return how tokens are chosen: as set here, and by `defaults` where a field is None."""
+        given = {name: getattr(self, name) for name in CHOICE_FIELDS}
+        return replace(defaults, **{name: value for name, value in given.items() if value is not None})
+
+    def with_defaults(self, defaults: TokenChoice) -> SamplingParams:
+        """Return parameters that leave nothing open."""
+        return replace(self, **asdict(self.choice(defaults)))
 
     @property
     def ends_by_eos(self) -> bool:

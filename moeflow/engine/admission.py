@@ -13,6 +13,7 @@ from dataclasses import replace
 from moeflow.core.errors import RequestError
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.token_choice import TokenChoice
 from moeflow.engine.encoder_prompt import check_input, prompt_of
 from moeflow.engine.messages import ModelInfo, Submission
 from moeflow.engine.pooling_choice import check_generates
@@ -96,15 +97,18 @@ def make_submissions(
     prompt_token_ids: list[int],
     params: SamplingParams,
     *,
+    defaults: TokenChoice,
     is_batch: bool = False,
     pooling: PoolingParams | None = None,
 ) -> list[Submission]:
     """Return one submission for each of the n completions, named request_id-0 and so on.
 
+    `defaults` are the model's, for fields that the request leaves open.
     The seeds are those of `child_seed`: the same for the same seed, random without one. Log-probabilities of
     the prompt are asked for once.
     """
     seed = int.from_bytes(os.urandom(8)) >> 1 if params.seed is None else params.seed
+    params = params.with_defaults(defaults)
     later_params = replace(params, prompt_logprobs=None)
     return [
         Submission(

@@ -97,7 +97,14 @@ class Generator:
         engine is gone.
         """
         check_request(self.client.model, prompt_token_ids, sampling, pooling)
-        submissions = make_submissions(request_id, prompt_token_ids, sampling, is_batch=is_batch, pooling=pooling)
+        submissions = make_submissions(
+            request_id,
+            prompt_token_ids,
+            sampling,
+            defaults=self.client.model.sampling_defaults,
+            is_batch=is_batch,
+            pooling=pooling,
+        )
         children = [self._complete(index, submission, shown) for index, submission in enumerate(submissions)]
         return children[0] if len(children) == 1 else _without_numbers(merge(children))
 

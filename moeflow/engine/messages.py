@@ -13,6 +13,7 @@ import msgspec
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.token_choice import TokenChoice
 
 
 class EncoderInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()  # of the classes that it sorts texts into
     lossy_top_k: int = 0  # experts of an input's token that a network chooses; 0: the routers choose
     pooling: PoolingParams | None = PoolingParams()  # that its files ask for; None: one that there is not here
+    sampling_defaults: TokenChoice = TokenChoice()  # of requests that leave these fields open
 
 
 NO_TOKENS: Final = SamplingParams(max_tokens=0)

@@ -270,6 +270,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         labels=shape.labels,
         lossy_top_k=config.lossy_top_k,
         pooling=_pooling_of(checkpoint, shape),
+        sampling_defaults=config.sampling_defaults,
     )
 
 

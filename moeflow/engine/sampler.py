@@ -113,7 +113,7 @@ def _is_edited(row: SampledRow) -> bool:
         bool(params.logit_bias)
         or row.mask is not None
         or _bars_stop(row)
-        or params.repetition_penalty != 1.0
+        or row.request.choice.repetition_penalty != 1.0
         or params.presence_penalty != 0.0
         or params.frequency_penalty != 0.0
     )
@@ -129,10 +129,10 @@ def _edit(logits: Floats, row: SampledRow) -> None:
         _bar(logits, row.mask.allowed, request.stop_token_ids if _bars_stop(row) else ())
     elif _bars_stop(row):
         logits[list(request.stop_token_ids)] = -np.inf
-    if params.repetition_penalty != 1.0:
+    if request.choice.repetition_penalty != 1.0:
         seen = sorted({*request.prompt_token_ids, *output_token_ids})
         values = logits[seen]
-        penalty = np.float32(params.repetition_penalty)
+        penalty = np.float32(request.choice.repetition_penalty)
         logits[seen] = np.where(values > 0, values / penalty, values * penalty)
     if output_token_ids and (params.presence_penalty or params.frequency_penalty):
         counts = Counter(output_token_ids)
@@ -162,15 +162,15 @@ def _choose_edited(logits: Floats, rows: list[SampledRow]) -> list[int]:
 
 def _sampling_of(row: SampledRow, place: int, vocab_size: int) -> RowSampling:
     """Return how the token after a row's is to be chosen, from the logits at a place."""
-    params = row.request.sampling
-    if params.is_greedy:
+    choice = row.request.choice
+    if choice.temperature == 0.0:
         return RowSampling(place)
     return RowSampling(
         place,
-        max(params.temperature, MIN_TEMPERATURE),
-        params.top_k if 0 < params.top_k < vocab_size else 0,
-        params.top_p,
-        params.min_p,
+        max(choice.temperature, MIN_TEMPERATURE),
+        choice.top_k if 0 < choice.top_k < vocab_size else 0,
+        choice.top_p,
+        choice.min_p,
         uniform(row.request.seed, row.num_output),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.brief import brief
@@ -50,12 +51,16 @@ def read_eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
     Raises: CheckpointError if one of the two says something else than token ids.
     """
     config_file = checkpoint.config_file
-    is_folder = config_file.name == "config.json"
-    generation_file = config_file.with_name("generation_config.json") if is_folder else config_file
-    generation = _token_ids(ConfigReader(checkpoint.generation_config, generation_file))
+    generation = _token_ids(ConfigReader(checkpoint.generation_config, generation_file(checkpoint)))
     model = _token_ids(ConfigReader(checkpoint.config, config_file))
     text = checkpoint.config.get("text_config")  # of a model that sees or hears, too
     return generation or model or (_token_ids(ConfigReader(text, config_file)) if isinstance(text, Mapping) else ())
+
+
+def generation_file(checkpoint: Checkpoint) -> Path:
+    """Return the file that `checkpoint.generation_config` is read from."""
+    config_file = checkpoint.config_file
+    return config_file.with_name("generation_config.json") if config_file.name == "config.json" else config_file
 
 
 def _token_ids(reader: ConfigReader) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ from moeflow.planner.choices.replica_choice import (
     choose_expert_parallel,
     what_each_has,
 )
+from moeflow.planner.choices.sampling_choice import choose_sampling_defaults
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice, choose_speculators
 from moeflow.planner.choices.start_choice import choose_importance_file, choose_packed_file, found_packed_file
 from moeflow.planner.choices.state_choice import choose_states
@@ -244,6 +245,7 @@ class Decision:
             parallel=parallel,
             device_memory_bytes=settings.device_memory_bytes or 0,
             memory=self.budget.memory_plan(held.weight_bytes if plan is None else plan.resident_bytes),
+            sampling_defaults=choose_sampling_defaults(settings, self.checkpoint),
             record_routing=self._record_routing(),
             graph_file=_absolute(settings.graph_file),
             trace_file=_absolute(settings.trace_file),

@@ -32,6 +32,8 @@ DISK_NUM_BATCHED_TOKENS: Final = (2048, 1024)  # where a pass reads most of the 
 
 LOSSY_ROUTING: Final = {"sida": 1, "sida:3": 3}  # experts of a token, as SiDA was published with
 
+GENERATION_CONFIGS: Final = ("auto", "none")
+
 Kind = Literal["text", "texts", "choice", "count", "bytes", "switch", "existing file", "new file", "folder"]
 
 
@@ -434,6 +436,17 @@ class Settings:
             "Experts of encoders",
             default="routers choose",
             choices=tuple(LOSSY_ROUTING),
+        ),
+    )
+    generation_config: str = field(
+        default="auto",
+        metadata=_option(
+            "choice",
+            "--generation-config",
+            "Sampling defaults of requests. auto: those of the model's generation_config.json or GGUF metadata; none: "
+            "temperature 1 and nothing else.",
+            "Sampling",
+            choices=GENERATION_CONFIGS,
         ),
     )
     expert_policy: str = field(

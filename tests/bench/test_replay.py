@@ -116,7 +116,7 @@ def test_an_engine_gets_exactly_what_is_to_be_generated():
     (submission,) = client.submissions
     assert (submission.prompt_token_ids, submission.sampling.max_tokens) == ([7, 8], 3)
     assert submission.sampling.ignore_eos
-    assert submission.sampling.is_greedy
+    assert submission.sampling.temperature == 0.0
     assert (served.num_new, served.error) == (3, None)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.token_choice import TokenChoice
 
 
 @pytest.mark.parametrize(
@@ -77,10 +78,18 @@ def test_stop_token_ids_are_kept_as_a_tuple():
 
 
 def test_edges_are_accepted():
-    params = SamplingParams(
+    SamplingParams(
         max_tokens=0, temperature=0, top_k=-1, top_p=1, min_p=0, seed=-(2**63), logprobs=0, presence_penalty=-2
     )
     SamplingParams(temperature=2, repetition_penalty=0.01)
     SamplingParams(repetition_penalty=100)
-    assert params.is_greedy
-    assert not SamplingParams().is_greedy
+
+
+def test_fields_left_open_are_the_models_and_others_stay():
+    defaults = TokenChoice(temperature=0.2, top_k=7, repetition_penalty=1.1)
+    params = SamplingParams(max_tokens=3, temperature=0.0, top_p=1.0)
+    choice = TokenChoice(temperature=0.0, top_k=7, top_p=1.0, repetition_penalty=1.1)
+    assert params.choice(defaults) == choice
+    assert params.with_defaults(defaults) == dataclasses.replace(params, top_k=7, min_p=0.0, repetition_penalty=1.1)
+    assert SamplingParams().choice(TokenChoice()).changes() == {}
+    assert choice.changes() == {"temperature": 0.0, "top_k": 7, "repetition_penalty": 1.1}

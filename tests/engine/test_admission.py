@@ -5,12 +5,14 @@ import pytest
 
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.token_choice import TokenChoice
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.random_numbers import child_seed
 from tests.engine.fakes import byte_level_tokenizer
 from tests.shapes import INFO
 
 MODEL = msgspec.structs.replace(INFO, vocab_size=100, max_model_len=10)
+ENGINE = TokenChoice()
 
 
 @pytest.mark.parametrize(
@@ -52,19 +54,26 @@ def test_what_is_no_prompt(prompt):
 
 
 def test_each_completion_has_its_own_seed_and_the_first_the_requests_own():
-    submissions = make_submissions("r", [1, 2], SamplingParams(n=3, seed=42))
+    submissions = make_submissions("r", [1, 2], SamplingParams(n=3, seed=42), defaults=ENGINE)
     assert [submission.request_id for submission in submissions] == ["r-0", "r-1", "r-2"]
     assert [submission.seed for submission in submissions] == [child_seed(42, index) for index in range(3)]
     assert submissions[0].seed == 42
 
 
 def test_without_seed_every_request_differs():
-    seeds = {s.seed for _ in range(5) for s in make_submissions("r", [1], SamplingParams(n=2))}
+    seeds = {s.seed for _ in range(5) for s in make_submissions("r", [1], SamplingParams(n=2), defaults=ENGINE)}
     assert len(seeds) == 10
 
 
+def test_fields_left_open_are_the_models():
+    defaults = TokenChoice(temperature=0.3, top_k=5)
+    (submission,) = make_submissions("r", [1], SamplingParams(top_k=9), defaults=defaults)
+    assert submission.sampling == SamplingParams(top_k=9).with_defaults(defaults)
+    assert (submission.sampling.temperature, submission.sampling.top_k, submission.sampling.top_p) == (0.3, 9, 1.0)
+
+
 def test_prompt_logprobs_are_asked_for_once():
-    submissions = make_submissions("r", [1, 2], SamplingParams(n=2, prompt_logprobs=1))
+    submissions = make_submissions("r", [1, 2], SamplingParams(n=2, prompt_logprobs=1), defaults=ENGINE)
     assert [submission.sampling.prompt_logprobs for submission in submissions] == [1, None]
 
 

@@ -56,7 +56,7 @@ def tokens(logits, requests):
 
 def expected_distribution(logits, request):
     """What transformers' own processors make of one row: float64 numpy, [V]."""
-    params = request.sampling
+    params, choice = request.sampling, request.choice
     scores = logits.double().clone()
     for token_id, bias in params.logit_bias.items():
         scores[token_id] += bias
@@ -64,28 +64,28 @@ def expected_distribution(logits, request):
         for token_id in request.stop_token_ids:
             scores[token_id] = -math.inf
     ids = torch.tensor([request.prompt_token_ids + request.output_token_ids])
-    if params.repetition_penalty != 1.0:
-        scores = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores[None])[0]
+    if choice.repetition_penalty != 1.0:
+        scores = RepetitionPenaltyLogitsProcessor(choice.repetition_penalty)(ids, scores[None])[0]
     for token_id in set(request.output_token_ids):
         count = request.output_token_ids.count(token_id)
         scores[token_id] -= params.presence_penalty + params.frequency_penalty * count
     warpers = LogitsProcessorList()
-    if params.temperature != 1.0:
-        warpers.append(TemperatureLogitsWarper(params.temperature))
-    if params.top_k > 0:
-        warpers.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1.0:
-        warpers.append(TopPLogitsWarper(params.top_p))
-    if params.min_p > 0.0:
-        warpers.append(MinPLogitsWarper(params.min_p))
+    if choice.temperature != 1.0:
+        warpers.append(TemperatureLogitsWarper(choice.temperature))
+    if choice.top_k > 0:
+        warpers.append(TopKLogitsWarper(choice.top_k))
+    if choice.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(choice.top_p))
+    if choice.min_p > 0.0:
+        warpers.append(MinPLogitsWarper(choice.min_p))
     return warpers(ids, scores[None])[0].softmax(-1).numpy()
 
 
 def expected_token(logits, request):
     """Invert the cumulative distribution by hand: in the sampler's order of tokens, which top-k and top-p sort."""
     probabilities = expected_distribution(logits, request)
-    params = request.sampling
-    is_sorted = params.top_p < 1.0 or 0 < params.top_k < len(probabilities)
+    choice = request.choice
+    is_sorted = choice.top_p < 1.0 or 0 < choice.top_k < len(probabilities)
     order = np.argsort(-probabilities, kind="stable") if is_sorted else np.arange(len(probabilities))
     number = uniform(request.seed, len(request.output_token_ids))
     total = 0.0

@@ -53,6 +53,7 @@ TEXTS = (
     "remote_experts",
     "pipeline",
     "lossy_routing",
+    "generation_config",
     "expert_policy",
     "predictor",
     "cpu_isa",

@@ -199,6 +199,7 @@ async def test_models(http):
         "owned_by": "moeflow",
         "max_model_len": 256,
         "status": "ready",
+        "default_sampling_params": {},
     }
     assert (await http.get(f"/v1/models/{NAME}")).json() == model
     response = await http.get("/v1/models/other/name")

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moeflow.checkpoint.gguf.architecture import Architecture
 from moeflow.checkpoint.gguf.header import GGUFHeader
 from moeflow.checkpoint.gguf.latent import latent_keys
@@ -47,6 +49,15 @@ _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "rope.scaling.attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
     "rope.scaling.yarn_attn_factor": (-1.0, 1.0),
+}
+
+# Defaults of sampling -> their names in generation_config.json.
+_SAMPLING_KEYS: Mapping[str, str] = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
 }
 
 
@@ -114,6 +125,17 @@ def _attention_keys(
         config["layer_types"] = layer_types
         config |= architecture.mixer_keys(reader) if architecture.mixer_keys else {}
     return config
+
+
+def translate_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return defaults of sampling by their names in `generation_config.json`."""
+    given = {name: metadata[key] for key, name in _SAMPLING_KEYS.items() if key in metadata}
+    return {name: _shortest(value) for name, value in given.items()}
+
+
+def _shortest(value: Any) -> Any:
+    """Return a float32 as the shortest number that rounds to it: 0.7, not 0.699999988."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 class _SectionReader(ConfigReader):

@@ -21,7 +21,7 @@ from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
 from moeflow.checkpoint.gguf.architecture import Architecture
 from moeflow.checkpoint.gguf.architectures import read_architecture
 from moeflow.checkpoint.gguf.blocks import widen_blocks
-from moeflow.checkpoint.gguf.config import translate_config
+from moeflow.checkpoint.gguf.config import translate_config, translate_sampling
 from moeflow.checkpoint.gguf.cuts import Cut
 from moeflow.checkpoint.gguf.grids import LEVEL_KINDS, level_blocks
 from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor
@@ -78,7 +78,10 @@ class GGUFFile:
             header, architecture, lambda name: self._read_table(header, name), path
         )
         token_ids = translate_token_ids(header.metadata, path)
-        self.generation_config: Mapping[str, Any] = with_turn_ends(token_ids, header.metadata)
+        self.generation_config: Mapping[str, Any] = {
+            **with_turn_ends(token_ids, header.metadata),
+            **translate_sampling(header.metadata),
+        }
         tables = {ROPE_FACTORS, *(LONG_TABLES.values() if architecture.may_be_long else ())}
         self._pieces: dict[str, _Piece] = {}
         for tensor in header.tensors.values():

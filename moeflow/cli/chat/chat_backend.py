@@ -5,15 +5,16 @@ Both take the whole conversation and give the answer piece by piece.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
 from moeflow.core.brief import brief, cut
 from moeflow.core.errors import EngineError, RequestError
-from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.sampling_params import CHOICE_FIELDS, SamplingParams
+from moeflow.core.token_choice import TokenChoice
 from moeflow.core.untrusted import UnreadableError, parse_json
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Messages = list[dict[str, Any]]
 CONNECT_TIMEOUT_S = 5.0
+SETTABLE = ("max_tokens", *CHOICE_FIELDS, "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,11 @@ class ChatBackend(Protocol):
     @property
     def max_model_len(self) -> int | None:
         """How many tokens the model's context holds; None if the server does not say."""
+        ...
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """Values of the fields of `TokenChoice` that a request leaves open; empty if the server does not list them."""
         ...
 
     def model_names(self) -> list[str]:
@@ -85,6 +92,7 @@ class RemoteChat:
         self._client = httpx.Client(base_url=base, headers=headers, timeout=timeout, transport=transport)
         self._url = base
         self.max_model_len: int | None = None  # nor is it known of a model that is not loaded
+        self.sampling_defaults: Mapping[str, float] = {}
         self._use(self._models()[0])
 
     def model_names(self) -> list[str]:
@@ -133,6 +141,8 @@ class RemoteChat:
     def _use(self, model: dict[str, Any]) -> None:
         self.name = str(model["id"])
         self.max_model_len = model.get("max_model_len")
+        changes = model.get("default_sampling_params")
+        self.sampling_defaults = {} if changes is None else asdict(TokenChoice()) | changes
 
     def _read_object(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
@@ -160,6 +170,7 @@ class LocalChat:
         self._llm = llm
         self.name = llm.model.name
         self.max_model_len: int | None = llm.model.max_model_len
+        self.sampling_defaults: Mapping[str, float] = asdict(llm.model.sampling_defaults)
 
     def model_names(self) -> list[str]:
         """See `ChatBackend`."""
@@ -205,10 +216,9 @@ def full_url(url: str) -> str:
 
 
 def to_json(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the parameters that the chat lets its user set, as the API names them."""
-    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-    values = {name: getattr(sampling, name) for name in names}
-    return {**values, "stop": list(sampling.stop)} if sampling.stop else values
+    """Return the parameters that the chat's user has set, as the API names them."""
+    values = {name: getattr(sampling, name) for name in SETTABLE} | {"stop": list(sampling.stop) or None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[Piece]:

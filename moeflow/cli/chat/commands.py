@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeflow.cli.chat.chat_backend import ChatBackend
+from moeflow.cli.chat.chat_backend import SETTABLE, ChatBackend
 from moeflow.cli.chat.conversation import Conversation
 from moeflow.cli.chat.transcript import Transcript, load, save
 from moeflow.core.errors import RequestError
-
-SETTABLE = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+from moeflow.core.sampling_params import CHOICE_FIELDS
 
 HELP = f"""\
 /retry             answer the last question again, in the place of its answer
@@ -143,7 +142,7 @@ class Commands:
     def _set(self, text: str) -> str:
         conversation = self._conversation
         if not text:
-            return "\n".join(f"{name:<20}{getattr(conversation.sampling, name)}" for name in SETTABLE)
+            return "\n".join(f"{name:<20}{self._value(name)}" for name in SETTABLE)
         name, _, value = text.replace("=", " ").partition(" ")
         if name not in SETTABLE:
             return f"no setting {name!r}; there are {', '.join(SETTABLE)}"
@@ -155,6 +154,14 @@ class Commands:
         except RequestError as error:
             return str(error)
         return f"{name} is {number}"
+
+    def _value(self, name: str) -> str:
+        """Return a setting's value, or the model's default where the user has set none."""
+        value = getattr(self._conversation.sampling, name)
+        if value is not None or name not in CHOICE_FIELDS:
+            return str(value)
+        default = self._backend.sampling_defaults.get(name)
+        return "the model's default" if default is None else f"{default} (the model's default)"
 
     def _exit(self, _: str) -> str:
         raise Leave

@@ -146,6 +146,10 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
             "requests", Verdict.OK, f"{scheduler.max_num_seqs} together, {scheduler.max_model_len} tokens each at most"
         ),
     ]
+    if changes := config.sampling_defaults.changes():
+        values = ", ".join(f"{name} {value:g}" for name, value in changes.items())
+        remedy = "--generation-config none ignores these defaults of the model"
+        found.append(Finding("sampling", Verdict.OK, values, remedy))
     if config.cpu_isa and not config.packed_file and config.experts is None:
         remedy = "`moeflow pack`, with the same model and format, writes them packed; starts then take a moment"
         found.append(Finding("start", Verdict.OK, "weights are packed at every start", remedy))

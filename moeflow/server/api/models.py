@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from moeflow.server.served_model import ModelStatus, ServedModel
 from moeflow.server.service import Service, get_service
@@ -22,6 +22,9 @@ class ModelCard(BaseModel):
     owned_by: str = "moeflow"
     max_model_len: int | None  # null until it is loaded
     status: ModelStatus
+    default_sampling_params: dict[str, float] | None = Field(
+        description="The model's defaults that differ from the engine's; null until it is loaded."
+    )
 
 
 class ModelList(BaseModel):
@@ -53,7 +56,11 @@ def _require_names(service: Service) -> None:
 
 
 def _card(model: ServedModel) -> ModelCard:
-    created, max_model_len = model.created, None
-    if model.generator is not None:
-        created, max_model_len = model.info.created, model.info.max_model_len
-    return ModelCard(id=model.name, created=created, max_model_len=max_model_len, status=model.status)
+    info = None if model.generator is None else model.info
+    return ModelCard(
+        id=model.name,
+        created=model.created if info is None else info.created,
+        max_model_len=None if info is None else info.max_model_len,
+        status=model.status,
+        default_sampling_params=None if info is None else info.sampling_defaults.changes(),
+    )

@@ -51,6 +51,23 @@ def test_an_answer_comes_in_pieces():
     backend.close()
 
 
+def test_what_the_user_left_open_is_the_servers_to_choose():
+    server = FakeServer(sse(chunk(None, "stop"), "[DONE]"))
+    backend = server.backend()
+    list(backend.answer([], SamplingParams(max_tokens=None, top_k=3)))
+    asked = json.loads(server.requests[1].content)
+    assert asked == {"model": "tiny", "messages": [], "stream": True, "top_k": 3}
+    backend.close()
+
+
+def test_the_models_defaults_are_read_from_the_servers_list(monkeypatch):
+    assert FakeServer("").backend().sampling_defaults == {}
+    card = MODELS["data"][0] | {"default_sampling_params": {"temperature": 0.25, "top_k": 9}}
+    monkeypatch.setitem(MODELS, "data", [card])
+    expected = {"temperature": 0.25, "top_k": 9, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert FakeServer("").backend().sampling_defaults == expected
+
+
 @pytest.mark.parametrize("url", ["http://server:1", "http://server:1/", "http://server:1/v1"])
 def test_the_address_may_be_written_as_people_write_it(url):
     server = FakeServer("")

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import pytest
 
 from moeflow.cli.chat.chat_backend import Messages
@@ -12,6 +14,7 @@ class Counter:
 
     max_model_len = 200
     name = "small"
+    sampling_defaults: ClassVar = {"temperature": 0.5, "top_k": 7, "top_p": 1.0, "min_p": 0.0}
 
     def model_names(self) -> list[str]:
         return ["small", "large"]
@@ -84,6 +87,16 @@ def test_a_wrong_command_changes_nothing_and_says_why(commands, conversation, li
 def test_set_alone_shows_every_setting(commands, conversation):
     shown = commands.run("/set")
     assert [line.split()[0] for line in shown.splitlines()] == list(SETTABLE)
+
+
+def test_set_alone_shows_which_values_are_the_models(commands):
+    commands.run("/set top_p 0.75")
+    shown = dict(line.split(maxsplit=1) for line in commands.run("/set").splitlines())
+    assert shown["temperature"] == "0.0"  # as the chat was started
+    assert (shown["top_k"], shown["top_p"]) == ("7 (the model's default)", "0.75")
+    assert shown["repetition_penalty"] == "the model's default"  # which the backend does not know
+    commands.run("/set temperature none")
+    assert "0.5 (the model's default)" in commands.run("/set")
 
 
 def test_help_and_exit(commands, conversation):

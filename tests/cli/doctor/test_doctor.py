@@ -16,6 +16,7 @@ from moeflow.cli.doctor.diagnostics import Finding, Verdict
 from moeflow.cli.main import main
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.core.token_choice import TokenChoice
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import Damage, pack
 from tests.checkpoint.packed.slabs import flip_bit
@@ -101,6 +102,15 @@ def test_a_model_that_fits_is_described_with_its_limits(model):
     assert found["because"].found == "weights = float32: it fits"
     assert found["speed"].found == "this machine is fast"
     assert model.is_closed
+
+
+def test_sampling_defaults_of_the_model_are_shown():
+    choice = TokenChoice(temperature=0.2, repetition_penalty=1.1)
+    found = model_check.limits(dataclasses.replace(CONFIG, sampling_defaults=choice), TINY)
+    (sampling,) = (finding for finding in found if finding.topic == "sampling")
+    assert sampling.found == "temperature 0.2, repetition_penalty 1.1"
+    assert "--generation-config none" in sampling.remedy
+    assert not any(finding.topic == "sampling" for finding in model_check.limits(CONFIG, TINY))
 
 
 def test_a_model_that_does_not_fit_says_need_and_have(model, monkeypatch):

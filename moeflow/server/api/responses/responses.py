@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import TypeAdapter
 
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.token_choice import TokenChoice
 from moeflow.server.api.answer import Answer, respond
 from moeflow.server.api.conversation.conversation import start_conversation
 from moeflow.server.api.openapi import stream_of
@@ -72,7 +73,7 @@ async def start_response(service: Service, body: ResponseRequest, *, is_batch: b
         if is_stored:
             service.responses.put(response, items, body.previous_response_id)
 
-    head = _head(response_id, served.name, body, asked.sampling)
+    head = _head(response_id, served.name, body, asked.sampling.choice(served.info.sampling_defaults))
     return Answer(generation, ResponseWriter(generation, form, head, store))
 
 
@@ -172,7 +173,7 @@ async def _encoded_items(service: Service, body: ResponseInput) -> bytes:
     )
 
 
-def _head(response_id: str, model: str, body: ResponseRequest, sampling: SamplingParams) -> dict[str, Any]:
+def _head(response_id: str, model: str, body: ResponseRequest, choice: TokenChoice) -> dict[str, Any]:
     """Return what a response says of its request."""
     given = body.model_dump(by_alias=True, exclude_unset=True, include={"text", "tool_choice", "tools", "reasoning"})
     return {
@@ -189,12 +190,12 @@ def _head(response_id: str, model: str, body: ResponseRequest, sampling: Samplin
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None, **(given.get("reasoning") or {})},
         "service_tier": "default",
-        "temperature": sampling.temperature,
+        "temperature": choice.temperature,
         "text": {"format": {"type": "text"}, **_without_none(given.get("text") or {})},
         "tool_choice": given.get("tool_choice") or "auto",
         "tools": given.get("tools") or [],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": sampling.top_p,
+        "top_p": choice.top_p,
         "truncation": "disabled",
         "user": body.user,
     }

@@ -44,7 +44,10 @@ class StreamOptions(StrictModel):
 
 
 class SamplerFields(StrictModel):
-    """How tokens are chosen: fields that all generating endpoints have, OpenAI's and those that vLLM added."""
+    """How tokens are chosen: fields of all generating endpoints, from OpenAI and from vLLM.
+
+    The model's defaults hold where a request leaves out temperature, top_k, top_p, min_p or repetition_penalty.
+    """
 
     model: str | None = Field(None, description="The served model's name; may be left out.")
     stream: bool | None = None
