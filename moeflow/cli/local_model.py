@@ -99,8 +99,8 @@ def load(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, sho
 def built_in_model(cache_dir: Path) -> Path:
     """Return the folder of the built-in model, making it first if it is not there."""
     folder = lazy.builtin_folder(cache_dir)
-    if not folder.is_dir():
-        click.echo(f"Making the built-in model in {folder}. This happens once.", err=True)
-        with watched_bar("Making") as on_progress:
-            lazy.ensure_builtin_model(cache_dir, on_progress)
-    return folder
+    if folder.is_dir():
+        return lazy.ensure_builtin_model(cache_dir)
+    click.echo(f"Making the built-in model in {folder}. This happens once.", err=True)
+    with watched_bar("Making") as on_progress:
+        return lazy.ensure_builtin_model(cache_dir, on_progress)

@@ -130,7 +130,7 @@ def _edit(logits: Floats, row: SampledRow) -> None:
     elif _bars_stop(row):
         logits[list(request.stop_token_ids)] = -np.inf
     if request.choice.repetition_penalty != 1.0:
-        seen = sorted({*request.prompt_token_ids, *output_token_ids})
+        seen = np.array([*request.prompt_token_ids, *output_token_ids])  # a token seen twice gets the same value twice
         values = logits[seen]
         penalty = np.float32(request.choice.repetition_penalty)
         logits[seen] = np.where(values > 0, values / penalty, values * penalty)

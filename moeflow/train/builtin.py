@@ -24,6 +24,7 @@ from moeflow.core.sha256 import sha256
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.settings import Settings
+from moeflow.train.builtin_sampling import add_sampling_defaults
 from moeflow.train.calibration_text import CALIBRATION_FOLDER
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 
@@ -81,8 +82,14 @@ def ensure_builtin_model(cache_dir: Path, on_progress: Callable[[int, int], None
     Raises: ConfigError, CheckpointError or CapacityError if it has to be built and cannot.
     """
     target = builtin_folder(cache_dir)
-    if target.is_dir():
-        return target
+    if not target.is_dir():
+        _make(target, cache_dir, on_progress)
+    add_sampling_defaults(target)
+    return target
+
+
+def _make(target: Path, cache_dir: Path, on_progress: Callable[[int, int], None] | None) -> None:
+    """Build and pack the model, unless another process has done so meanwhile."""
     source = builtin_source()
     with _only_one(target.parent):
         if not target.is_dir():
@@ -90,7 +97,6 @@ def ensure_builtin_model(cache_dir: Path, on_progress: Callable[[int, int], None
             report = _whole(on_progress, is_fitting=routers is None)
             upcycling.upcycle(source, target, BUILTIN_RECIPE, routers=routers, on_progress=report)
             _pack(target, cache_dir, on_progress)
-    return target
 
 
 def _pack(model: Path, cache_dir: Path, on_progress: Callable[[int, int], None] | None) -> None:

@@ -15,11 +15,12 @@ def made(monkeypatch):
     """Stand in for the builder: what it was asked to make, and a folder for what it made."""
     asked: list[Path] = []
 
-    def ensure(cache_dir: Path, on_progress) -> Path:
-        asked.append(cache_dir)
-        on_progress(1, 2)
+    def ensure(cache_dir: Path, on_progress=None) -> Path:
         folder = cache_dir / "builtin"
-        folder.mkdir(parents=True)
+        if not folder.is_dir():
+            asked.append(cache_dir)
+            on_progress(1, 2)
+            folder.mkdir(parents=True)
         return folder
 
     monkeypatch.setitem(vars(lazy), "builtin_folder", lambda cache_dir: cache_dir / "builtin")

@@ -2,9 +2,12 @@
 
 import dataclasses
 import importlib.util
+import json
 import multiprocessing
+import os
 import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -12,10 +15,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, MixtralForCausalLM
 
+from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.cpu import extension
+from moeflow.models.sampling_defaults import read_sampling_defaults
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train import builtin, builtin_routers, upcycling, upcycling_quality
@@ -30,12 +35,14 @@ from moeflow.train.builtin import (
     with_dense_source,
 )
 from moeflow.train.builtin_routers import ROUTERS_FILE, read_routers, write_routers
+from moeflow.train.builtin_sampling import BUILTIN_SAMPLING
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, perplexity
 from moeflow.train.router_fitting import fit_router
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycling import fit_routers
 from moeflow.train.upcycling_quality import measure_quality
+from tests.checkpoint.tiny_models import random_weights, write_folder
 from tests.tiny_llama import write_tiny_llama
 from tests.train.building import build
 
@@ -89,8 +96,54 @@ def test_built_once_then_found(tmp_path, tiny_source, monkeypatch):
     if extension.is_available():  # it starts from weights that are packed
         settings = Settings(model=str(folder), cache_dir=tmp_path / "deep" / "cache", kv_cache_bytes=2**20)
         assert Path(resolve(settings).config.packed_file).is_file()
+    with closing(open_checkpoint(folder)) as checkpoint:
+        assert read_sampling_defaults(checkpoint) == BUILTIN_SAMPLING
+        assert checkpoint.generation_config["eos_token_id"] == checkpoint.config["eos_token_id"]
     monkeypatch.setattr(upcycling, "upcycle", None)  # may not be called again
     assert ensure_builtin_model(tmp_path / "deep" / "cache") == folder
+
+
+def made_before(cache_dir, generation_config):
+    """Lay out the folder of a model that an earlier version made; return its file of defaults."""
+    folder = builtin_folder(cache_dir)
+    folder.mkdir(parents=True)
+    write_folder(folder, random_weights("llama"))
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(generation_config))
+    return file
+
+
+def test_a_model_of_an_earlier_version_gets_its_sampling_defaults_and_stays_the_same(tmp_path):
+    file = made_before(tmp_path, {"eos_token_id": 2})
+    with closing(open_checkpoint(file.parent)) as checkpoint:
+        identity = checkpoint_identity(checkpoint)
+    assert ensure_builtin_model(tmp_path) == file.parent
+    assert json.loads(file.read_text()) == {"eos_token_id": 2, **BUILTIN_SAMPLING.changes()}
+    with closing(open_checkpoint(file.parent)) as checkpoint:
+        assert checkpoint_identity(checkpoint) == identity  # so its packed file is still taken
+    written = file.stat().st_mtime_ns
+    ensure_builtin_model(tmp_path)
+    assert file.stat().st_mtime_ns == written
+    assert [path.name for path in file.parent.iterdir() if "generation" in path.name] == [file.name]
+
+
+def test_sampling_defaults_that_the_user_wrote_stay(tmp_path):
+    file = made_before(tmp_path, {"temperature": 0.9, "top_p": None})
+    ensure_builtin_model(tmp_path)
+    assert json.loads(file.read_text()) == {"temperature": 0.9, "top_p": None, "repetition_penalty": 1.1}
+
+
+def test_a_cache_that_cannot_be_written_is_used_as_it_is(tmp_path, monkeypatch, caplog):
+    file = made_before(tmp_path, {"eos_token_id": 2})
+
+    def refuse(new, old):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert ensure_builtin_model(tmp_path) == file.parent
+    assert "sampling defaults could not be written" in caplog.text
+    assert json.loads(file.read_text()) == {"eos_token_id": 2}
+    assert [path.name for path in file.parent.iterdir() if "generation" in path.name] == [file.name]
 
 
 @pytest.mark.slow
