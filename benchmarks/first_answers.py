@@ -32,6 +32,7 @@ def serving(model: str | None) -> Iterator[str]:
     """Yield the address of a fresh server."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*MOEFLOW, "serve", *([model] if model else []), "--port", "0", "--data-dir", folder]
+        command += ["--log-level", "warning"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             try:

@@ -68,6 +68,7 @@ COVERED = (
         "tests/benchmarks/test_gpu_check.py::test_without_a_gpu_it_says_what_it_would_run",
         "--out",
     ),
+    (r"python benchmarks/first_answers.py", "tests/benchmarks/test_first_answers.py::test_every_interface_is_asked"),
     (r"python benchmarks/pipelines.py .*", "tests/benchmarks/test_pipelines.py::test_all_pipelines_are_compared"),
     (
         r"pip install .*examples/eviction_policy",
