@@ -6,22 +6,30 @@ nothing of asyncio.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.embedding_bytes import decode_embedding
-from moeflow.core.errors import ConfigError, EngineError, RequestError
+from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.plan import Plan
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.engine import Engine
+from moeflow.engine.given_prompts import (
+    Message,
+    Params,
+    Prompt,
+    conversation_in,
+    conversations_in,
+    params_for_each,
+    prompts_in,
+)
 from moeflow.engine.messages import NO_TOKENS, EngineStats, ModelInfo, Submission
 from moeflow.engine.pooling_choice import check_pooling, classification
 from moeflow.engine.results import CompletionOutput, RequestOutput
@@ -31,8 +39,9 @@ from moeflow.kernels.interrupts import hold_interrupts
 from moeflow.kernels.on_demand import on_demand
 from moeflow.llm_settings import LLMSettings
 from moeflow.planner.planning import plan_for_start
+from moeflow.planner.setting_names import named_as_fields
 from moeflow.planner.setting_values import read_settings
-from moeflow.planner.settings import Settings, user_settings
+from moeflow.planner.settings import Settings
 from moeflow.planner.usage import OFFLINE
 from moeflow.train.builtin import ensure_builtin_model, with_dense_source
 
@@ -46,19 +55,15 @@ else:
     bars = on_demand("rich.progress")
     console = on_demand("rich.console")
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
-Params = SamplingParams | Sequence[SamplingParams] | None
-
 
 class LLM:
     """A model that is ready to generate.
 
     `model` is a Hugging Face folder, a GGUF file, or the name of a model that `moeflow pull` has fetched; None is the
     built-in model, which is made at first use.
-    The settings are fields of `planner.settings.Settings`: dtype, device, max_model_len, ... Each may be what it
-    would be on the command line, too: memory_bytes="4GiB", num_threads="2", cache_dir="~/models". `LLMSettings` has
-    their types.
+    The settings are fields of `planner.settings.Settings`: dtype, device, max_model_len, ... Names and values may be
+    those of the command line, too: memory="4GiB" or memory_bytes=2**32, threads="2", cache_dir="~/models".
+    `LLMSettings` has their types.
     `on_progress(done, total)` is called while the model is made or loaded.
 
     What is not set is chosen for this machine; `plan` has what was chosen, what to expect of it, and why.
@@ -108,7 +113,7 @@ class LLM:
 
         Raises: RequestError before anything runs, if one of the prompts can never run.
         """
-        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        items = prompts_in(prompts)
         results = [RequestOutput(item if isinstance(item, str) else None, self._encode(item), []) for item in items]
         return self._run(results, sampling_params, progress)
 
@@ -124,9 +129,7 @@ class LLM:
         Raises: RequestError if the model has no chat template, or as `generate`; ChatTemplateError if the model's
         template is broken, or takes more time or memory than it may.
         """
-        is_one = all(isinstance(message, Mapping) for message in messages)
-        conversations: Any = [messages] if is_one else messages
-        prompts = [self._encode_chat(conversation) for conversation in conversations]
+        prompts = [self._encode_chat(conversation) for conversation in conversations_in(messages)]
         return self._run([RequestOutput(None, prompt, []) for prompt in prompts], sampling_params, progress)
 
     def embed(
@@ -149,7 +152,7 @@ class LLM:
         return [dict(zip(self.model.labels, probabilities, strict=True)) for probabilities in found]
 
     def _pool(self, prompts: str | Sequence[Prompt], pooling: PoolingParams, progress: bool) -> list[list[float]]:
-        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        items = prompts_in(prompts)
         requests = [(self._encode(item), NO_TOKENS) for item in items]
         for prompt, params in requests:
             check_request(self.model, prompt, params, pooling)
@@ -169,8 +172,8 @@ class LLM:
 
         Raises: RequestError at once, if the request can never run.
         """
-        prompt = self._encode_chat(messages)
-        params = sampling_params or SamplingParams()
+        (params,) = params_for_each(sampling_params, 1)
+        prompt = self._encode_chat(conversation_in(messages))
         check_request(self.model, prompt, params)
         return self._stream(prompt, params)
 
@@ -199,7 +202,7 @@ class LLM:
         return self.tokenizer.apply_chat_template(messages, max_tokens=self.model.max_model_len)
 
     def _run(self, results: list[RequestOutput], sampling_params: Params, progress: bool) -> list[RequestOutput]:
-        params = _one_for_each(sampling_params, len(results))
+        params = params_for_each(sampling_params, len(results))
         requests = [(result.prompt_token_ids, each) for result, each in zip(results, params, strict=True)]
         for prompt, each in requests:
             check_request(self.model, prompt, each)
@@ -269,29 +272,12 @@ def _make_settings(
     on_progress: Callable[[int, int], None] | None,
 ) -> Settings:
     """Check names and values, and make the built-in model if no other is named."""
-    known = user_settings()
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"there is no setting {name!r}; {hint}")
-    values = read_settings(Settings, {**settings, "model": model})
+    values = read_settings(Settings, {**named_as_fields(settings), "model": model})
     if model is not None:
         values["model"] = local_models.local_path(str(values["model"]))
     else:
         values["model"] = str(ensure_builtin_model(cache_folder(values.get("cache_dir")), on_progress))
     return with_dense_source(Settings(**values))
-
-
-def _one_for_each(sampling_params: Params, count: int) -> list[SamplingParams]:
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        return [sampling_params or SamplingParams()] * count
-    if len(sampling_params) != count:
-        raise RequestError(
-            f"there are {len(sampling_params)} sampling_params for {count} prompts; give one for each, or one for all",
-            param="sampling_params",
-        )
-    return list(sampling_params)
 
 
 @contextmanager

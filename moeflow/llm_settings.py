@@ -12,7 +12,24 @@ from typing import TypedDict
 from moeflow.kernels.on_demand import torch
 
 
-class LLMSettings(TypedDict, total=False):
+class FlagSettings(TypedDict, total=False):
+    """Settings whose options on the command line have other names: `memory` is `--memory`, and `memory_bytes`."""
+
+    packed_weights: str | os.PathLike[str] | None
+    memory: int | str | None
+    kv_cache: int | str | None
+    prompt_cache_size: int | str | None
+    threads: int | str | None
+    ranks: int | str | None
+    redundant_experts: int | str | None
+    replicas: int | str | None
+    device_memory: int | str | None
+    speculator: str | list[str] | tuple[str, ...]
+    trace: str | os.PathLike[str] | None
+    graph: str | os.PathLike[str] | None
+
+
+class LLMSettings(FlagSettings, total=False):
     """Keyword arguments of `LLM`. What is left away or None is chosen for this machine."""
 
     model_name: str | None

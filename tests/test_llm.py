@@ -139,7 +139,27 @@ def test_bad_prompts_are_refused_before_any_runs(llm):
             llm.generate(bad, GREEDY, progress=False)
     with pytest.raises(RequestError, match="role"):
         llm.stream([{"content": "x"}])
+    for bad in (None, 5, b"x", {"a": 1}, [1, 2, 3]):
+        for verb in (llm.generate, llm.embed):
+            with pytest.raises(RequestError, match=r"^prompts ") as caught:
+                verb(bad, progress=False)
+            assert caught.value.param == "prompts"
+    for bad in ("hi", None, 5, ["hi"], [["hi"]], QUESTION[0], [QUESTION, "hi"]):
+        with pytest.raises(RequestError, match=r'^a conversation must be a list such as \[{"role"'):
+            llm.chat(bad, progress=False)
+    for bad in ("hi", None, 5, ["hi"], QUESTION[0]):
+        with pytest.raises(RequestError, match=r"^a conversation must be a list .*, not .*use generate$"):
+            llm.stream(bad)
+    for bad in ({"temperature": 0}, 5, "x", [None]):
+        with pytest.raises(RequestError, match=r"^sampling_params must be SamplingParams\(\.\.\.\)"):
+            llm.generate(["x"], bad, progress=False)
     assert llm._engine.stats().prompt_tokens_total == before
+
+
+def test_prompts_may_come_from_an_iterator(llm):
+    expected = llm.generate(PROMPTS, GREEDY, progress=False)
+    assert llm.generate(iter(PROMPTS), GREEDY, progress=False) == expected
+    assert llm.chat(iter(QUESTION), GREEDY, progress=False) == llm.chat(QUESTION, GREEDY, progress=False)
 
 
 def test_leaving_a_stream_cancels_it(llm):
@@ -202,6 +222,12 @@ def test_settings(folder):
 def test_unknown_settings_name_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
         LLM("anywhere", max_modellen=5)
+
+
+def test_settings_may_be_named_as_on_the_command_line(folder):
+    with LLM(folder, threads=1, kv_cache="1MiB") as llm:
+        assert llm.plan.config.num_threads == 1
+        assert llm.plan.config.kv_cache_bytes == 2**20
 
 
 @pytest.mark.parametrize("setting", [{"is_served": True, "num_replicas": 2}, {"shares_memory": True}])

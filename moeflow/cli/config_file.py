@@ -7,7 +7,6 @@ verbs' tables are not looked into.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +17,7 @@ import click
 from moeflow.cli.help import GroupedOption
 from moeflow.core.brief import brief, cut
 from moeflow.core.errors import ConfigError
+from moeflow.core.near_names import did_you_mean
 from moeflow.core.untrusted import UnreadableError, parse_toml, read_bounded
 
 _MODEL = "model"  # the one argument that a file may set
@@ -57,7 +57,8 @@ def _defaults(ctx: click.Context, config: click.Parameter, file: Path) -> dict[s
     for name, value in _settings(ctx, _parse(file), file):
         key = name.rpartition(".")[2]
         if key not in params:
-            meant = _did_you_mean(key, params) or "what only another verb has belongs into its table, such as [serve]"
+            other = "what only another verb has belongs into its table, such as [serve]"
+            meant = did_you_mean(key, params, other)
             raise ConfigError(f"{file}: {cut(name)} is not an option of `{ctx.command_path}`; {meant}")
         param = params[key]
         assert param.name is not None
@@ -91,17 +92,12 @@ def _settings(ctx: click.Context, table: dict[str, Any], file: Path) -> Iterable
             if not isinstance(value, dict):
                 yield words + name, value
             elif name not in verbs:
-                meant = _did_you_mean(name, verbs) or "tables are named after verbs, such as [serve]"
+                meant = did_you_mean(name, verbs, "tables are named after verbs, such as [serve]")
                 raise ConfigError(f"{file}: [{words}{cut(name)}] is not a verb of moeflow; {meant}")
 
 
 def _from_shell_to_verb(ctx: click.Context) -> list[click.Context]:
     return [*(_from_shell_to_verb(ctx.parent) if ctx.parent is not None else ()), ctx]
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def _key(param: click.Parameter) -> str:

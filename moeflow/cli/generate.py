@@ -40,10 +40,10 @@ Examples:
   moeflow generate -p "1, 2, 3, 4, 5, 6," --speculator suffix \\
       --token-trees trees.dot && dot -Tsvg trees.dot > trees.svg
 
-Without -p and --prompt-file, what is piped in is the prompt. A prompt is completed as it stands; --chat puts it into
-the model's chat template as a user's message. All prompts are computed together; of several, each answer stands under
-its number and prompt. Without sampling options the model's own defaults hold, as in every verb. --temperature 0 takes
-the likeliest token each time."""
+Without -p and --prompt-file, what is piped in is the prompt. One newline at its end, or a file's, is dropped. A prompt
+is completed as it stands; --chat puts it into the model's chat template as a user's message. All prompts are computed
+together; of several, each answer stands under its number and prompt. Without sampling options the model's own
+defaults hold, as in every verb. --temperature 0 takes the likeliest token each time."""
 
 MAX_TOKENS = 512  # of an answer, where nobody says
 LABEL_WIDTH = 72  # of a prompt that is repeated above its answer
@@ -90,7 +90,7 @@ def generate(
 
     MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model is used.
     """
-    asked = [*prompts, *(file.read() for file in files)] or piped_prompt()
+    asked = [*prompts, *(without_last_newline(file.read()) for file in files)] or piped_prompt()
     if not asked:
         raise click.UsageError("there is no prompt; give one with -p or --prompt-file, or pipe it in")
     if token_trees_file is not None:
@@ -122,8 +122,13 @@ def piped_prompt() -> list[str]:
     if sys.stdin.isatty():
         return []
     with click.open_file("-", encoding="utf-8") as stdin:
-        text = stdin.read()
+        text = without_last_newline(stdin.read())
     return [text] if text else []
+
+
+def without_last_newline(text: str) -> str:
+    """Return a text as `-p` would have it: `echo` and editors end it with a newline, after which models answer else."""
+    return text.removesuffix("\n")
 
 
 def complete(llm: LLM, prompts: list[str], sampling: SamplingParams, is_chat: bool) -> list[RequestOutput]:

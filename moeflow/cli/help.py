@@ -51,6 +51,15 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
+def name_ranges(command: click.Command) -> None:
+    """Have help and errors of a command, and of those below it, say "integer" and "number" where click says a range."""
+    for param in command.params:
+        if isinstance(param.type, click.IntRange | click.FloatRange):
+            param.type.name = "integer" if isinstance(param.type, click.IntRange) else "number"
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        name_ranges(below)
+
+
 _ALL = "moeflow.help_all"
 
 

@@ -8,7 +8,6 @@ the verb, too, unless the verb has a folder.
 from __future__ import annotations
 
 import atexit
-import difflib
 import gc
 import importlib
 import signal
@@ -20,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moeflow.cli.help import name_ranges
 from moeflow.core.errors import EngineError, MoeflowError
+from moeflow.core.near_names import did_you_mean
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Shell(click.Group):
         module = importlib.import_module(f"moeflow.cli.{IN_FOLDERS.get(cmd_name, cmd_name)}")
         command = getattr(module, _NAMED_ELSE.get(cmd_name, cmd_name))
         assert isinstance(command, click.Command)
+        name_ranges(command)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
@@ -94,8 +96,7 @@ class Shell(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb, or say which one was probably meant."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], VERBS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VERBS)}"
+            hint = did_you_mean(args[0], VERBS, f"there are {', '.join(VERBS)}")
             raise click.UsageError(f"no such command {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 

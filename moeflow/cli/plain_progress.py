@@ -9,8 +9,8 @@ import click
 
 PLAIN_PROGRESS_S = 10.0  # where no terminal watches: how often a line is printed
 PLAIN_FIRST_S = 2.0  # and after how long the first
-_MIN_ELAPSED_S = 2.0  # before that the rate says little of the time left,
-_MIN_SHARE = 0.01  # and before so much is done,
+_MIN_ELAPSED_S = 5.0  # before that the rate says little: what begins slowly, such as loading, may be over at once,
+_MIN_SHARE = 0.05  # and before so much is done,
 _MAX_SILENT_S = 60.0  # unless so much time has passed
 
 

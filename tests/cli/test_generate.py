@@ -108,13 +108,15 @@ def test_prompts_come_from_files_and_stdin_too(llm, tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text("two\nlines\n")
     assert run("-p", "a", "--prompt-file", str(file), "--prompt-file", "-", stdin="c").exit_code == 0
-    assert llm.calls[0][1] == ["a", "two\nlines\n", "c"]
+    assert llm.calls[0][1] == ["a", "two\nlines", "c"]
 
 
 def test_a_prompt_is_piped_in_where_none_is_given(llm):
-    assert run(stdin="hé\nyou\n").stdout == "HÉ\nYOU\n\n"
+    assert run(stdin="hé\nyou\n").stdout == "HÉ\nYOU\n"
     assert run("-p", "a", stdin="not read").stdout == "A\n"
-    assert [call[1] for call in llm.calls] == [["hé\nyou\n"], ["a"]]
+    assert run(stdin="two\n\n").stdout == "TWO\n\n"
+    assert [call[1] for call in llm.calls] == [["hé\nyou"], ["a"], ["two\n"]]  # as -p would have them, but for one end
+    assert run(stdin="\n").exit_code == 2  # an empty prompt is none
 
 
 def test_nobody_waits_for_a_prompt_at_a_terminal():

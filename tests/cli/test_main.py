@@ -79,6 +79,27 @@ def test_a_mistyped_verb_is_answered_with_the_one_meant():
     assert result.stderr == "error: no such command 'serv'; did you mean 'serve'?\nTry 'moeflow --help'.\n"
 
 
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("serve", "--port", "abc"), "'abc' is not a valid integer."),
+        (("generate", "--threads", "abc"), "'abc' is not a valid integer."),
+        (("generate", "--temperature", "abc"), "'abc' is not a valid number."),
+        (("simulate", "parallel", "--skew", "abc"), "'abc' is not a valid number."),
+        (("simulate", "async", "--ranks", "abc"), "'abc' is not a valid integer."),
+    ],
+)
+def test_what_is_no_number_is_told_without_talk_of_ranges(args, complaint):
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_no_help_calls_a_number_a_range():
+    for verb in VERBS:
+        assert " RANGE" not in CliRunner().invoke(main, [verb, "--help"]).stdout
+
+
 def test_a_wrong_option_names_the_verbs_help():
     result = CliRunner().invoke(main, ["doctor", "--jsn"], prog_name="moeflow")
     assert result.exit_code == 2

@@ -33,7 +33,7 @@ def test_without_a_terminal_a_line_is_printed_now_and_then_with_the_time_left(cl
             report(done, 160)
             clock.s += 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "Making: 1%, about 3 min left"  # 2 of 160 in 2 s
+    assert lines[0] == "Making: 1%"  # 2 of 160 in 2 s, which say little of the rest
     assert lines[1] == "Making: 8%, about 2 min left"
     assert lines[-1] == "Making: 20%, about 2 min left"
     assert len(lines) == 4
@@ -85,6 +85,8 @@ def _columns():
     [
         (10, 25, 100, "about 30 s left"),
         (1, 25, 100, ""),  # too early to tell
+        (2.9, 10, 100, ""),  # loading begins slowly: "about 26 s left" was said of 3 s
+        (10, 4, 100, ""),
         (10, 0, 100, ""),
         (10, 100, 100, ""),
         (10, 5, 0, ""),  # of unknown extent

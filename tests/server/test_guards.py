@@ -101,6 +101,7 @@ async def test_other_names_are_not(http, host):
     response = await http.get("/health", headers={"host": host})
     assert response.status_code == 403
     assert response.json()["error"]["code"] == "host_not_allowed"
+    assert "--allowed-host" in response.json()["error"]["message"]
 
 
 async def test_names_can_be_added(make_app):

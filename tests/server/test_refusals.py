@@ -70,6 +70,11 @@ def error_of(response: httpx.Response, status: int) -> dict:
         ({"prompt": "a", "stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "include_usage"),
         ({"prompt": "a", "temprature": 1}, "temprature", "did you mean 'temperature'?"),
         ({"prompt": "a", "xyzzy": 1}, "xyzzy", "unknown field"),
+        ({"prompt": "a", "foo": 1}, "foo", "unknown field 'foo': leave it out"),
+        ({"prompt": "a", "system": "x"}, "system", "unknown field 'system': leave it out"),
+        ({"prompt": "a", "template": "x"}, "template", "unknown field 'template': leave it out"),
+        ({"prompt": "a", "num_predict": 1}, "num_predict", "did you mean 'max_tokens'?"),
+        ({"prompt": "a", "repeat_penalty": 1}, "repeat_penalty", "did you mean 'repetition_penalty'?"),
         ({"prompt": "a", "stream": True, "echo": True, "logprobs": 1, "n": 2}, "n", "one completion"),
     ],
 )

@@ -16,9 +16,9 @@ from moeflow.core.untrusted import UnreadableError, parse_json
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
-    import difflib
+    from moeflow.core import near_names
 else:
-    difflib = on_demand("difflib")
+    near_names = on_demand("moeflow.core.near_names")
 
 Item = TypeVar("Item")
 _LARGEST: Final = sys.float_info.max
@@ -58,8 +58,7 @@ class Fields:
         """Raises: ConfigError if there is a field that nobody asked for."""
         for key in self.raw:
             if key not in self._known:
-                near = difflib.get_close_matches(key, self._known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(self._known))}"
+                hint = near_names.did_you_mean(key, self._known, f"known are {', '.join(sorted(self._known))}")
                 raise self.error(key, "is unknown", hint)
 
     def _get(self, key: str, default: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from moeflow.core.errors import ConfigError
 from moeflow.core.extensions import ExtensibleTable
 from moeflow.core.hardware import Machine
+from moeflow.core.near_names import did_you_mean
 from moeflow.core.untrusted import UnreadableError, read_bounded
 from moeflow.planner.hardware.hardware_json import machine_from_json
 
@@ -30,8 +30,7 @@ def load_machine(name_or_file: str) -> Machine:
     try:
         text = read_bounded(Path(name_or_file))
     except UnreadableError as error:
-        near = difflib.get_close_matches(name_or_file, machines, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"shipped machines are {', '.join(machines)}"
+        hint = did_you_mean(name_or_file, machines, f"shipped machines are {', '.join(machines)}")
         raise ConfigError(
             f"machine {name_or_file!r} is no shipped machine and no file that can be read ({error}): {hint}"
         ) from None

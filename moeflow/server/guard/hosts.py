@@ -22,7 +22,10 @@ def host_check(config: ServerConfig) -> Check:
         name = host_name(Headers(scope=scope).get("host", ""))
         if name in names or is_loopback_name(name):
             return None
-        message = f"This server does not answer for the host {name[:80]!r}; if it should, list it in allowed_hosts"
+        message = (
+            f"This server does not answer for the host {name[:80]!r}. If it should, start it with --allowed-host and "
+            "this name"
+        )
         return ApiError(403, "host_not_allowed", message)
 
     return check

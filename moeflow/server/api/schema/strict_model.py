@@ -6,8 +6,7 @@ supported. A field that would change the answer is never ignored in silence.
 
 from __future__ import annotations
 
-import difflib
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -21,7 +20,30 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from moeflow.core.near_names import did_you_mean
 from moeflow.server.api.schema.field_rules import Rule
+
+# What OpenAI's, Anthropic's, transformers', llama.cpp's and Ollama's requests call the same thing.
+_ALIKE: Final = (
+    (
+        "max_tokens",
+        "max_output_tokens",
+        "max_completion_tokens",
+        "max_new_tokens",
+        "max_length",
+        "n_predict",
+        "num_predict",
+    ),
+    ("stop", "stop_sequences", "stop_strings"),
+    ("repetition_penalty", "repeat_penalty"),
+    ("min_tokens", "min_new_tokens"),
+    ("temperature", "temp"),
+    ("n", "num_return_sequences"),
+    ("messages", "input", "prompt"),
+    ("include_usage", "usage"),
+    ("guided_grammar", "grammar"),
+)
+_LIKENESS: Final = 0.75  # fields are many: "txet" is "text", but "best_of" is not "stop", nor "system" "stream"
 
 
 class Record(BaseModel):
@@ -94,8 +116,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _unknown(cls, name: str) -> str:
-        near = difflib.get_close_matches(name[:80], cls._names(), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else "leave it out"
+        hint = did_you_mean(name, cls._names(), "leave it out", _ALIKE, _LIKENESS)
         return f"unknown field {name[:80]!r}: {hint}"
 
 
