@@ -17,6 +17,11 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 from moeflow import LLM, SamplingParams  # noqa: E402
 from moeflow.bench.records import Record, make_record  # noqa: E402
 from moeflow.bench.tables import Table, spread_text  # noqa: E402

@@ -35,6 +35,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import msgspec
 import numpy as np

@@ -26,6 +26,11 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import torch
 import torch.distributed as dist

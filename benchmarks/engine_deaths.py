@@ -28,6 +28,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import httpx
 import psutil
 

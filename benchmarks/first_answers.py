@@ -15,6 +15,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import httpx
 from rich.console import Console

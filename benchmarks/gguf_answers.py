@@ -20,6 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import gguf
 import torch

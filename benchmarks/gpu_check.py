@@ -32,6 +32,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import torch
 
 from benchmarks import stand_ins

@@ -13,6 +13,11 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import torch
 

@@ -19,6 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import numpy as np
 

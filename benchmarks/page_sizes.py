@@ -21,6 +21,11 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 
 from moeflow import LLM, SamplingParams

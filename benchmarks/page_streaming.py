@@ -29,6 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Page, sync_playwright

@@ -15,6 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 
 from moeflow.bench.plan_validation import CheckRow

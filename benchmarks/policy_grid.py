@@ -21,6 +21,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 
 from moeflow.bench.records import Record, make_record

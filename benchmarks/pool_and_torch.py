@@ -14,6 +14,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import torch
 from rich.console import Console

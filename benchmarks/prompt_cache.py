@@ -25,6 +25,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 
 from moeflow import LLM, SamplingParams

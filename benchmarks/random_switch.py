@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import torch
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration

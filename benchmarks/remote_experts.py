@@ -23,6 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+if __name__ == "__main__":
+    from benchmarks import needs
+
+    needs.explain_missing()
+
 import click
 import torch
 

@@ -22,6 +22,11 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM

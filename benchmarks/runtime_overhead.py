@@ -14,6 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 from rich.console import Console
 from rich.table import Table

@@ -11,6 +11,11 @@ from __future__ import annotations
 import statistics
 import time
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import torch
 from rich.console import Console

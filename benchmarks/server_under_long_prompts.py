@@ -30,6 +30,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 import psutil
 

@@ -21,6 +21,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 
 from moeflow.bench.tables import Table

@@ -41,7 +41,7 @@ def modules(package: str) -> list[Path]:
     """Return the source files of a package, those of tests left out."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise SystemExit(f"{package} is not installed: install what moeflow is developed with")
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     return sorted(file for file in Path(spec.origin).parent.rglob("*.py") if "tests" not in file.parts)
 
 
@@ -89,4 +89,7 @@ def write(file: Path, by_package: dict[str, list[str]], max_texts: int) -> None:
 
 
 if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
     main(Path(sys.argv[1]))

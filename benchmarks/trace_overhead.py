@@ -15,6 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 
 from moeflow.bench.records import Record, make_record

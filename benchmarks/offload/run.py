@@ -23,4 +23,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # the checkout, so that this runs from any folder
+    from benchmarks import needs
+
+    needs.explain_missing()
     runpy.run_module("benchmarks.offload", run_name="__main__")
