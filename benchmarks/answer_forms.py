@@ -74,7 +74,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file to append the record to")
     arguments = parser.parse_args()
     threads = host_resources().num_cores
-    with LLM(arguments.model, max_num_seqs=max(arguments.batch), num_threads=threads) as llm:
+    settings = {"max_num_seqs": max(arguments.batch), "num_threads": threads, "generation_config": "none"}
+    with LLM(arguments.model, **settings) as llm:
         rows = [measure(llm, batch, arguments.tokens, arguments.rounds) for batch in arguments.batch]
         model = llm.model
     record = make_record(

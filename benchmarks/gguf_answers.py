@@ -132,8 +132,9 @@ def ours(plan: Plan, texts: Sequence[list[int]], prompts: Sequence[list[int]], n
         for text in texts:
             answers.logprobs.append(torch.log_softmax(model.logits(run_sequence(model, text)).double(), -1))
     del model
+    greedy = SamplingParams(temperature=0.0, repetition_penalty=1.0, max_tokens=new_tokens)
     with LLM.from_plan(plan) as llm:
-        results = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=new_tokens), progress=False)
+        results = llm.generate(prompts, greedy, progress=False)
     answers.greedy = [result.outputs[0].token_ids for result in results]
     return answers
 

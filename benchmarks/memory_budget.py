@@ -138,7 +138,7 @@ def watched(command: list[str], group: Group | None, **options: object) -> Itera
 
 
 def generate(moeflow: list[str], overrides: list[str], group: Group | None) -> tuple[Peak, str]:
-    asked = ["-p", PROMPT, "--max-tokens", str(NUM_TOKENS), "--json", "--stats"]
+    asked = ["-p", PROMPT, "--max-tokens", str(NUM_TOKENS), "--temperature", "0", "--json", "--stats"]
     command = [*moeflow, "generate", *overrides, *asked]
     with watched(command, group, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as (process, peak):
         _, err = process.communicate()

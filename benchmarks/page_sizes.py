@@ -81,7 +81,7 @@ def decode(model: str, file: str, num_threads: int, *, enlarges: bool) -> float:
     sampling = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)
     seconds = []
     with patch.object(LargePages, "begin", LargePages.begin if enlarges else lambda _: None):
-        llm = LLM(model, packed_weights_file=file, num_threads=num_threads)
+        llm = LLM(model, packed_weights_file=file, num_threads=num_threads, generation_config="none")
     with closing(llm):
         for _ in range(_NUM_ANSWERS):
             began_s = time.process_time()

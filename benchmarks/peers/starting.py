@@ -34,7 +34,17 @@ class Program:
     @property
     def command(self) -> list[str]:
         """How it is started."""
-        asked = ["--packed-weights", str(self.packed), "-p", PROMPT, "--max-tokens", "1", *self.options]
+        asked = [
+            "--packed-weights",
+            str(self.packed),
+            "-p",
+            PROMPT,
+            "--max-tokens",
+            "1",
+            "--temperature",
+            "0",
+            *self.options,
+        ]
         return [sys.executable, "-m", "moeflow", "generate", str(self.model), *asked]
 
     def first_token_s(self, threads: int) -> float:

@@ -40,13 +40,14 @@ def test_a_name_that_is_not_here_is_pulled_only_if_asked(hub, tmp_path):
     refused = moeflow("generate", NAME, "-p", "abc")
     assert (refused.exit_code, hub.requests) == (2, [])
     assert f"`moeflow pull {NAME}` fetches it" in refused.stderr
-    done = moeflow("generate", NAME, "-p", "abc", "--max-tokens", "2", "--json", "--pull")
+    asks = ("-p", "abc", "--max-tokens", "2", "--temperature", "0", "--json", "--pull")
+    done = moeflow("generate", NAME, *asks)
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["model"] == NAME
     asked = len(hub.requests)
     packed = Path(json.loads(moeflow("pack", NAME, "--json").stdout)["path"])
     assert packed.name.startswith("tiny--Mixtral-")
-    again = moeflow("generate", NAME, "-p", "abc", "--max-tokens", "2", "--json", "--pull")
+    again = moeflow("generate", NAME, *asks)
     assert json.loads(again.stdout)["results"] == json.loads(done.stdout)["results"]
     assert len(hub.requests) == asked, "what is here is not asked for"
 

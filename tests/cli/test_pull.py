@@ -71,7 +71,7 @@ def test_from_nothing_to_an_answer_in_three_commands(hub, shell):
     for name, data in hub.repositories["tiny/Mixtral"].files.items():
         assert Path(row["path"], name).read_bytes() == data
 
-    answered = shell.run("generate", "tiny/Mixtral", "-p", "abc", "--max-tokens", "4", "--json")
+    answered = shell.run("generate", "tiny/Mixtral", "-p", "abc", "--max-tokens", "4", "--temperature", "0", "--json")
     assert answered.returncode == 0, answered.stderr
     answer = json.loads(answered.stdout)
     assert (answer["model"], len(answer["results"][0]["token_ids"])) == ("tiny/Mixtral", 4)

@@ -69,7 +69,7 @@ FEW = ("--max-model-len", "128", "--max-num-seqs", "2", "--threads", "1")
 @pytest.fixture(scope="module")
 def streamed(model: str) -> tuple[str, ...]:
     """A generation with a limit with room for some experts, which is known from what too low a one is refused with."""
-    generate = ("generate", model, "-p", "hello", "--max-tokens", "4", *FEW)
+    generate = ("generate", model, "-p", "hello", "--max-tokens", "4", "--temperature", "0", *FEW)
     _, refusal = ended(begin(*generate, "--memory", "1MiB"))
     need_mib = float(refusal.split("with the process that is ")[1].split(" MiB")[0])
     return (*generate, "--memory", f"{need_mib + 30:.0f}MiB")
@@ -107,7 +107,7 @@ def test_packing_that_was_cut_short_is_done_again(model, packs, tmp_path):
 
 @pytest.mark.parametrize("delay_s", [0.3, 1.0, 2.0])
 def test_ctrl_c_while_loading_is_quiet(model, tmp_path, delay_s):
-    process = begin("generate", model, "-p", "hello", "--max-tokens", "100", cwd=tmp_path)
+    process = begin("generate", model, "-p", "hello", "--max-tokens", "100", "--temperature", "0", cwd=tmp_path)
     time.sleep(delay_s)
     process.send_signal(signal.SIGINT)
     code, errors = ended(process)

@@ -33,7 +33,7 @@ def moeflow(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_generate_and_chat_agree_on_what_the_model_says(tiny):
-    limits = ("--max-tokens", "5", "--max-model-len", "200", "--cache-dir", tiny)
+    limits = ("--max-tokens", "5", "--temperature", "0", "--max-model-len", "200", "--cache-dir", tiny)
     generated = moeflow("generate", tiny, "-p", "hello", "--chat", "--json", *limits)
     assert generated.returncode == 0, generated.stderr
     result = json.loads(generated.stdout)["results"][0]
@@ -63,7 +63,7 @@ def test_a_model_that_is_not_there_is_one_line():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_generation_ends_quietly_and_its_trace_is_written(tiny, tmp_path, number):
     file = tmp_path / "trace.json"
-    limits = ("--max-tokens", "90000", "--kv-cache", "64MiB", "--threads", "1")
+    limits = ("--max-tokens", "90000", "--temperature", "0", "--kv-cache", "64MiB", "--threads", "1")
     options = (*limits, "--cache-dir", tiny, "--trace", str(file))
     with terminal(*MOEFLOW, "generate", tiny, "-p", "hello", *options) as session:
         session.expect("tokens/s")
@@ -81,7 +81,8 @@ def test_a_generation_ends_quietly_and_its_trace_is_written(tiny, tmp_path, numb
 
 @pytest.mark.slow
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(tiny):
-    options = ("--max-tokens", "90000", "--kv-cache", "64MiB", "--threads", "1", "--cache-dir", tiny)
+    limits = ("--max-tokens", "90000", "--temperature", "0", "--kv-cache", "64MiB", "--threads", "1")
+    options = (*limits, "--cache-dir", tiny)
     with terminal(*MOEFLOW, "chat", tiny, *options) as session:
         session.expect("> ")
         session.type(b"hello\n")
@@ -107,6 +108,8 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(tiny):
 @pytest.mark.slow
 @pytest.mark.weights
 def test_the_built_in_model_knows_the_capital_of_france(builtin_model: Path):
-    done = moeflow("generate", str(builtin_model), "-p", "What is the capital of France?", "--chat")
+    done = moeflow(
+        "generate", str(builtin_model), "-p", "What is the capital of France?", "--chat", "--temperature", "0"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "The capital of France is Paris.\n"
