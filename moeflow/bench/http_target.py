@@ -111,7 +111,7 @@ class HttpTarget:
             "prompt": arrival.prompt_token_ids,
             "max_tokens": arrival.num_new,
             "temperature": 0,
-            "repetition_penalty": 1,  # whatever default the model has: what is compared is the same work
+            "repetition_penalty": 1,  # not the model's default: servers are compared on the same work
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},

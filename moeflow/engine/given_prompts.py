@@ -18,7 +18,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 def prompts_in(prompts: object) -> list[Prompt]:
-    """Return one prompt or several as a list. Raises: RequestError for what is neither."""
+    """Return one prompt or several as a list. Raises: RequestError for any other value."""
     if isinstance(prompts, str):
         return [prompts]
     items = _items(prompts)
@@ -33,7 +33,7 @@ def prompts_in(prompts: object) -> list[Prompt]:
 
 
 def conversations_in(messages: object) -> list[Sequence[Message]]:
-    """Return one conversation or several as a list. Raises: RequestError for what is neither."""
+    """Return one conversation or several as a list. Raises: RequestError for any other value."""
     items = _items(messages)
     if items is None or all(isinstance(item, Mapping) for item in items):
         return [conversation_in(messages if items is None else items)]
@@ -41,7 +41,7 @@ def conversations_in(messages: object) -> list[Sequence[Message]]:
 
 
 def conversation_in(messages: object) -> Sequence[Message]:
-    """Return one conversation. Raises: RequestError for what is none."""
+    """Return one conversation. Raises: RequestError for any other value."""
     items = _items(messages)
     if items is None or not all(isinstance(item, Mapping) for item in items):
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Names that were meant: misspelt ones, and those of other programs; what resembles none gets no guess."""
+"""The hint for an unknown name: the nearest spelling, another program's name for it, or none at all."""
 
 import pytest
 
