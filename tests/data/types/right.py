@@ -26,7 +26,7 @@ def load(model: str | Path | None, **settings: Unpack[LLMSettings]) -> LLM:
     return LLM(model, on_progress=lambda done, total: print(done / total), **settings)
 
 
-small: LLMSettings = {"memory_bytes": "4GiB", "num_threads": "2", "cache_dir": "~/models"}
+small: LLMSettings = {"memory": "4GiB", "num_threads": "2", "cache_dir": "~/models"}
 with load("folder", **small) as llm:
     assert_type(llm, LLM)
 
