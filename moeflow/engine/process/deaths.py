@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moeflow.core.control_groups import MEMORY, group_folders
+
+_COUNTERS = ("memory.events", "memory.oom_control")  # of versions 2 and 1
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MEANINGS = {signal.SIGBUS: ", as when a file in use is cut"}
 
@@ -34,7 +37,8 @@ class OomKills:
     @classmethod
     def read(cls, root: Path = Path("/")) -> OomKills:
         """Read the kernel's counters. A few small files; nothing to wait for."""
-        counts = (_counter(path) for path in _group_files(root))
+        files = (folder / name for folder in group_folders(MEMORY, root) for name in _COUNTERS)
+        counts = (_counter(file) for file in files)
         return cls(next((count for count in counts if count is not None), None), _counter(root / "proc/vmstat"))
 
 
@@ -56,26 +60,6 @@ def name_death(code: int, before: OomKills, after: OomKills) -> Death:
 
 def _has_risen(before: int | None, after: int | None) -> bool:
     return before is not None and after is not None and after > before
-
-
-def _group_files(root: Path) -> list[Path]:
-    """Return where the counter of this process's control group may be: of version 2, then of version 1."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    files = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if not controllers:
-            folder, name = root / "sys/fs/cgroup", "memory.events"
-        elif "memory" in controllers.split(","):
-            folder, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
-        else:
-            continue
-        # In a container the group may be mounted as the root.
-        files += [folder / group.lstrip("/") / name, folder / name]
-    return files
 
 
 def _counter(path: Path) -> int | None:

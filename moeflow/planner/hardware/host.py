@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from moeflow.core.control_groups import cpu_quota, memory_room
 from moeflow.kernels.on_demand import torch
 from moeflow.planner.costs.process_memory import resident_bytes
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 GPU_DRIVERS = ("nvidia*", "nvgpu*", "nvhost-gpu", "kfd", "dxg")  # in /dev: NVIDIA's, AMD's, WSL's
-CGROUP_USAGE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class HostResources:
 
     num_cores: int  # this process may run on; hyper-threads counted once where the system tells
     total_bytes: int
-    available_bytes: int  # without swapping, and within the container's limit
+    available_bytes: int  # without swapping, and within the limits of control groups
     accelerator: str | None  # torch device name
     accelerator_free_bytes: int
     process_bytes: int = 0  # this process holds already
@@ -33,10 +33,8 @@ def host_resources() -> HostResources:
     """Return what the machine offers now."""
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
-    limit, usage = _first_number(CGROUP_LIMITS), _first_number(CGROUP_USAGE)
-    if limit is not None and limit < total:
-        total = limit
-        available = min(available, limit - (usage or 0))
+    if room := memory_room():
+        total, available = min(total, room.limit_bytes), min(available, room.free_bytes)
     accelerator, free = None, 0
     if has_gpu_driver() and torch.cuda.is_available():
         accelerator = "cuda"
@@ -53,16 +51,23 @@ def has_gpu_driver() -> bool:
 
 
 def _num_cores() -> int:
-    """Count the cores this process may use. Two threads of one core share its vector units: no gain."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    physical = psutil.cpu_count(logical=False) or allowed
-    return max(1, min(allowed, physical))
+    """Count the cores this process may use: those of its processor set, and no more than a quota pays for."""
+    if hasattr(os, "sched_getaffinity"):
+        num_cores = num_cores_of(os.sched_getaffinity(0))
+    else:
+        num_cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    quota = cpu_quota()
+    return num_cores if quota is None else max(min(num_cores, round(quota)), 1)
 
 
-def _first_number(files: tuple[Path, ...]) -> int | None:
-    for file in files:
-        try:
-            return int(file.read_text())
-        except (OSError, ValueError):  # another cgroup version, or the word "max"
-            continue
-    return None
+def num_cores_of(processors: Collection[int], root: Path = Path("/")) -> int:
+    """Count the cores of processors. Two threads of one core share its vector units: no gain."""
+    return len({_siblings(number, root) for number in processors})
+
+
+def _siblings(number: int, root: Path) -> str:
+    """Return what names the core of a processor: the list of its threads, or itself where the system does not tell."""
+    try:
+        return (root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return str(number)

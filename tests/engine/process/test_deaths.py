@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
 from moeflow.engine.process.deaths import OomKills, name_death
+from tests.control_groups import HYBRID, V1_MEMORY, fake_groups
 
 NONE = OomKills(of_group=None, of_system=None)
 
@@ -38,21 +38,15 @@ def test_a_death_is_named(code, before, after, words, is_from_outside):
     assert death.is_from_outside is is_from_outside
 
 
-def write(root: Path, name: str, text: str) -> None:
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
 def test_counters_of_both_versions_of_control_groups_are_read(tmp_path):
     assert OomKills.read(tmp_path) == NONE
-    write(tmp_path, "proc/vmstat", "pgfault 7\noom_kill 5\n")
-    write(tmp_path, "proc/self/cgroup", "4:cpu,memory:/a/b\n0::/user.slice/c\n")
-    assert OomKills.read(tmp_path) == kills(None, 5)
-    write(tmp_path, "sys/fs/cgroup/memory/memory.oom_control", "under_oom 0\noom_kill 2\n")  # a container's root
-    assert OomKills.read(tmp_path) == kills(2, 5)
-    write(tmp_path, "sys/fs/cgroup/memory/a/b/memory.oom_control", "under_oom 0\noom_kill 3\n")
-    assert OomKills.read(tmp_path) == kills(3, 5)
-    write(tmp_path, "proc/self/cgroup", "0::/user.slice/c\n")
-    write(tmp_path, "sys/fs/cgroup/user.slice/c/memory.events", "oom 1\noom_kill 8\n")
-    assert OomKills.read(tmp_path) == kills(8, 5)
+    files = {"../../../proc/vmstat": "pgfault 7\noom_kill 5"}
+    mounts = (V1_MEMORY.format(root="/"), HYBRID.format(root="/"))
+    groups = "4:memory:/a/b\n0::/user.slice/c"
+    assert OomKills.read(fake_groups(tmp_path, groups, *mounts, files=files)) == kills(None, 5)
+    files["memory/memory.oom_control"] = "under_oom 0\noom_kill 2"  # a container's root
+    assert OomKills.read(fake_groups(tmp_path, groups, *mounts, files=files)) == kills(2, 5)
+    files["memory/a/b/memory.oom_control"] = "under_oom 0\noom_kill 3"
+    assert OomKills.read(fake_groups(tmp_path, groups, *mounts, files=files)) == kills(3, 5)
+    files["unified/user.slice/c/memory.events"] = "oom 1\noom_kill 8"
+    assert OomKills.read(fake_groups(tmp_path, "0::/user.slice/c", *mounts, files=files)) == kills(8, 5)
