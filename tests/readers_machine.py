@@ -59,7 +59,7 @@ class ReadersMachine:
                 patch.delenv(name)
         patch.setattr(host, "resident_bytes", lambda _: PROCESS_BYTES)
         patch.setattr(planning, "this_machine", described)
-        patch.setattr(planning, "machine_for_start", described)
+        patch.setattr(planning, "machine_for_start", lambda _, needs, **__: described(ram_bytes=needs.ram_bytes))
         patch.setattr(ceilings, "measure_read", lambda _: 1e10)
         patch.setattr(ceilings, "measure_flops", lambda _: 1e11)
         patch.setattr(routing_learning, "NUM_TOKENS", 200)

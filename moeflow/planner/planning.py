@@ -19,7 +19,7 @@ from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.estimate import RENEW
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
-from moeflow.planner.hardware.this_machine import how_measured, machine_for_start, this_machine, was_disturbed
+from moeflow.planner.hardware.this_machine import Needs, how_measured, machine_for_start, this_machine, was_disturbed
 from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.model_files import bare_config
 from moeflow.planner.resolve import resolve, resources_for
@@ -64,21 +64,21 @@ def plan_for_start(
 
     `resources` is what the machine offers, by default what it does now.
 
-    Blocks: for a moment; up to three seconds where this machine was never measured.
+    Blocks: for a moment; up to six seconds where this machine was never measured.
     Raises: as `resolve`.
     """
     here = resources or resources_for(settings)
 
     def machine(wanted: Wanted) -> Machine:
-        return machine_for_start(
-            cache_folder(settings.cache_dir),
+        needs = Needs(
             num_threads=settings.num_threads or here.num_cores,
             ram_bytes=here.available_bytes,
-            shapes=shapes_of(wanted.costs),
-            needs_disk=wanted.packed_file is not None,
-            needs_ranks=wanted.has_ranks,
-            on_step=on_step,
+            shapes=tuple(shapes_of(wanted.costs)),
+            disk=wanted.packed_file is not None,
+            ranks=wanted.has_ranks,
         )
+        is_limited = settings.memory_bytes is not None  # then all that this process holds counts
+        return machine_for_start(cache_folder(settings.cache_dir), needs, is_apart=is_limited, on_step=on_step)
 
     return resolve(settings, usage, machine_of=machine, resources=here).plan
 

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeflow.checkpoint.packed.layout import SlabSpec
 from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.on_demand import on_demand
 from moeflow.parallel.remote.lending import (
     ANSWER_S,
     DROP,
@@ -26,10 +27,14 @@ from moeflow.parallel.remote.lending import (
     Working,
     piece_label,
 )
-from moeflow.parallel.remote.work_client import WorkClient
 from moeflow.parallel.tcp.connecting import connect
 from moeflow.parallel.tcp.conversation import hear, say
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
+
+if TYPE_CHECKING:
+    from moeflow.parallel.remote import work_client
+else:
+    work_client = on_demand("moeflow.parallel.remote.work_client")
 
 REACTION_S: Final = 3.0  # in which a lender answers what takes no computing
 _NUM_PROBES: Final = 5
@@ -90,7 +95,7 @@ class Borrowed:
             self._address, self._token, self._borrowing = address, token, borrowing
             undo.pop_all()
 
-    def client(self, on_end: Callable[[GroupError], None]) -> WorkClient:
+    def client(self, on_end: Callable[[GroupError], None]) -> work_client.WorkClient:
         """Return what has the lender compute, over a link of its own. Raises: as making this."""
         link = connect(*self._address, self._token)
         try:
@@ -99,7 +104,7 @@ class Borrowed:
         except BaseException:
             link.close()
             raise
-        return WorkClient(link, self._borrowing.hidden, self._borrowing.num_experts, on_end)
+        return work_client.WorkClient(link, self._borrowing.hidden, self._borrowing.num_experts, on_end)
 
     def measure(self) -> LinkRates:
         """Return how fast the link is. Blocks: for half a second or somewhat more. Raises: GroupError."""

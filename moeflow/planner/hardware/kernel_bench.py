@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from moeflow.core.errors import CapacityError
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.units import MIB
+from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
@@ -37,6 +38,7 @@ from moeflow.kernels.weight_format import (
     WeightFormat,
 )
 from moeflow.planner.costs.model_costs import ModelCosts, Work
+from moeflow.planner.hardware.host import host_resources
 
 if TYPE_CHECKING:
     import statistics
@@ -46,6 +48,8 @@ else:
     statistics = on_demand("statistics")
 
 BUFFER_BYTES: Final = 384 * MIB
+LEAST_BUFFER_BYTES: Final = 64 * MIB  # in less memory, caches are measured
+KEPT_FREE_BYTES: Final = 96 * MIB  # for inputs, results and libraries
 FILLING: Final = 0x3C  # bytes that are an ordinary number in every format
 TOKENS: Final = (1, 4, 8, 16, 32, 64, 128, 512)  # closer around the roofs' bends, from 8 rows on to 100 with AMX
 MAX_CALLS: Final = 200
@@ -165,10 +169,13 @@ class KernelBench:
     """Runs kernels, and samples the machine's roofs."""
 
     def __init__(self, num_threads: int, effort: Effort) -> None:
+        """Take the buffer. Raises: CapacityError if the free memory holds none that is large enough."""
         self._num_threads = num_threads
         self.effort = effort
-        self._buffer = allocate_lazily(BUFFER_BYTES).fill_(FILLING)  # on huge pages, as keys and values are
         self._chunk = torch.ones(CHUNK_TOKENS, 1024)
+        room_bytes = host_resources().available_bytes - KEPT_FREE_BYTES
+        num_bytes = min(BUFFER_BYTES, max(room_bytes, LEAST_BUFFER_BYTES))
+        self._buffer = _filled(num_bytes)  # on huge pages, as keys and values are
 
     @contextmanager
     def threads(self) -> Iterator[None]:
@@ -323,11 +330,23 @@ class KernelBench:
     def _parts(self, num_bytes: int) -> list[Tensor]:
         """Cut the buffer into parts; a new one if even one does not fit."""
         if num_bytes > self._buffer.nbytes:
-            self._buffer = allocate_lazily(num_bytes).fill_(FILLING)
+            self._buffer = self._buffer[:0]  # not both at a time
+            self._buffer = _filled(num_bytes)
         count = min(self._buffer.nbytes // num_bytes, 256)
         stride = num_bytes // 64 * 64 if count == 1 else -(-num_bytes // 64) * 64
         count = min(count, (self._buffer.nbytes - num_bytes) // max(stride, 1) + 1)
         return [self._buffer[i * stride : i * stride + num_bytes] for i in range(count)]
+
+
+def _filled(num_bytes: int) -> Tensor:
+    """Return a buffer that is in memory. Raises: CapacityError if the free memory does not hold it."""
+    have_bytes = host_resources().available_bytes
+    if num_bytes + KEPT_FREE_BYTES > have_bytes:
+        raise CapacityError(
+            f"measuring needs {format_bytes(num_bytes + KEPT_FREE_BYTES)} of memory, but {format_bytes(have_bytes)} "
+            "are free: free memory"
+        )
+    return allocate_lazily(num_bytes).fill_(FILLING)
 
 
 def _times(run: Callable[[], object], least: int, during_s: float) -> list[float]:

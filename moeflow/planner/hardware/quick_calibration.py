@@ -42,12 +42,7 @@ def measure_quickly(
 
     Blocks: for a second. Raises: MemoryError or RuntimeError if there is no room for measuring.
     """
-    measured = set()
-    if known is not None:
-        entries = processor_of(known.level(RAM)).efficiencies
-        measured = {(it.kernel, it.dtype, it.values) for it in entries}
-    wanted = parts_of((*shapes, ROW_OPERATIONS), QUICK)
-    missing = [it for it in wanted if (it.kernel, it.dtype, it.values) not in measured]
+    missing = missing_parts(known, shapes)
     if known is not None and not missing:
         return known
     rounds = calibrate.Rounds(num_threads, QUICK)
@@ -66,6 +61,14 @@ def measure_quickly(
         sources=(("all", f"measured quickly by moeflow: {num_threads} threads"),),
         is_quick=True,
     )
+
+
+def missing_parts(known: Machine | None, shapes: Sequence[KernelShape]) -> list[KernelShape]:
+    """Return the kernels to measure for shapes."""
+    entries = () if known is None else processor_of(known.level(RAM)).efficiencies
+    measured = {(it.kernel, it.dtype, it.values) for it in entries}
+    wanted = parts_of((*shapes, ROW_OPERATIONS), QUICK)
+    return [it for it in wanted if (it.kernel, it.dtype, it.values) not in measured]
 
 
 def measure_disk_quickly(machine: Machine, folder: Path, *, num_threads: int, on_step: OnStep) -> Machine:

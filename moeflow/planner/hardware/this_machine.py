@@ -13,20 +13,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from moeflow.core.errors import ConfigError
+import msgspec
+
+from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.core.sha256 import sha256
 from moeflow.core.untrusted import UnreadableError, read_bounded
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
+from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
+from moeflow.planner.hardware.kernel_bench import KernelShape
 from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
 
 if TYPE_CHECKING:
-    from moeflow.planner.hardware import calibrate, quick_calibration, rank_bench
+    from moeflow.planner.hardware import calibrate, measuring_process, quick_calibration, rank_bench
     from moeflow.planner.hardware.calibrate import OnStep
-    from moeflow.planner.hardware.kernel_bench import KernelShape
 else:
+    measuring_process = on_demand("moeflow.planner.hardware.measuring_process")
     calibrate = on_demand("moeflow.planner.hardware.calibrate")
     quick_calibration = on_demand("moeflow.planner.hardware.quick_calibration")
     rank_bench = on_demand("moeflow.planner.hardware.rank_bench")
@@ -88,49 +92,65 @@ def this_machine(
     return _with_ram(machine, ram_bytes)
 
 
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that a start needs of a machine."""
+
+    num_threads: int
+    ram_bytes: int  # to use
+    shapes: tuple[KernelShape, ...] = ()  # of the model's kernels
+    disk: bool = False
+    ranks: bool = False
+
+    def are_met(self, known: Machine | None) -> bool:
+        """Return whether a machine that was measured before has them. A full description serves other shapes, too."""
+        if known is None or (self.ranks and not processor_of(known.level(RAM)).rank_layers):
+            return False
+        has_disk = known.has(DISK) or not self.disk
+        return not known.is_quick or (has_disk and not quick_calibration.missing_parts(known, self.shapes))
+
+
 def machine_for_start(
-    cache_dir: Path,
-    *,
-    num_threads: int,
-    ram_bytes: int,
-    shapes: Sequence[KernelShape],
-    needs_disk: bool = False,
-    needs_ranks: bool = False,
-    on_step: OnStep = lambda _: None,
+    cache_dir: Path, needs: Needs, *, is_apart: bool = False, on_step: OnStep = lambda _: None
 ) -> Machine:
     """Return this machine as it was measured before; if it never was, as a second of measuring finds it.
 
-    A full description is taken as it is kept, even if it was made for other shapes. To a quick one is added what it
-    lacks of `shapes` and, if that is needed, the disk; to either what ranks pay. What cannot be measured is assumed, as
-    `sources` then say. Blocks: for a second where something is to be measured, two with the disk, three more for ranks.
-    Raises nothing.
+    A full description is taken as it is kept. To a quick one is added what it lacks. What cannot be measured is
+    assumed, as `sources` then say. `is_apart`: measure in a process of its own, whose memory is free afterwards.
+    Blocks: for a second where something is to be measured, two with the disk, three more for ranks; some seconds more
+    where it is `is_apart`. Raises nothing.
     """
-    file = machine_file(cache_dir, num_threads)
+    known = _load(machine_file(cache_dir, needs.num_threads))
+    if needs.are_met(known):
+        assert known is not None, "it meets needs"
+        machine = known
+    elif is_apart:
+        measured = measuring_process.measure_apart(cache_dir, needs, on_step)
+        machine = measured or _assumed(known, "the process that measures ended early", needs)
+    else:
+        machine = measured_for_start(cache_dir, needs, on_step)
+    return _with_ram(machine, needs.ram_bytes)
+
+
+def measured_for_start(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine:
+    """Return and keep this machine with what it lacks measured here. Blocks and raises as `machine_for_start`."""
+    file = machine_file(cache_dir, needs.num_threads)
     known = _load(file)
-    if known is not None and not known.is_quick:
-        machine = rank_bench.with_ranks(known, on_step) if needs_ranks else known
-        if machine != known:
-            with contextlib.suppress(OSError):  # measured again at the next start
-                _save(machine, file)
-        return _with_ram(machine, ram_bytes)
-    machine = _quick(known, shapes, num_threads=num_threads, ram_bytes=ram_bytes, on_step=on_step)
+    machine = known if known is not None and not known.is_quick else _quick(known, needs, on_step)
     why_no_disk = "" if machine.measured_at else "it was not measured either"
-    if needs_disk and not machine.has(DISK) and not why_no_disk:
+    if needs.disk and machine.is_quick and not machine.has(DISK) and not why_no_disk:
         try:
             machine = quick_calibration.measure_disk_quickly(
-                machine, cache_dir, num_threads=num_threads, on_step=on_step
+                machine, cache_dir, num_threads=needs.num_threads, on_step=on_step
             )
         except OSError as error:
             why_no_disk = f"in {cache_dir} nothing could be measured ({error.strerror or error})"
-    if needs_ranks and machine.measured_at:
+    if needs.ranks and machine.measured_at:
         machine = rank_bench.with_ranks(machine, on_step)
-    machine = replace(machine, identity=machine_identity(num_threads))
+    machine = replace(machine, identity=machine_identity(needs.num_threads))
     if machine.measured_at and machine != known:
         with contextlib.suppress(OSError):  # measured again at the next start
             _save(machine, file)
-    if needs_disk and not machine.has(DISK):
-        machine = quick_calibration.with_assumed_disk(machine, why_no_disk)
-    return _with_ram(machine, ram_bytes)
+    return _with_disk(machine, why_no_disk, needs)
 
 
 def known_machine(cache_dir: Path, num_threads: int) -> Machine | None:
@@ -159,19 +179,29 @@ def _holds(known: Machine, num_threads: int, on_step: OnStep) -> bool:
     return others.share >= DISTURBING or (is_as_fast and not was_disturbed(known))
 
 
-def _quick(
-    known: Machine | None, shapes: Sequence[KernelShape], *, num_threads: int, ram_bytes: int, on_step: OnStep
-) -> Machine:
+def _quick(known: Machine | None, needs: Needs, on_step: OnStep) -> Machine:
     """Return what is known with what it lacks of the shapes, or what is assumed if nothing can be measured."""
     why = extension.why_not()
     if extension.is_available():
         try:
             return quick_calibration.measure_quickly(
-                known, shapes, num_threads=num_threads, ram_bytes=ram_bytes, on_step=on_step
+                known, needs.shapes, num_threads=needs.num_threads, ram_bytes=needs.ram_bytes, on_step=on_step
             )
-        except (OSError, MemoryError, RuntimeError) as error:
+        except (OSError, MemoryError, RuntimeError, CapacityError) as error:
             why = f"measuring failed ({error})"
-    return known or quick_calibration.assumed_machine(why, num_threads=num_threads, ram_bytes=ram_bytes)
+    return known or _assumed(None, why, needs)
+
+
+def _assumed(known: Machine | None, why: str, needs: Needs) -> Machine:
+    """Return what is known, with assumptions for what is not."""
+    machine = known or quick_calibration.assumed_machine(why, num_threads=needs.num_threads, ram_bytes=needs.ram_bytes)
+    return _with_disk(replace(machine, identity=machine_identity(needs.num_threads)), why, needs)
+
+
+def _with_disk(machine: Machine, why: str, needs: Needs) -> Machine:
+    """Return a machine with an assumed disk where one is needed and not known."""
+    lacks_disk = needs.disk and machine.is_quick and not machine.has(DISK)
+    return quick_calibration.with_assumed_disk(machine, why) if lacks_disk else machine
 
 
 def _with_ram(machine: Machine, ram_bytes: int) -> Machine:

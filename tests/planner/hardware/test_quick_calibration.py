@@ -9,11 +9,20 @@ import pytest
 
 from moeflow.core.hardware import DISK, RAM
 from moeflow.kernels.cpu import extension
-from moeflow.planner.hardware import calibrate, disk_rates, kernel_bench, quick_calibration, this_machine
+from moeflow.planner.hardware import (
+    calibrate,
+    disk_rates,
+    kernel_bench,
+    measuring_process,
+    quick_calibration,
+    this_machine,
+)
 from moeflow.planner.hardware.hardware_json import machine_from_json
+from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.kernel_bench import ROW_OPERATIONS, KernelShape
 from moeflow.planner.hardware.pass_bench import NO_ENGINE
 from moeflow.planner.hardware.this_machine import (
+    Needs,
     how_measured,
     known_machine,
     machine_file,
@@ -52,8 +61,8 @@ def counted(monkeypatch):
     return found
 
 
-def start(cache_dir, shapes=(LINEAR,), **others):
-    return machine_for_start(cache_dir, shapes=shapes, **HERE, **others)
+def start(cache_dir, shapes=(LINEAR,), *, needs_disk=False, **others):
+    return machine_for_start(cache_dir, Needs(**HERE, shapes=shapes, disk=needs_disk), **others)
 
 
 @needs_kernels
@@ -104,7 +113,7 @@ def test_a_full_description_takes_the_place_of_a_quick_one_and_stays(counted, tm
     counted.clear()
     assert start(tmp_path, (OTHER,), needs_disk=True) == full
     assert counted == []
-    assert machine_for_start(tmp_path, num_threads=1, ram_bytes=7, shapes=()).level(RAM).capacity_bytes == 7
+    assert machine_for_start(tmp_path, Needs(num_threads=1, ram_bytes=7)).level(RAM).capacity_bytes == 7
     machine_file(tmp_path, 1).write_text("{")
     assert start(tmp_path).is_quick
     assert known_machine(tmp_path, 1).is_quick
@@ -160,6 +169,42 @@ def test_without_kernels_figures_are_assumed_and_not_kept(counted, tmp_path, mon
 
 @needs_kernels
 def test_where_measuring_fails_figures_are_assumed(counted, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_bench, "LEAST_BUFFER_BYTES", 1 << 60)
     monkeypatch.setattr(kernel_bench, "BUFFER_BYTES", 1 << 60)
     machine = start(tmp_path)
     assert "measuring failed" in dict(machine.sources)["all"]
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_a_process_of_its_own_measures_the_same_once(counted, tmp_path):
+    steps = []
+    machine = start(tmp_path, needs_disk=True, is_apart=True, on_step=steps.append)
+    assert counted == []
+    assert steps
+    assert machine.has(DISK)
+    measured = {(it.kernel, it.dtype, it.values) for it in machine.level(RAM).processor.efficiencies}
+    assert ("linear", "int8", LINEAR.values) in measured
+    assert start(tmp_path, needs_disk=True, is_apart=True) == machine
+    assert start(tmp_path, needs_disk=True) == machine
+    assert counted == []
+
+
+@pytest.mark.parametrize("needs_disk", [False, True])
+def test_where_the_process_of_a_measurement_dies_figures_are_assumed(tmp_path, monkeypatch, needs_disk):
+    monkeypatch.setattr(measuring_process.sys, "executable", "/bin/false")
+    machine = start(tmp_path, needs_disk=needs_disk, is_apart=True)
+    assert "ended early" in dict(machine.sources)["all"]
+    assert machine.has(DISK) == needs_disk
+    assert known_machine(tmp_path, 1) is None
+
+
+@needs_kernels
+def test_measurements_take_no_more_memory_than_is_free(counted, tmp_path, monkeypatch):
+    here = host_resources()
+    monkeypatch.setattr(kernel_bench, "LEAST_BUFFER_BYTES", 2**18)
+    free_bytes = kernel_bench.KEPT_FREE_BYTES + 2**19
+    monkeypatch.setattr(kernel_bench, "host_resources", lambda: dataclasses.replace(here, available_bytes=free_bytes))
+    assert kernel_bench.KernelBench(1, kernel_bench.QUICK)._buffer.nbytes == 2**19
+    monkeypatch.setattr(kernel_bench, "LEAST_BUFFER_BYTES", 2**20)
+    assert "96.5 MiB are free" in dict(start(tmp_path).sources)["all"]

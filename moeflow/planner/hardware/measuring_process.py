@@ -1,0 +1,72 @@
+"""Measures a machine in a process of its own, so that torch and buffers of measurements take no memory afterwards.
+
+The order goes to its stdin; lines of JSON with steps come back, the last with the machine. A process that the kernel
+kills for lack of memory costs the measurement alone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.hardware import Machine
+from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
+from moeflow.planner.hardware.this_machine import Needs, measured_for_start
+
+if TYPE_CHECKING:
+    from moeflow.planner.hardware.calibrate import OnStep
+
+
+class _Order(msgspec.Struct, frozen=True):
+    cache_dir: str
+    needs: Needs
+
+
+class _Report(msgspec.Struct, frozen=True):
+    step: str = ""
+    machine: str = ""  # JSON, once it is measured
+
+
+def measure_apart(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine | None:
+    """Return what `measured_for_start` finds in another process; None if that process ends early.
+
+    Blocks: for some seconds.
+    """
+    command = [sys.executable, "-m", __name__]
+    machine: Machine | None = None
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(msgspec.json.encode(_Order(str(cache_dir.absolute()), needs)))
+            process.stdin.close()
+            for line in process.stdout:
+                report = msgspec.json.decode(line, type=_Report)
+                on_step(report.step)
+                machine = machine_from_json(report.machine, "a measurement") if report.machine else machine
+        except (OSError, msgspec.DecodeError, ConfigError):
+            return None
+        finally:
+            process.kill()
+    return machine
+
+
+def main() -> None:
+    """Carry out the order on stdin."""
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=_Order)
+    machine = measured_for_start(Path(order.cache_dir), order.needs, lambda step: _say(_Report(step=step)))
+    _say(_Report(machine=machine_to_json(machine)))
+
+
+def _say(report: _Report) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
