@@ -427,8 +427,10 @@ class Decision:
         return self.budget.left(weights) >= self.budget.free_bytes / 2
 
     def _keeps_precision(self, weights: WeightChoice) -> bool:
-        """Return whether float32 may stay: with a memory limit, what does not fit comes from disk."""
-        return self.settings.memory_bytes is not None or self.budget.left(weights) >= 0
+        """Return whether float32 may stay: within a limit, experts come from disk, and a named file keeps its formats."""
+        settings = self.settings
+        is_decided = settings.memory_bytes is not None or settings.packed_weights_file is not None
+        return is_decided or self.budget.left(weights) >= 0
 
 
 def _absolute(file: Path | None) -> str:

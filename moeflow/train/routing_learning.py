@@ -105,7 +105,8 @@ def _record(settings: Settings, tokens: list[int], on_done: OnDone) -> None:
     except CapacityError:
         if settings.memory_bytes is not None:
             raise
-        memory_bytes = int(host_resources().available_bytes * _MEMORY_SHARE)
+        here = host_resources()
+        memory_bytes = here.process_bytes + int(here.available_bytes * _MEMORY_SHARE)  # the limit covers this process
         config = resolve(dataclasses.replace(settings, memory_bytes=memory_bytes)).config
     engine = Engine.load(config)
     try:

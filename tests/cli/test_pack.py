@@ -9,9 +9,14 @@ from click.testing import CliRunner
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.cli.main import main
+from moeflow.core.units import MIB
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import folders_of, load_predictor, predictor_folder, save_predictor
+from moeflow.planner import resolve
+from moeflow.planner.costs.process_memory import PROCESS_BYTES
+from moeflow.planner.hardware.host import HostResources
+from moeflow.train import routing_learning
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [
@@ -72,3 +77,17 @@ def test_a_model_without_a_tokenizer_is_packed_and_told_that_nothing_was_learnt(
     assert json.loads(done.stdout)["routing_tokens"] == 0
     assert "How its routers choose could not be learnt" in done.stderr
     assert "tokenizer.json" in done.stderr
+
+
+@pytest.mark.slow
+def test_what_is_learnt_comes_from_the_file_that_was_packed_where_float32_has_no_room(tmp_path, monkeypatch):
+    """What is free holds the weights in bfloat16, but they are packed, and streamed, as the checkpoint has them."""
+    write_tiny_mixtral(tmp_path / "model", intermediate_size=4096, num_local_experts=8)
+    room = HostResources(1, 2**40, PROCESS_BYTES + 16 * MIB, None, 0, process_bytes=64 * MIB)
+    for module in (resolve, routing_learning):
+        monkeypatch.setattr(module, "host_resources", lambda: room)
+    done = CliRunner().invoke(main, ["pack", str(tmp_path / "model"), "--cache-dir", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["weight_format"] == "float32"
+    assert json.loads(done.stdout)["routing_tokens"] == 200, done.stderr
+    assert len([*tmp_path.rglob("*.slabs")]) == 1
