@@ -27,11 +27,14 @@ else:
 
 _FORMATS: Final = ("dtype", "quantize")  # one says what the other would
 _UNPLANNED: Final = {"packed_weights_file", "record_routing", "trace_file", "graph_file"}  # of the run, not the plan
+_OF_WORKLOAD: Final = {"max_model_len", "kv_cache_bytes"}  # a plan has them for requests as long as its workload's
 _DEFAULTS: Final = Settings()
 
 
 def settings_from_plan(plan: Plan, settings: Settings) -> Settings:
     """Return settings that make the engine do what a plan says; what the user set explicitly stays.
+
+    Requests may be longer than the plan's workload, so the context and its cache stay open.
 
     Raises: ConfigError if the plan is for another model, for one without weights, or for engines whose limit it lacks.
     """
@@ -42,7 +45,7 @@ def settings_from_plan(plan: Plan, settings: Settings) -> Settings:
             f"the plan is for {plan.num_replicas} engines within a limit, of which it has the part of each: say the "
             "whole limit again (--memory)"
         )
-    names = (field.name for field in dataclasses.fields(Settings) if field.name not in explicit)
+    names = {field.name for field in dataclasses.fields(Settings)} - explicit - _OF_WORKLOAD
     decided = {name: getattr(planned, name) for name in names if getattr(planned, name) != _default(name)}
     return dataclasses.replace(settings, **decided)
 
@@ -53,7 +56,7 @@ def overruled(plan: Plan, settings: Settings) -> list[tuple[str, Any, Any]]:
     return [
         (name, getattr(settings, name), getattr(planned, name))
         for name in options()
-        if name in _explicit(settings) - _UNPLANNED
+        if name in _explicit(settings) - _UNPLANNED - _OF_WORKLOAD
         and getattr(settings, name) not in (getattr(planned, name), _default(name))
     ]
 
@@ -79,7 +82,6 @@ def _settings_of_all(plan: Plan) -> Settings:
         one,
         num_replicas=number,
         num_threads=None if one.num_threads is None else number * one.num_threads,
-        kv_cache_bytes=None if one.kv_cache_bytes is None else number * one.kv_cache_bytes,
         memory_bytes=None,
     )
 

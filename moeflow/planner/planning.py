@@ -77,8 +77,8 @@ def plan_for_start(
             disk=wanted.packed_file is not None,
             ranks=wanted.has_ranks,
         )
-        is_limited = settings.memory_bytes is not None  # then all that this process holds counts
-        return machine_for_start(cache_folder(settings.cache_dir), needs, is_apart=is_limited, on_step=on_step)
+        is_apart = settings.is_served or settings.memory_bytes is not None  # all that this process keeps counts
+        return machine_for_start(cache_folder(settings.cache_dir), needs, is_apart=is_apart, on_step=on_step)
 
     return resolve(settings, usage, machine_of=machine, resources=here).plan
 

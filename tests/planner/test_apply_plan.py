@@ -31,12 +31,18 @@ def test_all_that_a_plan_decides_becomes_settings():
         quantize="int8",
         kv_dtype="bfloat16",
         num_threads=3,
-        max_model_len=40,
         max_num_seqs=6,
         max_num_batched_tokens=128,
-        kv_cache_bytes=1 << 20,
     )
     assert overruled(PLAN, Settings(model=MODEL)) == []
+
+
+def test_lengths_of_a_plan_s_workload_do_not_bound_requests():
+    assert settings_from_plan(PLAN, Settings()).max_model_len is None
+    explicit = Settings(max_model_len=512, kv_cache_bytes=2 << 20)
+    found = settings_from_plan(PLAN, explicit)
+    assert (found.max_model_len, found.kv_cache_bytes) == (512, 2 << 20)
+    assert overruled(PLAN, explicit) == []
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -138,9 +144,9 @@ def test_a_plan_of_another_machine_is_reported():
 
 
 def test_engines_of_a_plan_are_as_many_again_and_share_what_they_shared():
-    plan = dataclasses.replace(with_config(num_threads=3, memory=None, kv_cache_bytes=1 << 20), num_replicas=2)
+    plan = dataclasses.replace(with_config(num_threads=3, memory=None), num_replicas=2)
     found = settings_from_plan(plan, Settings())
-    assert (found.num_replicas, found.num_threads, found.kv_cache_bytes) == (2, 6, 2 << 20)
+    assert (found.num_replicas, found.num_threads) == (2, 6)
     assert overruled(plan, Settings(num_replicas=3)) == [("num_replicas", 3, 2)]
     limit = MemoryPlan(limit_bytes=1 << 30, process_bytes=0, weight_bytes=0, work_bytes=0)
     limited = dataclasses.replace(with_config(memory=limit), num_replicas=2)

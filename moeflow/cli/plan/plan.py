@@ -241,10 +241,12 @@ def learn(planned: Planned, cache_dir: Path) -> None:
 
 def settings_to_check(planned: Planned, cache_dir: Path) -> Settings:
     """Return the settings that carry out a plan in this process."""
-    settings = lazy.settings_from_plan(planned.plan, lazy.Settings(cache_dir=cache_dir, prefix_caching=False))
+    plan = planned.plan
+    own = lazy.Settings(cache_dir=cache_dir, prefix_caching=False, max_model_len=plan.config.scheduler.max_model_len)
+    settings = lazy.settings_from_plan(plan, own)
     if settings.memory_bytes is not None:  # this process holds the planner, too: keys and values take what it leaves
-        settings = dataclasses.replace(settings, kv_cache_bytes=None)
-    return settings
+        return settings
+    return dataclasses.replace(settings, kv_cache_bytes=plan.num_replicas * plan.config.kv_cache_bytes)
 
 
 def validated(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:

@@ -65,7 +65,8 @@ def choose_expert_parallel(
 
 def share_of(total_bytes: int, num_replicas: int, *, shared_bytes: int) -> int:
     """Return what each replica may use of so much memory, `shared_bytes` included, which all have in common."""
-    return shared_bytes + max(total_bytes - shared_bytes, 0) // num_replicas
+    shared_bytes = min(shared_bytes, total_bytes)
+    return shared_bytes + (total_bytes - shared_bytes) // num_replicas
 
 
 def what_each_has(num_replicas: int, num_threads: int, num_bytes: int, *, maps_together: bool) -> str:

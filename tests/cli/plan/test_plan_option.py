@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from moeflow.cli.main import main
 from moeflow.cli.plan.plan_option import read_plan, settings_of
 from moeflow.core.errors import ConfigError
-from moeflow.core.plan import plan_to_json
+from moeflow.core.plan import GOALS, plan_to_json
 from moeflow.kernels.cpu import extension
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from tests.planner.example_plans import ENGINE_CONFIG, PLAN
@@ -27,11 +27,11 @@ def file(tmp_path):
 
 
 def test_a_plan_is_read_and_what_the_user_said_is_told(file, capsys):
-    settings = settings_of({"model": None, "max_num_seqs": 2, "plan_file": file, "kv_cache_bytes": 1 << 21})
+    settings = settings_of({"model": None, "max_num_seqs": 2, "plan_file": file, "kv_dtype": "int8"})
     assert (settings.model, settings.max_num_seqs, settings.quantize) == (PLAN.config.model_path, 2, "int8")
     told = capsys.readouterr().err
     assert "note: --max-num-seqs 2 instead of the plan's 6, as you say" in told
-    assert "note: --kv-cache 2.0 MiB instead of the plan's 1.0 MiB, as you say" in told
+    assert "note: --kv-dtype int8 instead of the plan's bfloat16, as you say" in told
     assert "warning: the plan was made for this machine, not for this one with --threads 3" in told
 
 
@@ -62,24 +62,28 @@ def test_doctor_looks_at_the_model_that_was_planned_for(file, tmp_path):
     )
     done = CliRunner().invoke(main, ["doctor", "--plan", str(file), "--json", "--cache-dir", str(tmp_path)])
     found = {finding["topic"]: finding["found"] for finding in json.loads(done.stdout)}
-    assert found["requests"] == "6 together, 40 tokens each at most"
+    assert found["requests"] == "6 together, 512 tokens each at most"  # the model's context
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-def test_generate_does_what_was_planned(tmp_path):
+@pytest.mark.parametrize("goal", GOALS)
+def test_what_runs_a_plan_takes_requests_of_the_model_s_context(tmp_path, goal):
     model, host, file = tmp_path / "model", tmp_path / "host.json", tmp_path / "plan.json"
     write_tiny_mixtral(model)
     host.write_text(machine_to_json(machine(ram=2 * 10**9)))
-    lengths = ("--prompt-len", "20", "--gen-len", "8", "--batch-size", "3")
+    lengths = ("--prompt-len", "20", "--gen-len", "8", "--batch-size", "3", "--goal", goal)
     planned = CliRunner().invoke(main, ["plan", str(model), "--machine", str(host), "--json", *lengths])
     assert planned.exit_code == 0, planned.output
     file.write_text(planned.stdout)
     shell = ["generate", "--plan", str(file), "-p", "abc", "--cache-dir", str(tmp_path)]
-    done = CliRunner().invoke(main, [*shell, "--max-tokens", "4", "--json"])
+    done = CliRunner().invoke(main, [*shell, "--max-tokens", "40", "--json"])  # the plan was for 28 in all
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["model"] == "model"
     assert "warning: the plan was made for round, not for this one" in done.stderr
-    too_long = CliRunner().invoke(main, [*shell, "--max-tokens", "40"])
+    too_long = CliRunner().invoke(main, [*shell, "--max-tokens", "600"])
     assert too_long.exit_code != 0
-    assert "28" in too_long.stderr  # the longest request that was planned for
+    assert "512" in too_long.stderr
+    planned = CliRunner().invoke(main, ["serve", "--plan", str(file), "--explain", "--cache-dir", str(tmp_path)])
+    assert planned.exit_code == 0, planned.output
+    assert "384.0 KiB in memory" in planned.stdout  # 3 requests of 512 tokens, 256 bytes each
