@@ -19,7 +19,7 @@ from moeflow.experts.predict.registry import COMBINED, WHOLE_PASS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.models.expert_predictor.saved import predictor_bytes
-from moeflow.planner.choices.batching_choice import Batching
+from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching
 from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import (
@@ -177,8 +177,7 @@ class Decision:
         is_limited = bool(cpu_isa and settings.memory_bytes)
         maps_together = self._count_mapped_once(weights, file, cpu_isa)
         plan = self._expert_plan(weights, dtype, maps_together=maps_together) if is_limited else None
-        batching = self.host.batching(batching, weights, plan, cpu_isa, self.reasons)
-        batching = with_whole_inputs(batching, settings, self.shape, self.reasons)
+        batching = self._batching(batching, weights, plan, cpu_isa)
         budget.set_beside_weights(cpu_isa, batching)
         return _Held(
             device=device,
@@ -191,6 +190,25 @@ class Decision:
             batching=batching,
             weight_bytes=budget.check_weights(weights, plan),
         )
+
+    def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
+        """Return what suits the usage, or the default where that would take the room found for weights."""
+        reasons: Reasons = []
+        chosen = self.host.batching(default, weights, plan, cpu_isa, reasons)
+        chosen = with_whole_inputs(chosen, self.settings, self.shape, reasons)
+        is_limited = cpu_isa and self.settings.memory_bytes is not None
+        rooms = (self._has_room(it, weights, plan, cpu_isa) for it in (chosen, default))
+        if is_limited and list(rooms) == [False, True]:
+            return default
+        self.reasons += reasons
+        return chosen
+
+    def _has_room(self, batching: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> bool:
+        """Return whether weights and the least keys and values have room beside passes."""
+        self.budget.set_beside_weights(cpu_isa, batching)
+        if plan is not None:
+            return plan.min_bytes + self.budget.overhead_bytes <= self.budget.free_bytes
+        return self.budget.left(weights) >= min_kv_bytes(self.settings, self.shape, "float32")
 
     def _kv_cache(self, held: _Held, parallel: ParallelConfig | None) -> tuple[KVCacheChoice, int | None]:
         """Return the cache of keys and values, and how many of its blocks stay in memory unused; None: all do."""
@@ -373,8 +391,15 @@ class Decision:
         return replace(settings, max_model_len=max_tokens, kv_cache_bytes=settings.kv_cache_bytes or num_bytes)
 
     def _expert_plan(self, weights: WeightChoice, dtype: str, *, maps_together: bool) -> ExpertPlan | None:
-        """Return how experts come from disk; None if there are none, or all that is needed fits into memory."""
-        if not self.shape.num_experts or self.budget.left(weights) >= min_kv_bytes(self.settings, self.shape, dtype):
+        """Return how experts come from disk; None if there are none, or all that is needed fits into memory.
+
+        Where people wait, that is as many requests together as run with experts from disk.
+        """
+        need_bytes = min_kv_bytes(self.settings, self.shape, dtype)
+        if self.usage.is_interactive and self.settings.kv_cache_bytes is None:
+            most = self.settings.max_num_seqs or self.usage.max_sequences(has_device=False)
+            need_bytes = max(need_bytes, min(most, MIN_TOGETHER) * self.host.kv_bytes_of_request(weights))
+        if not self.shape.num_experts or self.budget.left(weights) >= need_bytes:
             return None
         if maps_together:  # after all, each engine has its own
             self.budget.take_share()
@@ -427,7 +452,7 @@ class Decision:
         return self.budget.left(weights) >= self.budget.free_bytes / 2
 
     def _keeps_precision(self, weights: WeightChoice) -> bool:
-        """Return whether float32 may stay: within a limit, experts come from disk, and a named file keeps its formats."""
+        """Return whether float32 may stay: within a limit, experts come from disk; a named file keeps its formats."""
         settings = self.settings
         is_decided = settings.memory_bytes is not None or settings.packed_weights_file is not None
         return is_decided or self.budget.left(weights) >= 0

@@ -23,7 +23,7 @@ from moeflow.planner.costs.process_memory import ENGINE_BYTES, planned_bytes
 from moeflow.planner.costs.rank_costs import ALONE, Sharing
 from moeflow.planner.costs.remote_waits import RemoteRates, step_with_lenders_s
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
-from moeflow.planner.costs.work_space import sampled_bytes, work_bytes
+from moeflow.planner.costs.work_space import sampled_bytes, usual_bytes, work_bytes
 from moeflow.planner.forecast import disk_reasons, forecast
 from moeflow.planner.hardware.this_machine import how_measured, machine_identity, was_disturbed
 
@@ -50,7 +50,8 @@ class Estimator(msgspec.Struct, frozen=True):
         limits, tokens = self.config.scheduler, plan.workload.max_tokens
         has_room_for = limits.num_blocks // ceil(tokens / limits.block_size)
         number = max(min(limits.max_num_seqs, has_room_for), 1)
-        model, policy = self.costs(plan.workload), self.policy(number, tokens)
+        model, policy = self.costs(plan.workload), self.policy(limits.max_num_seqs, tokens)
+        policy = replace(policy, batch_size=number, micro_batch=number)
         places = (*disk_reasons(model, policy), *self._remote_reasons(model, policy))
         reasons = (*plan.reasons, *places, *machine_reasons(self.machine))
         return replace(
@@ -93,9 +94,10 @@ class Estimator(msgspec.Struct, frozen=True):
         if (experts := self.config.experts) is not None:
             total = self._costs.num_moe_layers * self.shape.num_experts
             tokens = batch_size * ceil(max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
-            taken = tokens * self._costs.kv_bytes + (self.config.memory.work_bytes if self.config.memory else 0)
-            num_slots = max(experts.num_slots - ceil(taken / experts.slab_bytes), experts.min_slots)
-            on_disk = max(1 - num_slots / total, 0.0)
+            taken = min(tokens * self._costs.kv_bytes, self.config.kv_cache_bytes)
+            taken += batch_size * sampled_bytes(self.shape)
+            num_slots = max((self._slots_bytes - taken) // experts.slab_bytes, experts.min_slots)
+            on_disk = max(1 - min(num_slots, experts.num_slots) / total, 0.0)
         return Policy(
             batch_size=batch_size,
             micro_batch=batch_size,
@@ -104,6 +106,13 @@ class Estimator(msgspec.Struct, frozen=True):
             experts_on_disk=on_disk,
             chunk_tokens=self.config.scheduler.max_num_batched_tokens,
         )
+
+    @property
+    def _slots_bytes(self) -> int:
+        """What experts from disk may take while requests decode, and keys and values take nothing."""
+        memory = self.config.memory
+        assert memory is not None, "experts come from disk within a limit"
+        return memory.limit_bytes - memory.weight_bytes - memory.process_bytes - self._work_bytes
 
     def peak_bytes(self, batch_size: int, prompt_len: int, gen_len: int) -> float:
         """Return what is held while so many requests of these lengths run."""
@@ -121,13 +130,19 @@ class Estimator(msgspec.Struct, frozen=True):
     @property
     def _process_bytes(self) -> int:
         """What is held beside weights, keys and values, sampling left out."""
-        num_tokens = self.config.scheduler.max_num_batched_tokens
         if self.config.memory is not None:
             held = self.config.memory.process_bytes
         else:
             held = planned_bytes(ENGINE_BYTES, self.shape, is_served=self.is_served)
             held += sum(draft.num_bytes for draft in self.config.draft_models)
-        return held + work_bytes(self.shape, num_tokens=num_tokens, num_sampled=0)
+        return held + self._work_bytes
+
+    @property
+    def _work_bytes(self) -> int:
+        num_tokens = self.config.scheduler.max_num_batched_tokens
+        if self.config.experts is not None:
+            return usual_bytes(self.shape, num_tokens=num_tokens)
+        return work_bytes(self.shape, num_tokens=num_tokens, num_sampled=0)
 
 
 def host_costs(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -22,12 +24,13 @@ from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
-from moeflow.planner.costs.work_space import work_bytes
+from moeflow.planner.costs.work_space import usual_bytes, work_bytes
 from moeflow.planner.estimate import host_costs
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.memory_budget import MemoryBudget
 from moeflow.planner.search.objective import Objective
 from moeflow.planner.settings import (
+    BLOCK_SIZE,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
     DISK_NUM_BATCHED_TOKENS,
@@ -91,15 +94,20 @@ class HostForecast:
         settings, parallel = self._settings, self._budget.parallel
         if self.machine is None and (parallel is None or parallel.stages is None):
             self.ask(weights, plan, cpu_isa)
+        if plan is not None:
+            default = self._streamed_batching(weights, plan, default, reasons)
         if self.machine is None:
-            return default if plan is None else self._streamed_batching(weights, plan, default, reasons)
+            return default
         try:
             chosen = choose_batching(
                 self._usage,
                 self._objective(weights, plan),
-                self.cost_model_of(weights, self.machine, parallel),
+                self.cost_model_of(weights, self.machine, parallel, streams_experts=plan is not None),
                 max_num_seqs=settings.max_num_seqs,
-                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_num_batched_tokens=settings.max_num_batched_tokens
+                if plan is None
+                else default.max_num_batched_tokens,
+                streams_experts=plan is not None,
             )
         except CapacityError:
             if self._usage.reserves_kv:
@@ -109,22 +117,23 @@ class HostForecast:
         return chosen
 
     def cost_model_of(
-        self, weights: WeightChoice, machine: Machine, parallel: ParallelConfig | None
+        self, weights: WeightChoice, machine: Machine, parallel: ParallelConfig | None, *, streams_experts: bool = False
     ) -> Callable[[int], CostModel]:
-        """Return the costs of passes of so many tokens."""
+        """Return the costs of passes of so many tokens, with all experts in memory unless some come from disk."""
         costs = self._costs_of(weights)
 
         def model(num_tokens: int) -> CostModel:
-            work = work_bytes(costs.shape, num_tokens=num_tokens, num_sampled=0)
-            return host_costs(
+            work = usual_bytes if streams_experts else partial(work_bytes, num_sampled=0)
+            made = host_costs(
                 costs,
                 machine,
                 self._usage.workload,
                 routing=self.routing or EVEN_ROUTING,
-                process_bytes=self._budget.process_bytes + work,
+                process_bytes=self._budget.process_bytes + work(costs.shape, num_tokens=num_tokens),
                 chunk_tokens=num_tokens,
                 sharing=Sharing(parallel=parallel, num_replicas=self._settings.num_replicas or 1),
             )
+            return made if streams_experts else replace(made, min_experts=1.0)
 
         return model
 
@@ -135,7 +144,17 @@ class HostForecast:
             left = max(self._budget.left(weights), 0.0)
             takes_all = self._settings.memory_bytes is not None and not self._settings.shares_memory
             limit -= int(left * (1 - kv_share(has_slots=False, takes_all=takes_all)))
-        return self._usage.objective({RAM: limit})
+        objective = self._usage.objective({RAM: limit})
+        if plan is None or self._usage.is_interactive:
+            return objective
+        left_bytes = self._budget.left_for_kv(plan.min_bytes) * kv_share(has_slots=True, takes_all=False)
+        most = (self._settings.kv_cache_bytes or left_bytes) // max(self.kv_bytes_of_request(weights), 1)
+        return replace(objective, max_sequences=min(objective.max_sequences, max(int(most), 1)))
+
+    def kv_bytes_of_request(self, weights: WeightChoice) -> int:
+        """Return the bytes of keys and values of a request as long as the usage's are."""
+        tokens = ceil(self._usage.workload.max_tokens / BLOCK_SIZE) * BLOCK_SIZE
+        return int(tokens * self._costs_of(weights).kv_bytes)
 
     def _streamed_batching(
         self, weights: WeightChoice, plan: ExpertPlan, default: Batching, reasons: Reasons

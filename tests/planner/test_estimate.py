@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from math import ceil
 
 import msgspec
 import pytest
 
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.kernels.cpu import extension
+from moeflow.planner.costs.work_space import sampled_bytes, usual_bytes
 from moeflow.planner.estimate import Estimator
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.hardware.this_machine import machine_file
@@ -44,7 +46,9 @@ def shape(model):
 def streamed(config, shape):
     """Return an estimator of the configuration with room for six of eight experts."""
     slots = ExpertSlotsConfig(packed_weights_file="x", num_slots=6, slab_bytes=4096, min_slots=1)
-    memory = MemoryPlan(limit_bytes=1 << 30, process_bytes=1 << 28, weight_bytes=1 << 20, work_bytes=0)
+    beside_bytes = usual_bytes(shape, num_tokens=512) + ceil(sampled_bytes(shape))  # of a request alone
+    limit_bytes = (1 << 28) + (1 << 20) + beside_bytes + 6 * 4096
+    memory = MemoryPlan(limit_bytes=limit_bytes, process_bytes=1 << 28, weight_bytes=1 << 20, work_bytes=0)
     return Estimator(dataclasses.replace(config, experts=slots, memory=memory), shape, machine(ram=2 * 10**9))
 
 
@@ -87,7 +91,8 @@ def test_experts_that_have_no_slot_are_on_disk_and_keys_take_slots(streamed):
     assert streamed.policy(1, 0).experts_on_disk == 1 - 6 / 8  # two layers of four experts
     assert streamed.policy(1, 16).experts_on_disk == 1 - 5 / 8  # 16 tokens of 256 bytes: one slab
     assert streamed.policy(4, 500).experts_on_disk == 1 - 1 / 8
-    assert streamed.memory_limits == {"ram": 1 << 30}
+    assert streamed.policy(2, 0).experts_on_disk == 1 - 4 / 8  # another request's logits take two slabs
+    assert streamed.memory_limits == {"ram": streamed.config.memory.limit_bytes}
 
 
 def test_a_plan_is_completed_for_as_many_requests_as_have_room(config, shape):

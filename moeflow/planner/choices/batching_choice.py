@@ -14,7 +14,7 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Workload
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.cost_model import CostModel
-from moeflow.planner.search.host_search import host_policy
+from moeflow.planner.search.host_search import host_policy, largest_batch
 from moeflow.planner.search.objective import COARSE, WHY_SO_MANY, Objective, cost_per_token
 from moeflow.planner.search.search import search
 from moeflow.planner.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DISK_NUM_BATCHED_TOKENS
@@ -26,6 +26,7 @@ STEP_S: Final = 0.25  # between two tokens of a request: about as fast as people
 MAX_SLOWDOWN: Final = 4.0  # or, where one alone is slower than that, so many times what that takes
 TOGETHER: Final = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # requests, the most first
 MIN_TOGETHER: Final = 8
+LEAST_ROOM_TOKENS: Final = DEFAULT_MAX_NUM_BATCHED_TOKENS  # of a pass, while it is seen how many requests have room
 TIE: Final = 1e-3  # what a second until the first token counts beside what the goal asks for
 
 
@@ -54,21 +55,35 @@ def choose_batching(
     *,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
+    streams_experts: bool = False,
 ) -> Batching:
-    """Return what suits the usage; `costs` are those of passes of so many tokens. What is given was set by the user.
+    """Return the batching that suits the usage. `costs` are those of passes of so many tokens; the user set the rest.
 
+    `streams_experts`: some come from disk. Experts then go before more requests of people, which would take their room.
     Raises: CapacityError if not even one sequence fits.
     """
     if max_num_seqs is not None:
         objective = replace(objective, max_sequences=min(max_num_seqs, objective.max_sequences))
+    elif streams_experts and usage.is_interactive:
+        objective = replace(objective, max_sequences=min(MIN_TOGETHER, objective.most))
     tokens, why_tokens = max_num_batched_tokens, ""
     if tokens is None:
         tokens, why_tokens = choose_num_batched_tokens(usage, objective, costs)
-    model = costs(tokens)
-    if max_num_seqs is not None:
-        return Batching(max_num_seqs, max(tokens, max_num_seqs), "", why_tokens)
-    number, why_seqs = _together(model, objective) if usage.is_interactive else _best(model, objective)
-    return Batching(number, tokens if max_num_batched_tokens else max(tokens, number), why_seqs, why_tokens)
+    if max_num_seqs is None:
+        choose = _together if usage.is_interactive else _best
+        number, why_seqs = choose(costs(min(tokens, max_num_batched_tokens or LEAST_ROOM_TOKENS)), objective)
+    else:
+        number, why_seqs = max_num_seqs, ""
+    if max_num_batched_tokens is None:
+        tokens = max(_with_room(tokens, number, objective, costs), number)
+    return Batching(number, max(tokens, max_num_seqs or 0), why_seqs, why_tokens)
+
+
+def _with_room(tokens: int, number: int, objective: Objective, costs: Callable[[int], CostModel]) -> int:
+    """Return so many tokens a pass, or as many fewer as leave room for a number of requests."""
+    while tokens > LEAST_ROOM_TOKENS and host_policy(costs(tokens), objective, number) is None:
+        tokens //= 2
+    return tokens
 
 
 def _best(model: CostModel, objective: Objective) -> tuple[int, str]:
@@ -83,7 +98,7 @@ def _together(model: CostModel, objective: Objective) -> tuple[int, str]:
     limit_s = max(STEP_S, MAX_SLOWDOWN * _step_s(model, objective, 1))
     most = next(
         (number for number in TOGETHER if number <= objective.most and _step_s(model, objective, number) <= limit_s),
-        min(MIN_TOGETHER, objective.most),
+        max(min(MIN_TOGETHER, largest_batch(model, objective)), 1),
     )
     each = 1 / _step_s(model, objective, most)
     return most, f"each then gets {each:.2g} tokens/s" if each else "more have no room"

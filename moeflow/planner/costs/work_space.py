@@ -16,6 +16,7 @@ _SLACK = 1.25  # what the allocator cannot use of what was freed
 _NUM_HIDDEN = 8  # rows of the hidden size: hidden states, residual, norms, results
 _NUM_PAIR = 4  # rows for each token and expert: gathered, gate and up, result, the result in its place
 _NUM_INPUTS = 4  # rows of what all layers get besides: projected, normalised, from the table, their sum
+_USUAL_TOKENS = 512  # of a pass
 _NUM_LOGITS = 4  # rows of the vocabulary's size: logits, edited, as probabilities, sorted
 
 
@@ -34,6 +35,14 @@ def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
     inputs = _NUM_INPUTS * shape.num_layers * (0 if shape.layer_embeddings is None else shape.layer_embeddings.size)
     row_bytes = _FLOAT * (_NUM_HIDDEN * shape.hidden_size + attention + experts + inputs) + _ROW_BYTES
     return int(_BASE_BYTES + _SLACK * num_tokens * row_bytes + num_sampled * sampled_bytes(shape))
+
+
+def usual_bytes(shape: ModelConfig, *, num_tokens: int) -> int:
+    """Return the work space that counts where experts make room for passes, of so many tokens at most.
+
+    A longer pass takes more and gives it back. Sampled tokens are left out.
+    """
+    return work_bytes(shape, num_tokens=min(num_tokens, _USUAL_TOKENS), num_sampled=0)
 
 
 def sampled_bytes(shape: ModelConfig) -> float:

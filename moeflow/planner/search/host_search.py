@@ -64,7 +64,7 @@ def _max_on_disk(model: CostModel) -> float:
 
 def _numbers(model: CostModel, objective: Objective, ratio: float) -> Iterator[int]:
     """Yield numbers of sequences that fit, the largest of them included."""
-    largest = _largest(model, objective)
+    largest = largest_batch(model, objective)
     value = 1.0
     while value < largest:
         yield round(value)
@@ -73,7 +73,7 @@ def _numbers(model: CostModel, objective: Objective, ratio: float) -> Iterator[i
         yield largest
 
 
-def _largest(model: CostModel, objective: Objective) -> int:
+def largest_batch(model: CostModel, objective: Objective) -> int:
     """Return the largest number of sequences that fit; 0: not even one does."""
     low, high = 0, objective.most
     while low < high:
