@@ -43,7 +43,8 @@ from moeflow.planner.setting_names import named_as_fields
 from moeflow.planner.setting_values import read_settings
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import OFFLINE
-from moeflow.train.builtin import ensure_builtin_model, with_dense_source
+from moeflow.train.builtin import with_dense_source
+from moeflow.train.making_process import make_builtin_apart
 
 if TYPE_CHECKING:
     from rich import console
@@ -276,7 +277,7 @@ def _make_settings(
     if model is not None:
         values["model"] = local_models.local_path(str(values["model"]))
     else:
-        values["model"] = str(ensure_builtin_model(cache_folder(values.get("cache_dir")), on_progress))
+        values["model"] = str(make_builtin_apart(cache_folder(values.get("cache_dir")), on_progress))
     return with_dense_source(Settings(**values))
 
 

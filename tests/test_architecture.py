@@ -77,6 +77,7 @@ TORCH_FREE = (
     "pipeline/runtime",
     "experts/predict",
     "experts/cache",
+    "experts/remote/borrowing.py",
     "engine/process/prefix_affinity.py",
     "scheduler",
     "speculation",

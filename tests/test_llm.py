@@ -259,7 +259,7 @@ def test_without_a_model_the_built_in_one_is_made(folder, tmp_path, monkeypatch)
         asked.append(cache_dir)
         return folder
 
-    monkeypatch.setattr("moeflow.llm.ensure_builtin_model", make)
+    monkeypatch.setattr("moeflow.llm.make_builtin_apart", make)
     with LLM(cache_dir=tmp_path, num_threads=1, kv_cache_bytes=2**20) as llm:
         assert llm.model.path == str(folder)
     assert asked == [tmp_path]

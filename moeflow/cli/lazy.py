@@ -73,9 +73,10 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.server.jobs.local import answer_file, check_input, read_bodies
     from moeflow.server.launch import PlannedModel, serve, serve_several
     from moeflow.server.logs import start_logs
-    from moeflow.train.builtin import builtin_folder, builtin_source, ensure_builtin_model, with_dense_source
+    from moeflow.train.builtin import builtin_folder, builtin_source, with_dense_source
     from moeflow.train.classifiers.classifier import ClassifierRecipe, ClassifierTexts, train_classifier
     from moeflow.train.importance_learning import ensure_importance
+    from moeflow.train.making_process import make_builtin_apart
     from moeflow.train.predictors.distillation import train_predictor
     from moeflow.train.predictors.recipe import PredictorRecipe
     from moeflow.train.routing_learning import ensure_profile
@@ -144,9 +145,10 @@ _NAMES = {  # by module, as imported above
     "moeflow.server.jobs.local": "answer_file check_input read_bodies",
     "moeflow.server.launch": "PlannedModel serve serve_several",
     "moeflow.server.logs": "start_logs",
-    "moeflow.train.builtin": "builtin_folder builtin_source ensure_builtin_model with_dense_source",
+    "moeflow.train.builtin": "builtin_folder builtin_source with_dense_source",
     "moeflow.train.classifiers.classifier": "ClassifierRecipe ClassifierTexts train_classifier",
     "moeflow.train.importance_learning": "ensure_importance",
+    "moeflow.train.making_process": "make_builtin_apart",
     "moeflow.train.predictors.distillation": "train_predictor",
     "moeflow.train.predictors.recipe": "PredictorRecipe",
     "moeflow.train.routing_learning": "ensure_profile",

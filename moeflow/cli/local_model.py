@@ -100,7 +100,7 @@ def built_in_model(cache_dir: Path) -> Path:
     """Return the folder of the built-in model, making it first if it is not there."""
     folder = lazy.builtin_folder(cache_dir)
     if folder.is_dir():
-        return lazy.ensure_builtin_model(cache_dir)
+        return lazy.make_builtin_apart(cache_dir)
     click.echo(f"Making the built-in model in {folder}. This happens once.", err=True)
     with watched_bar("Making") as on_progress:
-        return lazy.ensure_builtin_model(cache_dir, on_progress)
+        return lazy.make_builtin_apart(cache_dir, on_progress)

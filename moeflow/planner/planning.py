@@ -19,7 +19,14 @@ from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.estimate import RENEW
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
-from moeflow.planner.hardware.this_machine import Needs, how_measured, machine_for_start, this_machine, was_disturbed
+from moeflow.planner.hardware.this_machine import (
+    Needs,
+    how_measured,
+    machine_for_start,
+    measured_for_start,
+    this_machine,
+    was_disturbed,
+)
 from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.model_files import bare_config
 from moeflow.planner.resolve import resolve, resources_for
@@ -30,9 +37,10 @@ if TYPE_CHECKING:
     import shutil
 
     from moeflow.planner import described
-    from moeflow.planner.hardware import calibrate_device, disk_rates, machine_files
+    from moeflow.planner.hardware import calibrate_device, disk_rates, machine_files, measuring_process
     from moeflow.planner.search import sensitivity
 else:
+    measuring_process = on_demand("moeflow.planner.hardware.measuring_process")
     shutil = on_demand("shutil")
     machine_files = on_demand("moeflow.planner.hardware.machine_files")
     disk_rates = on_demand("moeflow.planner.hardware.disk_rates")
@@ -78,7 +86,8 @@ def plan_for_start(
             ranks=wanted.has_ranks,
         )
         is_apart = settings.is_served or settings.memory_bytes is not None  # all that this process keeps counts
-        return machine_for_start(cache_folder(settings.cache_dir), needs, is_apart=is_apart, on_step=on_step)
+        measure = measuring_process.measure_apart if is_apart else measured_for_start
+        return machine_for_start(cache_folder(settings.cache_dir), needs, measure=measure, on_step=on_step)
 
     return resolve(settings, usage, machine_of=machine, resources=here).plan
 

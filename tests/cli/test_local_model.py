@@ -24,7 +24,7 @@ def made(monkeypatch):
         return folder
 
     monkeypatch.setitem(vars(lazy), "builtin_folder", lambda cache_dir: cache_dir / "builtin")
-    monkeypatch.setitem(vars(lazy), "ensure_builtin_model", ensure)
+    monkeypatch.setitem(vars(lazy), "make_builtin_apart", ensure)
     return asked
 
 

@@ -17,13 +17,13 @@ from transformers import AutoTokenizer, MixtralForCausalLM
 
 from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.cpu import extension
 from moeflow.models.sampling_defaults import read_sampling_defaults
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
-from moeflow.train import builtin, builtin_routers, upcycling, upcycling_quality
+from moeflow.train import builtin, builtin_routers, making_process, upcycling, upcycling_quality
 from moeflow.train.bare_model import load_bare_model, run_sequence
 from moeflow.train.builtin import (
     BUILTIN_NAME,
@@ -37,6 +37,7 @@ from moeflow.train.builtin import (
 from moeflow.train.builtin_routers import ROUTERS_FILE, read_routers, write_routers
 from moeflow.train.builtin_sampling import BUILTIN_SAMPLING
 from moeflow.train.calibration_text import calibration_text
+from moeflow.train.making_process import make_builtin_apart
 from moeflow.train.perplexity import WINDOW, perplexity
 from moeflow.train.router_fitting import fit_router
 from moeflow.train.upcycle_recipe import UpcycleRecipe
@@ -322,3 +323,23 @@ def test_the_dense_source_guesses_for_the_built_in_model_alone(tmp_path):
     assert with_dense_source(Settings(model="another")).speculators == ()
     with pytest.raises(ConfigError, match="is for the built-in model"):
         with_dense_source(dataclasses.replace(settings, model="another"))
+
+
+def test_a_process_of_its_own_reports_progress_and_errors(tmp_path, monkeypatch):
+    lines = [b'{"done":1,"total":2}', b'{"kind":"ConfigError","error":"no source"}']
+    monkeypatch.setattr(making_process, "run_apart", lambda *_: iter(lines))
+    seen = []
+    with pytest.raises(ConfigError, match="no source"):
+        make_builtin_apart(tmp_path, lambda *done: seen.append(done))
+    assert seen == [(1, 2)]
+    lines[:] = []
+    with pytest.raises(CapacityError, match="ended early"):
+        make_builtin_apart(tmp_path)
+    builtin_folder(tmp_path).mkdir(parents=True)
+    assert make_builtin_apart(tmp_path) == builtin_folder(tmp_path)
+
+
+def test_the_error_of_a_real_process_is_raised_here(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write to the cache folder|is not installed"):
+        make_builtin_apart(tmp_path / "file")

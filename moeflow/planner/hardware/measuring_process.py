@@ -6,17 +6,17 @@ kills for lack of memory costs the measurement alone.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from moeflow.core.apart import run_apart
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import Machine
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
-from moeflow.planner.hardware.this_machine import Needs, measured_for_start
+from moeflow.planner.hardware.this_machine import Needs, assumed_for_start, measured_for_start
 
 if TYPE_CHECKING:
     from moeflow.planner.hardware.calibrate import OnStep
@@ -32,28 +32,21 @@ class _Report(msgspec.Struct, frozen=True):
     machine: str = ""  # JSON, once it is measured
 
 
-def measure_apart(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine | None:
-    """Return what `measured_for_start` finds in another process; None if that process ends early.
+def measure_apart(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine:
+    """Return the machine that `measured_for_start` finds in another process; if that ends early, assumptions.
 
     Blocks: for some seconds.
     """
-    command = [sys.executable, "-m", __name__]
     machine: Machine | None = None
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(msgspec.json.encode(_Order(str(cache_dir.absolute()), needs)))
-            process.stdin.close()
-            for line in process.stdout:
-                report = msgspec.json.decode(line, type=_Report)
-                on_step(report.step)
-                machine = machine_from_json(report.machine, "a measurement") if report.machine else machine
-        except (OSError, msgspec.DecodeError, ConfigError):
-            return None
-        finally:
-            process.kill()
-    return machine
+    order = msgspec.json.encode(_Order(str(cache_dir.absolute()), needs))
+    try:
+        for line in run_apart(__name__, order):
+            report = msgspec.json.decode(line, type=_Report)
+            on_step(report.step)
+            machine = machine_from_json(report.machine, "a measurement") if report.machine else machine
+    except (OSError, msgspec.DecodeError, ConfigError):
+        machine = None
+    return machine or assumed_for_start(cache_dir, needs, "the process that measures ended early")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,10 +27,9 @@ from moeflow.planner.hardware.kernel_bench import KernelShape
 from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
 
 if TYPE_CHECKING:
-    from moeflow.planner.hardware import calibrate, measuring_process, quick_calibration, rank_bench
+    from moeflow.planner.hardware import calibrate, quick_calibration, rank_bench
     from moeflow.planner.hardware.calibrate import OnStep
 else:
-    measuring_process = on_demand("moeflow.planner.hardware.measuring_process")
     calibrate = on_demand("moeflow.planner.hardware.calibrate")
     quick_calibration = on_demand("moeflow.planner.hardware.quick_calibration")
     rank_bench = on_demand("moeflow.planner.hardware.rank_bench")
@@ -101,38 +100,16 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     disk: bool = False
     ranks: bool = False
 
-    def are_met(self, known: Machine | None) -> bool:
+    def are_met(self, known: Machine) -> bool:
         """Return whether a machine that was measured before has them. A full description serves other shapes, too."""
-        if known is None or (self.ranks and not processor_of(known.level(RAM)).rank_layers):
+        if self.ranks and not processor_of(known.level(RAM)).rank_layers:
             return False
         has_disk = known.has(DISK) or not self.disk
         return not known.is_quick or (has_disk and not quick_calibration.missing_parts(known, self.shapes))
 
 
-def machine_for_start(
-    cache_dir: Path, needs: Needs, *, is_apart: bool = False, on_step: OnStep = lambda _: None
-) -> Machine:
-    """Return this machine as it was measured before; if it never was, as a second of measuring finds it.
-
-    A full description is taken as it is kept. To a quick one is added what it lacks. What cannot be measured is
-    assumed, as `sources` then say. `is_apart`: measure in a process of its own, whose memory is free afterwards.
-    Blocks: for a second where something is to be measured, two with the disk, three more for ranks; some seconds more
-    where it is `is_apart`. Raises nothing.
-    """
-    known = _load(machine_file(cache_dir, needs.num_threads))
-    if needs.are_met(known):
-        assert known is not None, "it meets needs"
-        machine = known
-    elif is_apart:
-        measured = measuring_process.measure_apart(cache_dir, needs, on_step)
-        machine = measured or _assumed(known, "the process that measures ended early", needs)
-    else:
-        machine = measured_for_start(cache_dir, needs, on_step)
-    return _with_ram(machine, needs.ram_bytes)
-
-
 def measured_for_start(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine:
-    """Return and keep this machine with what it lacks measured here. Blocks and raises as `machine_for_start`."""
+    """Return and keep this machine with what it lacks measured in this process. See `machine_for_start`."""
     file = machine_file(cache_dir, needs.num_threads)
     known = _load(file)
     machine = known if known is not None and not known.is_quick else _quick(known, needs, on_step)
@@ -151,6 +128,31 @@ def measured_for_start(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machin
         with contextlib.suppress(OSError):  # measured again at the next start
             _save(machine, file)
     return _with_disk(machine, why_no_disk, needs)
+
+
+def assumed_for_start(cache_dir: Path, needs: Needs, why: str) -> Machine:
+    """Return this machine as it was measured before, with assumptions for what it lacks."""
+    return _assumed(_load(machine_file(cache_dir, needs.num_threads)), why, needs)
+
+
+def machine_for_start(
+    cache_dir: Path,
+    needs: Needs,
+    *,
+    measure: Callable[[Path, Needs, OnStep], Machine] = measured_for_start,
+    on_step: OnStep = lambda _: None,
+) -> Machine:
+    """Return this machine as it was measured before; if it never was, as a second of measuring finds it.
+
+    A full description is taken as it is kept. To a quick one is added what it lacks. What cannot be measured is
+    assumed, as `sources` then say. `measure`: here, or in a process of its own (`measuring_process.py`).
+    Blocks: for a second where something is to be measured, two with the disk, three more for ranks; some seconds more
+    in a process of its own. Raises nothing.
+    """
+    known = _load(machine_file(cache_dir, needs.num_threads))
+    if known is None or not needs.are_met(known):
+        known = measure(cache_dir, needs, on_step)
+    return _with_ram(known, needs.ram_bytes)
 
 
 def known_machine(cache_dir: Path, num_threads: int) -> Machine | None:

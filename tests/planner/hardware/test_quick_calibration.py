@@ -7,19 +7,20 @@ from functools import partial
 
 import pytest
 
+from moeflow.core import apart
 from moeflow.core.hardware import DISK, RAM
 from moeflow.kernels.cpu import extension
 from moeflow.planner.hardware import (
     calibrate,
     disk_rates,
     kernel_bench,
-    measuring_process,
     quick_calibration,
     this_machine,
 )
 from moeflow.planner.hardware.hardware_json import machine_from_json
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.kernel_bench import ROW_OPERATIONS, KernelShape
+from moeflow.planner.hardware.measuring_process import measure_apart
 from moeflow.planner.hardware.pass_bench import NO_ENGINE
 from moeflow.planner.hardware.this_machine import (
     Needs,
@@ -179,21 +180,21 @@ def test_where_measuring_fails_figures_are_assumed(counted, tmp_path, monkeypatc
 @needs_kernels
 def test_a_process_of_its_own_measures_the_same_once(counted, tmp_path):
     steps = []
-    machine = start(tmp_path, needs_disk=True, is_apart=True, on_step=steps.append)
+    machine = start(tmp_path, needs_disk=True, measure=measure_apart, on_step=steps.append)
     assert counted == []
     assert steps
     assert machine.has(DISK)
     measured = {(it.kernel, it.dtype, it.values) for it in machine.level(RAM).processor.efficiencies}
     assert ("linear", "int8", LINEAR.values) in measured
-    assert start(tmp_path, needs_disk=True, is_apart=True) == machine
+    assert start(tmp_path, needs_disk=True, measure=measure_apart) == machine
     assert start(tmp_path, needs_disk=True) == machine
     assert counted == []
 
 
 @pytest.mark.parametrize("needs_disk", [False, True])
 def test_where_the_process_of_a_measurement_dies_figures_are_assumed(tmp_path, monkeypatch, needs_disk):
-    monkeypatch.setattr(measuring_process.sys, "executable", "/bin/false")
-    machine = start(tmp_path, needs_disk=needs_disk, is_apart=True)
+    monkeypatch.setattr(apart.sys, "executable", "/bin/false")
+    machine = start(tmp_path, needs_disk=needs_disk, measure=measure_apart)
     assert "ended early" in dict(machine.sources)["all"]
     assert machine.has(DISK) == needs_disk
     assert known_machine(tmp_path, 1) is None
