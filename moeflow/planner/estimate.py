@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import Final
 
 import msgspec
 
@@ -25,9 +24,7 @@ from moeflow.planner.costs.remote_waits import RemoteRates, step_with_lenders_s
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import sampled_bytes, usual_bytes, work_bytes
 from moeflow.planner.forecast import disk_reasons, forecast
-from moeflow.planner.hardware.this_machine import how_measured, machine_identity, was_disturbed
-
-RENEW: Final = "`moeflow plan --recalibrate` measures it again, while nothing else runs"
+from moeflow.planner.hardware.this_machine import how_measured, machine_identity
 
 
 class Estimator(msgspec.Struct, frozen=True):
@@ -178,4 +175,4 @@ def host_costs(
 def machine_reasons(machine: Machine) -> list[tuple[str, str]]:
     """Return how a machine's speed is known; nothing for data sheets."""
     how = how_measured(machine)
-    return [("machine", how + (f": {RENEW}" if was_disturbed(machine) else ""))] if how else []
+    return [("machine", how)] if how else []

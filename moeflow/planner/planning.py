@@ -16,7 +16,6 @@ from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.costs.routing_profile import RoutingProfile
-from moeflow.planner.estimate import RENEW
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
 from moeflow.planner.hardware.this_machine import (
@@ -161,7 +160,8 @@ def _cautious(measured: list[Machine]) -> Iterator[None]:
     except CapacityError as error:
         if not measured or not was_disturbed(measured[-1]):
             raise
-        raise CapacityError(f"{error}. This machine was {how_measured(measured[-1])}: {RENEW}") from error
+        renew = "`moeflow plan --recalibrate` measures it again, while nothing else runs"
+        raise CapacityError(f"{error}. This machine was {how_measured(measured[-1])}: {renew}") from error
 
 
 def _measured_here(request: PlanRequest, wanted: Wanted, on_step: OnStep) -> Machine:

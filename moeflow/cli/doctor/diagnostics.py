@@ -197,7 +197,7 @@ def calibration(cache_dir: Path) -> list[Finding]:
     speed = f"reads {known.level(RAM).read_bytes_per_s / 1e9:.0f} GB/s"
     found = f"{lazy.how_measured(known)}: {speed}"
     if lazy.was_disturbed(known):
-        remedy = "Run `moeflow plan --recalibrate` while nothing else does: what is expected of models is too little"
+        remedy = "Expected speeds are too low. A start while nothing else runs measures again; so does `moeflow plan`"
         return [Finding("its speed", Verdict.WARN, found, remedy)]
     return [Finding("its speed", Verdict.OK, f"{found}; `moeflow plan --recalibrate` measures it again")]
 

@@ -136,8 +136,9 @@ class _Round:
 class Rounds:
     """Measurements of the same things at several times, of which the calmest count."""
 
-    def __init__(self, num_threads: int, effort: Effort) -> None:
+    def __init__(self, num_threads: int, effort: Effort, num_kept: int = NUM_ROUNDS) -> None:
         self._bench = KernelBench(num_threads, effort)
+        self._num_kept = num_kept
         self._all: list[_Round] = []
 
     def until_calm(self) -> Iterator[str]:
@@ -151,7 +152,7 @@ class Rounds:
 
     @property
     def _kept(self) -> list[_Round]:
-        return sorted(self._all, key=lambda it: it.other_work)[:NUM_ROUNDS]
+        return sorted(self._all, key=lambda it: it.other_work)[: self._num_kept]
 
     @property
     def other_work(self) -> float:
@@ -216,9 +217,9 @@ class Rounds:
     def uncertainty(self) -> float:
         """How far the rounds' roofs lay apart, relative; above 1 if one round's were more than twice another's.
 
-        Not less than what is seen within a round.
+        Of rounds that a few are kept of, all count. Not less than what is seen within a round.
         """
-        roofs = [it.roofs for it in self._kept]
+        roofs = [it.roofs for it in (self._kept if self._num_kept > 1 else self._all)]
         series = [[it.read for it in roofs]]
         series += [[it.peaks[dtype] for it in roofs] for dtype in roofs[0].peaks]
         return max(MIN_UNCERTAINTY, *(max(values) / min(values) - 1 for values in series))

@@ -17,6 +17,7 @@ from moeflow.core.units import MIB
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.hardware.kernel_bench import QUICK, ROW_OPERATIONS, KernelShape, parts_of
+from moeflow.planner.hardware.other_work import DISTURBING
 
 if TYPE_CHECKING:
     from moeflow.planner.hardware import calibrate, disk_rates
@@ -26,6 +27,7 @@ else:
     calibrate = on_demand("moeflow.planner.hardware.calibrate")
 
 MIN_UNCERTAINTY: Final = 0.35
+MAX_ROUNDS: Final = 3  # where others are at work; the calmest counts
 ASSUMED_UNCERTAINTY: Final = 2.0
 ASSUMED_READ_BYTES_PER_S: Final = 5e9
 ASSUMED_FLOPS_PER_S: Final = 2e10  # of a thread, in any format
@@ -40,14 +42,18 @@ def measure_quickly(
 ) -> Machine:
     """Return a machine without a disk; of one that was measured quickly before, what is known is kept.
 
-    Blocks: for a second. Raises: MemoryError or RuntimeError if there is no room for measuring.
+    Blocks: for a second, three beside others. Raises: MemoryError or RuntimeError if there is no room for measuring.
     """
     missing = missing_parts(known, shapes)
     if known is not None and not missing:
         return known
-    rounds = calibrate.Rounds(num_threads, QUICK)
-    rounds.run(missing, on_step, of_kernels_only=known is not None)
+    rounds = calibrate.Rounds(num_threads, QUICK, num_kept=1)
+    for _ in range(MAX_ROUNDS):
+        rounds.run(missing, on_step, of_kernels_only=known is not None)
+        if rounds.other_work < DISTURBING:
+            break
     if known is not None:
+        known = replace(known, other_work=max(known.other_work, rounds.other_work))
         return calibrate.with_efficiencies(known, rounds.efficiencies())
     machine = rounds.machine("this machine", ram_bytes)
     ram = machine.level(RAM)

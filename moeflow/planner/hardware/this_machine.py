@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,8 @@ else:
     quick_calibration = on_demand("moeflow.planner.hardware.quick_calibration")
     rank_bench = on_demand("moeflow.planner.hardware.rank_bench")
 
+TOO_UNCERTAIN: Final = 0.8  # rounds that differ by a factor of 1.8
+CALM_S: Final = 0.2  # without other work, for which a provisional description is measured again
 VERSION: Final = 6  # to be raised when what is measured means something else
 
 
@@ -111,8 +114,12 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
 def measured_for_start(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine:
     """Return and keep this machine with what it lacks measured in this process. See `machine_for_start`."""
     file = machine_file(cache_dir, needs.num_threads)
-    known = _load(file)
+    kept = known = _load(file)
+    if known is not None and _can_be_measured_better(known):
+        known = None
     machine = known if known is not None and not known.is_quick else _quick(known, needs, on_step)
+    if kept is not None and known is None and needs.are_met(kept) and machine.other_work > kept.other_work:
+        known = machine = kept
     why_no_disk = "" if machine.measured_at else "it was not measured either"
     if needs.disk and machine.is_quick and not machine.has(DISK) and not why_no_disk:
         try:
@@ -144,13 +151,14 @@ def machine_for_start(
 ) -> Machine:
     """Return this machine as it was measured before; if it never was, as a second of measuring finds it.
 
-    A full description is taken as it is kept. To a quick one is added what it lacks. What cannot be measured is
-    assumed, as `sources` then say. `measure`: here, or in a process of its own (`measuring_process.py`).
+    A full description is taken as it is kept. To a quick one is added what it lacks. A provisional one of either kind
+    is measured again while nothing else runs. Where measuring fails there are assumptions, and `sources` say so.
+    `measure`: here, or in a process of its own (`measuring_process.py`).
     Blocks: for a second where something is to be measured, two with the disk, three more for ranks; some seconds more
     in a process of its own. Raises nothing.
     """
     known = _load(machine_file(cache_dir, needs.num_threads))
-    if known is None or not needs.are_met(known):
+    if known is None or not needs.are_met(known) or _can_be_measured_better(known):
         known = measure(cache_dir, needs, on_step)
     return _with_ram(known, needs.ram_bytes)
 
@@ -171,6 +179,20 @@ def how_measured(machine: Machine) -> str:
 def was_disturbed(machine: Machine) -> bool:
     """Return whether a machine was measured beside other work, so that its figures may be too low."""
     return machine.other_work >= DISTURBING
+
+
+def is_provisional(machine: Machine) -> bool:
+    """Return whether a machine should be measured again: it was disturbed, or its rounds differ too much."""
+    return was_disturbed(machine) or machine.uncertainty >= TOO_UNCERTAIN
+
+
+def _can_be_measured_better(known: Machine) -> bool:
+    """Return whether a machine is provisional and nothing else is at work now. Blocks: for a moment if it is."""
+    if not is_provisional(known):
+        return False
+    others = OtherWork()
+    time.sleep(CALM_S)
+    return others.share < DISTURBING
 
 
 def _holds(known: Machine, num_threads: int, on_step: OnStep) -> bool:

@@ -200,7 +200,7 @@ def test_this_machine_can_be_examined():
             0.4,
             Verdict.WARN,
             "measured 2026-01-31 while other work had 40% of the processor: reads 43 GB/s",
-            "Run `moeflow plan --recalibrate` while nothing else does: what is expected of models is too little",
+            "Expected speeds are too low. A start while nothing else runs measures again; so does `moeflow plan`",
         ),
     ],
 )

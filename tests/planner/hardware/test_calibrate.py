@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from itertools import chain, cycle, repeat
+from itertools import cycle
 
 import pytest
 
@@ -18,6 +18,7 @@ from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to
 from moeflow.planner.hardware.kernel_bench import BestRates, KernelShape, shapes_of
 from moeflow.planner.hardware.pass_bench import EngineTimes
 from tests.planner.examples import SMALL
+from tests.planner.hardware.other_processes import others_take
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 SHAPES = (
@@ -29,18 +30,6 @@ SHAPES = (
 
 
 ENGINE = cycle([EngineTimes(1.0, 2.0, 6.0, 7.0), EngineTimes(3.0, 1.0, 4.0, 9.0), EngineTimes(2.0, 3.0, 5.0, 8.0)])
-
-
-def others_take(monkeypatch, *shares):
-    """Have others take these shares of the processor in the rounds that follow, the last one from then on."""
-    coming = chain(shares, repeat(shares[-1]))
-
-    class Others:
-        def __init__(self):
-            self.share = next(coming)
-
-    monkeypatch.setattr(calibrate, "OtherWork", Others)
-    monkeypatch.setattr(this_machine, "OtherWork", Others)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from moeflow.planner.hardware import (
     quick_calibration,
     this_machine,
 )
-from moeflow.planner.hardware.hardware_json import machine_from_json
+from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.kernel_bench import ROW_OPERATIONS, KernelShape
 from moeflow.planner.hardware.measuring_process import measure_apart
@@ -30,6 +30,7 @@ from moeflow.planner.hardware.this_machine import (
     machine_for_start,
     machine_identity,
 )
+from tests.planner.hardware.other_processes import others_take
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 LINEAR = KernelShape("linear", "int8", (32, 64))
@@ -50,6 +51,9 @@ def counted(monkeypatch):
     monkeypatch.setattr(calibrate, "disk_bench", partial(disk_rates.disk_bench, file_bytes=2**22))
     monkeypatch.setattr(disk_rates, "QUICK_FILE_BYTES", 2**22)
     monkeypatch.setattr(calibrate, "is_as_measured", lambda *_: True)
+    monkeypatch.setattr(this_machine, "CALM_S", 0.0)
+    monkeypatch.setattr(this_machine, "TOO_UNCERTAIN", 1e9)  # so little is measured badly
+    others_take(monkeypatch, 0.0)
     found = []
 
     def note(place, name, what):
@@ -178,8 +182,9 @@ def test_where_measuring_fails_figures_are_assumed(counted, tmp_path, monkeypatc
 
 @pytest.mark.slow
 @needs_kernels
-def test_a_process_of_its_own_measures_the_same_once(counted, tmp_path):
+def test_a_process_of_its_own_measures_the_same_once(counted, tmp_path, monkeypatch):
     steps = []
+    others_take(monkeypatch, 1.0)  # so that a disturbed measurement stays
     machine = start(tmp_path, needs_disk=True, measure=measure_apart, on_step=steps.append)
     assert counted == []
     assert steps
@@ -209,3 +214,67 @@ def test_measurements_take_no_more_memory_than_is_free(counted, tmp_path, monkey
     assert kernel_bench.KernelBench(1, kernel_bench.QUICK)._buffer.nbytes == 2**19
     monkeypatch.setattr(kernel_bench, "LEAST_BUFFER_BYTES", 2**20)
     assert "96.5 MiB are free" in dict(start(tmp_path).sources)["all"]
+
+
+@needs_kernels
+def test_beside_other_work_the_calmest_of_some_rounds_counts(counted, tmp_path, monkeypatch):
+    others_take(monkeypatch, 0.6, 0.05)
+    assert start(tmp_path).other_work == 0.05
+    assert counted == [LINEAR, ROW_OPERATIONS, "engine"] * 2
+    others_take(monkeypatch, 0.6, 0.3, 0.4)
+    assert start(tmp_path / "never calm").other_work == 0.3
+    assert counted == [LINEAR, ROW_OPERATIONS, "engine"] * 5
+
+
+@needs_kernels
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_was_measured_beside_other_work_is_measured_again_at_a_calm_start(counted, tmp_path, monkeypatch, is_full):
+    others_take(monkeypatch, 0.65)
+    first = start(tmp_path)
+    if is_full:
+        first = dataclasses.replace(first, is_quick=False)
+        machine_file(tmp_path, 1).write_text(machine_to_json(first))
+    assert this_machine.is_provisional(first)
+    counted.clear()
+    assert start(tmp_path) == first  # others are still at work
+    assert counted == []
+    others_take(monkeypatch, 0.0)
+    second = start(tmp_path)
+    assert counted == [LINEAR, ROW_OPERATIONS, "engine"]
+    assert not this_machine.is_provisional(second)
+    counted.clear()
+    assert start(tmp_path) == second
+    assert counted == []
+
+
+@needs_kernels
+def test_a_second_measurement_that_is_disturbed_more_is_not_kept(counted, tmp_path, monkeypatch):
+    others_take(monkeypatch, 0.3)
+    first = start(tmp_path)
+    others_take(monkeypatch, 0.0, 0.0, 0.7)  # two looks find calm, then others come
+    counted.clear()
+    assert start(tmp_path) == first
+    assert counted
+    assert known_machine(tmp_path, 1) == first
+
+
+@needs_kernels
+def test_what_a_busy_start_adds_makes_all_provisional(counted, tmp_path, monkeypatch):
+    assert not this_machine.is_provisional(start(tmp_path))
+    others_take(monkeypatch, 0.5)
+    assert this_machine.is_provisional(start(tmp_path, (LINEAR, OTHER)))
+    others_take(monkeypatch, 0.0)
+    assert not this_machine.is_provisional(start(tmp_path, (LINEAR, OTHER)))
+
+
+@needs_kernels
+def test_rounds_that_differ_by_a_factor_are_provisional(counted, tmp_path, monkeypatch):
+    speeds = iter([1e9, 1.9e9, 1.5e9])
+    rates = lambda _: kernel_bench.BestRates(next(speeds), {"int8": 1e12})  # noqa: E731
+    monkeypatch.setattr(kernel_bench.KernelBench, "roofs", rates)
+    monkeypatch.setattr(this_machine, "TOO_UNCERTAIN", 0.8)
+    others_take(monkeypatch, 0.5, 0.4, 0.05)
+    machine = start(tmp_path)
+    assert machine.other_work == 0.05
+    assert machine.uncertainty == pytest.approx(0.9)
+    assert this_machine.is_provisional(machine)
