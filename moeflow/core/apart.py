@@ -1,4 +1,4 @@
-"""Runs a module in a process of its own, so that what it imports and allocates takes no memory afterwards."""
+"""Runs a module in a process of its own, so that its imports and buffers take no memory afterwards."""
 
 from __future__ import annotations
 

@@ -192,19 +192,19 @@ class Decision:
         )
 
     def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
-        """Return what suits the usage, or the default where that would take the room found for weights."""
+        """Return the best batching for the usage, or the default if the best would displace weights."""
         reasons: Reasons = []
         chosen = self.host.batching(default, weights, plan, cpu_isa, reasons)
         chosen = with_whole_inputs(chosen, self.settings, self.shape, reasons)
         is_limited = cpu_isa and self.settings.memory_bytes is not None
-        rooms = (self._has_room(it, weights, plan, cpu_isa) for it in (chosen, default))
-        if is_limited and list(rooms) == [False, True]:
-            return default
+        if is_limited and not self._fits_beside(chosen, weights, plan, cpu_isa):
+            reasons = []
+            chosen = with_whole_inputs(default, self.settings, self.shape, reasons)
         self.reasons += reasons
         return chosen
 
-    def _has_room(self, batching: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> bool:
-        """Return whether weights and the least keys and values have room beside passes."""
+    def _fits_beside(self, batching: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> bool:
+        """Return whether weights and the least keys and values fit beside passes."""
         self.budget.set_beside_weights(cpu_isa, batching)
         if plan is not None:
             return plan.min_bytes + self.budget.overhead_bytes <= self.budget.free_bytes
@@ -393,7 +393,7 @@ class Decision:
     def _expert_plan(self, weights: WeightChoice, dtype: str, *, maps_together: bool) -> ExpertPlan | None:
         """Return how experts come from disk; None if there are none, or all that is needed fits into memory.
 
-        Where people wait, that is as many requests together as run with experts from disk.
+        Where people wait, that includes as many requests as run with experts from disk.
         """
         need_bytes = min_kv_bytes(self.settings, self.shape, dtype)
         if self.usage.is_interactive and self.settings.kv_cache_bytes is None:

@@ -81,7 +81,7 @@ def test_a_model_without_a_tokenizer_is_packed_and_told_that_nothing_was_learnt(
 
 @pytest.mark.slow
 def test_what_is_learnt_comes_from_the_file_that_was_packed_where_float32_has_no_room(tmp_path, monkeypatch):
-    """What is free holds the weights in bfloat16, but they are packed, and streamed, as the checkpoint has them."""
+    """The free memory holds the weights in bfloat16, but packing and streaming keep the float32 of the checkpoint."""
     write_tiny_mixtral(tmp_path / "model", intermediate_size=4096, num_local_experts=8)
     room = HostResources(1, 2**40, PROCESS_BYTES + 16 * MIB, None, 0, process_bytes=64 * MIB)
     for module in (resolve, routing_learning):

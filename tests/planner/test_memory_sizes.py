@@ -66,7 +66,7 @@ def write_holes(folder: Path, name: str) -> float:
 
 
 def outcomes(folder: Path, name: str, usage: Usage) -> list[Outcome | None]:
-    """Return what is planned from too little memory to more than enough; None: it is refused."""
+    """Return the plans from too little memory to more than enough; None: refused."""
     weights = write_holes(folder, name)
     found: list[Outcome | None] = []
     for step in range(NUM_SIZES[usage]):

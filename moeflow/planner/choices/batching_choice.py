@@ -26,7 +26,7 @@ STEP_S: Final = 0.25  # between two tokens of a request: about as fast as people
 MAX_SLOWDOWN: Final = 4.0  # or, where one alone is slower than that, so many times what that takes
 TOGETHER: Final = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # requests, the most first
 MIN_TOGETHER: Final = 8
-LEAST_ROOM_TOKENS: Final = DEFAULT_MAX_NUM_BATCHED_TOKENS  # of a pass, while it is seen how many requests have room
+LEAST_TOKENS: Final = DEFAULT_MAX_NUM_BATCHED_TOKENS  # of a pass, while the number of requests is chosen
 TIE: Final = 1e-3  # what a second until the first token counts beside what the goal asks for
 
 
@@ -59,7 +59,7 @@ def choose_batching(
 ) -> Batching:
     """Return the batching that suits the usage. `costs` are those of passes of so many tokens; the user set the rest.
 
-    `streams_experts`: some come from disk. Experts then go before more requests of people, which would take their room.
+    `streams_experts`: some come from disk. Interactive requests beyond a few would then displace experts.
     Raises: CapacityError if not even one sequence fits.
     """
     if max_num_seqs is not None:
@@ -71,17 +71,17 @@ def choose_batching(
         tokens, why_tokens = choose_num_batched_tokens(usage, objective, costs)
     if max_num_seqs is None:
         choose = _together if usage.is_interactive else _best
-        number, why_seqs = choose(costs(min(tokens, max_num_batched_tokens or LEAST_ROOM_TOKENS)), objective)
+        number, why_seqs = choose(costs(min(tokens, max_num_batched_tokens or LEAST_TOKENS)), objective)
     else:
         number, why_seqs = max_num_seqs, ""
     if max_num_batched_tokens is None:
-        tokens = max(_with_room(tokens, number, objective, costs), number)
+        tokens = max(_fitting_tokens(tokens, number, objective, costs), number)
     return Batching(number, max(tokens, max_num_seqs or 0), why_seqs, why_tokens)
 
 
-def _with_room(tokens: int, number: int, objective: Objective, costs: Callable[[int], CostModel]) -> int:
-    """Return so many tokens a pass, or as many fewer as leave room for a number of requests."""
-    while tokens > LEAST_ROOM_TOKENS and host_policy(costs(tokens), objective, number) is None:
+def _fitting_tokens(tokens: int, number: int, objective: Objective, costs: Callable[[int], CostModel]) -> int:
+    """Return so many tokens a pass, or fewer if a number of requests does not fit beside them."""
+    while tokens > LEAST_TOKENS and host_policy(costs(tokens), objective, number) is None:
         tokens //= 2
     return tokens
 

@@ -38,9 +38,9 @@ def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
 
 
 def usual_bytes(shape: ModelConfig, *, num_tokens: int) -> int:
-    """Return the work space that counts where experts make room for passes, of so many tokens at most.
+    """Return the work space of a usual pass, of so many tokens at most, without sampled tokens.
 
-    A longer pass takes more and gives it back. Sampled tokens are left out.
+    It counts beside experts from disk: a longer pass evicts some, which return afterwards.
     """
     return work_bytes(shape, num_tokens=min(num_tokens, _USUAL_TOKENS), num_sampled=0)
 

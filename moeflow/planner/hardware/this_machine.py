@@ -112,7 +112,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_for_start(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine:
-    """Return and keep this machine with what it lacks measured in this process. See `machine_for_start`."""
+    """Measure the missing facts of this machine in this process, keep and return them. See `machine_for_start`."""
     file = machine_file(cache_dir, needs.num_threads)
     kept = known = _load(file)
     if known is not None and _can_be_measured_better(known):
@@ -138,7 +138,7 @@ def measured_for_start(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machin
 
 
 def assumed_for_start(cache_dir: Path, needs: Needs, why: str) -> Machine:
-    """Return this machine as it was measured before, with assumptions for what it lacks."""
+    """Return this machine as it was measured before, with assumptions for missing facts."""
     return _assumed(_load(machine_file(cache_dir, needs.num_threads)), why, needs)
 
 
@@ -151,11 +151,11 @@ def machine_for_start(
 ) -> Machine:
     """Return this machine as it was measured before; if it never was, as a second of measuring finds it.
 
-    A full description is taken as it is kept. To a quick one is added what it lacks. A provisional one of either kind
-    is measured again while nothing else runs. Where measuring fails there are assumptions, and `sources` say so.
+    A full description is taken as it is kept. A quick one gets its missing facts. A provisional one of either kind
+    is measured again while nothing else runs. `sources` name assumptions, which stand in where measuring fails.
     `measure`: here, or in a process of its own (`measuring_process.py`).
-    Blocks: for a second where something is to be measured, two with the disk, three more for ranks; some seconds more
-    in a process of its own. Raises nothing.
+    Blocks: for a second if anything is missing, two with the disk, three more for ranks. A process of its own takes
+    some seconds more. Raises nothing.
     """
     known = _load(machine_file(cache_dir, needs.num_threads))
     if known is None or not needs.are_met(known) or _can_be_measured_better(known):
@@ -217,7 +217,7 @@ def _quick(known: Machine | None, needs: Needs, on_step: OnStep) -> Machine:
 
 
 def _assumed(known: Machine | None, why: str, needs: Needs) -> Machine:
-    """Return what is known, with assumptions for what is not."""
+    """Return the known facts of a machine, and assumptions in place of the others."""
     machine = known or quick_calibration.assumed_machine(why, num_threads=needs.num_threads, ram_bytes=needs.ram_bytes)
     return _with_disk(replace(machine, identity=machine_identity(needs.num_threads)), why, needs)
 

@@ -10,7 +10,7 @@ from moeflow.planner.hardware import calibrate, this_machine
 
 
 def others_take(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
-    """Have others take these shares of the processor in what is measured next, the last one from then on."""
+    """Have others take these shares of the processor in the next measurements, the last one from then on."""
     coming = chain(shares, repeat(shares[-1]))
 
     class Others:
