@@ -13,6 +13,7 @@ from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
 from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.choices.replica_choice import share_of
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, served_bytes
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.resolve import Resolved, resolve
@@ -66,6 +67,11 @@ def test_of_a_limit_what_the_server_itself_holds_counts_once(model):
     assert alone.limit_bytes == limit
     once = (3 * three.limit_bytes - limit) / 2  # each has this, and a third of the rest
     assert once == pytest.approx(served_bytes(0, dataclasses.replace(MIXTRAL, vocab_size=VOCAB_SIZE)), abs=4)
+
+
+def test_no_engine_s_share_is_more_than_there_is():
+    assert share_of(100, 2, shared_bytes=40) == 40 + 30
+    assert share_of(100, 2, shared_bytes=140) == 100
 
 
 def test_mapped_weights_are_in_memory_once(model, tmp_path):

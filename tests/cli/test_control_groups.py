@@ -1,0 +1,62 @@
+"""Verbs in a real control group: a refusal that names the memory, or work within the limit; never a kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moeflow.core.units import MIB
+from moeflow.kernels.cpu import extension
+from tests.control_groups import limited_group
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = [pytest.mark.skipif(not extension.is_available(), reason=extension.why_not()), pytest.mark.slow]
+
+LIMIT_BYTES = 400 * MIB  # less than a process is planned with where no limit is set
+REQUEST = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 2}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("limited") / "model"
+    write_tiny_mixtral(folder)
+    (folder.parent / "requests.jsonl").write_text(json.dumps(REQUEST) + "\n")
+    return folder
+
+
+def run(group: Path, model: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a verb inside a group."""
+    enter = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"))
+    verb = (sys.executable, "-m", "moeflow.cli.main", *words, "--cache-dir", str(model.parent / "cache"))
+    return subprocess.run((*enter, *verb), capture_output=True, text=True, timeout=60, cwd=model.parent)
+
+
+@pytest.mark.parametrize("of_parent", [False, True], ids=["own", "parent's"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("generate", "model", "-p", "a"),
+        ("batch", "requests.jsonl", "model", "-o", "answers.jsonl"),
+        ("serve", "model", "--explain"),
+        ("serve", "model", "--explain", "--replicas", "2"),
+        ("generate", "model", "-p", "a", "--memory", "500MiB"),
+    ],
+    ids=lambda words: " ".join(words[:1] + words[3:]),
+)
+def test_what_does_not_fit_is_refused(model, words, of_parent):
+    with limited_group(LIMIT_BYTES, of_parent=of_parent) as group:
+        done = run(group, model, *words)
+    assert done.returncode == 2, done.stderr
+    assert "MiB" in done.stderr
+    assert "free" in done.stderr
+
+
+def test_packing_takes_what_there_is(model):
+    with limited_group(LIMIT_BYTES, of_parent=True) as group:
+        done = run(group, model, "pack", "model", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["experts"] == 4
