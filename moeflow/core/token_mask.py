@@ -18,6 +18,10 @@ class TokenMask(msgspec.Struct, frozen=True):
 class TokenConstraint(Protocol):
     """Follows the answer of one request."""
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the next masks will probably take long."""
+
     def masks(self, token_ids: Sequence[int], paths: Sequence[Sequence[int]]) -> list[TokenMask | None]:
         """Return what may follow an answer's tokens so far and each of these paths behind them.
 

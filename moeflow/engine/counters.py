@@ -37,6 +37,14 @@ class Counters:
         self.prompt_tokens += sum(
             max(0, min(entry.stop, len(entry.request.prompt_token_ids)) - entry.start) for entry in batch.entries
         )
+        self._count(num_generated)
+
+    def count_late(self, num_generated: int) -> None:
+        """Account for tokens that an earlier pass brought only now."""
+        if num_generated:
+            self._count(num_generated)
+
+    def _count(self, num_generated: int) -> None:
         self.generated_tokens += num_generated
         self._recent.append((self._clock(), num_generated))
         self._recent_tokens += num_generated

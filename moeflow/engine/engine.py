@@ -19,7 +19,6 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, GroupError, MoeflowError, RequestError, StorageError
 from moeflow.core.request import FinishReason, Request, RequestStatus
-from moeflow.core.token_mask import TokenConstraint
 from moeflow.core.token_tree import TokenTree
 from moeflow.engine.constraints.constraints import Constraints
 from moeflow.engine.counters import Counters
@@ -30,11 +29,13 @@ from moeflow.engine.pooling import NOT_FINITE, Pooler
 from moeflow.engine.pooling_choice import check_generates, check_pooling
 from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.sampler import SampledToken
+from moeflow.engine.verification import Verified
 from moeflow.kernels.on_demand import on_demand
 from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
 from moeflow.speculation.counts import SpeculationCounts
 
 if TYPE_CHECKING:
+    from moeflow.engine.constraints.compiled_grammar import CompiledGrammar
     from moeflow.engine.prompt_cache import opening
     from moeflow.engine.prompt_cache.prompt_cache import PromptCache
     from moeflow.engine.speculators import loading
@@ -46,6 +47,7 @@ else:
 logger = logging.getLogger(__name__)
 
 _FORM_WAIT_S = 0.002  # for the form of an answer to be understood, where there is nothing else to do
+_MASK_WAIT_S = 0.01  # for the tokens that forms allow, likewise
 _PREFIX_WAIT_S = 0.01  # for prefixes to be read, likewise
 
 
@@ -76,7 +78,7 @@ class Engine:
         self._pooler = Pooler(runner.classify)
         self._cancelled: list[TokenOutput] = []  # to be handed out by the next step
         self._constraints = Constraints(config.model_path, self.model.eos_token_ids)
-        self._waiting_for_form: dict[Request, Future[TokenConstraint]] = {}  # before the scheduler gets them
+        self._waiting_for_form: dict[Request, Future[CompiledGrammar]] = {}  # before the scheduler gets them
         self._counters = Counters()
         self._clock = clock
         self._on_pass = on_pass
@@ -158,7 +160,7 @@ class Engine:
         assert len(request.output_token_ids) < max(request.max_tokens, 1), "it had ended in the engine it comes from"
         self._requests[request.request_id] = request
         if sampling.grammar:
-            self._waiting_for_form[request] = self._constraints.make(sampling.grammar)
+            self._waiting_for_form[request] = self._constraints.compiled(sampling.grammar)
         else:
             self._queue(request)
 
@@ -176,13 +178,18 @@ class Engine:
                 continue
             del self._waiting_for_form[request]
             try:
-                request.constraint = making.result()
+                request.constraint = making.result().constraint()
             except Exception as error:
                 if not isinstance(error, MoeflowError):
                     logger.error("a form of answers could not be prepared", exc_info=error)
                 self._forget(request)
                 refused.append(
-                    TokenOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=str(error))
+                    TokenOutput(
+                        request_id=request.request_id,
+                        finish_reason=FinishReason.ERROR,
+                        error=str(error),
+                        blames_request=isinstance(error, RequestError),
+                    )
                 )
             else:
                 self._queue(request)
@@ -213,13 +220,17 @@ class Engine:
         """
         outputs, self._cancelled = self._cancelled, []
         outputs += self._queue_formed()
+        outputs += self._take_late(0.0)
         if self._scheduler.has_work and not self._scheduler.held_s:
             if self._prompt_cache is not None:
                 self._prompt_cache.await_looks()
             if batch := self._scheduler.schedule(self._trees()):
                 outputs += self._run(batch)
-            elif self._prompt_cache is not None:
-                self._prompt_cache.await_any(_PREFIX_WAIT_S)
+            else:
+                late = self._take_late(_MASK_WAIT_S)
+                if not late and self._prompt_cache is not None:
+                    self._prompt_cache.await_any(_PREFIX_WAIT_S)
+                outputs += late
         elif not outputs:  # what is to be handed out must not be lost with the engine
             self._runner.check_ranks()
         self._runner.settle(self._scheduler.blocks)
@@ -300,7 +311,8 @@ class Engine:
         """Return guesses of what follows running requests, if there is room for them and none waits for its prompt."""
         if self._speculation is None or self._scheduler.waiting:
             return {}
-        return self._speculation.trees(self._scheduler.running, self.config.scheduler.max_num_batched_tokens)
+        computed = [request for request in self._scheduler.running if request.num_uncomputed_tokens]
+        return self._speculation.trees(computed, self.config.scheduler.max_num_batched_tokens)
 
     def _complete(self, batch: Batch, result: PassResult, elapsed_s: float) -> list[TokenOutput]:
         kept = {request: one.kept for request, one in result.sampled.items()}
@@ -312,8 +324,8 @@ class Engine:
         outputs = []
         for entry in batch.entries:
             self._collect_prompt_logprobs(entry, result)
-            if entry.samples:
-                outputs.append(self._advance(entry, result))
+            if entry.request in result.sampled:
+                outputs.append(self._advance(entry, result.sampled[entry.request]))
             if entry.pooled:
                 self._pooler.add(entry, result.pooled[entry.request])
             if entry.ends_pooling:
@@ -321,14 +333,24 @@ class Engine:
         self._counters.count_pass(batch, num_generated=sum(len(output.token_ids) for output in outputs))
         return outputs
 
-    def _advance(self, entry: BatchEntry, result: PassResult) -> TokenOutput:
+    def _take_late(self, wait_s: float) -> list[TokenOutput]:
+        """Return what earlier passes bring only now, for requests that have been computed and wait for it."""
+        outputs = [
+            self._advance(entry, verified)
+            for entry, verified in self._runner.take_late(wait_s)
+            if entry.request.request_id in self._requests and not entry.request.num_uncomputed_tokens
+        ]
+        self._counters.count_late(sum(len(output.token_ids) for output in outputs))
+        return outputs
+
+    def _advance(self, entry: BatchEntry, verified: Verified) -> TokenOutput:
         """Append a request's new tokens, as many as there are until one ends it."""
         request = entry.request
         is_first = not request.output_token_ids
         new: list[SampledToken] = []
-        reason, error = None, None
-        for sampled in result.sampled[request].tokens:
-            error = sampled.error
+        reason, error, blames_request = None, None, False
+        for sampled in verified.tokens:
+            error, blames_request = sampled.error, sampled.blames_request
             reason = _ending(request, sampled)
             if error is None and request.max_tokens:
                 new.append(sampled)
@@ -347,9 +369,10 @@ class Engine:
             stop_token_id=new[-1].token_id if stopped_by_user else None,
             num_cached_tokens=request.num_cached_tokens,
             num_drafted_tokens=len(entry.tree),
-            drafted_tree=self._drafted_tree(entry, result.sampled[request].kept[: len(new)]),
+            drafted_tree=self._drafted_tree(entry, verified.kept[: len(new)]),
             queued_s=request.queued_s if is_first else None,
             error=error,
+            blames_request=blames_request,
         )
         if reason is not None:
             self._finish(request, reason)

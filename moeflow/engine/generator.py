@@ -7,7 +7,7 @@ stop strings. Knows nothing of HTTP, nor of where the engine lives.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.client import EngineClient
 from moeflow.engine.constraints.checker import GrammarChecker
+from moeflow.engine.fair_turns import FairTurns
 from moeflow.engine.merging import merge
 from moeflow.engine.messages import Submission
 from moeflow.engine.text.answer_form.form import UserGrammar
@@ -27,6 +28,7 @@ from moeflow.engine.text.tokenizer import ChatPrompt, Tokenizer
 from moeflow.engine.text.tool_syntax.tool import Tool
 
 NUM_CHECKS: Final = 2  # grammars compiled at once, to see whether they can be
+MAX_CHECKS_WAITING: Final = 32  # of one client
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -37,8 +39,9 @@ class Generator:
         self.client = client
         self.tokenizer = tokenizer
         self.lanes = TextLanes()
-        self._checker = GrammarChecker()
-        self._checks = ThreadPoolExecutor(NUM_CHECKS, thread_name_prefix="grammar-checks")
+        self._checker = GrammarChecker(tokenizer, client.model.eos_token_ids)
+        self._checks = ThreadPoolExecutor(1 + NUM_CHECKS, thread_name_prefix="grammar-checks")
+        self._write_turns, self._check_turns = FairTurns(1), FairTurns(NUM_CHECKS, MAX_CHECKS_WAITING)
 
     async def encode(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
         """Return the tokens of plain prompts, each given as text or as token ids.
@@ -70,10 +73,25 @@ class Generator:
 
         return await self.lanes.run(num_chars(messages), work)
 
-    async def checked(self, lark: str, users: UserGrammar | None = None) -> str:
-        """Return a grammar as `SamplingParams` take it. See `GrammarChecker.check`, also for what it raises."""
+    async def checked(
+        self, write: Callable[[], str], users: UserGrammar | None = None, *, client: str | None = None
+    ) -> str:
+        """Return the grammar that `write` makes, in a thread, as `SamplingParams` take it. See `GrammarChecker.check`.
+
+        `client` waits for its own grammars alone. None: the server itself.
+
+        Raises: what `write` raises; RequestError if the grammar is refused; QueueFullError if too many of the client
+        wait.
+        """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._checks, self._checker.check, lark, users)
+        self._check_turns.require_room(client)
+        async with self._write_turns.turn(client):
+            lark = await loop.run_in_executor(self._checks, write)
+        known = self._checker.known(lark, users)
+        if known is not None:
+            return known
+        async with self._check_turns.turn(client, (lark, users)):
+            return await loop.run_in_executor(self._checks, self._checker.check, lark, users)
 
     def stream(
         self,

@@ -122,6 +122,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     # A vector, or probabilities of classes, float32, little-endian: with the last output of a request with `pooling`.
     embedding: bytes | None = None
     error: str | None = None  # with FinishReason.ERROR
+    blames_request: bool = False  # with an error: the request asks for something that cannot be
 
 
 class RankStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ Knows nothing of queues, of what happens between passes, and of how the model wa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -17,11 +17,11 @@ import msgspec
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.request import Request
-from moeflow.engine.constraints.constraints import MaskThread
 from moeflow.engine.forward import make_forward, make_kv_storage
+from moeflow.engine.masked_sampling import PASS_WAIT_S, MaskedSampling
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.sampler import prompt_logprobs
-from moeflow.engine.verification import Verified, verify
+from moeflow.engine.verification import Verified
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.on_demand import on_demand, without_gradients
 from moeflow.kv.block_tables import BlockTables
@@ -54,7 +54,7 @@ PASSES = "passes"  # a trace's row of whole passes
 class PassResult(msgspec.Struct, frozen=True):
     """What a pass brought, by request."""
 
-    sampled: dict[Request, Verified]  # of every entry that samples
+    sampled: dict[Request, Verified]  # of entries that sample, but for those whose masks come later
     prompt_logprobs: dict[Request, list[TokenLogprobs]]  # of the prompt tokens after those of this pass
     pooled: dict[Request, Array] = {}  # hidden states [n, H] that become a vector
 
@@ -78,6 +78,9 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> PassResult:
         """Compute a pass. May raise anything; the engine then fails the requests of this batch alone."""
+
+    def take_late(self, wait_s: float) -> list[tuple[BatchEntry, Verified]]:
+        """Return what entries of earlier passes bring only now; waits for a first one, if any is to come."""
 
     def classify(self, vector: Sequence[float]) -> list[float]:
         """Return the probabilities of the model's classes, which it has, for the vector of a prompt."""
@@ -141,7 +144,8 @@ class ModelRunner:
         # What is recorded comes from one layer after the other, so that such a pass is not cut.
         shares = None if self._replica is None or recorder is not None else self._replica.shares
         self._forward = make_forward(config, model, self._kv, self._upkeep, shares)
-        self._masks = MaskThread()
+        is_continuous = config.scheduler.policy == "continuous"  # others have all requests in every pass
+        self._sampling = MaskedSampling(PASS_WAIT_S if is_continuous else None)
         self._num_generated = 0  # tokens, by the last pass
         self._kv_moves: list[tuple[int, int]] = []  # after the last pass, which other ranks make before the next
         self._keeper: memory_limiter.MemoryLimiter | None = None
@@ -202,7 +206,7 @@ class ModelRunner:
             closing.callback(self._write_trace)
             for part in self._parts():
                 closing.callback(part.close)
-            closing.callback(self._masks.close)
+            closing.callback(self._sampling.close)
             closing.callback(self._forward.close)
 
     def _parts(self) -> Iterator[Closable]:
@@ -239,6 +243,10 @@ class ModelRunner:
             result = self._run(batch)
             self._num_generated = sum(len(one.tokens) for one in result.sampled.values())
             return result
+
+    def take_late(self, wait_s: float) -> list[tuple[BatchEntry, Verified]]:
+        """See `Runner.take_late`."""
+        return self._sampling.take_late(wait_s)
 
     def classify(self, vector: Sequence[float]) -> list[float]:
         """See `Runner.classify`."""
@@ -286,15 +294,15 @@ class ModelRunner:
     def _run(self, batch: Batch) -> PassResult:
         given = PassInput.of(batch, self._forward.num_micro_batches(batch.num_tokens), self._kv_moves)
         sampling = [entry for entry in batch.entries if entry.samples]
-        masks = self._masks.begin(sampling)
+        self._sampling.begin(sampling)
         with self._with_ranks(given):
             # One after another, as they are asked for: those of a whole prompt would be many times the rest.
             found = self._forward.run(given)
             logits = (self._model.logits(hidden) for hidden in islice(found, len(given.logit_rows)))
-            verified = verify(next(logits), sampling, masks.result() if masks else {}) if sampling else []
-            self._keep(sampling, verified)
+            sampled = self._sampling.sample(next(logits), sampling) if sampling else {}
+            self._keep(sampling, sampled)
             return PassResult(
-                {entry.request: one for entry, one in zip(sampling, verified, strict=True)},
+                sampled,
                 {
                     entry.request: _prompt_logprobs(entry, logits)
                     for entry in batch.entries
@@ -312,15 +320,16 @@ class ModelRunner:
         with self._ranks.all_computing(given), self._upkeep.computing():
             yield
 
-    def _keep(self, entries: Sequence[BatchEntry], verified: Sequence[Verified]) -> None:
+    def _keep(self, entries: Sequence[BatchEntry], sampled: Mapping[Request, Verified]) -> None:
         """Move keys and values of drafted tokens that are kept to where the next pass looks for them."""
         self._kv_moves = [
             (
                 _slot(entry, entry.stop + node, self._kv.block_size),
                 _slot(entry, entry.stop + place, self._kv.block_size),
             )
-            for entry, one in zip(entries, verified, strict=True)
-            for place, node in enumerate(one.kept)
+            for entry in entries
+            if entry.request in sampled
+            for place, node in enumerate(sampled[entry.request].kept)
             if node != place
         ]
         self._kv.move(self._kv_moves)

@@ -34,6 +34,7 @@ class SampledToken:
 
     token_id: int  # -1 with an error
     error: str | None = None  # this row failed; the others are unharmed
+    blames_request: bool = False  # with an error: the request asks for something that cannot be
     logprobs: TokenLogprobs | None = None  # if they were asked for
 
 
@@ -70,14 +71,18 @@ def sample(logits: Array, rows: Sequence[SampledRow]) -> list[SampledToken]:
         samplings[place] = RowSampling(place)  # tells whether its logits are numbers
     chosen: list[int] = sample_rows(logits, samplings)
     failed = {place: _NOT_FINITE for place, token_id in enumerate(chosen) if token_id < 0}
-    failed |= {place: row.mask.error for place, row in enumerate(rows) if row.mask is not None and row.mask.error}
+    blamed = {place: row.mask.error for place, row in enumerate(rows) if row.mask is not None and row.mask.error}
+    failed |= blamed
     if edited := [place for place in edited if place not in failed]:
         of_edited = _choose_edited(on_host(logits[edited]), [rows[place] for place in edited])
-        failed |= {place: _NOTHING_LEFT for place, token_id in zip(edited, of_edited, strict=True) if token_id < 0}
+        blamed |= {place: _NOTHING_LEFT for place, token_id in zip(edited, of_edited, strict=True) if token_id < 0}
+        failed |= blamed
         for place, token_id in zip(edited, of_edited, strict=True):
             chosen[place] = token_id
     return [
-        SampledToken(-1, error=failed[place]) if place in failed else SampledToken(token_id)
+        SampledToken(-1, error=failed[place], blames_request=place in blamed)
+        if place in failed
+        else SampledToken(token_id)
         for place, token_id in enumerate(chosen)
     ]
 

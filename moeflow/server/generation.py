@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
-from moeflow.core.errors import EngineError
+from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
@@ -227,4 +227,6 @@ class Generation:
         self._require_engine()  # likewise: it ends what is left when the server shuts down
         if delta.finish_reason is FinishReason.CANCELLED:
             raise ApiError(503, "cancelled", "the request was cancelled in the engine")
+        if delta.blames_request:
+            raise RequestError(delta.error or "the request cannot be answered")
         raise ApiError(500, "generation_failed", delta.error or "the engine failed on this request")

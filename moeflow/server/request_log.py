@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moeflow.server.paths import OTHER, endpoint_of, raw_api_path
@@ -196,6 +197,11 @@ def record_of(scope: Scope) -> RequestRecord:
     """Return the record of the request with this scope; one that nobody will see if none is kept."""
     record = scope.get(_KEY)
     return record if isinstance(record, RequestRecord) else RequestRecord("-")
+
+
+def client_of(request: HTTPConnection) -> str:
+    """Return the address from which a request comes; "" if it is not known."""
+    return request.client.host if request.client else ""
 
 
 def new_request_id() -> str:

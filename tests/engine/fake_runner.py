@@ -6,7 +6,7 @@ import dataclasses
 
 import msgspec
 
-from moeflow.core.batch import Batch
+from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.errors import GroupError
 from moeflow.engine.engine import Engine
@@ -52,6 +52,9 @@ class FakeRunner:
 
     def close(self) -> None:
         self.is_closed = True
+
+    def take_late(self, wait_s: float) -> list[tuple[BatchEntry, Verified]]:
+        return []
 
     def run(self, batch: Batch) -> PassResult:
         self.batches.append(batch)

@@ -13,7 +13,7 @@ def submission(name: str, prompt: list[int], **sampling) -> Submission:
     return Submission(name, prompt, SamplingParams(**{"max_tokens": 6, "ignore_eos": True, **sampling}), seed=1)
 
 
-def run(engine: Engine, limit: int = 500) -> dict[str, list[TokenOutput]]:
+def run(engine: Engine, limit: int = 5_000) -> dict[str, list[TokenOutput]]:
     outputs: dict[str, list[TokenOutput]] = {}
     for _ in range(limit):
         if not engine.has_work:

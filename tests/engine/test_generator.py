@@ -2,13 +2,14 @@
 
 import asyncio
 from contextlib import aclosing
+from threading import Event
 
 import pytest
 
-from moeflow.core.errors import EngineError, RequestError
+from moeflow.core.errors import EngineError, QueueFullError, RequestError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.generator import Generator
+from moeflow.engine.generator import MAX_CHECKS_WAITING, Generator
 from moeflow.engine.merging import merge
 from tests.engine.fakes import EOS, FakeEngine, byte_level_tokenizer, says
 
@@ -196,3 +197,46 @@ def test_merge_of_nothing_is_empty():
         return [item async for item in merge([])]
 
     assert asyncio.run(read()) == []
+
+
+class SlowChecker:
+    """Checks grammars that are called slow when it may."""
+
+    def __init__(self) -> None:
+        self.may_end, self.checked = Event(), []
+
+    def known(self, lark, users):
+        return "known" if lark == "known" else None
+
+    def check(self, lark, users):
+        if lark.startswith("slow"):
+            assert self.may_end.wait(60)
+        self.checked.append(lark)
+        return lark
+
+    def close(self) -> None:
+        pass
+
+
+def test_one_clients_grammars_do_not_hold_up_anothers():
+    async def ask():
+        generator, _ = make_generator()
+        generator._checker = checker = SlowChecker()
+
+        def start(name, client):
+            return asyncio.create_task(generator.checked(lambda: name, client=client))
+
+        slow = [start(f"slow {i}", "a") for i in range(MAX_CHECKS_WAITING + 1)]
+        while "a" not in (clients := generator._check_turns._clients) or len(clients["a"].work) <= MAX_CHECKS_WAITING:
+            await asyncio.sleep(0.001)
+        with pytest.raises(QueueFullError):
+            await start("one more", "a")
+        assert await start("quick", "b") == "quick"
+        assert await start("quick", None) == "quick"
+        assert await start("known", "b") == "known"
+        assert checker.checked == ["quick", "quick"]
+        checker.may_end.set()
+        assert await asyncio.gather(*slow) == [f"slow {i}" for i in range(MAX_CHECKS_WAITING + 1)]
+        generator.close()
+
+    asyncio.run(ask())

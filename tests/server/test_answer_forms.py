@@ -158,6 +158,46 @@ def test_what_cannot_be_held_to(client, changes, param, reason):
     assert caught.value.param == param
 
 
+MUTUAL = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+TOO_MANY = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(600)}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"guided_regex": "\\"}, "ends in a backslash"),
+        ({"guided_regex": r"[^\s\S]"}, "nothing can follow"),
+        ({"guided_grammar": "start: start"}, "nothing can follow"),
+        ({"guided_json": {"$ref": "#"}}, "nothing can follow"),
+        ({"guided_json": MUTUAL}, "nothing can follow"),
+        ({"guided_json": TOO_MANY}, "max is 2000"),
+    ],
+)
+def test_a_limit_is_an_error_400_before_the_first_byte(client, fields, reason, stream):
+    with pytest.raises(openai.BadRequestError, match=reason) as caught:
+        ask(client, extra_body=fields, stream=stream)
+    assert caught.value.code == "invalid_value"
+    with pytest.raises(openai.BadRequestError, match=reason):
+        client.completions.create(model=client.models.list().data[0].id, prompt="x", stream=stream, extra_body=fields)
+
+
+def test_thousands_of_choices(client):
+    choices = [f"{i} choices" for i in range(4_096)]
+    assert ask(client, extra_body={"guided_choice": choices}).choices[0].message.content in choices
+
+
+LATE = "start: /[a-z]{20}/ many\nmany: " + " | ".join(f'"{i} and more"' for i in range(2_100))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_limit_that_an_answer_meets_later_is_no_fault_of_the_server(client, stream):
+    with pytest.raises(openai.APIError, match="cannot be held to its form") as caught:
+        list(ask(client, extra_body={"guided_grammar": LATE}, stream=stream))
+    assert caught.value.code == "invalid_value"
+    assert caught.value.type == "invalid_request_error"
+
+
 def test_tools_that_are_not_strict_are_called_with_any_object(client):
     schema = {"type": "object", "properties": {"a": {"not": {}}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]

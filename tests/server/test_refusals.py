@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from moeflow.core.units import MIB
+from moeflow.engine.fair_turns import FairTurns
 from tests.server.conftest import connect
 from tests.server.fake_client import NAME
 
@@ -229,3 +230,15 @@ async def test_a_refused_request_leaves_the_queue(http, app):
     for body in ({"prompt": "x" * 999}, {"prompt": "", "n": 3}, {"prompt": [999]}):
         error_of(await http.post("/v1/completions", json=body), 400)
     assert app.state.service.models.num_unfinished == 0
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": [{"type": "function", "function": {"name": "f"}}]}])
+async def test_a_client_with_too_many_grammars_comes_back_later(http, app, monkeypatch, tools):
+    full = FairTurns(1, max_waiting=0)
+    monkeypatch.setattr(app.state.service.models.find(NAME).loaded, "_check_turns", full)
+    form = {"guided_regex": "a", **tools}
+    async with full.turn("127.0.0.1", "another"):
+        for path, asked in ((CHAT, {"messages": HELLO}), ("/v1/completions", {"prompt": "a"})):
+            response = await http.post(path, json={**asked, **(form if path == CHAT else {"guided_regex": "a"})})
+            assert error_of(response, 429)["code"] == "queue_full"
+            assert int(response.headers["Retry-After"]) > 0

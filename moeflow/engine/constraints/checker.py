@@ -1,31 +1,46 @@
-"""Asks whether grammars can be compiled, before an engine gets them. See `check_process`. Remembers those that can."""
+"""Asks whether grammars can be compiled, before an engine gets them. See `check_process`. Remembers the answers."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from threading import Lock
 from typing import Final
 
 import msgspec
 
 from moeflow.core.errors import RequestError
 from moeflow.engine.constraints.check_messages import Accepted, CheckRequest, OutOfMemory, Refused, Reply
+from moeflow.engine.constraints.constraints import NUM_KEPT
+from moeflow.engine.constraints.vocabulary import NO_END, vocabulary_of
 from moeflow.engine.text.answer_form.form import UserGrammar
 from moeflow.engine.text.limited_process import LimitedProcesses
 from moeflow.engine.text.template_messages import frame
+from moeflow.engine.text.tokenizer import Tokenizer
 
-NUM_KEPT: Final = 64
 _AROUND_BYTES: Final = 4096  # of a reply, beside the grammar
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 class GrammarChecker:
-    """Checks grammars. Any thread may call it."""
+    """Checks grammars for a model. Any thread may call it."""
 
-    def __init__(self) -> None:
-        self._processes = LimitedProcesses(
-            "moeflow.engine.constraints.check_process", frame(CheckRequest("")), _refusal_of
-        )
-        self._accepted: OrderedDict[CheckRequest, str] = OrderedDict()
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
+        # An engine keeps as many, used in the same order: an accepted grammar is compiled there only once, too.
+        self._known: OrderedDict[CheckRequest, Accepted | Refused] = OrderedDict()
+        self._lock, self._starting = Lock(), Lock()
+
+    def known(self, lark: str, users: UserGrammar | None = None) -> str | None:
+        """Return the grammar as engines take it, if it was checked lately. Raises: RequestError if it was refused."""
+        request = _request(lark, users)
+        with self._lock:
+            reply = self._known.get(request)
+            if reply is None:
+                return None
+            self._known.move_to_end(request)
+        return _grammar_of(reply)
 
     def check(self, lark: str, users: UserGrammar | None = None) -> str:
         """Return the grammar as engines take it. `users` is what it may refer to.
@@ -33,30 +48,52 @@ class GrammarChecker:
         Blocks: until it was compiled, some `worker_limits.CPU_S` seconds at most.
         Raises: RequestError if it cannot be, or takes too much time or memory.
         """
-        request = CheckRequest(lark) if users is None else CheckRequest(lark, users.text, users.is_regex)
-        known = self._accepted.get(request)
-        if known is None:
-            known = self._accepted[request] = self._ask(request)
-            if len(self._accepted) > NUM_KEPT:
-                self._accepted.popitem(last=False)
-        return known
+        known = self.known(lark, users)
+        if known is not None:
+            return known
+        request = _request(lark, users)
+        reply = self._ask(request)
+        with self._lock:
+            self._known[request] = reply
+            if len(self._known) > NUM_KEPT:
+                self._known.popitem(last=False)
+        return _grammar_of(reply)
 
     def close(self) -> None:
         """End the processes that are idle."""
-        self._processes.close()
+        if "_processes" in vars(self):
+            self._processes.close()
 
-    def _ask(self, request: CheckRequest) -> str:
+    @cached_property
+    def _processes(self) -> LimitedProcesses:
+        vocabulary = vocabulary_of(self._tokenizer, self._eos_token_ids)
+        if not vocabulary.eos_token_ids:
+            raise RequestError(NO_END)
+        return LimitedProcesses("moeflow.engine.constraints.check_process", frame(vocabulary), _refusal_of)
+
+    def _ask(self, request: CheckRequest) -> Accepted | Refused:
         message = frame(request)
-        with self._processes.one() as process:
-            reply = _replies.decode(process.ask(message, 2 * len(message) + _AROUND_BYTES))
-            process.is_done |= isinstance(reply, OutOfMemory)
-        match reply:
-            case Accepted():
-                return reply.grammar
-            case Refused():
-                raise RequestError(f"the form of the answer is not supported: {reply.reason}")
-            case OutOfMemory():
-                raise _refusal_of("needs too much memory")
+        with self._starting:
+            processes = self._processes
+        try:
+            with processes.one() as process:
+                reply = _replies.decode(process.ask(message, 2 * len(message) + _AROUND_BYTES))
+                if isinstance(reply, OutOfMemory):
+                    raise _refusal_of("needs too much memory")
+                return reply
+        except RequestError:
+            processes.warm_up()  # the process is gone: the next grammar should not wait for another
+            raise
+
+
+def _request(lark: str, users: UserGrammar | None) -> CheckRequest:
+    return CheckRequest(lark) if users is None else CheckRequest(lark, users.text, users.is_regex)
+
+
+def _grammar_of(reply: Accepted | Refused) -> str:
+    if isinstance(reply, Refused):
+        raise RequestError(f"the form of the answer is not supported: {reply.reason}")
+    return reply.grammar
 
 
 def _refusal_of(reason: str) -> RequestError:

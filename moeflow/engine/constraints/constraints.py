@@ -1,6 +1,6 @@
-"""Makes the constraints of an engine's requests, in a thread beside its passes, and computes their masks, in another.
+"""Compiles the grammars of an engine's requests, in threads beside its passes.
 
-Nothing is loaded before a first request asks for a form. Grammars that were compiled lately are copied.
+Nothing is loaded before a first request asks for a form. Grammars that were compiled lately are kept.
 """
 
 from __future__ import annotations
@@ -9,82 +9,66 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from moeflow.core.batch import BatchEntry
 from moeflow.core.errors import RequestError
-from moeflow.core.request import Request
-from moeflow.core.token_mask import TokenConstraint, TokenMask
-from moeflow.engine.verification import Masks
+from moeflow.engine.constraints.priority import COMPILING, lower
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
     import llguidance
 
-    from moeflow.engine.constraints import grammar_constraint, limits, vocabulary
+    from moeflow.engine.constraints import compiled_grammar, grammar_tokens
+    from moeflow.engine.constraints.compiled_grammar import CompiledGrammar
     from moeflow.engine.text import tokenizer
 else:
-    llguidance = on_demand("llguidance")
-    grammar_constraint = on_demand("moeflow.engine.constraints.grammar_constraint")
-    limits = on_demand("moeflow.engine.constraints.limits")
-    vocabulary = on_demand("moeflow.engine.constraints.vocabulary")
+    compiled_grammar = on_demand("moeflow.engine.constraints.compiled_grammar")
+    grammar_tokens = on_demand("moeflow.engine.constraints.grammar_tokens")
     tokenizer = on_demand("moeflow.engine.text.tokenizer")
 
 NUM_KEPT: Final = 32  # grammars
+NUM_COMPILED: Final = 2  # at once
 
 
 class Constraints:
-    """Of one engine."""
+    """Of one engine, which alone calls it."""
 
     def __init__(self, model_path: str, eos_token_ids: Sequence[int]) -> None:
         self._path = Path(model_path)
         self._eos_token_ids = eos_token_ids
-        self._vocabulary: llguidance.LLTokenizer | None = None
-        self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._vocabulary: llguidance.LLTokenizer | RequestError | None = None
+        self._loading = Lock()
+        self._kept: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
+        self._compiling = ThreadPoolExecutor(NUM_COMPILED, thread_name_prefix="grammars", initializer=self._load)
 
-    def make(self, grammar: str) -> Future[TokenConstraint]:
-        """Return the constraint that a grammar is, once it is there; a RequestError if it is none."""
-        return self._compiling.submit(self._make, grammar)
-
-    def close(self) -> None:
-        """End the thread."""
-        self._compiling.shutdown(cancel_futures=True)
-
-    def _make(self, grammar: str) -> TokenConstraint:
-        if self._vocabulary is None:
-            self._vocabulary = vocabulary.make_vocabulary(tokenizer.Tokenizer.load(self._path), self._eos_token_ids)
-        matcher = self._kept.get(grammar)
-        if matcher is None:
-            matcher = llguidance.LLMatcher(self._vocabulary, grammar, limits=limits.LIMITS)
-            if matcher.is_error():
-                raise RequestError(f"the form of the answer is not supported: {limits.reason_of(matcher.get_error())}")
-            self._kept[grammar] = matcher
+    def compiled(self, grammar: str) -> Future[CompiledGrammar]:
+        """Return the grammar once it is compiled; a RequestError if it cannot be."""
+        kept = self._kept.get(grammar)
+        if kept is None or (kept.done() and kept.exception() is not None):
+            kept = self._kept[grammar] = self._compiling.submit(self._compile, grammar)
             if len(self._kept) > NUM_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar)
-        return grammar_constraint.GrammarConstraint(matcher.deep_copy())
-
-
-class MaskThread:
-    """Computes the masks of a pass while that runs."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-
-    def begin(self, entries: Sequence[BatchEntry]) -> Future[Masks] | None:
-        """Begin with those of entries that sample; None: no request among them has a form."""
-        asked = [entry for entry in entries if entry.samples and entry.request.constraint is not None]
-        return self._thread.submit(_masks_of, asked) if asked else None
+        return kept
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
+        """End the threads."""
+        self._compiling.shutdown(cancel_futures=True)
 
+    def _load(self) -> None:
+        """Load the vocabulary, which all grammars wait for, and lower the priority of the thread only then."""
+        with self._loading:
+            if self._vocabulary is None:
+                try:
+                    loaded = tokenizer.Tokenizer.load(self._path)
+                    self._vocabulary = grammar_tokens.tokens_of(loaded, self._eos_token_ids)
+                except RequestError as error:
+                    self._vocabulary = error
+        lower(COMPILING)
 
-def _masks_of(entries: Sequence[BatchEntry]) -> Masks:
-    found: dict[Request, Sequence[TokenMask | None]] = {}
-    for entry in entries:
-        assert entry.request.constraint is not None, "only requests with a form are asked for"
-        found[entry.request] = entry.request.constraint.masks(entry.request.output_token_ids, entry.tree.paths)
-    return found
+    def _compile(self, grammar: str) -> CompiledGrammar:
+        assert self._vocabulary is not None, "threads begin with loading it"
+        if isinstance(self._vocabulary, RequestError):
+            raise self._vocabulary
+        return compiled_grammar.CompiledGrammar(self._vocabulary, grammar)

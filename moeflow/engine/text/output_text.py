@@ -58,6 +58,7 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     queued_s: float | None = None  # waited before its first pass; with the first output
     embedding: bytes | None = None  # of a prompt that is pooled: see `core.embedding_bytes`; with the only delta
     error: str | None = None  # with FinishReason.ERROR
+    blames_request: bool = False  # with an error: the request asks for something that cannot be
     prompt_logprobs: tuple[TokenText | None, ...] | None = None  # once, in the first delta of index 0; [0] is None
 
 
@@ -99,6 +100,7 @@ class SequenceText:
             queued_s=output.queued_s,
             embedding=output.embedding,
             error=output.error if stop is None else None,
+            blames_request=output.blames_request,
             prompt_logprobs=None
             if prompt is None
             else tuple(None if token is None else self._describe(token) for token in prompt),

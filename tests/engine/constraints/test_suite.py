@@ -16,8 +16,8 @@ from llguidance import LLMatcher
 from moeflow.core.errors import RequestError
 from moeflow.core.request import FinishReason
 from moeflow.engine.constraints.checker import GrammarChecker
+from moeflow.engine.constraints.grammar_tokens import tokens_of
 from moeflow.engine.constraints.limits import LIMITS
-from moeflow.engine.constraints.vocabulary import make_vocabulary
 from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
 from moeflow.engine.text.answer_form.form import JsonForm
 from tests.engine.constraints.test_schemas import answers, llm  # noqa: F401  # a fixture
@@ -87,10 +87,10 @@ REASONS = "|".join(
 
 
 @functools.cache
-def compiled():
+def compiled(llm):  # noqa: F811
     """Return the groups whose schemas are accepted, with what follows them, and why the others are not."""
     accepted, refused = [], []
-    with closing(GrammarChecker()) as checker:
+    with closing(GrammarChecker(llm.tokenizer, llm.model.eos_token_ids)) as checker:
         for group in GROUPS:
             try:
                 accepted.append((group, checker.check(plain_grammar(JsonForm(group["schema"])))))
@@ -99,15 +99,15 @@ def compiled():
     return accepted, refused
 
 
-def test_what_is_refused_is_named():
-    _, refused = compiled()
+def test_what_is_refused_is_named(llm):  # noqa: F811
+    _, refused = compiled(llm)
     for group, reason in refused:
         assert re.search(REASONS, reason), (group, reason)
 
 
 @pytest.fixture(scope="module")
 def vocabulary(llm):  # noqa: F811
-    return make_vocabulary(llm.tokenizer, [1])
+    return tokens_of(llm.tokenizer, [1])
 
 
 def takes(matcher, tokenizer, text: str) -> bool:
@@ -116,7 +116,7 @@ def takes(matcher, tokenizer, text: str) -> bool:
 
 
 def test_nothing_that_a_schema_forbids_is_taken(llm, vocabulary):  # noqa: F811
-    accepted, _ = compiled()
+    accepted, _ = compiled(llm)
     num_valid = num_taken = 0
     for group, grammar in accepted:
         matcher = LLMatcher(vocabulary, grammar, limits=LIMITS)
@@ -143,8 +143,8 @@ def test_a_free_name_is_none_of_the_schemas_spelt_with_escapes(llm, vocabulary, 
     assert takes(matcher.deep_copy(), llm.tokenizer, f'{{{json.dumps(name, ensure_ascii=False)}: 1, "other": "x"}}')
 
 
-def test_most_schemas_of_supported_keywords_are_accepted():
-    accepted, refused = compiled()
+def test_most_schemas_of_supported_keywords_are_accepted(llm):  # noqa: F811
+    accepted, refused = compiled(llm)
     assert len(accepted) >= 210
     assert {group["file"] for group, _ in accepted} >= {f"{keyword}.json" for keyword in HELD_TO}
     for keyword in UNSUPPORTED:
@@ -158,7 +158,7 @@ def finite(number: str) -> float:
 
 @pytest.mark.slow
 def test_answers_of_a_random_model_are_valid(llm):  # noqa: F811
-    accepted, _ = compiled()
+    accepted, _ = compiled(llm)
     num_whole = 0
     outputs = answers(llm, [grammar for _, grammar in accepted], n=2, max_tokens=150)
     for (group, _), found in zip(accepted, outputs, strict=True):

@@ -16,6 +16,7 @@ from moeflow.engine.text.answer_form.json_schema import held_schema
 USER: Final = "user"  # the name of a user's own grammar
 WHITESPACE: Final = r"[ \t\n]{1,64}"  # between the parts of JSON: an answer of whitespace without end has no use
 ANY_TEXT: Final = "ANY_TEXT"
+_MANY: Final = 500  # choices; a grammar has a limit of alternatives at one place, a terminal has none
 
 
 class LarkWriter:
@@ -68,7 +69,8 @@ class LarkWriter:
             case JsonForm():
                 return self.json(form.schema)
             case ChoiceForm():
-                return "(" + " | ".join(_quoted(choice) or '""' for choice in form.choices) + ")"
+                choices = " | ".join(_quoted(choice) or '""' for choice in form.choices)
+                return self.terminal(choices) if len(form.choices) > _MANY else f"({choices})"
             case _:
                 return f"@{USER}"
 
@@ -76,6 +78,12 @@ class LarkWriter:
         """Add a rule and return its name."""
         name = f"part_{len(self._rules)}"
         self._rules[f"{name}[{attributes}]" if attributes else name] = body
+        return name
+
+    def terminal(self, body: str) -> str:
+        """Add a terminal, which is read as one regular expression, and return its name."""
+        name = f"PART_{len(self._rules)}"
+        self._rules[name] = body
         return name
 
     def grammar(self, start: str) -> str:

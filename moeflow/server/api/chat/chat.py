@@ -15,7 +15,7 @@ from moeflow.server.api.choices import Envelope, ListWriter
 from moeflow.server.api.conversation.conversation import start_conversation
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.guard.body import JsonRoute
-from moeflow.server.request_log import record_of
+from moeflow.server.request_log import client_of, record_of
 from moeflow.server.service import Service, get_service
 
 router = APIRouter(route_class=JsonRoute)
@@ -27,10 +27,14 @@ async def create_chat_completion(
 ) -> Response | dict[str, Any]:
     """Answer in a conversation."""
     record_of(request.scope).prompt = body.conversation().messages if service.config.log_prompts else None
-    return await respond(request, await start_chat(service, body), is_streamed=bool(body.stream))
+    return await respond(
+        request, await start_chat(service, body, client=client_of(request)), is_streamed=bool(body.stream)
+    )
 
 
-async def start_chat(service: Service, body: ChatRequest, *, is_batch: bool = False) -> Answer:
+async def start_chat(
+    service: Service, body: ChatRequest, *, is_batch: bool = False, client: str | None = None
+) -> Answer:
     """Check and admit a request; the work begins when its answer is awaited or streamed.
 
     Raises: ApiError, RequestError.
@@ -39,6 +43,8 @@ async def start_chat(service: Service, body: ChatRequest, *, is_batch: bool = Fa
     envelope = Envelope(
         f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), served.name, "chat.completion", "chat.completion.chunk"
     )
-    generation, form = await start_conversation(service, served, envelope.id, body.conversation(), is_batch=is_batch)
+    generation, form = await start_conversation(
+        service, served, envelope.id, body.conversation(), is_batch=is_batch, client=client
+    )
     choices = ChatWriter(form, with_logprobs=bool(body.logprobs))
     return Answer(generation, ListWriter(generation, choices, envelope, with_usage=body.wants_usage))

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -21,7 +22,7 @@ from moeflow.server.api.logprobs import CompletionLogprobsWriter
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.guard.body import JsonRoute
-from moeflow.server.request_log import record_of
+from moeflow.server.request_log import client_of, record_of
 from moeflow.server.service import Service, get_service
 
 router = APIRouter(route_class=JsonRoute)
@@ -35,10 +36,14 @@ async def create_completion(
 ) -> Response | dict[str, Any]:
     """Continue one or several prompts."""
     record_of(request.scope).prompt = body.prompt if service.config.log_prompts else None
-    return await respond(request, await start_completion(service, body), is_streamed=bool(body.stream))
+    return await respond(
+        request, await start_completion(service, body, client=client_of(request)), is_streamed=bool(body.stream)
+    )
 
 
-async def start_completion(service: Service, body: CompletionRequest, *, is_batch: bool = False) -> Answer:
+async def start_completion(
+    service: Service, body: CompletionRequest, *, is_batch: bool = False, client: str | None = None
+) -> Answer:
     """Check and admit a request; the work begins when its answer is awaited or streamed.
 
     Raises: ApiError, RequestError.
@@ -51,7 +56,8 @@ async def start_completion(service: Service, body: CompletionRequest, *, is_batc
     async def prepare(generator: Generator) -> Prepared:
         encoded, grammar = await generator.encode(prompts), ""
         if form is not None:
-            grammar = await generator.checked(plain_grammar(form), form if isinstance(form, UserGrammar) else None)
+            users = form if isinstance(form, UserGrammar) else None
+            grammar = await generator.checked(partial(plain_grammar, form), users, client=client)
         return Prepared(encoded, replace(sampling, grammar=grammar))
 
     envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), served.name, "text_completion", "text_completion")

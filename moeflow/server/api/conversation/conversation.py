@@ -83,7 +83,13 @@ class AnswerEvents:
 
 
 async def start_conversation(
-    service: Service, served: ServedModel, request_id: str, asked: Conversation, *, is_batch: bool = False
+    service: Service,
+    served: ServedModel,
+    request_id: str,
+    asked: Conversation,
+    *,
+    is_batch: bool = False,
+    client: str | None = None,
 ) -> tuple[Generation, AnswerForm]:
     """Check and admit a request; the work begins when the generation is iterated. `served` as for `start_generation`.
 
@@ -103,6 +109,7 @@ async def start_conversation(
             form_field=asked.form_field,
             max_reasoning_tokens=asked.max_reasoning_tokens if asked.must_reason or chat_format.can_reason else None,
             is_reasoning=prompt.is_reasoning,
+            client=client,
         )
         shown = generator.tokenizer.special_ids_of(chat_format.markers(asked.tools.tools))
         return Prepared([prompt.token_ids], replace(asked.sampling, grammar=grammar), shown)

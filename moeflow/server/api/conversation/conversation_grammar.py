@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from moeflow.core.errors import RequestError
+from moeflow.core.errors import QueueFullError, RequestError
 from moeflow.engine.generator import Generator
 from moeflow.engine.text.answer_form.answer_grammar import AnswerWish, answer_grammar
 from moeflow.engine.text.answer_form.form import Form, UserGrammar
@@ -20,13 +21,14 @@ async def grammar_of(
     form_field: str,
     max_reasoning_tokens: int | None,
     is_reasoning: bool,
+    client: str | None,
 ) -> str:
     """Return the grammar of an answer; "": it may be anything.
 
     `is_reasoning` says whether the prompt has begun the model's reasoning, `form_field` where the request has the form.
     Calls follow the schemas of their tools, as far as that can be done, and of strict tools always.
 
-    Raises: RequestError if the form is not supported.
+    Raises: RequestError if the form is not supported; QueueFullError if too many forms of the client wait.
     """
     if form is None and max_reasoning_tokens is None and not tools.is_constrained:
         return ""
@@ -40,20 +42,26 @@ async def grammar_of(
     blamed = "tools" if tools.is_constrained and form is None else form_field
     users = form if isinstance(form, UserGrammar) else None
     try:
-        return await _checked(generator, wish, users, is_reasoning=is_reasoning)
+        return await _checked(generator, wish, users, is_reasoning=is_reasoning, client=client)
+    except QueueFullError:
+        raise
     except RequestError as error:
         loose = replace(wish, tools=tuple(map(_loosened, wish.tools)))
         if loose == wish:
             raise _blamed(error, blamed) from None
     try:
-        return await _checked(generator, loose, users, is_reasoning=is_reasoning)
+        return await _checked(generator, loose, users, is_reasoning=is_reasoning, client=client)
+    except QueueFullError:
+        raise
     except RequestError as error:
         raise _blamed(error, blamed) from None
 
 
-async def _checked(generator: Generator, wish: AnswerWish, users: UserGrammar | None, *, is_reasoning: bool) -> str:
-    lark = answer_grammar(generator.tokenizer, wish, is_reasoning=is_reasoning)
-    return await generator.checked(lark, users)
+async def _checked(
+    generator: Generator, wish: AnswerWish, users: UserGrammar | None, *, is_reasoning: bool, client: str | None
+) -> str:
+    write = partial(answer_grammar, generator.tokenizer, wish, is_reasoning=is_reasoning)
+    return await generator.checked(write, users, client=client)
 
 
 def _loosened(tool: Tool) -> Tool:

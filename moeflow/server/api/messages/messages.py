@@ -16,7 +16,7 @@ from moeflow.server.api.messages.message_writer import MessageWriter
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.errors import AnthropicErrorResponse
 from moeflow.server.guard.body import JsonRoute
-from moeflow.server.request_log import record_of
+from moeflow.server.request_log import client_of, record_of
 from moeflow.server.service import Service, get_service
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -36,17 +36,17 @@ async def create_message(
 ) -> Response | dict[str, Any]:
     """Answer in a conversation."""
     record_of(request.scope).prompt = body.conversation().messages if service.config.log_prompts else None
-    return await respond(request, await start_message(service, body), is_streamed=bool(body.stream))
+    return await respond(request, await start_message(service, body, client_of(request)), is_streamed=bool(body.stream))
 
 
-async def start_message(service: Service, body: MessageRequest) -> Answer:
+async def start_message(service: Service, body: MessageRequest, client: str) -> Answer:
     """Check and admit a request; the work begins when its answer is awaited or streamed.
 
     Raises: ApiError, RequestError.
     """
     served = await service.require_model(body.model)
     message_id = f"msg_{uuid.uuid4().hex}"
-    generation, form = await start_conversation(service, served, message_id, body.conversation())
+    generation, form = await start_conversation(service, served, message_id, body.conversation(), client=client)
     head = {"id": message_id, "type": "message", "role": "assistant", "model": served.name}
     return Answer(generation, MessageWriter(generation, form, head, max_tokens=body.max_tokens))
 

@@ -32,7 +32,7 @@ from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.guard.strict_json import MAX_CONTAINERS
-from moeflow.server.request_log import record_of
+from moeflow.server.request_log import client_of, record_of
 from moeflow.server.service import Service, get_service
 
 Stored = TypeVar("Stored")
@@ -54,10 +54,14 @@ async def create_response(
     """Answer, by a message, by calls of functions, or by both."""
     if service.config.log_prompts:
         record_of(request.scope).prompt = body.conversation(await _history(service, body)).messages
-    return await respond(request, await start_response(service, body), is_streamed=bool(body.stream))
+    return await respond(
+        request, await start_response(service, body, client=client_of(request)), is_streamed=bool(body.stream)
+    )
 
 
-async def start_response(service: Service, body: ResponseRequest, *, is_batch: bool = False) -> Answer:
+async def start_response(
+    service: Service, body: ResponseRequest, *, is_batch: bool = False, client: str | None = None
+) -> Answer:
     """Check and admit a request; the work begins when its answer is awaited or streamed. Those of jobs are not stored.
 
     Raises: ApiError, RequestError.
@@ -67,7 +71,7 @@ async def start_response(service: Service, body: ResponseRequest, *, is_batch: b
     asked = body.conversation(await _history(service, body))
     is_stored = body.store is not False and not is_batch
     items = await _encoded_items(service, body) if is_stored else b""
-    generation, form = await start_conversation(service, served, response_id, asked, is_batch=is_batch)
+    generation, form = await start_conversation(service, served, response_id, asked, is_batch=is_batch, client=client)
 
     def store(response: dict[str, Any]) -> None:
         if is_stored:

@@ -14,7 +14,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from moeflow.core.errors import RequestError
-from moeflow.engine.constraints.vocabulary import make_vocabulary
+from moeflow.engine.constraints.grammar_tokens import tokens_of
 from moeflow.engine.text.answer_form.answer_grammar import AnswerWish, answer_grammar
 from moeflow.engine.text.answer_form.form import ChoiceForm, JsonForm
 from moeflow.engine.text.answer_form.lark import LarkWriter
@@ -98,7 +98,7 @@ def made(request):
     def make(template):
         if template not in found:
             tokenizer = tokenizer_of(template, has_tokens=request.param)
-            found[template] = tokenizer, make_vocabulary(tokenizer, [1])
+            found[template] = tokenizer, tokens_of(tokenizer, [1])
         return found[template]
 
     return make
@@ -181,7 +181,7 @@ def test_reasoning_comes_before_the_form(made):
 
 def test_reasoning_within_a_budget():
     tokenizer = tokenizer_of(THINKS, has_tokens=True)
-    vocabulary = make_vocabulary(tokenizer, [1])
+    vocabulary = tokens_of(tokenizer, [1])
     grammar = answer_grammar(tokenizer, AnswerWish(max_reasoning_tokens=5), is_reasoning=True)
     tokens = tokenizer.encode("a b c d e f g h", add_special_tokens=False)
     end = tokenizer.added_id("</think>")
