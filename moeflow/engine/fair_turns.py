@@ -1,4 +1,4 @@
-"""Work that a few at a time may do, in turns: one of each client, so that none waits for all the work of another.
+"""Shares a few places among clients: each client has one at a time, so that none waits for all the work of another.
 
 For asyncio. Knows nothing of the work.
 """

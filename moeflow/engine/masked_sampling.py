@@ -1,7 +1,7 @@
 """Samples the rows of a pass, those of requests whose answers have a form once their masks are there.
 
 A pass waits for masks a short time only. A request whose mask comes later keeps its logits and sits out the passes
-until then: it gets the same token, and other requests do not wait for it. Its guesses are dropped.
+until then. It gets the same token, and other requests do not wait for it. Its drafted tokens are dropped.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def jobs():
 
 
 def submit(engine: Engine, *, is_slow: bool = False) -> HeldBack:
-    """Submit all jobs, of which one is held back."""
+    """Submit all jobs, and hold the first one back."""
     for job in jobs():
         engine.submit(job)
     request = engine._requests["held"]

@@ -75,7 +75,7 @@ def _grammar(request: CheckRequest) -> str:
 
 
 def _ends_in_escape(regex: str) -> bool:
-    """Whether a backslash at the end has nothing to escape. llguidance drops it, which changes what is meant."""
+    """Whether a backslash at the end has nothing to escape. llguidance would drop it."""
     return (len(regex) - len(regex.rstrip("\\"))) % 2 == 1
 
 

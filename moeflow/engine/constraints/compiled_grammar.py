@@ -1,7 +1,7 @@
 """A grammar that is compiled for a model's vocabulary: requests with the same grammar follow copies of it.
 
-The copies share what was learnt of the grammar's words, and with it an error that one of them meets there. So a request
-that meets one takes a fresh copy before it fails.
+The copies share the states of a lexer, and with them its errors. So a request that meets one takes a fresh copy before
+it fails.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Encode = Callable[[str], list[int]]
 
 
 def tokens_of(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Return the vocabulary of a model, in which texts are the tokens that its tokenizer makes. See `for_grammars`."""
+    """Return the vocabulary of a model. Its own tokenizer encodes texts. See `for_grammars`."""
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
@@ -23,7 +23,7 @@ def tokens_of(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> LLTokenizer
 
 
 def for_grammars(vocabulary: Vocabulary, encode: Encode | None = None) -> LLTokenizer:
-    """Return the vocabulary for llguidance. `encode` tells which tokens a text is; None: the longest that fit.
+    """Return the vocabulary for llguidance. `encode` splits a text into tokens; None: the longest that fit.
 
     Takes about half a second for 50,000 tokens, most of it without letting other threads run.
 

@@ -75,7 +75,7 @@ class MaskLanes:
             self._worker = _Worker(self._quick)
 
     def close(self) -> None:
-        """End the threads, once they have computed what is under way."""
+        """End the threads, once their masks are computed."""
         self._slow.shutdown()
         if self._worker is not None:
             self._quick.put(None)

@@ -1,4 +1,4 @@
-"""What a grammar may not cost is found before an engine gets it; what it costs later concerns its request alone."""
+"""Limits of grammars are found before an engine gets them; limits that an answer meets later fail its request alone."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_check_forgets_the_oldest(checker, monkeypatch):
 
 
 def test_a_limit_that_one_request_meets_does_not_fail_another(llm, monkeypatch):  # noqa: F811
-    """Requests with one grammar share what was learnt of its words."""
+    """Requests with one grammar share the states of its words."""
     limits = LLParserLimits(initial_lexer_fuel=300_000, step_lexer_fuel=3_000, verbose_errors=False)
     monkeypatch.setattr(compiled_grammar, "LIMITS", limits)
     tokens = tokens_of(llm.tokenizer, [1])

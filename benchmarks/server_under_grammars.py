@@ -1,0 +1,242 @@
+"""Claim: grammars that are slow to compile or to follow delay only their own requests, not streams or other clients.
+
+Starts `moeflow serve`, keeps a few streams running, asks `/health` fifty times a second, and has another client ask for
+short answers with a small schema. Attackers send one kind of grammar after another meanwhile, each one a little
+different, so that none is known already. The last client has another address than the attackers have.
+
+    python benchmarks/server_under_grammars.py [MODEL] --out results.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.server_under_long_prompts import (
+    CHAT,
+    NUM_PROBES,
+    Phase,
+    probe,
+    processes,
+    quantile,
+    serving,
+    stream,
+    summary,
+)
+from moeflow.bench.records import Record, make_record
+from moeflow.bench.tables import Table
+from moeflow.cli.bench.output import keep, show
+
+OTHER_ADDRESS = "127.0.0.2"
+AMBIGUOUS = "start: a a a a a a a a a a a a\na: b* c* d*\nb: /[a-z ]/\nc: /[a-z ]/ | b b\nd: /[a-z ]/ | c c | b d\n"
+LESS_AMBIGUOUS = "start: a a\na: b* c* d*\nb: /[a-z ]{3}/\nc: /[a-z ]{3}/ | b b\nd: /[a-z ]{3}/ | c c | b d\n"
+MAX_TOKENS = 64
+PATIENCE_S = 10.0  # of an attacker for an answer
+PAUSE_S = 1.0  # of an attacker between an answer and its next request
+NUM_PROCESSES = 2  # of attackers
+
+
+@dataclass
+class GrammarPhase(Phase):
+    """What was seen while one attack, or none, was under way."""
+
+    forms_s: list[float] = field(default_factory=list)  # whole answers of another client
+
+
+def _grammar(lark: str, number: int) -> dict[str, object]:
+    return {"guided_grammar": f"{lark}// number {number}\n"}
+
+
+def _nested(number: int) -> dict[str, object]:
+    return {"guided_regex": f"(a{{{200 + number % 90}}}){{250}}"}
+
+
+def _properties(number: int, num_properties: int) -> dict[str, object]:
+    properties = {f"property_{number}_{i}": {"type": "string"} for i in range(num_properties)}
+    return {"guided_json": {"type": "object", "properties": properties, "additionalProperties": False}}
+
+
+def _rules(number: int, num_rules: int) -> dict[str, object]:
+    rules = [f'r{i} ::= "a{i}" r{i + 1}' for i in range(num_rules)]
+    return {"guided_grammar": "\n".join(["root ::= r0", *rules, f'r{num_rules} ::= "z{number}"'])}
+
+
+ATTACKS: dict[str, Callable[[int], dict[str, object]]] = {
+    "no grammar": lambda number: {},
+    "ambiguous grammar": lambda number: _grammar(AMBIGUOUS, number),
+    "ambiguous grammar, below the limits": lambda number: _grammar(LESS_AMBIGUOUS, number),
+    "nested repetitions, below the limits": _nested,
+    "5,000 properties": lambda number: _properties(number, 5_000),
+    "450 properties, below the limits": lambda number: _properties(number, 450),
+    "GBNF of 30,000 rules": lambda number: _rules(number, 30_000),
+}
+
+
+def attack(address: str, until: float, name: str, first: int, num_attackers: int) -> Counter[str]:
+    """Have so many attackers send grammars, numbered from the first one on; return what was answered."""
+
+    def send(number: int) -> Counter[str]:
+        answers: Counter[str] = Counter()
+        while time.monotonic() < until:
+            answers[_ask(address, {"max_tokens": MAX_TOKENS, **ATTACKS[name](number)})] += 1
+            number += num_attackers
+            time.sleep(PAUSE_S)
+        return answers
+
+    with ThreadPoolExecutor(num_attackers) as attackers:
+        return sum(attackers.map(send, range(first, first + num_attackers)), Counter())
+
+
+def _ask(address: str, fields: dict[str, object], source: str = "127.0.0.1") -> str:
+    """Return the status of an answer, or what became of its connection."""
+    parts = urlsplit(address)
+    connection = HTTPConnection(str(parts.hostname), parts.port, timeout=PATIENCE_S, source_address=(source, 0))
+    body = {"messages": [{"role": "user", "content": "Go on."}], **fields}
+    try:
+        connection.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        return str(response.status)
+    except OSError as error:
+        return type(error).__name__
+    finally:
+        connection.close()
+
+
+def ask_forms(address: str, phase: GrammarPhase, until: float) -> None:
+    """Ask for answers with small schemas, each new, from another address."""
+    number = 0
+    while time.monotonic() < until:
+        schema = {"type": "object", "properties": {f"a{number}": {"type": "boolean"}}, "additionalProperties": False}
+        begun = time.monotonic()
+        status = _ask(address, {"max_tokens": 8, "guided_json": schema}, OTHER_ADDRESS)
+        phase.forms_s.append(time.monotonic() - begun)
+        if status != "200":
+            phase.problems.append(f"a small schema got {status}")
+        number += 1
+
+
+@dataclass(frozen=True)
+class Load:
+    """Who takes part, and for how long."""
+
+    num_attackers: int
+    num_streams: int
+    seconds: float
+    attackers: ProcessPoolExecutor
+
+
+def run_phase(address: str, name: str | None, load: Load) -> GrammarPhase:
+    """Run probes, streams, the other client and perhaps an attack side by side."""
+    phase = GrammarPhase(name or "quiet")
+    until = time.monotonic() + load.seconds
+    shares = [range(place, load.num_attackers, NUM_PROCESSES) for place in range(NUM_PROCESSES)]
+    attacks = [
+        load.attackers.submit(attack, address, until, name, 1_000_000 * place, len(share))
+        for place, share in enumerate(shares)
+        if name and share
+    ]
+    jobs = [(stream, (address, phase, until))] * load.num_streams + [(ask_forms, (address, phase, until))]
+    jobs += [(probe, (address, phase, until, number)) for number in range(NUM_PROBES)]
+    threads = [threading.Thread(target=target, args=args) for target, args in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for answers in attacks:
+        phase.answers += answers.result()
+    return phase
+
+
+def summary_of(phase: GrammarPhase) -> Record:
+    """Return a phase's figures."""
+    forms = phase.forms_s
+    figures = {
+        "count": len(forms),
+        "p50": quantile(forms, 0.5),
+        "p99": quantile(forms, 0.99),
+        "max": quantile(forms, 1),
+    }
+    found = {**summary(phase), "form_ms": figures}
+    del found["peak_mib"]
+    return found
+
+
+def table(record: Record) -> Table:
+    """Return the figures for people."""
+    rows = [
+        (
+            phase["name"],
+            *(f"{phase['health_ms'][name]:.0f}" for name in ("p50", "p99", "max")),
+            *(f"{phase['token_gap_ms'][name]:.0f}" for name in ("p50", "p99", "max")),
+            *(f"{phase['form_ms'][name]:.0f}" for name in ("p50", "max")),
+            ", ".join(f"{count} x {status}" for status, count in phase["answers"].items()),
+        )
+        for phase in record["phases"]
+    ]
+    columns = (
+        "attack",
+        "/health p50 ms",
+        "p99",
+        "max",
+        "token gap p50 ms",
+        "p99",
+        "max",
+        "other form p50 ms",
+        "max",
+        "answers to attackers",
+    )
+    title = f"{record['attackers']} clients send grammars, {record['streams']} streams run beside them"
+    return Table(title, columns, tuple(rows))
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--attackers", type=click.IntRange(1), default=60, show_default=True)
+@click.option("--streams", type=click.IntRange(0), default=2, show_default=True)
+@click.option("--seconds", type=click.FloatRange(1.0), default=20.0, show_default=True, help="For each attack.")
+@click.option("--attack", "names", type=click.Choice(list(ATTACKS)), multiple=True, help="Run only this attack.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
+def main(
+    model: str | None, attackers: int, streams: int, seconds: float, names: tuple[str, ...], out: Path | None
+) -> None:
+    """Attack a server of MODEL (default: the built-in one) with grammars and measure what others feel."""
+    phases = []
+    with processes(NUM_PROCESSES) as pool:
+        load = Load(attackers, streams, seconds, pool)
+        with serving(model) as (address, _):
+            for name in (None, *(names or ATTACKS)):
+                phases.append(summary_of(run_phase(address, name, load)))
+                click.echo(json.dumps(phases[-1]), err=True)
+    record = make_record(
+        "server_under_grammars",
+        ["python", *sys.argv],
+        seed=0,
+        threads=None,
+        model=Path(model).name if model else "built-in",
+        attackers=attackers,
+        streams=streams,
+        seconds=seconds,
+        worst_health_p99_ms=max(phase["health_ms"]["p99"] for phase in phases),
+        worst_token_gap_p99_ms=max(phase["token_gap_ms"]["p99"] for phase in phases),
+        phases=phases,
+    )
+    keep(record, out, as_json=False)
+    show(table(record))
+
+
+if __name__ == "__main__":
+    main()
