@@ -1,10 +1,13 @@
 """A grammar that is compiled for a model's vocabulary: requests with the same grammar follow copies of it.
 
 The copies share the states of a lexer, and with them its errors. So a request that meets one takes a fresh copy before
-it fails.
+it fails. They also share the lexer's lock, and who waits for that lets no other thread run Python. So one copy works at
+a time.
 """
 
 from __future__ import annotations
+
+from threading import Lock
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -14,16 +17,17 @@ from moeflow.engine.constraints.limits import LIMITS, reason_of
 
 
 class CompiledGrammar:
-    """Any thread may ask for copies."""
+    """Of one engine."""
 
     def __init__(self, vocabulary: LLTokenizer, grammar: str) -> None:
         """Compile, with all that a first mask needs. Raises: RequestError if that fails."""
         self._vocabulary, self._grammar = vocabulary, grammar
         self._matcher = self._compiled()
+        self._lock = Lock()
 
     def constraint(self) -> GrammarConstraint:
         """Return the constraint of one more request."""
-        return GrammarConstraint(self.copy, self.fresh_copy)
+        return GrammarConstraint(self.copy, self.fresh_copy, self._lock)
 
     def copy(self) -> LLMatcher:
         """Return a matcher at the beginning of an answer."""

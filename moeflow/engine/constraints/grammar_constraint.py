@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Final
 
 from llguidance import LLMatcher
@@ -11,7 +12,7 @@ from llguidance import LLMatcher
 from moeflow.core.token_mask import TokenMask
 from moeflow.engine.constraints.limits import MASK_CPU_S, TOO_SLOW, reason_of
 
-SLOW_S: Final = 0.02  # of processor time
+SLOW_S: Final = 0.01  # of processor time
 _REMEMBERED: Final = 0.95  # of the time of a slow mask, at each later one
 _OF_LEXERS: Final = "lexer error"  # that a matcher may have from another one
 
@@ -19,9 +20,12 @@ _OF_LEXERS: Final = "lexer error"  # that a matcher may have from another one
 class GrammarConstraint:
     """One answer's place in a grammar. Not for several threads at once."""
 
-    def __init__(self, copy: Callable[[], LLMatcher], fresh_copy: Callable[[], LLMatcher]) -> None:
-        """Both return a matcher at the beginning of an answer; a fresh one has no errors from others."""
-        self._copy, self._fresh_copy = copy, fresh_copy
+    def __init__(self, copy: Callable[[], LLMatcher], fresh_copy: Callable[[], LLMatcher], lock: Lock) -> None:
+        """Both return a matcher at the beginning of an answer; a fresh one has no errors from others.
+
+        Matchers work while they have the lock.
+        """
+        self._copy, self._fresh_copy, self._lock = copy, fresh_copy, lock
         self._matcher: LLMatcher | None = None  # made with the first mask: others may hold up a copy
         self._num_taken = 0  # tokens of the answer
         self._expected_s = 0.0  # for the next masks
@@ -33,6 +37,10 @@ class GrammarConstraint:
 
     def masks(self, token_ids: Sequence[int], paths: Sequence[Sequence[int]]) -> list[TokenMask | None]:
         """See `TokenConstraint`."""
+        with self._lock:
+            return self._masks_alone(token_ids, paths)
+
+    def _masks_alone(self, token_ids: Sequence[int], paths: Sequence[Sequence[int]]) -> list[TokenMask | None]:
         started_s = time.thread_time()
         if self._matcher is None:
             self._matcher = self._copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from string import ascii_lowercase
 from threading import Event
@@ -169,6 +170,27 @@ def test_a_limit_that_one_request_meets_does_not_fail_another(llm, monkeypatch):
     for constraint in (other, found.constraint()):
         (mask,) = constraint.masks([], [[]])
         assert mask == begin
+
+
+def test_requests_with_one_grammar_take_turns(llm):  # noqa: F811
+    """A lock of llguidance's would hold up all of Python, and with it the engine's passes."""
+    found = CompiledGrammar(tokens_of(llm.tokenizer, [1]), "start: /[a-z]+/")
+    one, other = found.constraint(), found.constraint()
+    copy, is_inside, may_go = one._copy, Event(), Event()
+
+    def slow_copy():
+        is_inside.set()
+        assert may_go.wait(60)
+        return copy()
+
+    one._copy = slow_copy
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(one.masks, [], [[]])
+        assert is_inside.wait(60)
+        second = threads.submit(other.masks, [], [[]])
+        assert not wait([second], 0.2).done
+        may_go.set()
+        assert first.result(60) == second.result(60)
 
 
 def test_a_grammar_is_compiled_once_for_all_that_ask_meanwhile(llm, monkeypatch):  # noqa: F811
