@@ -129,8 +129,10 @@ def test_it_may_be_preempted_meanwhile(engine, expected):
 def test_its_mask_may_come_while_it_is_preempted(engine, expected):
     held, outputs = submit(engine), {}
     step_until(engine, outputs, lambda: held.is_computing.is_set() and len(tokens(outputs["free"])) > PLACE + 2)
-    engine._scheduler._send_back(engine._requests["held"])
+    request = engine._requests["held"]
+    engine._scheduler._send_back(request)
     held.may_end.set()
+    engine._runner._sampling._jobs[request].masks.result(PATIENCE_S)
     assert rest(engine, outputs) == expected
 
 
@@ -150,11 +152,16 @@ def test_it_may_be_cancelled_meanwhile(engine, expected):
 
 def test_guesses_go_on_for_others(engine, expected):
     engine._speculation = guesses = Guesses(expected)
+    asked, trees = [], guesses.trees
+    guesses.trees = lambda running, max_tokens: asked.extend(running) or trees(running, max_tokens)
     held, outputs = submit(engine), {}
     step_until(engine, outputs, lambda: held.is_computing.is_set())
     drafted = guesses.counts.drafted
+    step_until(engine, outputs, iter([False, True]).__next__)  # the pass in which it began
+    asked.clear()
     step_until(engine, outputs, is_finished(outputs, "formed", "free"))
     assert guesses.counts.drafted > drafted
+    assert {request.request_id for request in asked} == {"formed", "free"}  # speculation needs all to decode
     held.may_end.set()
     assert rest(engine, outputs) == expected
 
