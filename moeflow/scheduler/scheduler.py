@@ -105,7 +105,7 @@ class Scheduler:
         self._reads.expect(request)
 
     def schedule(self, trees: Mapping[Request, TokenTree] = _NO_TREES) -> Batch:
-        """Plan the next pass. Not empty as long as there is work, unless all of it waits for prefixes to be read.
+        """Plan the next pass. Not empty as long as there is work, unless all of it waits for prefixes or late tokens.
 
         `trees` are guesses of what follows requests that decode. They take what is left of the pass and of the blocks.
         """

@@ -180,9 +180,17 @@ def test_it_fails_alone_when_patience_ends(engine, expected, monkeypatch):
     assert not engine.has_work
 
 
-def test_a_mask_that_cannot_be_computed_fails_its_request_alone(engine, expected):
+class Panic(BaseException):
+    """As llguidance raises it."""
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), Panic("broken")])
+def test_a_mask_that_cannot_be_computed_fails_its_request_alone(engine, expected, error):
+    def fail(token_ids, paths):
+        raise error
+
     held = submit(engine)
-    held.masks = None
+    held.masks = fail
     outputs = run(engine)
     assert outputs["held"][-1].finish_reason is FinishReason.ERROR
     assert "cannot be followed" in outputs["held"][-1].error

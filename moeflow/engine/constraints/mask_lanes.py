@@ -41,7 +41,7 @@ class MaskJob:
             return
         try:
             found = self._constraint.masks(self.token_ids, self._paths)
-        except Exception as error:
+        except BaseException as error:  # a panic of llguidance's is no Exception, and must not end the thread
             logger.exception("the mask of a form failed")
             found = [TokenMask(error=f"the form of the answer cannot be followed: {error}")] * len(self._paths)
         self.masks.set_result(found)
@@ -76,7 +76,7 @@ class MaskLanes:
 
     def close(self) -> None:
         """End the threads, once their masks are computed."""
-        self._slow.shutdown()
+        self._slow.shutdown(cancel_futures=True)
         if self._worker is not None:
             self._quick.put(None)
             self._worker.join()
