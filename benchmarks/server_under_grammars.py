@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.server_under_long_prompts import (
     CHAT,
     NUM_PROBES,
+    PATIENCE_S,
     Phase,
     probe,
     processes,
@@ -43,8 +44,9 @@ from moeflow.cli.bench.output import keep, show
 OTHER_ADDRESS = "127.0.0.2"
 AMBIGUOUS = "start: a a a a a a a a a a a a\na: b* c* d*\nb: /[a-z ]/\nc: /[a-z ]/ | b b\nd: /[a-z ]/ | c c | b d\n"
 LESS_AMBIGUOUS = "start: a a\na: b* c* d*\nb: /[a-z ]{3}/\nc: /[a-z ]{3}/ | b b\nd: /[a-z ]{3}/ | c c | b d\n"
+NUMBER = "NUMBER"
 MAX_TOKENS = 64
-PATIENCE_S = 10.0  # of an attacker for an answer
+ATTACKER_PATIENCE_S = 10.0  # for an answer
 PAUSE_S = 1.0  # of an attacker between an answer and its next request
 NUM_PROCESSES = 2  # of attackers
 
@@ -56,42 +58,35 @@ class GrammarPhase(Phase):
     forms_s: list[float] = field(default_factory=list)  # whole answers of another client
 
 
-def _grammar(lark: str, number: int) -> dict[str, object]:
-    return {"guided_grammar": f"{lark}// number {number}\n"}
-
-
-def _nested(number: int) -> dict[str, object]:
-    return {"guided_regex": f"(a{{{200 + number % 90}}}){{250}}"}
-
-
-def _properties(number: int, num_properties: int) -> dict[str, object]:
-    properties = {f"property_{number}_{i}": {"type": "string"} for i in range(num_properties)}
+def _properties(num_properties: int) -> dict[str, object]:
+    properties = {f"property_{NUMBER}_{i}": {"type": "string"} for i in range(num_properties)}
     return {"guided_json": {"type": "object", "properties": properties, "additionalProperties": False}}
 
 
-def _rules(number: int, num_rules: int) -> dict[str, object]:
+def _rules(num_rules: int) -> dict[str, object]:
     rules = [f'r{i} ::= "a{i}" r{i + 1}' for i in range(num_rules)]
-    return {"guided_grammar": "\n".join(["root ::= r0", *rules, f'r{num_rules} ::= "z{number}"'])}
+    return {"guided_grammar": "\n".join(["root ::= r0", *rules, f'r{num_rules} ::= "z{NUMBER}"'])}
 
 
-ATTACKS: dict[str, Callable[[int], dict[str, object]]] = {
-    "no grammar": lambda number: {},
-    "ambiguous grammar": lambda number: _grammar(AMBIGUOUS, number),
-    "ambiguous grammar, below the limits": lambda number: _grammar(LESS_AMBIGUOUS, number),
-    "nested repetitions, below the limits": _nested,
-    "5,000 properties": lambda number: _properties(number, 5_000),
-    "450 properties, below the limits": lambda number: _properties(number, 450),
-    "GBNF of 30,000 rules": lambda number: _rules(number, 30_000),
+ATTACKS: dict[str, Callable[[], dict[str, object]]] = {  # fields of a request, in which NUMBER becomes a number
+    "no grammar": dict,
+    "ambiguous grammar": lambda: {"guided_grammar": f"{AMBIGUOUS}// {NUMBER}\n"},
+    "ambiguous grammar, below the limits": lambda: {"guided_grammar": f"{LESS_AMBIGUOUS}// {NUMBER}\n"},
+    "nested repetitions, below the limits": lambda: {"guided_regex": f"{NUMBER}(a{{250}}){{250}}"},
+    "5,000 properties": lambda: _properties(5_000),
+    "450 properties, below the limits": lambda: _properties(450),
+    "GBNF of 30,000 rules": lambda: _rules(30_000),
 }
 
 
 def attack(address: str, until: float, name: str, first: int, num_attackers: int) -> Counter[str]:
-    """Have so many attackers send grammars, numbered from the first one on; return what was answered."""
+    """Have so many attackers send grammars, numbered from the first one on; return the answers by status."""
+    template = body_of({"max_tokens": MAX_TOKENS, **ATTACKS[name]()})
 
     def send(number: int) -> Counter[str]:
         answers: Counter[str] = Counter()
         while time.monotonic() < until:
-            answers[_ask(address, {"max_tokens": MAX_TOKENS, **ATTACKS[name](number)})] += 1
+            answers[_ask(address, numbered(template, number), ATTACKER_PATIENCE_S)] += 1
             number += num_attackers
             time.sleep(PAUSE_S)
         return answers
@@ -100,13 +95,22 @@ def attack(address: str, until: float, name: str, first: int, num_attackers: int
         return sum(attackers.map(send, range(first, first + num_attackers)), Counter())
 
 
-def _ask(address: str, fields: dict[str, object], source: str = "127.0.0.1") -> str:
-    """Return the status of an answer, or what became of its connection."""
+def body_of(fields: dict[str, object]) -> bytes:
+    """Return the body of a request."""
+    return json.dumps({"messages": [{"role": "user", "content": "Go on."}], **fields}).encode()
+
+
+def numbered(template: bytes, number: int) -> bytes:
+    """Return a body that differs from those with other numbers."""
+    return template.replace(NUMBER.encode(), str(number).encode())
+
+
+def _ask(address: str, body: bytes, patience_s: float, source: str = "127.0.0.1") -> str:
+    """Return the status of an answer, or the name of an error of its connection."""
     parts = urlsplit(address)
-    connection = HTTPConnection(str(parts.hostname), parts.port, timeout=PATIENCE_S, source_address=(source, 0))
-    body = {"messages": [{"role": "user", "content": "Go on."}], **fields}
+    connection = HTTPConnection(str(parts.hostname), parts.port, timeout=patience_s, source_address=(source, 0))
     try:
-        connection.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", CHAT, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         response.read()
         return str(response.status)
@@ -122,7 +126,7 @@ def ask_forms(address: str, phase: GrammarPhase, until: float) -> None:
     while time.monotonic() < until:
         schema = {"type": "object", "properties": {f"a{number}": {"type": "boolean"}}, "additionalProperties": False}
         begun = time.monotonic()
-        status = _ask(address, {"max_tokens": 8, "guided_json": schema}, OTHER_ADDRESS)
+        status = _ask(address, body_of({"max_tokens": 8, "guided_json": schema}), PATIENCE_S, OTHER_ADDRESS)
         phase.forms_s.append(time.monotonic() - begun)
         if status != "200":
             phase.problems.append(f"a small schema got {status}")
@@ -218,6 +222,7 @@ def main(
     with processes(NUM_PROCESSES) as pool:
         load = Load(attackers, streams, seconds, pool)
         with serving(model) as (address, _):
+            _ask(address, body_of({"max_tokens": 1, "guided_regex": "a"}), PATIENCE_S)  # processes start with the first
             for name in (None, *(names or ATTACKS)):
                 phases.append(summary_of(run_phase(address, name, load)))
                 click.echo(json.dumps(phases[-1]), err=True)

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.server_under_grammars import ATTACKS, GrammarPhase, main, summary_of, table
+from benchmarks.server_under_grammars import ATTACKS, GrammarPhase, body_of, main, numbered, summary_of, table
 from moeflow.server.api.chat.chat_objects import ChatRequest
 from moeflow.server.config import ServerConfig
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -15,11 +15,11 @@ from tests.tiny_mixtral import write_tiny_mixtral
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_each_request_is_valid_and_another_one(name):
-    bodies = [{"messages": [{"role": "user", "content": "x"}], **ATTACKS[name](number)} for number in range(3)]
+    bodies = [numbered(body_of(ATTACKS[name]()), number) for number in range(3)]
     for body in bodies:
-        ChatRequest.model_validate(body)
-        assert len(json.dumps(body)) < ServerConfig().max_body_bytes
-    assert len({json.dumps(body) for body in bodies}) == (1 if name == "no grammar" else 3)
+        ChatRequest.model_validate_json(body)
+        assert len(body) < ServerConfig().max_body_bytes
+    assert len(set(bodies)) == (1 if name == "no grammar" else 3)
 
 
 def test_the_table_shows_what_was_seen():

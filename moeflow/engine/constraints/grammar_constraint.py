@@ -12,8 +12,8 @@ from llguidance import LLMatcher
 from moeflow.core.token_mask import TokenMask
 from moeflow.engine.constraints.limits import MASK_CPU_S, TOO_SLOW, reason_of
 
-SLOW_S: Final = 0.01  # of processor time
-_REMEMBERED: Final = 0.95  # of the time of a slow mask, at each later one
+SLOW_S: Final = 0.005  # of processor time
+_REMEMBERED: Final = 0.9  # of the time of a slow mask, at each later one
 _OF_LEXERS: Final = "lexer error"  # that a matcher may have from another one
 
 
