@@ -157,7 +157,7 @@ def test_guesses_go_on_for_others(engine, expected):
     held, outputs = submit(engine), {}
     step_until(engine, outputs, lambda: held.is_computing.is_set())
     drafted = guesses.counts.drafted
-    step_until(engine, outputs, iter([False, True]).__next__)  # the pass in which it began
+    step_until(engine, outputs, iter([False, True]).__next__)  # its pass ends
     asked.clear()
     step_until(engine, outputs, is_finished(outputs, "formed", "free"))
     assert guesses.counts.drafted > drafted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from threading import Lock
 from typing import Final
@@ -82,7 +83,8 @@ class GrammarChecker:
                     raise _refusal_of("needs too much memory")
                 return reply
         except RequestError:
-            processes.warm_up()  # the process is gone: the next grammar should not wait for another
+            with suppress(RequestError, OSError):  # the next grammar should not wait for a process in its place
+                processes.warm_up()
             raise
 
 

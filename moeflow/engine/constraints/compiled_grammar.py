@@ -1,8 +1,8 @@
 """A grammar that is compiled for a model's vocabulary: requests with the same grammar follow copies of it.
 
 The copies share the states of a lexer, and with them its errors. So a request that meets one takes a fresh copy before
-it fails. They also share the lexer's lock, and who waits for that lets no other thread run Python. So one copy works at
-a time.
+it fails. They also share the lock of the lexer. A thread that waits for it keeps Python's lock, so one copy works at a
+time.
 """
 
 from __future__ import annotations

@@ -211,3 +211,20 @@ def test_a_grammar_is_compiled_once_for_all_that_ask_meanwhile(llm, monkeypatch)
         may_compile.set()
         assert len({id(one.result(60)) for one in slow}) == 1
         assert compiled == ["quick", "slow"]
+
+
+def test_a_process_that_was_ended_is_replaced_at_once(checker):
+    check(checker, regex("[a-z]{8}"))
+    idle = checker._processes._idle
+    before = idle[-1]
+
+    def ask(request, max_reply_bytes):
+        raise RequestError("it needs too much")
+
+    before.ask = ask
+    with pytest.raises(RequestError, match="needs too much"):
+        check(checker, regex("[a-z]{9}"))
+    assert not before.is_alive
+    assert idle
+    assert idle[-1].is_alive
+    check(checker, regex("[a-z]{9}"))
