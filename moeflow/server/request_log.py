@@ -200,7 +200,10 @@ def record_of(scope: Scope) -> RequestRecord:
 
 
 def client_of(request: HTTPConnection) -> str:
-    """Return the address from which a request comes; "" if it is not known."""
+    """Return the client of a request: the name of its API key, else its address; "" if neither is known."""
+    account = record_of(request.scope).account
+    if account is not None:
+        return f"key {account.name}"
     return request.client.host if request.client else ""
 
 

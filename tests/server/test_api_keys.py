@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
+from moeflow.server.api.completions import completions
 from moeflow.server.config import ServerConfig
 from moeflow.server.guard import allowance
 from moeflow.server.guard.allowance import Allowance
@@ -23,7 +24,7 @@ from moeflow.server.guard.key_file import read_key_file
 from moeflow.server.http_server import HttpServer
 from moeflow.server.launch import reloading
 from moeflow.server.logs import JsonLines
-from moeflow.server.request_log import RequestRecord
+from moeflow.server.request_log import RequestRecord, client_of
 from tests.server.conftest import connect
 
 COMPLETION = {"prompt": "abc", "max_tokens": 5}
@@ -222,3 +223,16 @@ def test_what_is_wrong_in_a_file_is_named_without_its_keys(tmp_path, text, reaso
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read_key_file(tmp_path / "none.toml")
+
+
+@pytest.mark.anyio
+async def test_a_client_is_its_key_or_else_its_address(make_app, key_file, engine, monkeypatch):
+    """Shares of a client are those of a key, also where all keys come through one proxy."""
+    clients = []
+    monkeypatch.setattr(completions, "client_of", lambda request: clients.append(client_of(request)) or clients[-1])
+    for config, keys in (({"api_keys_file": key_file}, (ALICE, BOB)), ({}, (ALICE,))):
+        async with connect(make_app(**config)) as http:
+            for key in keys:
+                headers = {"authorization": f"Bearer {key}"}
+                assert (await http.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
+    assert clients == ["key alice", "key bob", "127.0.0.1"]
