@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import shutil
 import socket
 import statistics
 import sys
@@ -41,13 +40,13 @@ from starlette.responses import StreamingResponse
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.browser import MISSING, find_browser, launch
 from benchmarks.page_streaming_table import FRAME_MS, table
 from moeflow.bench.metrics import percentile
 from moeflow.bench.records import make_record
 from moeflow.cli.bench.output import keep, show
 from moeflow.server.page import add_page
 
-CHROMIUMS = ("chromium", "chromium-browser", "chromium-headless-shell")
 TOKEN_CHARS = 4
 MODEL = {
     "name": "stream",
@@ -217,9 +216,9 @@ def main() -> None:
     parser.add_argument("--phone", action="store_true", help="a small window, and a processor slowed down four times")
     parser.add_argument("--out", type=Path, help="file to append the record to")
     options = parser.parse_args()
-    chromium = next(filter(None, map(shutil.which, CHROMIUMS)), None)
-    if chromium is None:
-        parser.error("Chromium is not installed (Debian: apt-get install chromium)")
+    path = find_browser()
+    if path is None:
+        parser.error(MISSING)
 
     listener = socket.create_server(("127.0.0.1", 0))
     app = make_app(made_text(options.tokens), options.rate)
@@ -228,7 +227,7 @@ def main() -> None:
     thread.start()
     try:
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+            browser = launch(playwright, path)
             size = {"width": 390, "height": 800} if options.phone else {"width": 1280, "height": 900}
             page = browser.new_page(viewport=size)
             session = page.context.new_cdp_session(page)

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import sys
+from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-CHROMIUMS = ("chromium", "chromium-browser", "chromium-headless-shell")
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.browser import MISSING, find_browser, launch
+
 QUESTIONS = ("What is the capital of France?", "Write a Python function that adds two numbers.")
 DESKTOP = {"viewport": {"width": 1200, "height": 860}}
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
@@ -35,17 +39,17 @@ def main() -> None:
     parser.add_argument("--phone", action="store_true", help="as on a small phone")
     parser.add_argument("--guesses", action="store_true", help="open what was guessed for the last answer")
     options = parser.parse_args()
-    chromium = next(filter(None, map(shutil.which, CHROMIUMS)), None)
-    if chromium is None:
-        parser.error("Chromium is not installed (Debian: apt-get install chromium)")
-    take(chromium, options)
+    path = find_browser()
+    if path is None:
+        parser.error(MISSING)
+    take(path, options)
 
 
-def take(chromium: str, options: argparse.Namespace) -> None:
+def take(path: str, options: argparse.Namespace) -> None:
     """Have the conversation and write its picture."""
     settings = {**SETTINGS, "token_trees": options.guesses}
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = launch(playwright, path)
         context = browser.new_context(
             **(PHONE if options.phone else DESKTOP), color_scheme="dark" if options.dark else "light"
         )

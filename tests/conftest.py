@@ -1,6 +1,7 @@
 import fcntl
 import gc
 import importlib.util
+import signal
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -16,6 +17,11 @@ settings.load_profile("untimed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="all instruction sets, combinations and long runs")
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C work: a run in the background (nohup, cron, a shell's job) inherits that it is ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

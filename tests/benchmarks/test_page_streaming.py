@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.browser import MISSING, find_browser
 from benchmarks.page_streaming import frame_figures
 from benchmarks.page_streaming_table import table
 from tests.bench.examples import streaming_record
@@ -31,6 +32,7 @@ def test_frames_between_two_moments():
 
 @pytest.mark.browser
 @pytest.mark.slow
+@pytest.mark.skipif(find_browser() is None, reason=MISSING)
 def test_a_short_stream(tmp_path):
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "benchmarks/page_streaming.py", "--tokens", "400", "--rate", "200", "--out", str(out)]

@@ -22,6 +22,7 @@ _ENVIRONMENT = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_DISABLE_MEMORY_MONITOR": "1",
+    "RAY_AUTH_MODE": "disabled",  # else a token in the user's home decides
 }
 
 

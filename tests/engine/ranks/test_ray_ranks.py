@@ -48,7 +48,18 @@ def missing(model) -> Path:
 
 
 @pytest.fixture(scope="module")
-def nodes(missing) -> Iterator[list[Node]]:
+def home(tmp_path_factory) -> Iterator[Path]:
+    """A home that has a token of other clusters."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / ".ray").mkdir()
+    (folder / ".ray" / "auth_token").write_text("0123456789abcdef" * 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def nodes(missing, home) -> Iterator[list[Node]]:
     with contextlib.ExitStack() as undo:
         try:
             nodes = undo.enter_context(networked(3))

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from dataclasses import dataclass, field
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from benchmarks.browser import MISSING, find_browser, launch
 from moeflow.server.config import ServerConfig
 from moeflow.server.listener import listen
 from tests.server.fake_client import FakeClient
 from tests.server.live_server import serve_in_thread
 from tests.tiny_mixtral import EOS
 
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")  # the first takes half the processor time
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 # Imports a module of the page by its name: the very one that the page runs, whatever its address.
 PAGE_MODULE = """globalThis.pageModule = (name) =>
   import(new URL(name, document.querySelector("script[type=module]").src));"""
@@ -35,11 +23,12 @@ TIMEOUT_MS = 10_000  # generous: CI machines share two cores
 
 @pytest.fixture(scope="package")
 def browser():
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed")
+    path = find_browser()
+    if path is None:
+        pytest.skip(MISSING)
     expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = launch(playwright, path)
         yield browser
         browser.close()
 
