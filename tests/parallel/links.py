@@ -88,8 +88,10 @@ class Proxy:
 
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with source, contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            try:
+                while data := source.recv(1 << 16):
+                    if not self._is_cut.is_set():
+                        target.sendall(data)
+            finally:  # a reset is an end, too
                 if not self._is_cut.is_set():
-                    target.sendall(data)
-            if not self._is_cut.is_set():
-                target.shutdown(socket.SHUT_RDWR)
+                    target.shutdown(socket.SHUT_RDWR)

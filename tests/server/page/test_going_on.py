@@ -130,7 +130,7 @@ def test_deleted_in_another_tab_while_another_is_opened(two):
         go_to(two, "First")
         two.evaluate(HEAR)
         button(tab, "Delete").click()
-        two.wait_for_function("window.hasHeard")
+        two.wait_for_function("() => window.hasHeard")  # the policy of the page refuses a plain expression
     expect_open(two, "First")
     expect(names(two)).to_have_text(["First"])
     expect(two.get_by_text("was deleted in another tab")).to_be_hidden()
