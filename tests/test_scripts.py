@@ -12,6 +12,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
     ("script", "word"),
     [
         ("check-arm", "Cortex-A57"),
+        ("clean-room", "debootstrap"),
         ("sanitize", "ThreadSanitizer"),
         ("try-wheel", "user\nnamespaces"),
         ("wheel", "manylinux"),
