@@ -33,7 +33,6 @@ SUBSTITUTED = (
     (r"--token-trees FILE\b", "--token-trees trees.dot"),
     (r"(?<=--replicas )N\b", "2"),
     (r"(?<=--memory )(SIZE|\d+GiB)", MEMORY),
-    (r"--expert-policy lru-2", "--expert-policy lru"),  # tests/test_examples.py has that package
     (r"--debug VERB\b", "--debug list"),
 )
 # What is said behind commands: what takes long is to be short, nobody is asked, and servers end when all is decided.
@@ -74,6 +73,11 @@ COVERED = (
         r"pip install .*examples/eviction_policy",
         "tests/test_examples.py::test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed",
         "pip install",
+        "lru-2",
+    ),
+    (
+        r"moeflow serve .*--expert-policy lru-2",
+        "tests/test_examples.py::test_the_documented_command_serves_with_the_policy",
         "lru-2",
     ),
     (r"curl .*/v1/chat/completions .*", "tests/server/test_chat.py::test_a_whole_answer", "/v1/chat/completions"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -16,11 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import OlmoeConfig
 
+from moeflow.kernels.cpu import extension
 from moeflow.planner.hardware.hardware_json import machine_to_json
+from tests.documents import commands_in_blocks
 from tests.forked_commands import forked_commands
 from tests.models.parity import SHAPE, random_model
 from tests.planner.examples import machine
 from tests.planner.simulator.traces import make_trace
+from tests.readers_machine import write_models
 from tests.tiny_mixtral import write_byte_tokenizer, write_tiny_mixtral
 from tests.workload.routing_files import write_trace
 
@@ -67,6 +71,22 @@ def test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed(run, tmp_path
     assert results["lru-2", "transitions"]["used_bytes"] > 0
 
 
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+def test_the_documented_command_serves_with_the_policy(run, tmp_path):
+    """As printed, where a reader has the built-in model. `--explain` shows the memory and ends it before it serves."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    (line,) = [it.line for it in commands_in_blocks(page) if "--expert-policy lru-2" in it.line]
+    write_models(tmp_path, tmp_path)
+    code = f"""
+import os, sys
+os.environ["HOME"] = {str(tmp_path)!r}
+sys.argv = {[*shlex.split(line), "--explain"]!r}
+from moeflow.cli.main import main
+main()
+"""
+    assert "900.0 MiB" in run("-c", code)
+
+
 def chained(trace):
     """Return a trace in which a layer's expert follows from that of the layer before."""
     for one in trace.passes:
@@ -100,6 +120,7 @@ def test_a_pipeline_computes_the_same_tokens(run):
     code = """
 import tempfile
 from tests.engine.offload.offloaded_runs import FAMILIES, config, offloaded, run
+from tests.documents import commands_in_blocks
 from tests.forked_commands import forked_commands
 from tests.models.parity import random_model
 folder = tempfile.mkdtemp()

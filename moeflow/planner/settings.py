@@ -16,6 +16,7 @@ import msgspec
 from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS, RAY_PLACEMENTS
+from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.kernels.weight_format import DTYPES, MIXES, QUANTIZED
 from moeflow.parallel.placement.layouts import ADDED_LAYOUTS
@@ -456,7 +457,7 @@ class Settings:
             "--expert-policy",
             "Expert cache eviction policy.",
             "Expert cache",
-            choices=("auto", "next-use", "lfru", "lfu", "lru", "fifo"),
+            choices=("auto", *POLICIES),
         ),
     )
     predictor: str = field(

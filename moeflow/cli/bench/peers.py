@@ -11,7 +11,7 @@ import click
 
 from moeflow.core.errors import ConfigError
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "run.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "peers" / "run.py"
 
 EPILOG = """\b
 Examples:

@@ -13,6 +13,11 @@ def test_everything_after_the_verb_goes_to_the_script(tmp_path, monkeypatch):
     assert (tmp_path / "got").read_text() == "measure --peer llama --rounds 2"
 
 
+def test_a_checkout_has_the_script(capfd):
+    assert CliRunner().invoke(main, ["bench", "peers", "nonsense"]).exit_code == 2
+    assert "No such command 'nonsense'" in capfd.readouterr().err
+
+
 def test_the_scripts_exit_code_is_the_commands(tmp_path, monkeypatch):
     script = tmp_path / "run.py"
     script.write_text("raise SystemExit(3)")
