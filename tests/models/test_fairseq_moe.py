@@ -1,11 +1,15 @@
 import argparse
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
+from moeflow.checkpoint.fairseq.tensor_file import read_tensor_file
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
 from moeflow.models.registry import read_model_config
@@ -119,6 +123,41 @@ def test_the_published_model_has_15_billion_parameters(folder):
     assert shape.moe_layers == (1, 3)
     expert = 2 * 768 * 3072 + 768 + 3072
     assert 6 * 512 * expert == pytest.approx(14.5e9, rel=0.01)
+
+
+@pytest.mark.parametrize("own", [[], [argparse.Namespace], [Path]], ids=["none", "the same", "another"])
+def test_classes_that_pytorch_may_read_are_as_before(folder, own):
+    of_torch = set(torch.serialization.get_safe_globals())
+    with torch.serialization.safe_globals(own):
+        read_shape(folder)
+        assert set(torch.serialization.get_safe_globals()) == of_torch | {*own}
+    assert set(torch.serialization.get_safe_globals()) == of_torch
+
+
+def test_threads_do_not_take_each_others_class_from_pytorchs_list(folder, monkeypatch):
+    """The first thread would end while the second reads, if the second did not wait for it."""
+    numbers, begun, is_second_in, is_first_done = count(), *(threading.Event() for _ in range(3))
+
+    def load(*arguments, **options):
+        if next(numbers) == 0:
+            begun.set()
+            is_second_in.wait(0.5)
+        else:
+            is_second_in.set()
+            assert is_first_done.wait(60)
+        return real(*arguments, **options)
+
+    def read():
+        return read_tensor_file(folder / "model-shared.pt")["args"].arch
+
+    real = torch.load
+    monkeypatch.setattr(torch, "load", load)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(read)
+        first.add_done_callback(lambda _: is_first_done.set())
+        assert begun.wait(60)
+        second = threads.submit(read)
+        assert first.result() == second.result() == "transformer_lm_gpt"
 
 
 class Hostile:
