@@ -73,7 +73,7 @@ def main(results: Path, docs: Path) -> None:
     machines = group(records, machine_name)
     found_claims = {machine: claims(found) for machine, found in machines.items()}
     # First the machine that proves most of what the README shows; its figures stand there.
-    by_headlines = sorted(found_claims, key=lambda it: -sum(claim.is_headline for claim in found_claims[it]))
+    by_headlines = sorted(found_claims, key=lambda it: -sum(claim.is_in_readme for claim in found_claims[it]))
     machines = {machine: machines[machine] for machine in by_headlines}
     found_claims = {machine: found_claims[machine] for machine in by_headlines}
     tables = [f"{summary(machine, made)}\n" for machine, made in found_claims.items() if made]
