@@ -347,6 +347,21 @@ def test_a_request_is_computed_if_reading_takes_too_long_or_brings_nothing(endin
         assert set(entry.block_ids).isdisjoint(read.block_ids)
 
 
+def test_a_request_is_computed_where_there_is_no_room_to_read():
+    """Its blocks are free again at once, and nothing is taken for read."""
+    prefixes = FakePrefixes()
+    prefixes.has_room = False
+    scheduler = make_scheduler(prefixes)
+    request = make_request("a", list(range(18)))
+    scheduler.add(request)
+    assert not scheduler.schedule()
+    scheduler.check_integrity()
+    assert (scheduler.blocks.num_used, scheduler.blocks.num_cached) == (0, 0)
+    prefixes.has_room = True
+    (entry,) = scheduler.schedule().entries  # no second try: it is computed from its first token
+    assert (entry.request, entry.start, request.num_cached_tokens) == (request, 0, 0)
+
+
 def test_while_a_read_hangs_no_other_begins_and_it_keeps_its_own_blocks_alone():
     prefixes = FakePrefixes()
     scheduler = make_scheduler(prefixes, num_blocks=40, max_num_batched_tokens=80)
