@@ -43,6 +43,7 @@ ADDED = (
     (r"moeflow train speculator.*", "--text-tokens 100 --steps 3 --layers 1"),
     (r"moeflow bench sida .*", "--texts 10 --share 50 --minutes 0.005"),
     (r"moeflow bench engine.*", "--batch 1 --prefill 8 --new-tokens 2 --repeats 1"),
+    (r"moeflow bench parallel", "--ranks 2 --experts 5 --tokens 16 --hidden 64 --width 64 --repeats 1"),
     (r"moeflow bench speculation .*", "--new-tokens 4"),
     (r"moeflow bench quality .*", "--prompts 1 --new-tokens 4"),
     (r"moeflow plan .* --validate", "--prompt-len 8 --gen-len 4 --batch-size 2"),
@@ -103,7 +104,6 @@ COVERED = (
         "tests/cli/test_join.py::test_the_head_says_where_the_model_lies_and_the_token_is_in_the_cache_folder",
     ),
     (r"moeflow lend .*", "tests/cli/test_lend.py::test_all_of_it_may_be_said"),
-    (r"moeflow bench parallel", "tests/cli/bench/test_parallel.py::test_a_grid_is_measured_recorded_and_drawn"),
     (r"moeflow simulate paper", "tests/cli/simulate/test_paper.py::test_tables_and_what_does_not_count"),
 )
 # What no test machine has, or not the minutes for.
