@@ -21,6 +21,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+if __name__ == "__main__":
+    import needs
+
+    needs.explain_missing()
+
 import click
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
