@@ -275,7 +275,7 @@ def pipelines(options: argparse.Namespace, memory: str) -> dict[str, Any]:
     sizes = ["--requests", str(options.requests), "--micro-batch", str(options.micro_batch), "--rounds", "1"]
     device = options.device.format(memory=f"{memory_bytes // MIB}MiB")
     code = "import sys; from benchmarks import stand_ins; stand_ins.install(); import runpy; sys.argv = sys.argv[1:]; "
-    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    code += f"sys.path.insert(0, {str(script.parent)!r}); runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, "-c", code, str(script), str(options.scratch / "model"), "--device", device, *sizes]
     done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=True)  # stderr is the step's
     return {"device": device, "narrow": narrow, "records": [json.loads(line) for line in done.stdout.splitlines()]}
