@@ -13,9 +13,10 @@ OTHER = "other"  # in the place of an endpoint's path
 
 
 def api_path(scope: Scope) -> str:
-    """Return the path below the prefix."""
+    """Return the path below the prefix, as the router sees it: a prefix ends before a slash."""
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+    root_path: str = scope.get("root_path", "")
+    return path.removeprefix(root_path) if path.startswith(f"{root_path}/") else path
 
 
 def raw_api_path(scope: Scope) -> bytes:

@@ -10,6 +10,7 @@ import re
 import signal
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +75,41 @@ async def test_each_key_opens_and_no_other(make_app, key_file):
             assert (await http.get("/v1/models", headers=headers)).status_code == 200
         for headers in ({}, bearer("carol"), bearer(SHA256), bearer("alice"), bearer("")):
             assert (await http.get("/v1/models", headers=headers)).status_code == 401
+
+
+@pytest.mark.anyio
+async def test_no_spelling_of_a_path_opens_an_endpoint_without_a_key(make_app, key_file):
+    app = make_app(api_keys_file=key_file)
+    async with connect(app) as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+        guarded = {path: methods for path, methods in paths.items() if path not in ("/health", "/ready")}
+        assert {"/metrics", "/stats", "/classify", "/v1/models"} <= guarded.keys()
+        for path, methods in guarded.items():
+            for spelling in (path, f"{path}%0A", f"{path}%0a", f"{path}/", f"/{path}", f"/.{path}"):
+                for method in (*methods, "HEAD", "OPTIONS"):
+                    answer = await http.request(method, f"http://localhost{spelling}")
+                    assert answer.status_code in (307, 401, 404), (method, spelling)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("root_path", ["/m", "/metric", "/v"])
+async def test_a_prefix_that_begins_as_an_endpoint_opens_none(make_app, key_file, root_path):
+    """uvicorn puts the prefix before any target, so that the target `etrics` becomes the path `/metrics`."""
+    transport = httpx.ASGITransport(make_app(api_keys_file=key_file, root_path=root_path), root_path=root_path)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        for path in ("/metrics", "/v1/models"):
+            assert (await http.get(path)).status_code == 401
+            assert (await http.get(root_path + path)).status_code == 401
+            assert (await http.get(root_path + path, headers=bearer(ALICE))).status_code == 200
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("key", ["voil\u00e0", "\u00c5", "\u20ac\u00a0x"])  # two end with a space of Latin-1
+async def test_a_key_in_utf_8(make_app, tmp_path, key):
+    (tmp_path / "keys.toml").write_text(f'[alice]\nkey = "{key}"', encoding="utf-8")
+    async with connect(make_app(api_keys_file=tmp_path / "keys.toml")) as http:
+        for headers in ([(b"authorization", b"Bearer  " + key.encode())], [(b"x-api-key", key.encode() + b" ")]):
+            assert (await http.get("/v1/models", headers=headers)).status_code == 200
 
 
 @pytest.mark.anyio

@@ -47,11 +47,12 @@ def _check_limits(scope: Scope, account: Account) -> ApiError | None:
 
 def _given_keys(headers: Headers) -> list[bytes]:
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    given = [bearer.strip()] if scheme.lower() == "bearer" else []
-    given += [headers["x-api-key"].strip()] if "x-api-key" in headers else []
-    # Header text is Latin-1 by HTTP; clients send keys as UTF-8 bytes.
-    return [key.encode("latin-1") for key in given]
+    given = [bearer] if scheme.lower() == "bearer" else []
+    given += [headers["x-api-key"]] if "x-api-key" in headers else []
+    # Header text is Latin-1 by HTTP; clients send keys as UTF-8 bytes. The last byte may be a space in Latin-1.
+    return [key.encode("latin-1").strip() for key in given]
 
 
 def _is_guarded(path: str) -> bool:
-    return path in _GUARDED or path.startswith("/v1/")
+    """Return whether the router may find an endpoint of the API there. It ignores a newline at the end of a path."""
+    return path.removesuffix("\n") in _GUARDED or path.startswith("/v1/")
