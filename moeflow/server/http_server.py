@@ -63,7 +63,8 @@ class HttpServer(uvicorn.Server):
             self._open_connections.admit(new, [one for one in connections if not one.transport.is_closing()])
 
     def reload(self) -> None:
-        """Read keys and certificate again. Raises: ConfigError; an unreadable file changes nothing."""
+        """Read keys and certificate again. Raises: ConfigError; a file that cannot be used changes nothing."""
+        tls_context(self.service.config)  # OpenSSL drops the old key for a certificate that does not match it
         self.service.reload_keys()
         if self._tls is not None:
             load_certificate(self._tls, self.service.config)

@@ -12,6 +12,7 @@ import pytest
 
 from moeflow.core.errors import ConfigError
 from moeflow.server.config import ServerConfig
+from moeflow.server.http_server import HttpServer
 from moeflow.server.tls import tls_context
 from tests.server.live_server import eventually, serve_in_thread
 from tests.server.proxies import CADDY, NGINX, TLS, behind
@@ -101,10 +102,24 @@ def test_tls_and_a_certificate_that_is_renewed(make_app, tmp_path):
         install("second")
         servers[0].reload()
         assert httpx.get(f"{url}/health", verify=trusting("second")).status_code == 200
-        cert.write_text("no certificate")
-        with pytest.raises(ConfigError):
-            servers[0].reload()
-        assert httpx.get(f"{url}/health", verify=trusting("second")).status_code == 200
+        for unusable in ("no certificate", (TLS / "first.pem").read_text()):  # the second does not match the key
+            cert.write_text(unusable)
+            with pytest.raises(ConfigError):
+                servers[0].reload()
+            assert httpx.get(f"{url}/health", verify=trusting("second")).status_code == 200
+
+
+def test_a_reload_takes_all_files_or_none(make_app, tmp_path):
+    keys, cert = tmp_path / "keys.toml", tmp_path / "cert.pem"
+    keys.write_text("[alice]\nkey = 'a'")
+    cert.write_bytes((TLS / "first.pem").read_bytes())
+    app = make_app(api_keys_file=keys, tls_cert=cert, tls_key=TLS / "first.key")
+    server = HttpServer(app)
+    keys.write_text("[bob]\nkey = 'b'")
+    cert.write_text("no certificate")
+    with pytest.raises(ConfigError):
+        server.reload()
+    assert app.state.service.keys.names == ["alice"]
 
 
 @pytest.mark.parametrize(
