@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.untrusted import UnreadableError, parse_toml, read_bounded
 
 SINGLE: Final = "api-key"  # the name of the key that --api-key sets
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _LIMITS = ("requests-per-minute", "tokens-per-minute")
 _FIELDS = ("key", "sha256", *_LIMITS)
+_MAX_LIMIT: Final = 10**12  # larger than any use, and exact as a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,12 @@ def digest_of(key: bytes) -> bytes:
 def read_key_file(path: Path) -> list[ApiKey]:
     """Return the keys in a file. Raises: ConfigError, naming the file and the key's name."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        data = read_bounded(path)
+    except UnreadableError as error:
         raise ConfigError(f"the file of API keys {path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    try:
+        tables = parse_toml(data)
+    except UnreadableError as error:
         raise ConfigError(f"the file of API keys {path} is not valid TOML: {error}") from None
     keys = [_key_of(path, name, table) for name, table in tables.items()]
     if not keys:
@@ -80,12 +83,17 @@ def _digest(path: Path, name: str, table: dict[str, Any]) -> bytes:
         return digest_of(key.strip().encode())
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise ConfigError(f"{path}: sha256 of [{name}] must be 64 hex digits, as `printf %s KEY | sha256sum` prints")
-    return bytes.fromhex(sha256)
+    digest = bytes.fromhex(sha256)
+    if digest == digest_of(b""):
+        raise ConfigError(f"{path}: sha256 of [{name}] is that of an empty key; give the digest of a key")
+    return digest
 
 
 def _limit(path: Path, name: str, field: str, value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"{path}: {field} of [{name}] must be a whole number of 1 or more; without it, no limit")
+    if value is not None and (type(value) is not int or not 1 <= value <= _MAX_LIMIT):
+        raise ConfigError(
+            f"{path}: {field} of [{name}] must be a whole number from 1 to {_MAX_LIMIT}; without it, no limit"
+        )
     return value
 
 
