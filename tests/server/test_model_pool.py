@@ -9,6 +9,7 @@ import pytest
 
 from moeflow.engine.client import EngineState
 from moeflow.engine.messages import EngineStats
+from moeflow.server.guard.large_bodies import LARGE_BYTES, LargeBodies
 from tests.server.conftest import connect
 from tests.server.fake_client import REPLY
 from tests.server.fleet import Fleet, make_fleet
@@ -144,6 +145,24 @@ async def test_tokenizing_keeps_a_model_and_loads_it_too(fleet):
         assert (await http.post("/detokenize", json={"model": "d", "tokens": [5]})).status_code == 404
     assert fleet.history == ["+c"]
     assert all(model.is_idle for model in fleet.app.state.service.models.all)
+
+
+async def test_a_model_that_is_unloaded_while_a_long_history_is_read_is_loaded_again(fleet, monkeypatch):
+    async with connect(fleet.app) as http:
+        items = [{"role": "user", "content": "x"}, *[{"type": "reasoning", "summary": []}] * 1000]  # few tokens
+        first = await http.post("/v1/responses", json={"model": "b", "input": items})
+        body = {"model": "b", "input": "y", "previous_response_id": first.json()["id"]}
+        read = LargeBodies.read
+
+        async def read_slowly(self, num_bytes, *rest):
+            if num_bytes > LARGE_BYTES:
+                assert (await ask(fleet, "a")).status_code == 200
+            return await read(self, num_bytes, *rest)
+
+        monkeypatch.setattr(LargeBodies, "read", read_slowly)
+        second = await http.post("/v1/responses", json=body)
+    assert second.status_code == 200, second.text
+    assert fleet.history == ["+b", "-b", "+a", "-a", "+b"]
 
 
 async def test_a_model_that_cannot_be_loaded_is_an_error_of_its_request_alone(fleet):

@@ -66,11 +66,11 @@ async def start_response(
 
     Raises: ApiError, RequestError.
     """
-    served = await service.require_model(body.model, is_batch=is_batch)
     response_id = f"resp_{uuid.uuid4().hex}"
     asked = body.conversation(await _history(service, body))
     is_stored = body.store is not False and not is_batch
     items = await _encoded_items(service, body) if is_stored else b""
+    served = await service.require_model(body.model, is_batch=is_batch)  # last: while others wait, it may be unloaded
     generation, form = await start_conversation(service, served, response_id, asked, is_batch=is_batch, client=client)
 
     def store(response: dict[str, Any]) -> None:
