@@ -72,7 +72,8 @@ class Connection(H11Protocol):
         return None if is_busy else self._heard_s
 
     def close_silently(self) -> None:
-        """Close the connection without an answer."""
+        """Close the connection without an answer. Its descriptor is as good as closed, so it no longer counts."""
+        self.connections.discard(self)
         self.transport.abort()
 
     def refuse(self) -> None:
@@ -88,7 +89,9 @@ class Connection(H11Protocol):
         self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client has sent."""
+        """Take what the client has sent. TLS brings data even after the server's close."""
+        if self.transport.is_closing():
+            return
         self._num_bytes += len(data)
         self._heard_s = time.monotonic()
         super().data_received(data)

@@ -60,7 +60,7 @@ class HttpServer(uvicorn.Server):
     def _admit(self, new: Connection) -> None:
         if len(self.server_state.connections) > self._open_connections.limit:
             connections = [one for one in self.server_state.connections if isinstance(one, Connection)]
-            self._open_connections.admit(new, [one for one in connections if not one.transport.is_closing()])
+            self._open_connections.admit(new, connections)
 
     def reload(self) -> None:
         """Read keys and certificate again. Raises: ConfigError; a file that cannot be used changes nothing."""

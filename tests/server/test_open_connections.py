@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import ssl
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,9 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.server import open_connections
+from moeflow.server.config import ServerConfig
+from moeflow.server.listener import listen
 from moeflow.server.open_connections import OpenConnections, max_connections, raise_descriptor_limit
 from tests.server.live_server import eventually, serve_in_thread
 from tests.server.test_connection import refusals
+from tests.server.test_proxies import TLS
 
 LIMIT = 16
 
@@ -87,11 +91,45 @@ def connect():
     """Open connections to a server, and close them in the end."""
     with contextlib.ExitStack() as opened:
 
-        def connect(url: str) -> socket.socket:
+        def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
             parts = urlsplit(url)
-            return opened.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=20))
+            connection = opened.enter_context(socket.socket())
+            connection.settimeout(20)
+            if receive_bytes is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            connection.connect((parts.hostname, parts.port))
+            return connection
 
         yield connect
+
+
+class TlsClient:
+    """Sends its first data together with the end of the handshake."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = ssl.create_default_context(cafile=TLS / "first.pem")
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+        self._call(self._tls.do_handshake)
+
+    def send(self, data: bytes) -> None:
+        self._tls.write(data)
+        self._connection.sendall(self._outgoing.read())
+
+    def read(self) -> bytes:
+        return self._call(self._tls.read)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _call(self, function):
+        while True:
+            try:
+                return function()
+            except ssl.SSLWantReadError:
+                self._connection.sendall(self._outgoing.read())
+                self._incoming.write(self._connection.recv(65536))
 
 
 def test_a_server_full_of_silent_connections_answers(app, connect):
@@ -121,3 +159,44 @@ def test_answers_under_way_are_not_cut_for_new_connections(app, engine, connect)
         engine.pause_after = None
         for connection in busy:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_that_close_count_until_their_answer_is_read(app, connect):
+    """Else clients that read nothing could take all descriptors."""
+    request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    servers = []
+    listener = listen(ServerConfig(port=0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # as over a network; loopback's takes megabytes
+    with serve_in_thread(app, max_connections=LIMIT, listener=listener, on_start=servers.append) as url:
+        connections = servers[0].server_state.connections
+        unread = [connect(url, receive_bytes=4096) for _ in range(LIMIT)]
+        for connection in unread:
+            connection.sendall(request)
+        assert eventually(lambda: sum(one.transport.is_closing() for one in connections) == LIMIT)
+        assert httpx.get(f"{url}/health").status_code == 503
+        unread.pop().close()
+        assert eventually(lambda: len(connections) < LIMIT)
+        assert httpx.get(f"{url}/health").status_code == 200
+        for connection in unread:
+            connection.close()
+
+
+def test_a_request_on_a_refused_connection_is_ignored(make_app, engine, connect, caplog):
+    """With TLS, a request may come together with the end of the handshake, behind the refusal."""
+    app = make_app(tls_cert=TLS / "first.pem", tls_key=TLS / "first.key")
+    body = b'{"prompt": "Hello", "max_tokens": 3}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    request = head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body
+    engine.pause_after = 1
+    with serve_in_thread(app, max_connections=1) as url:
+        busy, refused = TlsClient(connect(url)), TlsClient(connect(url))
+        busy.send(request)
+        assert eventually(lambda: engine.submissions)
+        refused.send(request)
+        assert refused.read().startswith(b"HTTP/1.1 503 ")
+        engine.pause_after = None
+        assert busy.read().startswith(b"HTTP/1.1 200 ")
+        for client in busy, refused:
+            client.close()
+    assert len(engine.submissions) == 1
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
