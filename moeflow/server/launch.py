@@ -73,7 +73,11 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
     """
     _check_files(config)
     tracer = _tracer_of(config)
-    with listen(config) as listener, contextlib.closing(tracer) if tracer else contextlib.nullcontext():
+    with (
+        surviving_hangups(config),
+        listen(config) as listener,
+        contextlib.closing(tracer) if tracer else contextlib.nullcontext(),
+    ):
         decided = plan()
         if expected := what_to_expect(decided):
             print(expected, file=sys.stderr)
@@ -91,7 +95,11 @@ def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config:
     """
     _check_files(config)
     tracer = _tracer_of(config)
-    with listen(config) as listener, contextlib.closing(tracer) if tracer else contextlib.nullcontext():
+    with (
+        surviving_hangups(config),
+        listen(config) as listener,
+        contextlib.closing(tracer) if tracer else contextlib.nullcontext(),
+    ):
         _warn_if_open(config)
         return asyncio.run(_serve_several(listener, models, budget_bytes, config, tracer))
 
@@ -218,16 +226,16 @@ async def _answering(
     signals: asyncio.Queue[int],
 ) -> AsyncIterator[None]:
     """Answer requests meanwhile; SIGHUP has files read again."""
-    answering = asyncio.create_task(http.serve(sockets=[listener]))
-    answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
-    try:
-        with reloading(http):
+    with reloading(http):
+        answering = asyncio.create_task(http.serve(sockets=[listener]))
+        answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
+        try:
             yield
-    finally:
-        http.should_exit = True
-        await answering
-        if jobs is not None:
-            await jobs.close()
+        finally:
+            http.should_exit = True
+            await answering
+            if jobs is not None:
+                await jobs.close()
 
 
 def _import_http() -> tuple[object, ...]:
@@ -266,10 +274,26 @@ async def _unless(
 
 
 @contextlib.contextmanager
+def surviving_hangups(config: ServerConfig) -> Iterator[None]:
+    """Have SIGHUP do nothing yet where there are keys or a certificate: a server that starts reads them later."""
+    if not _has_files(config):
+        yield
+        return
+    earlier = signal.signal(signal.SIGHUP, lambda *_: None)  # SIG_IGN would hold in the engine's process, too
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
+def _has_files(config: ServerConfig) -> bool:
+    return config.api_keys_file is not None or config.tls_cert is not None
+
+
+@contextlib.contextmanager
 def reloading(http: http_server.HttpServer) -> Iterator[None]:
     """Have SIGHUP read keys and certificate again where there are some; else it ends the process, as usual."""
-    config = http.service.config
-    if config.api_keys_file is None and config.tls_cert is None:
+    if not _has_files(http.service.config):
         yield
         return
 

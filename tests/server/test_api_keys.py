@@ -23,7 +23,7 @@ from moeflow.server.guard.allowance import Allowance
 from moeflow.server.guard.api_keys import ApiKeys
 from moeflow.server.guard.key_file import read_key_file
 from moeflow.server.http_server import HttpServer
-from moeflow.server.launch import reloading
+from moeflow.server.launch import reloading, serve
 from moeflow.server.logs import JsonLines
 from moeflow.server.request_log import RequestRecord, client_of
 from tests.server.conftest import connect
@@ -276,3 +276,18 @@ async def test_a_client_is_its_key_or_else_its_address(make_app, key_file, engin
                 headers = {"authorization": f"Bearer {key}"}
                 assert (await http.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
     assert clients == ["key alice", "key bob", "127.0.0.1"]
+
+
+def test_a_hangup_while_the_model_is_planned_does_not_end_the_server(key_file):
+    hangups = []
+
+    def plan():
+        hangups.append(signal.getsignal(signal.SIGHUP))
+        if hangups != [signal.SIG_DFL]:
+            os.kill(os.getpid(), signal.SIGHUP)
+        raise ConfigError("planned")
+
+    with pytest.raises(ConfigError, match="planned"):
+        serve(plan, ServerConfig(port=0, api_keys_file=key_file))
+    assert hangups != [signal.SIG_DFL]
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
