@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import functools
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,6 +16,7 @@ from moeflow.server.connection import PATIENCE, Connection, Patience
 from moeflow.server.open_connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, OpenConnections
 from moeflow.server.service import Service
 from moeflow.server.tls import load_certificate, tls_context
+from moeflow.server.tls_handshake import TlsHandshake
 
 _LOOK_TICKS = 3  # of uvicorn, each a tenth of a second
 _WAITING_CONNECTIONS = 2048  # that the system has taken and the event loop has not
@@ -27,15 +29,14 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: FastAPI, patience: Patience = PATIENCE, *, max_connections: int = MAX_CONNECTIONS) -> None:
         self.service: Service = app.state.service
         self._open_connections = OpenConnections(max_connections)
-        connection = functools.partial(
-            Connection, patience=patience, on_open=self._admit, on_refusal=self.service.metrics.count_refusal
-        )
+        self._patience = patience
+        self._handshakes: dict[Connection, TlsHandshake] = {}
         config = self.service.config
-        tls = self._tls = tls_context(config)
+        self._tls = tls_context(config)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=connection,  # type: ignore[arg-type]  # it is called, and nothing else is done with it
+                http=self._protocol,  # type: ignore[arg-type]  # it is called, and nothing else is done with it
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -44,7 +45,6 @@ class HttpServer(uvicorn.Server):
                 proxy_headers=config.forwarded_allow_ips is not None,
                 forwarded_allow_ips=config.forwarded_allow_ips,
                 root_path=config.root_path,
-                ssl_context_factory=None if tls is None else lambda *_: tls,
                 server_header=False,
                 timeout_graceful_shutdown=_FLUSH_S,
                 backlog=ACCEPTED_AT_ONCE,
@@ -57,10 +57,27 @@ class HttpServer(uvicorn.Server):
         for listener in sockets or ():
             listener.listen(_WAITING_CONNECTIONS)
 
-    def _admit(self, new: Connection) -> None:
-        if len(self.server_state.connections) > self._open_connections.limit:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let open connections finish, and end handshakes."""
+        for handshake in tuple(self._handshakes.values()):
+            handshake.close_silently()
+        await super().shutdown(sockets)
+
+    def _protocol(self, **given: Any) -> asyncio.Protocol | TlsHandshake:
+        """Return what speaks with a new client; `given` is uvicorn's."""
+        connection = Connection(
+            **given, patience=self._patience, on_open=self._admit, on_refusal=self.service.metrics.count_refusal
+        )
+        if self._tls is None:
+            return connection
+        return TlsHandshake(connection, self._tls, self._handshakes, self._admit, self._patience.patience_s)
+
+    def _admit(self, new: Connection | TlsHandshake) -> None:
+        if isinstance(new, Connection):
+            self._handshakes.pop(new, None)  # it has ended
+        if len(self.server_state.connections) + len(self._handshakes) > self._open_connections.limit:
             connections = [one for one in self.server_state.connections if isinstance(one, Connection)]
-            self._open_connections.admit(new, connections)
+            self._open_connections.admit(new, [*connections, *self._handshakes.values()])
 
     def reload(self) -> None:
         """Read keys and certificate again. Raises: ConfigError; a file that cannot be used changes nothing."""

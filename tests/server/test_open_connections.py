@@ -189,9 +189,10 @@ def test_a_request_on_a_refused_connection_is_ignored(make_app, engine, connect,
     request = head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body
     engine.pause_after = 1
     with serve_in_thread(app, max_connections=1) as url:
-        busy, refused = TlsClient(connect(url)), TlsClient(connect(url))
+        busy = TlsClient(connect(url))
         busy.send(request)
         assert eventually(lambda: engine.submissions)
+        refused = TlsClient(connect(url))
         refused.send(request)
         assert refused.read().startswith(b"HTTP/1.1 503 ")
         engine.pause_after = None
@@ -200,3 +201,27 @@ def test_a_request_on_a_refused_connection_is_ignored(make_app, engine, connect,
             client.close()
     assert len(engine.submissions) == 1
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_handshakes_that_do_not_end_count(make_app, connect):
+    app = make_app(tls_cert=TLS / "first.pem", tls_key=TLS / "first.key")
+    with serve_in_thread(app, max_connections=LIMIT) as url:
+        silent = [connect(url) for _ in range(5 * LIMIT)]
+        assert silent[0].recv(1) == b"", "the first is closed"
+        client = TlsClient(connect(url))
+        client.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert client.read().startswith(b"HTTP/1.1 200 ")
+        client.close()
+        for connection in silent:
+            connection.settimeout(0.1)
+        open_ones = [connection for connection in silent if is_open(connection)]
+        assert 0 < len(open_ones) <= LIMIT
+
+
+def is_open(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) != b""
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        return False
