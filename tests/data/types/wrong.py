@@ -13,7 +13,7 @@ LLM("model", speculators=["suffix", 2])  # error: list-item
 LLM("model", is_served=True)  # error: call-arg
 LLM("model", shares_memory=True)  # error: call-arg
 LLM(7)  # error: arg-type
-settings: LLMSettings = {"num_threads": 2, "memory": "4GiB"}  # error: typeddict-unknown-key
+settings: LLMSettings = {"num_threads": 2, "max_tokens": 5}  # error: typeddict-unknown-key
 SamplingParams(max_new_tokens=5)  # error: call-arg
 SamplingParams(temperature="hot")  # error: arg-type
 SamplingParams(stop=10)  # error: arg-type

@@ -39,9 +39,9 @@ def test_every_answer_is_whole(tmp_path):
     city: type[pydantic.BaseModel] = names["City"]
     form = type_to_response_format_param(city)["json_schema"]["schema"]
     write_tiny_mixtral(tmp_path, max_position_embeddings=1024)
-    with closing(GrammarChecker()) as checker:
-        grammar = checker.check(plain_grammar(JsonForm(form)))
     with LLM(tmp_path, num_threads=1, max_num_seqs=NUM_ANSWERS, kv_cache_bytes=2**24) as llm:
+        with closing(GrammarChecker(llm.tokenizer, llm.model.eos_token_ids)) as checker:
+            grammar = checker.check(plain_grammar(JsonForm(form)))
         (quote,) = llm.tokenizer.encode('"', add_special_tokens=False)
         params = SamplingParams(
             grammar=grammar, n=NUM_ANSWERS, max_tokens=None, temperature=2.0, seed=1, logit_bias={quote: -100.0}
