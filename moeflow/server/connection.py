@@ -34,6 +34,7 @@ class Patience:
 
 
 PATIENCE = Patience()
+_REFUSED_S = 1.0  # in which a refused client may read why
 
 
 class Connection(H11Protocol):
@@ -55,6 +56,7 @@ class Connection(H11Protocol):
         self._awaited_since_s = time.monotonic()
         self._num_bytes = 0  # of that part
         self._heard_s = self._awaited_since_s
+        self._is_refused = False
         self._num_unsent = 0
         self._unsent_since_s = self._awaited_since_s
 
@@ -69,7 +71,7 @@ class Connection(H11Protocol):
         is_answering = self.cycle is not None and not self.cycle.response_complete
         awaits_body = self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.SEND_RESPONSE
         is_busy = (is_answering and not awaits_body) or self.transport.get_write_buffer_size() > 0
-        return None if is_busy else self._heard_s
+        return None if is_busy and not self._is_refused else self._heard_s
 
     def close_silently(self) -> None:
         """Close the connection without an answer. Its descriptor is as good as closed, so it no longer counts."""
@@ -77,11 +79,16 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def refuse(self) -> None:
-        """Answer that the server is full, and close the connection."""
+        """Answer that the server is full, and close the connection once the client has had time to read that."""
         error = ApiError(503, "too_many_connections", "The server has too many open connections; try again later")
+        self._is_refused = True
         self._write(error, new_request_id())
         self._on_refusal(error)
-        self.transport.close()
+        if self.transport.can_write_eof():  # to close at once resets the connection of a client that still sends
+            self.transport.write_eof()
+            self.loop.call_later(_REFUSED_S, self.transport.close)
+        else:
+            self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection, if there is room for it."""
@@ -90,7 +97,7 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent. TLS brings data even after the server's close."""
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         self._num_bytes += len(data)
         self._heard_s = time.monotonic()

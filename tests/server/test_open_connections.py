@@ -132,6 +132,20 @@ class TlsClient:
                 self._incoming.write(self._connection.recv(65536))
 
 
+def request_of(body: bytes) -> bytes:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body
+
+
+def is_open_now(connection: socket.socket) -> bool:
+    """Whether the server still holds its end: it takes bytes."""
+    try:
+        connection.send(b"x")
+    except OSError:
+        return False
+    return True
+
+
 def test_a_server_full_of_silent_connections_answers(app, connect):
     with serve_in_thread(app, max_connections=LIMIT) as url:
         silent = [connect(url) for _ in range(5 * LIMIT)]
@@ -144,21 +158,39 @@ def test_a_server_full_of_silent_connections_answers(app, connect):
 
 def test_answers_under_way_are_not_cut_for_new_connections(app, engine, connect):
     """Not even where nothing else could leave: then the new connection is refused."""
-    body = b'{"prompt": "Hello", "max_tokens": 3}'
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-    request = head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body
+    request = request_of(b'{"prompt": "Hello", "max_tokens": 3}')
     engine.pause_after = 1
     with serve_in_thread(app, max_connections=4) as url:
         busy = [connect(url) for _ in range(4)]
         for connection in busy:
             connection.sendall(request)
         assert eventually(lambda: len(engine.submissions) == 4)
-        refused = httpx.get(f"{url}/health")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
-        assert refusals(app, "too_many_connections") == 1
-        engine.pause_after = None
+        try:
+            refused = httpx.get(f"{url}/health")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+            assert refusals(app, "too_many_connections") == 1
+        finally:
+            engine.pause_after = None
         for connection in busy:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_refused_connections_do_not_add_up(app, engine, connect):
+    """Each has a second to read its answer, and closes earlier for the next one."""
+    engine.pause_after = 1
+    with serve_in_thread(app, max_connections=1) as url:
+        busy = connect(url)
+        busy.sendall(request_of(b'{"prompt": "Hello", "max_tokens": 3}'))
+        assert eventually(lambda: engine.submissions)
+        try:
+            refused = [connect(url) for _ in range(20)]
+            for connection in refused:
+                assert connection.recv(65536).startswith(b"HTTP/1.1 503")
+            refused[-1].sendall(b"GET /health HTTP/1.1\r\n")  # which is not answered any more
+            assert refused[-1].recv(1) == b""
+            assert eventually(lambda: sum(map(is_open_now, refused)) <= 1)
+        finally:
+            engine.pause_after = None
 
 
 def test_connections_that_close_count_until_their_answer_is_read(app, connect):
@@ -184,9 +216,7 @@ def test_connections_that_close_count_until_their_answer_is_read(app, connect):
 def test_a_request_on_a_refused_connection_is_ignored(make_app, engine, connect, caplog):
     """With TLS, a request may come together with the end of the handshake, behind the refusal."""
     app = make_app(tls_cert=TLS / "first.pem", tls_key=TLS / "first.key")
-    body = b'{"prompt": "Hello", "max_tokens": 3}'
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-    request = head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body
+    request = request_of(b'{"prompt": "Hello", "max_tokens": 3}')
     engine.pause_after = 1
     with serve_in_thread(app, max_connections=1) as url:
         busy = TlsClient(connect(url))
