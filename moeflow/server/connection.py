@@ -34,7 +34,7 @@ class Patience:
 
 
 PATIENCE = Patience()
-_REFUSED_S = 1.0  # in which a refused client may read why
+_REFUSED_S = 1.0  # for a refused client to read its answer
 
 
 class Connection(H11Protocol):
@@ -91,7 +91,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection, if there is room for it."""
+        """Begin a connection, unless too many are open."""
         super().connection_made(transport)
         self._on_open(self)
 

@@ -31,7 +31,7 @@ class SpeculationCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        """Yield counters of all replicas together, and for each whether it rests."""
+        """Yield counters over all replicas, and for each speculator whether it rests."""
         models = {model.name: model.stats() for model in self._models.named}
         for name, text, of_speculator in _BY_DEPTH:
             counter = CounterMetricFamily(name, text, labels=["model", "speculator", "depth"])
@@ -64,7 +64,7 @@ class SpeculationCollector(Collector):
 
 
 def _accepted_at_once(trees_of: Mapping[str, Sequence[int]]) -> HistogramMetricFamily:
-    """Return how many guesses for a request were right in a pass. Each list counts passes by that number, from 0 on."""
+    """Return the drafted tokens that a pass accepted for a request. Each list counts passes by that number from 0."""
     histogram = HistogramMetricFamily(
         "moeflow_accepted_tokens_per_tree",
         "Guessed tokens for a request that were right in a pass with guesses for it: they came beside its one token",

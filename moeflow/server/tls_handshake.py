@@ -47,7 +47,7 @@ class TlsHandshake(SSLProtocol):
         return peer[0] if peer else None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin the handshake, if there is room for the connection."""
+        """Begin the handshake, unless too many connections are open."""
         self._socket_transport = transport
         self._handshakes[self._connection] = self
         super().connection_made(transport)

@@ -1,4 +1,4 @@
-"""The ids of a GGUF file's special tokens, as a `generation_config.json` has them.
+"""The ids of a GGUF file's special tokens, as keys of a `generation_config.json`.
 
 That file lists all tokens that end a turn. Conversions to GGUF write one, so answers of Gemma 3, Phi-3.5-MoE or gpt-oss
 would run past their end. llama.cpp finds the others by their texts. Here the chat template must have them as well, so

@@ -164,7 +164,7 @@ class FileStore:
         return file
 
     def _hide_expired(self) -> None:
-        """Hide files that have expired, and delete those that were hidden for long enough."""
+        """Hide expired files, and delete files that were hidden for long enough."""
         now, uptime_s = self._clock.certain(), self._clock.uptime_s()
         for file in list(self._files.values()):
             if file.expires_at is None or file.expires_at > now or self._is_needed(file.id):
