@@ -18,7 +18,7 @@ from moeflow.server.config import ServerConfig
 from moeflow.server.listener import listen
 from moeflow.server.open_connections import OpenConnections, max_connections, raise_descriptor_limit
 from tests.server.live_server import eventually, serve_in_thread
-from tests.server.test_connection import refusals
+from tests.server.test_connection import read_all, refusals
 from tests.server.test_proxies import TLS
 
 LIMIT = 16
@@ -185,8 +185,8 @@ def test_refused_connections_do_not_add_up(app, engine, connect):
         try:
             refused = [connect(url) for _ in range(20)]
             for connection in refused:
-                assert connection.recv(65536).startswith(b"HTTP/1.1 503")
-            refused[-1].sendall(b"GET /health HTTP/1.1\r\n")  # which is not answered any more
+                assert read_all(connection).startswith(b"HTTP/1.1 503")
+            refused[-1].sendall(b"GET /health HTTP/1.1\r\n\r\n")  # which is not answered any more
             assert refused[-1].recv(1) == b""
             assert eventually(lambda: sum(map(is_open_now, refused)) <= 1)
         finally:

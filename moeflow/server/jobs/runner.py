@@ -99,8 +99,11 @@ async def _run(service: Service, source: Path, journal: Journal, max_line_bytes:
                         continue
                     await window.acquire()
                     group.create_task(_answer_in_window(service, line, model, journal, window))
-    except* (MoeflowError, OSError) as errors:
-        raise _first(errors) from None
+    except BaseExceptionGroup as errors:  # an error raised in `except*` comes in a group, before Python 3.11.4
+        expected = errors.subgroup((MoeflowError, OSError))
+        if expected is None:
+            raise
+        raise _first(expected) from None
 
 
 async def _answer_in_window(
