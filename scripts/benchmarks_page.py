@@ -36,6 +36,7 @@ from benchmarks.pipelines import table as pipelines_table  # noqa: E402
 from benchmarks.plan_accuracy import table as accuracy_table  # noqa: E402
 from benchmarks.policy_grid import table as grid_table  # noqa: E402
 from benchmarks.remote_experts import table as remote_table  # noqa: E402
+from benchmarks.server_under_grammars import table as grammars_table  # noqa: E402
 from benchmarks.server_under_long_prompts import table as long_prompts_table  # noqa: E402
 from benchmarks.trace_overhead import table as trace_table  # noqa: E402
 from moeflow.bench.paper.tables import tables as paper_tables  # noqa: E402
@@ -354,6 +355,10 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "server_under_long_prompts": (
         "Serving beside long prompts",
         write_newest(long_prompts_table, lambda r: r["model"]),
+    ),
+    "server_under_grammars": (
+        "Serving beside slow grammars",
+        write_newest(grammars_table, lambda r: (r["model"], r["attackers"])),
     ),
     "engine_kills": ("Engines that are killed", write_newest(kills_table, lambda r: r["num_streams"])),
     "engine_aborts": ("Clients that hang up", write_newest(aborts_table, lambda r: r["num_aborts"])),
