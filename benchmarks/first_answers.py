@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from pathlib import Path
 
 if __name__ == "__main__":
     import needs
@@ -25,28 +24,14 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.server_under_long_prompts import serving
 from moeflow.llm import LLM
 
 MOEFLOW = [sys.executable, "-m", "moeflow.cli.main"]
 MAX_TOKENS = 64  # of an answer, where the API has no limit of its own
 PATIENCE_S = 300.0
-
-
-@contextmanager
-def serving(model: str | None) -> Iterator[str]:
-    """Yield the address of a fresh server."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [*MOEFLOW, "serve", *([model] if model else []), "--port", "0", "--data-dir", folder]
-        command += ["--log-level", "warning"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            try:
-                line = server.stdout.readline()
-                if not line:
-                    raise click.ClickException(f"the server ended with {server.wait()} before it was ready")
-                yield line.split()[-1]
-            finally:
-                server.terminate()
 
 
 def over_http(address: str, question: str, times: int) -> Iterator[tuple[str, list[str]]]:
@@ -88,7 +73,7 @@ def of_verb(*arguments: str, said: str | None = None) -> str:
 
 def answers(model: str | None, question: str, times: int) -> Iterator[tuple[str, list[str]]]:
     """Yield each interface with its answers."""
-    with serving(model) as address:
+    with serving(model, "--log-level", "warning") as (address, _):
         yield from over_http(address, question, times)
         yield "moeflow chat --url", [of_verb("chat", "--url", address, said=question) for _ in range(times)]
     named = [model] if model else []

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -34,10 +33,12 @@ from benchmarks.server_under_long_prompts import (
     CHAT,
     NUM_PROBES,
     PATIENCE_S,
+    Load,
     Phase,
+    figures_ms,
     probe,
     processes,
-    quantile,
+    run_threads,
     serving,
     stream,
     summary,
@@ -138,16 +139,6 @@ def ask_forms(address: str, phase: GrammarPhase, until: float) -> None:
         number += 1
 
 
-@dataclass(frozen=True)
-class Load:
-    """Who takes part, and for how long."""
-
-    num_attackers: int
-    num_streams: int
-    seconds: float
-    attackers: ProcessPoolExecutor
-
-
 def run_phase(address: str, name: str | None, load: Load) -> GrammarPhase:
     """Run probes, streams, the other client and perhaps an attack side by side."""
     phase = GrammarPhase(name or "quiet")
@@ -160,11 +151,7 @@ def run_phase(address: str, name: str | None, load: Load) -> GrammarPhase:
     ]
     jobs = [(stream, (address, phase, until))] * load.num_streams + [(ask_forms, (address, phase, until))]
     jobs += [(probe, (address, phase, until, number)) for number in range(NUM_PROBES)]
-    threads = [threading.Thread(target=target, args=args) for target, args in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(jobs)
     for answers in attacks:
         phase.answers += answers.result()
     return phase
@@ -172,14 +159,7 @@ def run_phase(address: str, name: str | None, load: Load) -> GrammarPhase:
 
 def summary_of(phase: GrammarPhase) -> Record:
     """Return a phase's figures."""
-    forms = phase.forms_s
-    figures = {
-        "count": len(forms),
-        "p50": quantile(forms, 0.5),
-        "p99": quantile(forms, 0.99),
-        "max": quantile(forms, 1),
-    }
-    found = {**summary(phase), "form_ms": figures}
+    found = {**summary(phase), "form_ms": figures_ms(phase.forms_s)}
     del found["peak_mib"]
     return found
 

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -198,11 +198,11 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(model: str | None) -> Iterator[tuple[str, psutil.Process]]:
-    """Yield a fresh server's address and process."""
+def serving(model: str | None, *options: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield the address and process of a fresh server with some more options."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "moeflow.cli.main", "serve", *([model] if model else [])]
-        command += ["--port", "0", "--data-dir", folder]
+        command += ["--port", "0", "--data-dir", folder, *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             try:
@@ -264,6 +264,15 @@ class Load:
     attackers: ProcessPoolExecutor
 
 
+def run_threads(jobs: Sequence[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
+    """Call each function with its arguments, all at once. Blocks: until the last one returns."""
+    threads = [threading.Thread(target=target, args=args) for target, args in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def run_phase(address: str, process: psutil.Process, kind: AnyAttack | None, load: Load) -> Phase:
     """Run probes, streams and perhaps an attack side by side."""
     phase = Phase(kind.name if kind else "quiet")
@@ -271,11 +280,7 @@ def run_phase(address: str, process: psutil.Process, kind: AnyAttack | None, loa
     attacks = [load.attackers.submit(kind.run, address, until) for _ in range(load.num_attackers)] if kind else []
     jobs = [(watch_memory, (process, phase, until)), *[(stream, (address, phase, until))] * load.num_streams]
     jobs += [(probe, (address, phase, until, number)) for number in range(NUM_PROBES)]
-    threads = [threading.Thread(target=target, args=args) for target, args in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(jobs)
     for answers in attacks:
         phase.answers += answers.result()
     return phase
@@ -295,20 +300,22 @@ def quantile(values: Sequence[float], share: float) -> float:
     return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000, 2) if ordered else 0.0
 
 
+def figures_ms(values_s: Sequence[float]) -> Record:
+    """Return the figures of some times."""
+    return {
+        "count": len(values_s),
+        "p50": quantile(values_s, 0.5),
+        "p99": quantile(values_s, 0.99),
+        "max": quantile(values_s, 1),
+    }
+
+
 def summary(phase: Phase) -> Record:
     """Return a phase's figures."""
-    times = {
-        f"{name}_ms": {
-            "count": len(values),
-            "p50": quantile(values, 0.5),
-            "p99": quantile(values, 0.99),
-            "max": quantile(values, 1),
-        }
-        for name, values in (("health", phase.health_s), ("token_gap", phase.gaps_s))
-    }
     return {
         "name": phase.name,
-        **times,
+        "health_ms": figures_ms(phase.health_s),
+        "token_gap_ms": figures_ms(phase.gaps_s),
         "answers": dict(phase.answers),
         "peak_mib": phase.peak_bytes // 2**20,
         "problems": sorted(set(phase.problems)),
