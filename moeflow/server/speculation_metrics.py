@@ -41,7 +41,7 @@ class SpeculationCollector(Collector):
                         counter.add_metric([model, speculator.name, str(depth)], value)
             yield counter
         seconds = CounterMetricFamily(
-            "moeflow_speculator_drafting_seconds", "Time that its guessing took", labels=["model", "speculator"]
+            "moeflow_speculator_drafting_seconds", "Time spent drafting", labels=["model", "speculator"]
         )
         for model, stats in models.items():
             for speculator in stats.speculators:
@@ -53,7 +53,7 @@ class SpeculationCollector(Collector):
     def _resting(self) -> Metric:
         resting = GaugeMetricFamily(
             "moeflow_speculator_resting",
-            "1 if it does not guess now, because that does not pay or it has failed",
+            "1 if it does not draft now, because drafts do not pay or it has failed",
             labels=["model", "replica", "speculator"],
         )
         for model in self._models.named:
@@ -67,7 +67,7 @@ def _accepted_at_once(trees_of: Mapping[str, Sequence[int]]) -> HistogramMetricF
     """Return the drafted tokens that a pass accepted for a request. Each list counts passes by that number from 0."""
     histogram = HistogramMetricFamily(
         "moeflow_accepted_tokens_per_tree",
-        "Guessed tokens for a request that were right in a pass with guesses for it: they came beside its one token",
+        "Drafted tokens that a pass accepted for a request, in addition to its one token",
         labels=["model"],
     )
     for model, trees in trees_of.items():
