@@ -135,6 +135,15 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     help="Largest request body.",
 )
 @click.option(
+    "--unknown-fields",
+    cls=GroupedOption,
+    group="Limits",
+    type=click.Choice(["refuse", "ignore"]),
+    default="refuse",
+    show_default=True,
+    help="Fields of requests that the server does not know: refuse with 400, or ignore and name them in a header.",
+)
+@click.option(
     "--data-dir",
     cls=GroupedOption,
     group="Files and batch jobs",

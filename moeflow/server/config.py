@@ -11,6 +11,7 @@ from typing import get_args
 from moeflow.core.errors import ConfigError
 from moeflow.core.loopback import is_loopback_name
 from moeflow.core.units import GIB, MIB
+from moeflow.server.api.schema.left_out import UnknownFields
 from moeflow.server.logs import LogFormat, LogLevel
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # schemes of apps and extensions, too
@@ -21,6 +22,11 @@ _LEAST = {
     "max_file_bytes": 1024,
     "file_quota_bytes": 1024,
     "max_engine_restarts": 0,
+}
+_CHOICES = {
+    "log_level": get_args(LogLevel),
+    "log_format": get_args(LogFormat),
+    "unknown_fields": get_args(UnknownFields),
 }
 
 
@@ -47,6 +53,7 @@ class ServerConfig:
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     otlp_endpoint: str | None = None  # base address of a collector of traces; None: as OTEL_... variables say, or none
+    unknown_fields: UnknownFields = "refuse"  # for fields of requests that `api/schema/field_table.py` does not have
     log_prompts: bool = False  # whether requests' log lines hold their prompts
     max_engine_restarts: int = 100  # within an hour; one more death of the engine ends the server
     engine_timeout_s: float = 300.0  # an engine that does not answer for so long is started anew; 0: never
@@ -68,7 +75,7 @@ class ServerConfig:
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be {least} or more, not {getattr(self, name)}")
-        for name, choices in (("log_level", get_args(LogLevel)), ("log_format", get_args(LogFormat))):
+        for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
         for name in ("shutdown_deadline_s", "engine_timeout_s"):

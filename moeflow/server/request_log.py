@@ -31,6 +31,7 @@ _PATH_CHARACTERS = 200  # that are logged
 _ERROR_CHARACTERS = 500
 _PROBES = frozenset(("/health", "/ready", "/version", "/metrics", "/stats"))
 _ID_HEADERS = (b"x-request-id", b"request-id")  # as OpenAI's clients read it, and Anthropic's
+_LEFT_OUT_HEADER = b"x-moeflow-left-out"
 _KEY = "moeflow.request_record"  # in the scope
 
 
@@ -99,6 +100,7 @@ class RequestRecord:
     prompt: Any = None  # only where prompts are logged
     trace_headers: dict[str, str] = field(default_factory=dict)  # W3C's, as the client sent them
     trace_id: str | None = None  # of the trace that the request is a part of
+    left_out: list[str] = field(default_factory=list)  # parts of the request that the server does not use; ASCII
 
     @property
     def end(self) -> str:
@@ -135,6 +137,7 @@ class RequestRecord:
             "param": error and error.param and error.param[:_ERROR_CHARACTERS],
             "key": self.account and self.account.name,
             "trace_id": self.trace_id,
+            "left_out": ",".join(self.left_out) or None,
         }
         if work is not None:
             first_s = work.first_token_at_s
@@ -176,8 +179,10 @@ class RequestLog:
                 if record.status is None:  # else the connection has answered already
                     record.status = message["status"]
                 request_id = record.request_id.encode()
-                ids = [(name, request_id) for name in _ID_HEADERS]
-                message = {**message, "headers": [*message["headers"], *ids]}
+                own = [(name, request_id) for name in _ID_HEADERS]
+                if record.left_out:
+                    own.append((_LEFT_OUT_HEADER, ", ".join(record.left_out).encode()))
+                message = {**message, "headers": [*message["headers"], *own]}
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 record.is_complete = True

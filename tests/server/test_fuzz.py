@@ -43,7 +43,7 @@ MESSAGES = st.lists(
 
 def bodies(model: type, required: dict[str, st.SearchStrategy]) -> st.SearchStrategy:
     """Requests with known fields and values that are often nearly right."""
-    optional = {name: NEAR | JSON for name in [*model.model_fields, *model.unsupported]}
+    optional = {name: NEAR | JSON for name in [*model.model_fields, *model.policies]}
     return st.fixed_dictionaries(required, optional={k: v for k, v in optional.items() if k not in required})
 
 
@@ -69,7 +69,7 @@ REQUESTS = st.one_of(
 def one_changed(path: str, body: dict[str, object]) -> st.SearchStrategy:
     """A request that works, but for one or two fields."""
     model = MODELS[path]
-    names = st.sampled_from(sorted({*model.model_fields, *model.unsupported}))
+    names = st.sampled_from(sorted({*model.model_fields, *model.policies}))
     return st.dictionaries(names, NEAR | JSON, min_size=1, max_size=2).map(lambda changes: (path, body | changes))
 
 

@@ -58,7 +58,7 @@ def error_of(response: httpx.Response, status: int) -> dict:
         ({"prompt": "a", "logit_bias": {"05": 1}}, "logit_bias.05.[key]", "pattern"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "20"),
         ({"prompt": "a", "logprobs": True}, "logprobs", "valid integer"),
-        ({"prompt": "a", "stop": ""}, "stop", "none of them empty"),
+        ({"prompt": "a", "stop": ["a", ""]}, "stop", "none of them empty"),
         ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16"),
         ({"prompt": "a", "stop_token_ids": [999]}, "stop_token_ids", "999"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, None, "pattern"),
@@ -74,8 +74,8 @@ def error_of(response: httpx.Response, status: int) -> dict:
         ({"prompt": "a", "foo": 1}, "foo", "unknown field 'foo': leave it out"),
         ({"prompt": "a", "system": "x"}, "system", "unknown field 'system': leave it out"),
         ({"prompt": "a", "template": "x"}, "template", "unknown field 'template': leave it out"),
-        ({"prompt": "a", "num_predict": 1}, "num_predict", "did you mean 'max_tokens'?"),
-        ({"prompt": "a", "repeat_penalty": 1}, "repeat_penalty", "did you mean 'repetition_penalty'?"),
+        ({"prompt": "a", "max_length": 1}, "max_length", "did you mean 'max_tokens'?"),
+        ({"prompt": "a", "temp": 1}, "temp", "did you mean 'temperature'?"),
         ({"prompt": "a", "stream": True, "echo": True, "logprobs": 1, "n": 2}, "n", "one completion"),
     ],
 )
@@ -107,7 +107,6 @@ async def test_null_asks_for_nothing_in_inner_objects_either(http):
         ({"messages": "Hello"}, "messages"),
         ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": HELLO, "logprobs": 1}, "logprobs"),
-        ({"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
         ({"messages": HELLO, "prompt": "x"}, "prompt"),
     ],
 )

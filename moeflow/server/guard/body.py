@@ -13,9 +13,11 @@ from fastapi.routing import APIRoute
 
 from moeflow.core.errors import QueueFullError
 from moeflow.core.units import format_bytes
+from moeflow.server.api.schema.left_out import LeftOut, noting
 from moeflow.server.errors import ApiError, as_api_error
 from moeflow.server.guard import strict_json
 from moeflow.server.guard.large_bodies import LARGE_BYTES, LargeBodies
+from moeflow.server.request_log import record_of
 
 
 class JsonRequest(Request):
@@ -99,8 +101,10 @@ class JsonRoute(APIRoute):
 
         async def handle_json(request: Request) -> Response:
             json_request = JsonRequest(request.scope, request.receive)
+            kept = record_of(request.scope).left_out
             try:
-                return await handle(json_request)
+                with noting(LeftOut(request.app.state.service.config.unknown_fields, kept)):
+                    return await handle(json_request)
             finally:
                 json_request.release()
 

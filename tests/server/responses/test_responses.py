@@ -258,7 +258,7 @@ def test_without_tools_a_call_is_text(client, engine, tokenizer):
             "text.format",
             "fish",
         ),
-        ({"text": {"verbosity": "low"}}, "text.verbosity", "how long"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity", "low, medium or high"),
         ({"truncation": "auto"}, "truncation", "must be disabled"),
         ({"background": True}, "background", "not supported"),
         ({"conversation": "conv_1"}, "conversation", "not supported"),

@@ -10,9 +10,9 @@ from moeflow.core.sampling_params import MAX_LOGPROBS
 from moeflow.server.api.conversation.conversation import Conversation
 from moeflow.server.api.conversation.turns import named_results
 from moeflow.server.api.logprobs import ChatLogprobs
-from moeflow.server.api.schema.field_rules import Rule, needs_true, not_all
-from moeflow.server.api.schema.sampling_fields import IGNORED, MaxTokens, SamplingFields
-from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one_of, refusal
+from moeflow.server.api.schema.field_rules import Rule, needs_true
+from moeflow.server.api.schema.sampling_fields import MaxTokens, SamplingFields
+from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
 from moeflow.server.api.schema.template_fields import ReasoningEffort, TemplateFields, ThinkingBudget
 from moeflow.server.api.schema.token_trees import TokenTrees
 from moeflow.server.api.schema.tools import (
@@ -30,17 +30,15 @@ from moeflow.server.api.usage import Usage
 
 _OLD = "it is the older form of tools"
 _CALLS = "tool_calls"
+_WITHOUT_CONTENT = ("assistant", "tool")
 _NO_CONTENT = Rule(
     "content",
-    "Field required: only an assistant's message with tool_calls may be without content",
-    lambda fields: fields["content"] is not None or (fields["role"] == "assistant" and bool(fields[_CALLS])),
+    "Field required: only messages of an assistant or a tool may be without content",
+    lambda fields: fields["content"] is not None or fields["role"] in _WITHOUT_CONTENT,
     {
         "anyOf": [
             {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
-            {
-                "required": [_CALLS],
-                "properties": {"role": {"const": "assistant"}, _CALLS: {"type": "array", "minItems": 1}},
-            },
+            {"properties": {"role": {"enum": [*_WITHOUT_CONTENT]}}},
         ]
     },
 )
@@ -93,13 +91,6 @@ class TextPart(StrictModel):
 class ChatMessage(StrictModel):
     """One turn of the conversation."""
 
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        "function_call": Unsupported(_OLD),
-        "audio": Unsupported("the model takes and returns text only"),
-        "refusal": Unsupported("put the text into content", ("",)),
-        "annotations": Unsupported("the model reads text only", ([],)),
-    }
-
     rules: ClassVar[tuple[Rule, ...]] = (_NO_CONTENT, _CALLS_OF_ASSISTANTS, _RESULTS_OF_CALLS)
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
@@ -129,28 +120,16 @@ class ChatMessage(StrictModel):
 class ChatRequest(SamplingFields, TemplateFields):
     """Answer in a conversation."""
 
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        "functions": Unsupported(_OLD, ([],)),
-        "function_call": Unsupported(_OLD, ("none", "auto")),
-        "modalities": Unsupported("answers are text", (["text"], [])),
-        "audio": Unsupported("answers are text"),
-        "moderation": Unsupported("nothing is moderated here"),
-        "verbosity": Unsupported("state in a message how long the answer should be", ("medium",)),
-        "web_search_options": Unsupported("this server does not search the web"),
-    }
     rules: ClassVar[tuple[Rule, ...]] = (
         *SamplingFields.rules,
         needs_true("top_logprobs", "logprobs"),
-        not_all(
-            "max_tokens",
-            "give max_tokens or max_completion_tokens, not both",
-            {"max_tokens": (None,), "max_completion_tokens": (None,)},
-        ),
         CHOICE_OF_TOOLS,
     )
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: MaxTokens = Field(None, description="The newer name of max_tokens.")
+    max_completion_tokens: MaxTokens = Field(
+        None, description="The newer name of max_tokens; counts where both are given."
+    )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
@@ -166,21 +145,13 @@ class ChatRequest(SamplingFields, TemplateFields):
         None, description="Tokens of reasoning at most, for models that reason; then the answer begins."
     )
 
-    store: bool | None = Field(None, description=IGNORED)
-    service_tier: str | None = Field(None, description=IGNORED)
-    safety_identifier: str | None = Field(None, description=IGNORED)
-    prompt_cache_key: str | None = Field(None, description=IGNORED)
-    prompt_cache_retention: str | None = Field(None, description=IGNORED)
-    prompt_cache_options: dict[str, Any] | None = Field(None, description=IGNORED)
-    prediction: dict[str, Any] | None = Field(None, description=IGNORED)
-
     def conversation(self) -> Conversation:
         """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
         return Conversation(
             messages=named_results([message.plain() for message in self.messages], "messages"),
             tools=tool_wish(self.tools or (), self.tool_choice, is_parallel=self.parallel_tool_calls is not False),
             sampling=self.choice_params(
-                max_tokens=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,
+                max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             ),
             variables=self.template_variables(self.reasoning_effort),

@@ -11,7 +11,7 @@ from moeflow.server.api.logprobs import CompletionLogprobs
 from moeflow.server.api.schema.field_rules import Rule, not_all
 from moeflow.server.api.schema.prompts import Prompt, prompts_of
 from moeflow.server.api.schema.sampling_fields import SamplingFields
-from moeflow.server.api.schema.strict_model import Unsupported, one_of
+from moeflow.server.api.schema.strict_model import one_of
 from moeflow.server.api.schema.token_trees import TokenTrees
 from moeflow.server.api.usage import Usage
 
@@ -19,9 +19,6 @@ from moeflow.server.api.usage import Usage
 class CompletionRequest(SamplingFields):
     """Continue a text."""
 
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        "suffix": Unsupported("the models here continue text, they do not fill gaps", ("",)),
-    }
     rules: ClassVar[tuple[Rule, ...]] = (
         *SamplingFields.rules,
         not_all(

@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, Tag
 
 from moeflow.server.api.conversation.turns import Turns
-from moeflow.server.api.schema.sampling_fields import IGNORED
-from moeflow.server.api.schema.strict_model import StrictModel, Unsupported
+from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
 
 _REASONS: Final = {
     **dict.fromkeys(("image", "document", "search_result"), "the model reads text only"),
     "redacted_thinking": "thinking that another server has encrypted cannot be read here",
 }
-_OF_TOOLS: Final = {
-    "caller": Unsupported("the model alone calls", ({"type": "direct"},)),
-    "toolset_name": Unsupported("there are no sets of tools"),
-}
 
 
-class CacheControl(StrictModel):
-    """Where a prompt is worth keeping: all prompts are kept, as far as there is room."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
+class Block(StrictModel):
+    """A piece of a message."""
 
 
-class _Block(StrictModel):
-    cache_control: CacheControl | None = Field(None, description=IGNORED)
-
-
-class TextBlock(_Block):
+class TextBlock(Block):
     """Text."""
-
-    unsupported: ClassVar[dict[str, Unsupported]] = {"citations": Unsupported("put them into the text", ([],))}
 
     type: Literal["text"]
     text: str
@@ -51,7 +37,7 @@ TextBlocks = Annotated[
 ]
 
 
-class ThinkingBlock(_Block):
+class ThinkingBlock(Block):
     """What the model said to itself."""
 
     type: Literal["thinking"]
@@ -59,10 +45,8 @@ class ThinkingBlock(_Block):
     signature: str | None = Field(None, description="Accepted; not checked.")
 
 
-class ToolUseBlock(_Block):
+class ToolUseBlock(Block):
     """A call of the model's."""
-
-    unsupported: ClassVar[dict[str, Unsupported]] = _OF_TOOLS
 
     type: Literal["tool_use"]
     id: str
@@ -70,10 +54,8 @@ class ToolUseBlock(_Block):
     input: dict[str, Any]
 
 
-class ToolResultBlock(_Block):
+class ToolResultBlock(Block):
     """What a call returned."""
-
-    unsupported: ClassVar[dict[str, Unsupported]] = _OF_TOOLS
 
     type: Literal["tool_result"]
     tool_use_id: str

@@ -14,32 +14,23 @@ from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.server.api.conversation.conversation import Conversation
 from moeflow.server.api.conversation.tool_wish import ToolWish
 from moeflow.server.api.conversation.turns import Turns
-from moeflow.server.api.messages.block_types import AssistantMessage, CacheControl, Message, TextBlocks, text_of
+from moeflow.server.api.messages.block_types import AssistantMessage, Message, TextBlocks, text_of
 from moeflow.server.api.schema.field_rules import Rule
-from moeflow.server.api.schema.sampling_fields import IGNORED, SamplerFields, StopString
-from moeflow.server.api.schema.strict_model import StrictModel, Unsupported
+from moeflow.server.api.schema.sampling_fields import SamplerFields, StopString
+from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.api.schema.tagged import by_type, known_types
 from moeflow.server.api.schema.template_fields import TemplateFields
 from moeflow.server.api.schema.tools import MAX_TOOLS, NAMES_OF_TOOLS, FunctionName
 
-_WHOLE = {"display": Unsupported("what the model thinks is returned as it is", ("summarized",))}
-
 
 class CustomTool(StrictModel):
     """A function of the client's."""
-
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        "allowed_callers": Unsupported("the model alone calls", (["direct"],)),
-        "defer_loading": Unsupported("all tools are described to the model", (False,)),
-        "input_examples": Unsupported("put them into the description", ([],)),
-    }
 
     type: Literal["custom"] = "custom"
     name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="JSON Schema of an object.")
     strict: bool | None = Field(None, description="The input has to be as input_schema describes it.")
-    cache_control: CacheControl | None = Field(None, description=IGNORED)
     eager_input_streaming: bool | None = Field(None, description="Accepted; inputs are always streamed as they come.")
 
     def plain(self) -> Tool:
@@ -108,16 +99,12 @@ _CHOICE_OF_TOOLS = Rule(
 class EnabledThinking(StrictModel):
     """The model may think, so many tokens at most."""
 
-    unsupported: ClassVar[dict[str, Unsupported]] = _WHOLE
-
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1, le=2**31)]
 
 
 class AdaptiveThinking(StrictModel):
     """The model may think."""
-
-    unsupported: ClassVar[dict[str, Unsupported]] = _WHOLE
 
     type: Literal["adaptive"]
 
@@ -156,24 +143,6 @@ class OutputConfig(StrictModel):
 class MessageInput(TemplateFields):
     """A conversation, and how it is to go on: what there is to count of a request."""
 
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        "billing_policy": Unsupported("nothing is billed here"),
-        "compaction": Unsupported("conversations are not shortened"),
-        "container": Unsupported("this server runs no code"),
-        "context_management": Unsupported(
-            "conversations are not shortened",
-            ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
-        ),
-        "diagnostics": Unsupported("there are none here"),
-        "fallback_credit_token": Unsupported("nothing is billed here"),
-        "fallbacks": Unsupported("there is one model", ([],)),
-        "inference_geo": Unsupported("answers are computed here"),
-        "mcp_servers": Unsupported("this server runs no tools itself", ([],)),
-        "speed": Unsupported("there is one speed", ("standard",)),
-        "thread": Unsupported("send the whole conversation; its beginning is in the cache"),
-        "user_profile_id": Unsupported("there are no profiles here"),
-        "workspace_id": Unsupported("there are no workspaces here"),
-    }
     rules: ClassVar[tuple[Rule, ...]] = (_CHOICE_OF_TOOLS,)
 
     model: str | None = Field(None, description="The served model's name; may be left out.")
@@ -185,7 +154,6 @@ class MessageInput(TemplateFields):
     tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
     thinking: Thinking | None = Field(None, description="As the chat template has it, unless set.")
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = Field(None, description=IGNORED)
 
     def asked(self, sampling: SamplingParams) -> Conversation:
         """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
@@ -230,8 +198,6 @@ class MessageRequest(MessageInput, SamplerFields):
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31)]
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
-    metadata: dict[str, Any] | None = Field(None, description=IGNORED)
-    service_tier: Literal["auto", "standard_only"] | None = Field(None, description=IGNORED)
 
     def conversation(self) -> Conversation:
         """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""

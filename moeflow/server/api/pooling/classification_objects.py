@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from moeflow.server.api.pooling.embedding_objects import EmbeddingUsage
 from moeflow.server.api.schema.prompts import Prompt, prompts_of
@@ -16,7 +16,6 @@ class ClassificationRequest(StrictModel):
 
     model: str | None = None
     input: Prompt
-    user: str | None = Field(None, description="Ignored.")
 
     def inputs(self) -> list[str | list[int]]:
         """Return the texts, each as text or token ids."""

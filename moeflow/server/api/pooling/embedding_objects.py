@@ -27,7 +27,6 @@ class EmbeddingRequest(StrictModel):
     pooling: PoolingKind | None = Field(
         None, description="Of which tokens' hidden states a vector is made; as the model's files say unless set."
     )
-    user: str | None = Field(None, description="Ignored.")
 
     def inputs(self) -> list[str | list[int]]:
         """Return the texts, each as text or token ids."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, Tag
 
 from moeflow.server.api.conversation.turns import Turns
 from moeflow.server.api.logprobs import TokenLogprob
 from moeflow.server.api.schema.sampling_fields import IGNORED
-from moeflow.server.api.schema.strict_model import StrictModel, Unsupported
+from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _READS_TEXT = "the model reads text only"
-_BY_THE_MODEL = {"caller": Unsupported("the model alone calls", ({"type": "direct"},))}
 
 
 class InputText(StrictModel):
@@ -23,7 +22,6 @@ class InputText(StrictModel):
 
     type: Literal["input_text"]
     text: str
-    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, description=IGNORED)
 
 
 class SaidText(StrictModel):
@@ -31,8 +29,6 @@ class SaidText(StrictModel):
 
     type: Literal["output_text"]
     text: str
-    annotations: list[Any] | None = Field(None, description=IGNORED)
-    logprobs: list[Any] | None = Field(None, description=IGNORED)
 
 
 Part = Annotated[
@@ -64,7 +60,6 @@ class Message(StrictModel):
     content: Content
     id: str | None = Field(None, description=IGNORED)
     status: ItemStatus | None = Field(None, description=IGNORED)
-    phase: Literal["commentary", "final_answer"] | None = Field(None, description=IGNORED)
 
     def add_to(self, turns: Turns) -> None:
         """Add it to a conversation."""
@@ -81,12 +76,6 @@ class Message(StrictModel):
 
 class FunctionCall(StrictModel):
     """A call of the model's."""
-
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        **_BY_THE_MODEL,
-        "namespace": Unsupported("functions have no namespaces here"),
-        "async": Unsupported("calls end with their results", (False,)),
-    }
 
     type: Literal["function_call"]
     call_id: str
@@ -107,8 +96,6 @@ class FunctionCall(StrictModel):
 
 class FunctionCallOutput(StrictModel):
     """What a call returned."""
-
-    unsupported: ClassVar[dict[str, Unsupported]] = _BY_THE_MODEL
 
     type: Literal["function_call_output"]
     call_id: str
@@ -142,10 +129,6 @@ class SummaryText(StrictModel):
 
 class Reasoning(StrictModel):
     """What the model said to itself."""
-
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        "encrypted_content": Unsupported("reasoning that another server has encrypted cannot be read here"),
-    }
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], Field(fail_fast=True)] | None = Field(

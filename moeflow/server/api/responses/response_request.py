@@ -19,7 +19,7 @@ from moeflow.server.api.schema.answer_form import JsonObjectFormat, TextFormat
 from moeflow.server.api.schema.batch import Metadata
 from moeflow.server.api.schema.field_rules import Rule, needs_true
 from moeflow.server.api.schema.sampling_fields import IGNORED, MaxTokens, SamplerFields
-from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one_of
+from moeflow.server.api.schema.strict_model import StrictModel, one_of
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
 from moeflow.server.api.schema.template_fields import ReasoningEffort, TemplateFields, ThinkingBudget
 from moeflow.server.api.schema.tools import CHOICE_OF_TOOLS, MAX_TOOLS, NAMES_OF_TOOLS, FunctionName
@@ -29,13 +29,6 @@ _HOSTED = "this server runs no tools itself"
 
 class FunctionTool(StrictModel):
     """A function of the client's."""
-
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        "allowed_callers": Unsupported("the model alone calls", (["direct"],)),
-        "async": Unsupported("calls end with their results", (False,)),
-        "defer_loading": Unsupported("all tools are described to the model", (False,)),
-        "output_schema": Unsupported("describe in description what the function returns"),
-    }
 
     type: Literal["function"]
     name: FunctionName
@@ -69,7 +62,10 @@ class AllowedFunctions(StrictModel):
 
 
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions,
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedFunction, Tag("<function>")]
+    | Annotated[AllowedFunctions, Tag("<allowed_tools>")],
+    by_type("word"),
     one_of("none, auto, required, a function by name, or allowed_tools"),
 ]
 
@@ -96,10 +92,6 @@ Format = Annotated[
 class TextConfig(StrictModel):
     """The form of the answer's text."""
 
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        "verbosity": Unsupported("state in the instructions how long the answer should be", ("medium",)),
-    }
-
     format: Format | None = None
 
     def form(self) -> Form | None:
@@ -115,11 +107,6 @@ class TextConfig(StrictModel):
 class ReasoningConfig(StrictModel):
     """How the model is to reason."""
 
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        "context": Unsupported("the chat template chooses which reasoning the model sees again", ("auto",)),
-        "mode": Unsupported("there is one mode", ("standard",)),
-    }
-
     effort: ReasoningEffort | None = Field(
         None, description="For chat templates that know it; none also switches off reasoning that can be."
     )
@@ -131,8 +118,6 @@ class ReasoningConfig(StrictModel):
 
 class ResponseStreamOptions(StrictModel):
     """How a stream is sent."""
-
-    include_obfuscation: bool | None = Field(None, description=IGNORED)
 
 
 Included = Literal[  # what all but the first two ask for is of tools that there are none of
@@ -154,10 +139,6 @@ Input = Annotated[
 class ResponseInput(TemplateFields):
     """A conversation, and how it is to go on: what there is to count of a request."""
 
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        "conversation": Unsupported("send all of it as input, or previous_response_id"),
-        "personality": Unsupported("state in the instructions what the answer should be like"),
-    }
     rules: ClassVar[tuple[Rule, ...]] = (CHOICE_OF_TOOLS,)
 
     model: str | None = Field(None, description="The served model's name; may be left out.")
@@ -231,15 +212,6 @@ class InputTokensRequest(ResponseInput):
 class ResponseRequest(ResponseInput, SamplerFields):
     """Answer, by a message, by calls of functions, or by both."""
 
-    unsupported: ClassVar[dict[str, Unsupported]] = {
-        **ResponseInput.unsupported,
-        "access_programs": Unsupported("there are none here"),
-        "background": Unsupported("ask /v1/batches for answers later", (False,)),
-        "context_management": Unsupported("conversations are not shortened", ([],)),
-        "image": Unsupported("the model reads text only"),
-        "moderation": Unsupported("nothing is moderated here"),
-        "prompt": Unsupported("there are no stored prompts; send input and instructions"),
-    }
     rules: ClassVar[tuple[Rule, ...]] = (needs_true("stream_options", "stream"), *ResponseInput.rules)
 
     max_output_tokens: MaxTokens = Field(None, description="Reasoning included. The context's end is a limit, too.")
@@ -258,11 +230,6 @@ class ResponseRequest(ResponseInput, SamplerFields):
     metadata: Metadata | None = None
     store: bool | None = Field(None, description="Keep the response for a while, in memory; true unless set.")
     user: str | None = Field(None, description=IGNORED)
-    service_tier: str | None = Field(None, description=IGNORED)
-    safety_identifier: str | None = Field(None, description=IGNORED)
-    prompt_cache_key: str | None = Field(None, description=IGNORED)
-    prompt_cache_retention: str | None = Field(None, description=IGNORED)
-    prompt_cache_options: dict[str, Any] | None = Field(None, description=IGNORED)
 
     def conversation(self, history: Sequence[Item] = ()) -> Conversation:
         """Return what is asked, after the items before. Raises: RequestError, naming the field."""

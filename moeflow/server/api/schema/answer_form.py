@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, Tag
 
 from moeflow.core.errors import RequestError
 from moeflow.engine.text.answer_form.form import ChoiceForm, Form, JsonForm, UserGrammar
 from moeflow.server.api.schema.field_rules import Rule
 from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
+from moeflow.server.api.schema.tagged import by_type, known_types
 
 MAX_CHOICES = 4096
 _FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -59,9 +60,15 @@ class TextFormat(StrictModel):
 
 
 class JsonObjectFormat(StrictModel):
-    """Any JSON object."""
+    """Any JSON object, or one that a schema describes, as llama.cpp's clients ask for it."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @property
+    def form(self) -> JsonForm:
+        """The form that it asks for."""
+        return JsonForm(self.schema_ or {"type": "object"})
 
 
 class JsonSchemaFormat(StrictModel):
@@ -72,7 +79,11 @@ class JsonSchemaFormat(StrictModel):
 
 
 ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat, one_of("of type text, json_object, or json_schema with one")
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[JsonObjectFormat, Tag("<json_object>")]
+    | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
+    by_type(),
+    known_types("formats", ("text", "json_object", "json_schema")),
 ]
 
 
@@ -106,7 +117,7 @@ class AnswerFormFields(StrictModel):
         """Return the form; None: any. Raises: RequestError if a schema is no JSON object."""
         match self.response_format:
             case JsonObjectFormat():
-                return JsonForm({"type": "object"})
+                return self.response_format.form
             case JsonSchemaFormat():
                 return JsonForm(self.response_format.json_schema.schema_ or {"type": "object"})
         if (wish := self.structured_outputs) is not None:

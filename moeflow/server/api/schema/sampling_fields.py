@@ -40,7 +40,6 @@ class StreamOptions(StrictModel):
     """How a stream is sent."""
 
     include_usage: bool | None = Field(None, description="End the stream with a chunk that has the token counts.")
-    include_obfuscation: bool | None = Field(None, description=IGNORED)
 
 
 class SamplerFields(StrictModel):
@@ -99,9 +98,6 @@ class SamplingFields(SamplerFields, AnswerFormFields):
         None,
         description="Add what was guessed in each pass to the choices, as token_trees; needs a server that guesses.",
     )
-
-    user: str | None = Field(None, description=IGNORED)
-    metadata: dict[str, Any] | None = Field(None, description=IGNORED)
 
     def choice_params(self, *, max_tokens: int | None, **fields: Any) -> SamplingParams:
         """Return what the engine should do for each choice. Raises: RequestError, naming the field."""

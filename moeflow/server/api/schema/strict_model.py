@@ -1,12 +1,13 @@
 """Bases of models: of what is kept on disk, and of requests, which are checked exactly.
 
-A request has exact types, no unknown field, rules about several fields, and a reason for every known field that is not
-supported. A field that would change the answer is never ignored in silence.
+A request has exact types and rules about several fields. `field_table.py` has a row for each known field that is not
+ours; other unknown fields are refused, or left out with a note in the answer's headers (`--unknown-fields`).
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Self
 
 from pydantic import (
     BaseModel,
@@ -21,7 +22,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from moeflow.core.near_names import did_you_mean
+from moeflow.server.api.schema import left_out
+from moeflow.server.api.schema.field_policy import Policy, Unset, ours, schema_of, with_defaults
 from moeflow.server.api.schema.field_rules import Rule
+from moeflow.server.api.schema.field_table import FIELD_TABLE
 
 # What OpenAI's, Anthropic's, transformers', llama.cpp's and Ollama's requests call the same thing.
 _ALIKE: Final = (
@@ -52,39 +56,41 @@ class Record(BaseModel):
     model_config = ConfigDict(strict=True, json_schema_serialization_defaults_required=True)
 
 
-class Unsupported(NamedTuple):
-    """A field of OpenAI's API that we cannot honour."""
-
-    reason: str
-    harmless: tuple[Any, ...] = ()  # values that ask for nothing; null always is one
-
-
 class StrictModel(BaseModel):
     """Validates JSON as it stands: "5" is not 5, and a misspelt name is an error that names the right one."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    unsupported: ClassVar[dict[str, Unsupported]] = {}
+    policies: ClassVar[Mapping[str, Policy]] = {}  # of fields in requests that are not ours, or not as they stand
     rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        rows = [FIELD_TABLE.get(base.__name__, {}) for base in reversed(cls.__mro__)]
+        merged = {name: policy for table in rows for name, policy in table.items()}
+        names = cls._names()  # a field of ours is not subject to the row of a base
+        cls.policies = {name: row for name, row in merged.items() if isinstance(row, Unset) or name not in names}
 
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        names = cls._names()
-        if data.keys() <= names:
+        names, policies = cls._names(), cls.policies
+        if data.keys() <= names and policies.keys().isdisjoint(data):
             return data  # as nearly always: a conversation has thousands of messages
-        known = {}
+        known: dict[str, Any] = {}
+        others: dict[str, Any] = {}
         for name, value in data.items():
             if name in names:
                 known[name] = value
-            elif value is None:
-                continue  # null asks for nothing: clients send it for each field that they know
-            elif name not in cls.unsupported:
-                raise refusal(name, cls._unknown(name))
-            elif value not in cls.unsupported[name].harmless:
-                raise refusal(name, f"{name} is not supported: {cls.unsupported[name].reason}")
-        return known
+            elif name in policies:
+                others = with_defaults(others, _ours(name, policies[name], value))
+            elif value is not None:  # clients send null for each field that they know
+                cls._leave_out(name)
+        merged = with_defaults(known, others)
+        unset = {name: row for name, row in policies.items() if isinstance(row, Unset) and name in merged}
+        return {name: value for name, value in merged.items() if name not in unset or not unset[name].drops(value)}
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
@@ -105,6 +111,10 @@ class StrictModel(BaseModel):
         schema = handler(core_schema)
         own = handler.resolve_ref_schema(schema)
         own["additionalProperties"] = {"type": "null"}
+        properties = own.setdefault("properties", {})
+        for name, policy in sorted(cls.policies.items(), key=lambda row: not isinstance(row[1], Unset)):
+            if (schema_of_row := schema_of(name, policy, properties)) is not None:
+                properties[name] = schema_of_row
         if cls.rules:
             own["allOf"] = [rule.schema for rule in cls.rules]
         return schema
@@ -115,9 +125,19 @@ class StrictModel(BaseModel):
         return {field.alias or name for name, field in cls.model_fields.items()}
 
     @classmethod
-    def _unknown(cls, name: str) -> str:
-        hint = did_you_mean(name, cls._names(), "leave it out", _ALIKE, _LIKENESS)
-        return f"unknown field {name[:80]!r}: {hint}"
+    def _leave_out(cls, name: str) -> None:
+        """Note that a field is left out, where the server is set so. Raises: PydanticCustomError otherwise."""
+        if not left_out.ignores_unknown_fields():
+            hint = did_you_mean(name, cls._names(), "leave it out", _ALIKE, _LIKENESS)
+            raise refusal(name, f"unknown field {name[:80]!r}: {hint}")
+        left_out.leave_out(name)
+
+
+def _ours(name: str, policy: Policy, value: Any) -> dict[str, Any]:
+    try:
+        return ours(name, policy, value)
+    except ValueError as error:
+        raise refusal(name, str(error)) from None
 
 
 def refusal(field: str, message: str) -> PydanticCustomError:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, Tag, model_validator
 
 from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.server.api.conversation.tool_wish import ToolWish
 from moeflow.server.api.schema.field_rules import Rule
 from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
+from moeflow.server.api.schema.tagged import by_type
 
 MAX_TOOLS = 512
 NAMES_OF_TOOLS = "Their names must differ."
@@ -85,7 +86,10 @@ class AllowedToolsChoice(StrictModel):
 
 
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | ToolName | AllowedToolsChoice,
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[ToolName, Tag("<function>")]
+    | Annotated[AllowedToolsChoice, Tag("<allowed_tools>")],
+    by_type("word"),
     one_of("none, auto, required, a tool by name, or allowed_tools"),
 ]
 

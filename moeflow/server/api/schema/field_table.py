@@ -1,0 +1,259 @@
+"""The table of fields that other APIs and clients send: each is ignored, mapped to our field, or refused with a reason.
+
+The keys are the names of our request objects. A row of a base class holds for the classes that extend it.
+`--unknown-fields` decides about all other fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from moeflow.server.api.schema.field_policy import (
+    Converted,
+    Ignored,
+    Mapped,
+    Parts,
+    Policy,
+    Refused,
+    Unset,
+)
+
+_HINT = Ignored("a hint for another server")
+_CACHE = Ignored("the prefix cache keeps all prompts, as far as there is room")
+_LABEL = Ignored("a label of the client")
+_COPY = Ignored("the message has the same text in another field")
+_OLD = "use tools, its newer form"
+_TEXT_ONLY = "the model reads and writes text only"
+_BY_THE_MODEL = Refused("only the model calls tools", ({"type": "direct"},))
+_ONLY_THE_MODEL = Refused("only the model calls tools", (["direct"],))
+_DEFERRED = Ignored("the model sees the descriptions of all tools")
+_NO_SAMPLER = "this server has no such sampler"
+_SWITCHES = ("enable_thinking", "thinking")  # names that chat templates know
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_THINKING_TYPES = ("enabled", "adaptive", "disabled")
+_VERBOSITY = Refused("it is low, medium or high; none of them changes the answer", ("low", "medium", "high"))
+
+
+def _thinking(is_on: Any) -> dict[str, Any]:
+    """Return the variables of the chat template that switch reasoning."""
+    if not isinstance(is_on, bool):
+        raise ValueError("must be true or false")
+    return {"chat_template_kwargs": dict.fromkeys(_SWITCHES, is_on)}
+
+
+def _think(value: Any) -> dict[str, Any]:
+    """Convert Ollama's `think`: true, false, or an effort."""
+    return {"reasoning_effort": value} if isinstance(value, str) else _thinking(value)
+
+
+def _thinking_object(value: Any) -> dict[str, Any]:
+    """Convert Anthropic's `thinking`, which some servers take in chat completions."""
+    if not isinstance(value, dict) or value.get("type") not in _THINKING_TYPES:
+        raise ValueError("must be an object of type enabled, adaptive or disabled")
+    budget = {} if value.get("budget_tokens") is None else {"thinking_token_budget": value["budget_tokens"]}
+    return _thinking(value["type"] != "disabled") | budget
+
+
+_THINKING_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": [*_THINKING_TYPES]},
+        "budget_tokens": {"type": ["integer", "null"], "minimum": 0, "maximum": 2**31},
+    },
+}
+_ENABLED = Converted("chat_template_kwargs.enable_thinking", _thinking, {"type": "boolean"})
+_MACHINE = Ignored("the server chooses")
+# Ollama's.
+_OPTIONS = Parts(
+    {
+        "num_predict": Mapped("max_tokens"),
+        "repeat_penalty": Mapped("repetition_penalty"),
+        **{name: Mapped(name) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop")},
+        **{name: Mapped(name) for name in ("presence_penalty", "frequency_penalty")},
+        **dict.fromkeys(("num_ctx", "num_keep", "num_batch", "num_thread", "num_gpu"), _MACHINE),
+        **dict.fromkeys(("main_gpu", "low_vram", "numa", "use_mmap", "use_mlock"), _MACHINE),
+    }
+)
+# OpenRouter's, and that of OpenAI's responses.
+_REASONING = Parts(
+    {
+        "effort": Mapped("reasoning_effort"),
+        "max_tokens": Mapped("thinking_token_budget"),
+        "enabled": _ENABLED,
+        "summary": _HINT,
+        "exclude": Refused("the answer has the reasoning as it is", (False,)),
+    }
+)
+_NO_LIMIT = Unset((-1, -2))
+_NOTES_OF_LITELLM: Final[Mapping[str, Policy]] = {
+    "provider_specific_fields": _LABEL,
+    "index": _LABEL,
+    "extra_content": _LABEL,
+    "cache_control": _CACHE,
+}
+
+FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
+    # All endpoints that generate.
+    "SamplerFields": {
+        "keep_alive": Ignored("models stay loaded as long as there is room"),
+        "cache_prompt": _CACHE,
+        "id_slot": Ignored("there are no slots; every request can use every cached prompt"),
+        "client_metadata": _LABEL,
+        "metadata": _LABEL,
+        "user": _LABEL,
+        "user_id": _LABEL,
+        "session_id": _LABEL,
+        "safety_identifier": _LABEL,
+        "service_tier": _HINT,
+        "prompt_cache_key": _CACHE,
+        "prompt_cache_retention": _CACHE,
+        "prompt_cache_options": _CACHE,
+        "priority": Refused("requests have no priorities", (0,)),
+        "typical_p": Refused(_NO_SAMPLER, (1,)),
+        "tfs_z": Refused(_NO_SAMPLER, (1,)),
+        "top_n_sigma": Refused(_NO_SAMPLER, (-1, 0)),
+        "mirostat": Refused(_NO_SAMPLER, (0,)),
+        "xtc_probability": Refused(_NO_SAMPLER, (0,)),
+        "dry_multiplier": Refused(_NO_SAMPLER, (0,)),
+        "dynatemp_range": Refused(_NO_SAMPLER, (0,)),
+        "use_beam_search": Refused(_NO_SAMPLER, (False,)),
+        "length_penalty": Refused(_NO_SAMPLER, (1,)),
+        "repeat_penalty": Mapped("repetition_penalty"),
+    },
+    # Chat completions and completions.
+    "SamplingFields": {
+        "n_predict": Mapped("max_tokens"),
+        "num_predict": Mapped("max_tokens"),
+        "max_new_tokens": Mapped("max_tokens"),
+        "max_tokens": _NO_LIMIT,
+        "stop": Unset(("",)),
+        "grammar": Mapped("guided_grammar"),
+        "json_schema": Mapped("guided_json"),
+        "options": _OPTIONS,
+    },
+    "StreamOptions": {
+        "include_obfuscation": _HINT,
+        "continuous_usage_stats": Refused("usage comes at the end", (False,)),
+    },
+    "CompletionRequest": {
+        "suffix": Refused("the models here continue text, they do not fill gaps", ("",)),
+    },
+    "ChatRequest": {
+        "max_completion_tokens": _NO_LIMIT,
+        "reasoning": _REASONING,
+        "enable_thinking": _ENABLED,
+        "think": Converted(
+            "chat_template_kwargs.enable_thinking, reasoning_effort",
+            _think,
+            {"anyOf": [{"type": "boolean"}, {"enum": [*_EFFORTS]}]},
+        ),
+        "thinking": Converted(
+            "chat_template_kwargs.enable_thinking, thinking_token_budget", _thinking_object, _THINKING_SCHEMA
+        ),
+        "store": Ignored("chat completions are not kept"),
+        "prediction": _HINT,
+        "verbosity": _VERBOSITY,
+        "functions": Refused(_OLD, ([],)),
+        "function_call": Refused(_OLD, ("none", "auto")),
+        "modalities": Refused("answers are text", (["text"], [])),
+        "audio": Refused("answers are text"),
+        "moderation": Refused("nothing is moderated here"),
+        "web_search_options": Refused("this server does not search the web"),
+        "echo": Refused("answers never repeat the conversation", (False,)),
+    },
+    "ChatMessage": {
+        "reasoning": Mapped("reasoning_content"),
+        "thinking": Mapped("reasoning_content"),
+        "tool_name": Mapped("name"),
+        "reasoning_details": _COPY,
+        "thinking_blocks": _COPY,
+        "parsed": _COPY,
+        "annotations": _LABEL,
+        "id": _LABEL,
+        **_NOTES_OF_LITELLM,
+        "function_call": Refused(_OLD),
+        "audio": Refused(_TEXT_ONLY),
+        "images": Refused(_TEXT_ONLY, ([],)),
+        "refusal": Refused("put the text into content", ("",)),
+    },
+    "TextPart": {"annotations": _LABEL, **_NOTES_OF_LITELLM},
+    "ToolCall": _NOTES_OF_LITELLM,
+    "CalledFunction": {"parsed_arguments": _COPY, **_NOTES_OF_LITELLM},
+    "ToolDefinition": {"cache_control": _CACHE, "defer_loading": _DEFERRED},
+    "FunctionDefinition": {"cache_control": _CACHE, "defer_loading": _DEFERRED},
+    # Embeddings and classes.
+    "EmbeddingRequest": {"user": _LABEL, "keep_alive": _HINT},
+    "ClassificationRequest": {"user": _LABEL},
+    # Responses.
+    "ResponseInput": {
+        "conversation": Refused("send all of it as input, or previous_response_id"),
+        "personality": Refused("state in the instructions what the answer should be like"),
+    },
+    "ResponseRequest": {
+        "access_programs": Refused("there are none here"),
+        "background": Refused("ask /v1/batches for answers later", (False,)),
+        "context_management": Refused("conversations are not shortened", ([],)),
+        "image": Refused("the model reads text only"),
+        "moderation": Refused("nothing is moderated here"),
+        "prompt": Refused("there are no stored prompts; send input and instructions"),
+    },
+    "ResponseStreamOptions": {"include_obfuscation": _HINT},
+    "ReasoningConfig": {
+        "context": Refused("the chat template chooses which reasoning the model sees again", ("auto",)),
+        "mode": Refused("there is one mode", ("standard",)),
+    },
+    "TextConfig": {"verbosity": _VERBOSITY},
+    "FunctionTool": {
+        "allowed_callers": _ONLY_THE_MODEL,
+        "async": Refused("calls end with their results", (False,)),
+        "defer_loading": _DEFERRED,
+        "output_schema": Refused("describe in description what the function returns"),
+    },
+    "InputText": {"prompt_cache_breakpoint": _CACHE},
+    "SaidText": {"annotations": _LABEL, "logprobs": _LABEL},
+    "Message": {"phase": _LABEL},
+    "FunctionCall": {
+        "caller": _BY_THE_MODEL,
+        "namespace": Refused("functions have no namespaces here"),
+        "async": Refused("calls end with their results", (False,)),
+    },
+    "FunctionCallOutput": {"caller": _BY_THE_MODEL},
+    "Reasoning": {
+        "encrypted_content": Refused("reasoning that another server has encrypted cannot be read here"),
+    },
+    # Messages.
+    "Block": {"cache_control": _CACHE},
+    "TextBlock": {"citations": Refused("put them into the text", ([],))},
+    "ToolUseBlock": {"caller": _BY_THE_MODEL, "toolset_name": Refused("there are no sets of tools")},
+    "ToolResultBlock": {"caller": _BY_THE_MODEL, "toolset_name": Refused("there are no sets of tools")},
+    "CustomTool": {
+        "allowed_callers": _ONLY_THE_MODEL,
+        "cache_control": _CACHE,
+        "defer_loading": _DEFERRED,
+        "eager_input_streaming": Ignored("inputs are always streamed as they come"),
+        "input_examples": Refused("put them into the description", ([],)),
+    },
+    "EnabledThinking": {"display": Refused("the answer has the reasoning as it is", ("summarized",))},
+    "AdaptiveThinking": {"display": Refused("the answer has the reasoning as it is", ("summarized",))},
+    "MessageInput": {
+        "cache_control": _CACHE,
+        "billing_policy": Refused("nothing is billed here"),
+        "compaction": Refused("conversations are not shortened"),
+        "container": Refused("this server runs no code"),
+        "context_management": Refused(
+            "conversations are not shortened",
+            ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+        ),
+        "diagnostics": Refused("there are none here"),
+        "fallback_credit_token": Refused("nothing is billed here"),
+        "fallbacks": Refused("there is one model", ([],)),
+        "inference_geo": Refused("answers are computed here"),
+        "mcp_servers": Refused("this server runs no tools itself", ([],)),
+        "speed": Refused("there is one speed", ("standard",)),
+        "thread": Refused("send the whole conversation; its beginning is in the cache"),
+        "user_profile_id": Refused("there are no profiles here"),
+        "workspace_id": Refused("there are no workspaces here"),
+    },
+}
