@@ -22,6 +22,7 @@ from moeflow.server.api.completions.completion_objects import CompletionRequest
 from moeflow.server.api.completions.completions import start_completion
 from moeflow.server.api.responses.response_request import ResponseRequest
 from moeflow.server.api.responses.responses import start_response
+from moeflow.server.api.schema.left_out import LeftOut, noting
 from moeflow.server.api.schema.sampling_fields import SamplerFields
 from moeflow.server.errors import ApiError, as_api_error, from_pydantic
 from moeflow.server.jobs.journal import Journal
@@ -140,7 +141,8 @@ async def start(service: Service, line: BatchLine, model: str | None = None) -> 
     Raises: ValidationError, ApiError, RequestError.
     """
     endpoint = _ENDPOINTS[line.url]
-    body = endpoint.schema.model_validate(line.body)
+    with noting(LeftOut(service.config.unknown_fields)):
+        body = endpoint.schema.model_validate(line.body)
     if body.stream:
         raise RequestError("the answers of a batch come whole: leave stream out", param="stream")
     if body.model is None:

@@ -31,7 +31,6 @@ class CustomTool(StrictModel):
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="JSON Schema of an object.")
     strict: bool | None = Field(None, description="The input has to be as input_schema describes it.")
-    eager_input_streaming: bool | None = Field(None, description="Accepted; inputs are always streamed as they come.")
 
     def plain(self) -> Tool:
         """Return it as the engine knows it."""

@@ -20,7 +20,7 @@ from moeflow.server.api.schema.field_policy import (
 )
 
 _HINT = Ignored("a hint for another server")
-_CACHE = Ignored("the prefix cache keeps all prompts, as far as there is room")
+_CACHE = Ignored("the prefix cache keeps prompts without a request")
 _LABEL = Ignored("a label of the client")
 _COPY = Ignored("the message has the same text in another field")
 _OLD = "use tools, its newer form"
@@ -97,7 +97,7 @@ _NOTES_OF_LITELLM: Final[Mapping[str, Policy]] = {
 FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
     # All endpoints that generate.
     "SamplerFields": {
-        "keep_alive": Ignored("models stay loaded as long as there is room"),
+        "keep_alive": Ignored("models stay loaded while memory allows"),
         "cache_prompt": _CACHE,
         "id_slot": Ignored("there are no slots; every request can use every cached prompt"),
         "client_metadata": _LABEL,
