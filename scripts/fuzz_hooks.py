@@ -1,7 +1,8 @@
 """What the OpenAPI document cannot say of requests, made true in those that schemathesis draws: that schemas, regular
 expressions and grammars are some that can be held to, that an answer has one form only, that a tool which is named is
 one of those offered, that their names differ, that only models which reason have a budget for it, that no answer
-was begun by the client, that somebody says something, and no more than the context has room for.
+was begun by the client, that results belong to calls, that somebody says something, and no more than the context has
+room for.
 
 Only values of the right type are changed: what was drawn to be refused still is.
 """
@@ -20,6 +21,7 @@ MOST_CHARS = 2200  # of all parts of a prompt as JSON, for a context of 3072 tok
 # are any, are introduced in 400 more, and some parts are written longer than they came
 PROMPT_PARTS = ("messages", "input", "system", "instructions", "tools", "prompt")
 TEXTS = {"regex": "[ab]{1,3}", "grammar": 'start: "a"', "json": '{"type": "boolean"}'}
+OTHER_FORMS = {"grammar": TEXTS["grammar"], "json_schema": TEXTS["json"]}  # names of llama.cpp
 _validators: dict[str, jsonschema_rs.Validator] = {}  # by path
 
 
@@ -36,6 +38,9 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     _mend_tools(body)
     if is_right:
         _shorten(body)
+    for name in ("messages", "input"):
+        if isinstance(body.get(name), list):
+            body[name] = _without_lone_results(body[name])
     if path.startswith("/v1/messages"):
         _mend_end(body)
     if path.startswith("/v1/responses"):
@@ -71,7 +76,15 @@ def _mend_forms(body: dict[str, Any]) -> None:
                 place[prefix + name] = text
             elif isinstance(place.get(prefix + name), dict):
                 place[prefix + name] = SCHEMA
-    _keep_one(body, ("response_format", "structured_outputs", *(f"guided_{name}" for name in (*TEXTS, "choice"))))
+    for name, text in OTHER_FORMS.items():
+        if isinstance(body.get(name), str) and body[name]:
+            body[name] = text
+        elif isinstance(body.get(name), dict):
+            body[name] = SCHEMA
+    _keep_one(
+        body,
+        ("response_format", "structured_outputs", *(f"guided_{name}" for name in (*TEXTS, "choice")), *OTHER_FORMS),
+    )
     if isinstance(wish := body.get("structured_outputs"), dict):
         _keep_one(wish, ("json_object", "choice", *TEXTS))
     places = (("response_format", "json_schema"), ("text", "format"), ("output_config", "format"))
@@ -113,6 +126,41 @@ def _mend_input(body: dict[str, Any]) -> None:
     items = body.get("input")
     if isinstance(items, list) and items and all(_is_reasoning(item) for item in items):
         body["input"] = [*items, {"role": "user", "content": "Go on."}]
+
+
+def _without_lone_results(items: list[Any]) -> list[Any]:
+    """Turn results of calls that no earlier item makes into words of a user."""
+    called: set[str] = set()
+    kept: list[Any] = []
+    for item in items:
+        called |= _called_by(item)
+        kept.append({"role": "user", "content": "Go on."} if _results_of(item) - called else item)
+    return kept
+
+
+def _called_by(item: Any) -> set[str]:
+    """Return the ids of the calls in a message or an item."""
+    if not isinstance(item, dict):
+        return set()
+    calls = [item, *_list(item.get("tool_calls")), *_list(item.get("content"))]
+    kinds = {"function_call": "call_id", "function": "id", "tool_use": "id"}
+    found = [call.get(kinds.get(str(call.get("type")), "")) for call in calls if isinstance(call, dict)]
+    return {one for one in found if isinstance(one, str)}
+
+
+def _results_of(item: Any) -> set[str]:
+    """Return the ids of the calls that a message or an item has results of."""
+    if not isinstance(item, dict):
+        return set()
+    results = [item, *_list(item.get("content"))]
+    names = {"function_call_output": "call_id", "tool_result": "tool_use_id"}
+    found = [one.get(names.get(str(one.get("type")), "")) for one in results if isinstance(one, dict)]
+    found += [item.get("tool_call_id")] if item.get("role") == "tool" else []
+    return {one for one in found if isinstance(one, str)}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _is_reasoning(item: Any) -> bool:

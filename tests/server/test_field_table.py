@@ -221,6 +221,8 @@ def test_the_table_is_about_fields_that_exist_or_do_not(class_name):
     [
         ({"options": {"temperatur": 1}}, "options", "unknown field 'temperatur' in options"),
         ({"options": []}, "options", "must be an object"),
+        ({"n_predict": "x", "max_tokens": 3}, "n_predict", "valid integer"),
+        ({"options": {"temperature": 9}, "temperature": 1}, "options", "less than or equal to 2"),
         ({"options": {"temperature": "hot"}}, "temperature", "number"),
         ({"reasoning": {"effort": "huge"}}, "reasoning_effort", "Input should be"),
         ({"reasoning": {"exclude": True}}, "reasoning", "reasoning.exclude is not supported"),

@@ -6,6 +6,7 @@ ours; other unknown fields are refused, or left out with a note in the answer's 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Self
 
@@ -13,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     GetJsonSchemaHandler,
+    TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -85,7 +87,9 @@ class StrictModel(BaseModel):
             if name in names:
                 known[name] = value
             elif name in policies:
-                others = with_defaults(others, _ours(name, policies[name], value))
+                found = _ours(name, policies[name], value)
+                cls._check_unused(name, {key: one for key, one in found.items() if data.get(key) is not None})
+                others = with_defaults(others, found)
             elif value is not None:  # clients send null for each field that they know
                 cls._leave_out(name)
         merged = with_defaults(known, others)
@@ -125,12 +129,27 @@ class StrictModel(BaseModel):
         return {field.alias or name for name, field in cls.model_fields.items()}
 
     @classmethod
+    def _check_unused(cls, name: str, fields: Mapping[str, Any]) -> None:
+        """Check values of our fields that do not count, since the request has these fields, too."""
+        for key, value in fields.items():
+            try:
+                _adapter(cls, key).validate_python(value)
+            except ValidationError as error:
+                raise refusal(name, str(error.errors()[0]["msg"])) from None
+
+    @classmethod
     def _leave_out(cls, name: str) -> None:
         """Note that a field is left out, where the server is set so. Raises: PydanticCustomError otherwise."""
         if not left_out.ignores_unknown_fields():
             hint = did_you_mean(name, cls._names(), "leave it out", _ALIKE, _LIKENESS)
             raise refusal(name, f"unknown field {name[:80]!r}: {hint}")
         left_out.leave_out(name)
+
+
+@functools.cache
+def _adapter(model: type[StrictModel], field: str) -> TypeAdapter[Any]:
+    """Return the validator of one field."""
+    return TypeAdapter(model.model_fields[field].rebuild_annotation(), config=ConfigDict(strict=True))
 
 
 def _ours(name: str, policy: Policy, value: Any) -> dict[str, Any]:
