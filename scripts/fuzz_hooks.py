@@ -108,17 +108,23 @@ def _keep_one(body: dict[str, Any], names: tuple[str, ...]) -> None:
 
 def _is_format(value: Any) -> bool:
     """Whether a value is certainly right as `response_format`."""
+    value = _without_nulls(value)
     if value in ({"type": "text"}, {"type": "json_object"}):
         return True
     if not isinstance(value, dict) or value.keys() != {"type", "json_schema"} or value["type"] != "json_schema":
         return False
     types = {"name": str, "description": str | None, "schema": dict | None, "strict": bool | None}
-    described = value["json_schema"]
+    described = _without_nulls(value["json_schema"])
     return (
         isinstance(described, dict)
         and "name" in described
         and all(name in types and isinstance(one, types[name]) for name, one in described.items())
     )
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return an object without its fields that are null, which ask for nothing."""
+    return {key: one for key, one in value.items() if one is not None} if isinstance(value, dict) else value
 
 
 def _mend_input(body: dict[str, Any]) -> None:
