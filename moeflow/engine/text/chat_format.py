@@ -16,6 +16,7 @@ from moeflow.engine.text.tool_syntax.events import Content
 from moeflow.engine.text.tool_syntax.reader import Reader, Steps
 from moeflow.engine.text.tool_syntax.syntax import HERMES, syntax_of
 from moeflow.engine.text.tool_syntax.tool import Tool, Tools
+from moeflow.engine.text.tool_syntax.typed_arguments import with_types
 
 _TOOLS: Final = re.compile(r"\btools\b")
 
@@ -77,7 +78,7 @@ class ChatFormat:
             if self.reasoning is not None:
                 yield from self.reasoning.read(reader, has_begun=is_reasoning)
             if tools or self.syntax.reads_all:
-                yield from self.syntax.read(reader, known)
+                yield from with_types(self.syntax.read(reader, known), known)
             else:
                 yield from _read_text(reader)
 

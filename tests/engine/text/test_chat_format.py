@@ -131,6 +131,11 @@ def test_a_prompt_may_begin_the_reasoning(template, prompt, expected):
     assert ChatFormat(template).ends_in_reasoning(prompt) is expected
 
 
+def test_arguments_have_the_types_of_their_schema():
+    text = '<tool_call>{"name": "look", "arguments": {"q": 12345}}</tool_call>'
+    assert read(THINKS, text, TOOLS) == [CallBegun("look"), Arguments('{"q": "12345"}')]
+
+
 def test_without_tools_and_reasoning_there_is_nothing_to_read():
     assert ChatFormat(CHAT_TEMPLATE).reader((), is_reasoning=False) is None
     assert ChatFormat(SIGNS["hermes"]).markers(()) == ()

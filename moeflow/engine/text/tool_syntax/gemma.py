@@ -11,7 +11,8 @@ from typing import Final
 
 from moeflow.engine.text.answer_form.lark import LarkWriter
 from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event
-from moeflow.engine.text.tool_syntax.json_values import MAX_DEPTH, escaped, json_pieces
+from moeflow.engine.text.tool_syntax.json_scanner import MAX_DEPTH, escaped
+from moeflow.engine.text.tool_syntax.json_values import json_pieces
 from moeflow.engine.text.tool_syntax.plain_value import as_json, key_of
 from moeflow.engine.text.tool_syntax.reader import Reader, Steps
 from moeflow.engine.text.tool_syntax.tool import Tool, Tools
@@ -34,8 +35,8 @@ class Markers:
         required: list[str] = []
         optional: list[str] = []
         for key, schema, is_required in arguments_of(tool):
-            is_text = tool.types(key) == {"string"}
-            value = written_value(lark, tool, key, schema, self.quote if is_text else "")
+            is_text = tool.arguments.property(key).values.has_only_strings
+            value = written_value(lark, tool, key, schema, self.quote) if is_text else lark.json(schema)
             part = f"{lark.text(f'{key}:{self.quote if is_text else str()}')} {value}"
             (required if is_required else optional).append(part)
         return WrittenCall(f"{self.begin}call:{tool.name}{{", _separated(required, optional), f"}}{self.end}")

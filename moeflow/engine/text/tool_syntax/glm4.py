@@ -56,7 +56,7 @@ def _call(reader: Reader, tools: Tools) -> Steps[bool]:
         key = found[0].strip()
         yield key_of(key, is_first=is_first)
         is_first = False
-        if not (yield from value_until(reader, (END_VALUE,), tools.types(name, key))):
+        if not (yield from value_until(reader, (END_VALUE,), tools.arguments(name).property(key).values)):
             return True
         yield from reader.skip_space()
         if not (yield from reader.takes(KEY)):

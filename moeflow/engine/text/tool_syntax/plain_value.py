@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from moeflow.engine.text.tool_syntax.events import Arguments, Event
-from moeflow.engine.text.tool_syntax.json_values import escaped
+from moeflow.engine.text.tool_syntax.json_scanner import escaped, json_of
 from moeflow.engine.text.tool_syntax.reader import Reader, Steps
-from moeflow.engine.text.tool_syntax.tool import types_of
+from moeflow.engine.text.tool_syntax.value_set import ANY_VALUE, ValueSet
 
 MAX_CHARS: Final = 1 << 20  # of a value that is no text, which is held back until it is whole
-_PYTHON: Final[dict[str, Any]] = {"True": True, "False": False, "None": None}  # as models write them, too
 
 
 def key_of(key: str, *, is_first: bool) -> Arguments:
@@ -20,12 +19,12 @@ def key_of(key: str, *, is_first: bool) -> Arguments:
     return Arguments(("{" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
 
 
-def value_until(reader: Reader, markers: Sequence[str], types: Collection[str]) -> Steps[bool]:
+def value_until(reader: Reader, markers: Sequence[str], values: ValueSet) -> Steps[bool]:
     """Yield a value as JSON, a text as it comes; return whether a marker ended it, which is taken.
 
-    `types` are those that it may have, by JSON Schema's names; none: any.
+    `values` are those that it may have.
     """
-    if set(types) == {"string"}:
+    if values.has_only_strings:
         yield Arguments('"')
         marker = yield from reader.text_until(markers, _in_string)
         if marker is not None:
@@ -34,25 +33,19 @@ def value_until(reader: Reader, markers: Sequence[str], types: Collection[str]) 
     found = yield from reader.whole_until(markers, MAX_CHARS)
     if found is None:
         return False
-    yield Arguments(as_json(found[0], types))
+    yield Arguments(as_json(found[0], values))
     return True
 
 
-def as_json(text: str, types: Collection[str] = ()) -> str:
-    """Return the JSON of what was meant: the value that a text is, or a string if only that may be."""
-    stripped = text.strip()
-    try:
-        value = _PYTHON[stripped] if stripped in _PYTHON else json.loads(stripped, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        value = text
-    if "string" in types and not types_of(value).intersection(types):
-        value = text
-    return json.dumps(value, ensure_ascii=False)
+def as_json(text: str, values: ValueSet = ANY_VALUE) -> str:
+    """Return the JSON of what was meant: the value whose JSON a text is, if it is one of these, or a string.
+
+    Where any text is a value, quotes belong to the text.
+    """
+    meant = json_of(text, values)
+    is_quoted = meant is not None and meant.startswith('"')
+    return json.dumps(text, ensure_ascii=False) if meant is None or (is_quoted and values.is_text) else meant
 
 
 def _in_string(text: str) -> Event:
     return Arguments(escaped(text))
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

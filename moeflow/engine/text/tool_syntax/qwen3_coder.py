@@ -67,7 +67,11 @@ def _call(reader: Reader, tools: Tools, *, has_function: bool) -> Steps[bool]:
         yield key_of(key, is_first=is_first)
         is_first = False
         yield from reader.takes("\n")
-        if not (yield from value_until(reader, (f"\n{END_PARAMETER}", END_PARAMETER), tools.types(name, key))):
+        if not (
+            yield from value_until(
+                reader, (f"\n{END_PARAMETER}", END_PARAMETER), tools.arguments(name).property(key).values
+            )
+        ):
             return True
     if (yield from reader.takes(END_FUNCTION)):
         yield Arguments("{}" if is_first else "}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from moeflow.engine.text.tool_syntax.schema_place import SchemaPlace
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Tool:
     """A function of the client's, as JSON Schema describes its arguments."""
 
@@ -26,33 +29,10 @@ class Tool:
         """What arguments have to be: an object, at least."""
         return dict(self.parameters) if self.parameters else {"type": "object", "properties": {}}
 
-    def types(self, key: str) -> frozenset[str]:
-        """Return JSON Schema's names of the types that an argument may have; none: that is not described."""
-        properties = self.schema.get("properties")
-        described = properties.get(key) if isinstance(properties, dict) else None
-        if not isinstance(described, dict):
-            return frozenset()
-        if isinstance(choices := described.get("enum"), list):
-            return frozenset().union(*map(types_of, choices))
-        named = described.get("type")
-        return frozenset(map(str, named if isinstance(named, list) else () if named is None else (named,)))
-
-
-def types_of(value: Any) -> frozenset[str]:
-    """Return JSON Schema's names of a value's type."""
-    match value:
-        case None:
-            return frozenset(("null",))
-        case bool():
-            return frozenset(("boolean",))
-        case int():
-            return frozenset(("integer", "number"))
-        case float():
-            return frozenset(("integer", "number") if value.is_integer() else ("number",))
-        case str():
-            return frozenset(("string",))
-        case _:
-            return frozenset(("array",) if isinstance(value, list) else ("object",))
+    @cached_property
+    def arguments(self) -> SchemaPlace:
+        """The place of the arguments in their schema."""
+        return SchemaPlace.of(self.schema)
 
 
 class Tools:
@@ -64,7 +44,7 @@ class Tools:
     def __contains__(self, name: str) -> bool:
         return name in self._tools
 
-    def types(self, name: str, key: str) -> frozenset[str]:
-        """See `Tool.types`; none of a tool that is not known."""
+    def arguments(self, name: str) -> SchemaPlace:
+        """Return the place of a tool's arguments in their schema; of an unknown tool, anything is allowed."""
         tool = self._tools.get(name)
-        return frozenset() if tool is None else tool.types(key)
+        return SchemaPlace.of(True) if tool is None else tool.arguments

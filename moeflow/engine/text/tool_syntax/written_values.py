@@ -11,10 +11,10 @@ from typing import Any, Final
 from moeflow.core.errors import RequestError
 from moeflow.engine.text.answer_form.form import ChoiceForm
 from moeflow.engine.text.answer_form.lark import LarkWriter
+from moeflow.engine.text.tool_syntax.schema_place import TEXT_RULES, SchemaPlace
 from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.engine.text.tool_syntax.written_call import argument_schema
 
-_OF_TEXT: Final = ("pattern", "format", "minLength", "maxLength")
 _DEFINITIONS: Final = ("$defs", "definitions")
 
 
@@ -22,6 +22,7 @@ def arguments_of(tool: Tool) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield the arguments of a tool: key, schema, and whether it has to be there."""
     schema = argument_schema(tool)
     shared: dict[str, Any] = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    schema = {**schema, **SchemaPlace.of(schema).referred}
     required = schema.get("required") or ()
     for key, described in (schema.get("properties") or {}).items():
         yield key, {**shared, **(described if isinstance(described, dict) else {})}, key in required
@@ -32,12 +33,13 @@ def written_value(lark: LarkWriter, tool: Tool, key: str, schema: dict[str, Any]
 
     Raises: RequestError if it is text that has to have a form.
     """
-    if tool.types(key) != {"string"}:
+    values = tool.arguments.property(key).values
+    if values.has_only_strings and values.literals and "string" not in values.types:
+        choices = [str(choice) for choice in values.literals.values()]
+        return f"{lark.form(ChoiceForm(choices))} {lark.text(end)}"
+    if not values.is_text:
         return f"{lark.json(schema)} {lark.text(end)}"
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(choices, list):
-        return f"{lark.form(ChoiceForm([str(choice) for choice in choices]))} {lark.text(end)}"
-    unheld = next((name for name in _OF_TEXT if name in schema), None)
+    unheld = next((name for name in TEXT_RULES if name in values.text_rules), None)
     if unheld is not None:
         raise RequestError(
             f"{unheld} of the argument {key!r} of {tool.name!r} cannot be enforced in the form in which this model "

@@ -27,14 +27,17 @@ from tests.engine.text.test_chat_format import SIGNS
 
 SCHEMA = {
     "type": "object",
-    "$defs": {"flag": {"type": "boolean"}},
+    "$defs": {"flag": {"type": "boolean"}, "level": {"type": "string", "enum": ["1", "2"]}},
     "properties": {
         "text": {"type": "string"},
         "unit": {"type": "string", "enum": ["c", "f"]},
         "count": {"type": "integer", "minimum": 3, "maximum": 12},
         "flags": {"type": "array", "items": {"$ref": "#/$defs/flag"}, "maxItems": 2},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "code": {"anyOf": [{"type": "string", "pattern": "^[0-9]{2}$"}, {"type": "null"}]},
+        "level": {"$ref": "#/$defs/level"},
     },
-    "required": ["text", "count"],
+    "required": ["text", "count", "level"],
     "additionalProperties": False,
 }
 TOOLS = (Tool("look", None, SCHEMA, True), Tool("go", None, None, True))
@@ -198,6 +201,42 @@ def test_a_budget_that_cannot_be_kept(template):
     with pytest.raises(RequestError, match="reason") as caught:
         answer_grammar(tokenizer, AnswerWish(max_reasoning_tokens=5), is_reasoning=False)
     assert caught.value.param == "thinking_token_budget"
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm4"])
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"12345": "12345", "null": None, '"a"': '"a"'}),
+        ({"anyOf": [{"$ref": "#/$defs/level"}, {"type": "null"}]}, {'"1"': "1", "null": None, "1": ...}),
+        ({"$ref": "#/$defs/level"}, {"1": "1", "2": "2", "3": ...}),
+        ({"anyOf": [{"type": "string", "minLength": 2}, {"type": "null"}]}, {'"12"': "12", "null": None, '"1"': ...}),
+        ({"const": "7"}, {"7": "7", '"7"': ...}),
+        ({"allOf": [{"enum": ["a", 7]}, {"type": "string"}]}, {"a": "a", "7": ...}),
+    ],
+)
+def test_plain_values_are_written_as_they_are_read(name, schema, values):
+    """A value of `...` is one that must not be written."""
+    tokenizer = tokenizer_of(TEMPLATES[name], has_tokens=False)
+    described = {"properties": {"q": schema}, "required": ["q"]}
+    shared = {"$defs": {"level": SCHEMA["$defs"]["level"]}}
+    for whole in (described | shared, {"$ref": "#/$defs/root", "$defs": {"root": described, **shared["$defs"]}}):
+        tool = Tool("look", None, whole, True)
+        grammar = answer_grammar(tokenizer, AnswerWish(tools=[tool], must_call=True), is_reasoning=False)
+        for text, value in values.items():
+            matcher = LLMatcher(tokens_of(tokenizer, [1]), grammar)
+            call = CALL_OF_Q[name].replace("VALUE", text)
+            tokens = tokenizer.encode(call, add_special_tokens=False)
+            is_written = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+            assert is_written is (value is not ...), (text, matcher.get_error())
+            if is_written:
+                assert json.loads(read(tokenizer, call, (tool,))[0][0][1]) == {"q": value}
+
+
+CALL_OF_Q = {
+    "qwen3_coder": "<tool_call>\n<function=look>\n<parameter=q>\nVALUE\n</parameter>\n</function>\n</tool_call>",
+    "glm4": "<tool_call>look\n<arg_key>q</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
+}
 
 
 def test_text_whose_form_the_syntax_cannot_hold():
