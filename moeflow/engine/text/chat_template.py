@@ -56,14 +56,14 @@ class ChatTemplate:
         its limits.
         """
         try:
-            encoded = msgspec.msgpack.encode([dict(message) for message in messages])
+            encoded = msgspec.json.encode([dict(message) for message in messages])
             described = json.dumps([dict(tool) for tool in tools])
             named = json.dumps(dict(variables))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:  # a lone surrogate is a ValueError
             raise RequestError(f"the messages are not valid Unicode, or no JSON: {error}", param="messages") from None
         size = len(encoded) + len(described) + len(named)
         max_bytes = 2 * size + _AROUND_BYTES
-        request = RenderRequest(msgspec.Raw(encoded), described, named, max_bytes)
+        request = RenderRequest(encoded, described, named, max_bytes)
         with self._processes.one() as process:
             reply = _replies.decode(process.ask(frame(request), max_bytes + _FRAME_BYTES))
             process.is_done |= isinstance(reply, Failed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Any
 
 import msgspec
 
@@ -22,8 +21,8 @@ class Opening(msgspec.Struct, frozen=True):
 class RenderRequest(msgspec.Struct, frozen=True):
     """A conversation to render, into so many bytes of UTF-8 at most."""
 
-    messages: Any  # a list of dicts; the sender has encoded these before, to know their size
-    tools: str  # a list, as JSON: schemas may hold numbers of any size
+    messages: bytes  # a list, as JSON: arguments of calls may hold numbers of any size
+    tools: str  # a list, as JSON
     variables: str  # an object, as JSON: names that the template may use, for this conversation
     max_bytes: int
 

@@ -55,7 +55,8 @@ def _render(template: JinjaTemplate, raw: bytes) -> Reply:
     limit_cpu_time()
     try:
         request = msgspec.msgpack.decode(raw, type=RenderRequest)
-        text = template.render(request.messages, json.loads(request.tools), json.loads(request.variables))
+        messages = msgspec.json.decode(request.messages)
+        text = template.render(messages, json.loads(request.tools), json.loads(request.variables))
         num_bytes = len(text.encode())
         return Rendered(text) if num_bytes <= request.max_bytes else TooLong(num_bytes)
     except MemoryError:

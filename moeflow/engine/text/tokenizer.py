@@ -10,7 +10,6 @@ other threads go on while a long text is encoded, which takes about a second for
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from moeflow.checkpoint.gguf.file_names import gguf_start
 from moeflow.core.errors import CheckpointError, ContextLengthError, RequestError
 from moeflow.engine.text.chat_template import ChatTemplate
 from moeflow.engine.text.chat_template_files import choose_template
+from moeflow.engine.text.past_calls import first_text_call, with_objects, without_texts
 from moeflow.engine.text.token_bytes import byte_rule
 from moeflow.engine.text.token_length import TokenLength, token_length
 from moeflow.engine.text.tokenizer_files import TokenizerParts, read_folder, read_gguf, write_folder
@@ -176,9 +176,30 @@ class Tokenizer:
         if not conversation:
             raise RequestError("messages is empty", param="messages")
         known, described = self.chat_format.conversation(conversation, [tool.as_json() for tool in tools])
-        text = self._chat_template.render(known, described, variables)
+        text = self._rendered(messages, known, described, variables)
         token_ids = self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
         return ChatPrompt(token_ids, self.chat_format.ends_in_reasoning(text))
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        known: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Return the prompt of messages, `known` as the template takes them. Raises: see `ChatTemplate.render`."""
+        try:
+            return self._chat_template.render(known, tools, variables)
+        except RequestError as error:
+            found = first_text_call(messages)
+            if found is None:
+                raise
+            self._chat_template.render(without_texts(known), tools, variables)  # raises any other cause
+            raise RequestError(
+                f"{found.place}: {found.description}, and the model's chat template takes only an object ({error}). "
+                "Send an object, such as {}, or leave out the call and its result",
+                param=found.place,
+            ) from None
 
     @functools.cached_property
     def chat_format(self) -> chat_format.ChatFormat:
@@ -228,21 +249,7 @@ def _plain_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
         content = "".join(_part_text(part, where) for part in content)
     if not isinstance(content, str):
         raise RequestError(f"{where}.content must be a string or a list of text parts", param="messages")
-    return {**message, "content": content, **_plain_calls(message)}
-
-
-def _plain_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message's calls with their arguments as objects, as templates expect them."""
-    calls = [dict(call) for call in message.get("tool_calls") or ()]
-    for call in calls:
-        function = call["function"]
-        try:
-            arguments = json.loads(function["arguments"]) if isinstance(function["arguments"], str) else None
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(arguments, dict):
-            call["function"] = {**function, "arguments": arguments}
-    return {"tool_calls": calls} if calls else {}
+    return with_objects({**message, "content": content})
 
 
 def _part_text(part: Any, where: str) -> str:

@@ -126,7 +126,11 @@ def test_long_reasons_are_cut(make):
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("message", [{"content": "a\ud800"}, {"content": object()}, {"content": 2**70}])
+def test_numbers_of_any_size_are_sent(make):
+    assert make("{{ messages[0].data }}").render([{"data": [2**70, 0.5]}]) == f"[{2**70}, 0.5]"
+
+
+@pytest.mark.parametrize("message", [{"content": "a\ud800"}, {"content": object()}])
 def test_messages_that_cannot_be_sent(make, message):
     with pytest.raises(RequestError, match="not valid Unicode, or no JSON"):
         make(SHOWS_MESSAGES).render([{"role": "user", **message}])

@@ -1,4 +1,4 @@
-"""Gives arguments of calls the types that their schemas want, in whichever syntax the model writes calls."""
+"""Gives arguments of calls the types that their schemas want, in all syntaxes of calls."""
 
 from __future__ import annotations
 

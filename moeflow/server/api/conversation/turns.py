@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moeflow.core.errors import RequestError
+from moeflow.engine.text.past_calls import PLACE
 
 
 def named_results(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, Any]]:
@@ -34,6 +35,7 @@ class Turns:
     """A conversation, written piece by piece. What the model said, thought and called in one answer is one message."""
 
     def __init__(self) -> None:
+        self.place: str | None = None  # of the piece that comes next in the request, for errors about a call
         self._messages: list[dict[str, Any]] = []
 
     def conversation(self, field: str) -> list[dict[str, Any]]:
@@ -59,7 +61,8 @@ class Turns:
         """Add a call; `arguments` are JSON."""
         turn = self._answer(is_next=False)
         function = {"name": name, "arguments": arguments}
-        turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+        call = {"id": call_id, "type": "function", "function": function}
+        turn.setdefault("tool_calls", []).append(call if self.place is None else {**call, PLACE: self.place})
 
     def result(self, call_id: str, text: str) -> None:
         """Add what a call returned."""

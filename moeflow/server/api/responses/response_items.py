@@ -12,6 +12,7 @@ from moeflow.server.api.logprobs import TokenLogprob
 from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
+from moeflow.server.api.schema.tools import CalledArguments
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _READS_TEXT = "the model reads text only"
@@ -80,7 +81,7 @@ class FunctionCall(StrictModel):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str = Field(description="JSON.")
+    arguments: CalledArguments
     id: str | None = Field(None, description=IGNORED)
     status: ItemStatus | None = Field(None, description=IGNORED)
 

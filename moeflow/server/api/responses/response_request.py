@@ -175,7 +175,11 @@ class ResponseInput(TemplateFields):
         turns = Turns()
         if self.instructions:
             turns.say("system", self.instructions)
-        for item in (*history, *self.items()):
+        turns.place = "previous_response_id"
+        for item in history:
+            item.add_to(turns)
+        for index, item in enumerate(self.items()):
+            turns.place = f"input[{index}]"
             item.add_to(turns)
         messages = turns.conversation("input")
         if not messages:

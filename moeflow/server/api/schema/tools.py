@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, Tag, model_validator
 
 from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.server.api.conversation.tool_wish import ToolWish
@@ -94,11 +95,25 @@ ToolChoice = Annotated[
 ]
 
 
+def _arguments_text(arguments: Any) -> Any:
+    if arguments is None:
+        return "{}"
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
+
+CalledArguments = Annotated[
+    str,
+    one_of("JSON as a string, an object, or null for none"),
+    BeforeValidator(_arguments_text, json_schema_input_type=str | dict[str, Any] | None),
+    Field(description="An object, or its JSON. Other text is for chat templates that take text."),
+]
+
+
 class CalledFunction(StrictModel):
     """A function and what it was called with."""
 
     name: str
-    arguments: str = Field(description="JSON.")
+    arguments: CalledArguments
 
 
 class ToolCall(StrictModel):
