@@ -17,7 +17,7 @@ from moeflow.engine.text.tool_syntax.plain_value import as_json, key_of
 from moeflow.engine.text.tool_syntax.reader import Reader, Steps
 from moeflow.engine.text.tool_syntax.tool import Tool, Tools
 from moeflow.engine.text.tool_syntax.written_call import WrittenCall
-from moeflow.engine.text.tool_syntax.written_values import arguments_of, written_value
+from moeflow.engine.text.tool_syntax.written_values import ANY_KEY, arguments_of, takes_any, written_value
 
 MAX_NAME_CHARS: Final = 256
 
@@ -34,6 +34,10 @@ class Markers:
         """Return a call as it has to be written. Objects and lists are JSON, which is read as well."""
         required: list[str] = []
         optional: list[str] = []
+        if takes_any(tool):
+            text = f"{lark.text(self.quote)} {lark.text_until(self.quote)}"
+            part = f'{ANY_KEY} ":" ({text} | {lark.json({})})'
+            optional.append(f'{part} ("," {part})*')
         for key, schema, is_required in arguments_of(tool):
             is_text = tool.arguments.property(key).values.has_only_strings
             value = written_value(lark, tool, key, schema, self.quote) if is_text else lark.json(schema)

@@ -12,7 +12,7 @@ from moeflow.engine.text.tool_syntax.plain_value import key_of, value_until
 from moeflow.engine.text.tool_syntax.reader import Reader, Steps
 from moeflow.engine.text.tool_syntax.tool import Tool, Tools
 from moeflow.engine.text.tool_syntax.written_call import WrittenCall
-from moeflow.engine.text.tool_syntax.written_values import arguments_of, written_value
+from moeflow.engine.text.tool_syntax.written_values import ANY_KEY, arguments_of, takes_any, written_value
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, END_KEY = "<arg_key>", "</arg_key>"
@@ -24,6 +24,9 @@ MAX_NAME_CHARS: Final = 256
 def write(lark: LarkWriter, tool: Tool) -> WrittenCall:
     """Return a call as it has to be written."""
     parts: list[str] = []
+    if takes_any(tool):
+        head = f"{lark.text(KEY)} {ANY_KEY} {lark.text(f'{END_KEY}{LINE}{VALUE}')}"
+        parts.append(f"({head} {lark.text_until(END_VALUE)} {lark.text(LINE)})*")
     for key, schema, is_required in arguments_of(tool):
         value = written_value(lark, tool, key, schema, END_VALUE)
         part = f"{lark.text(f'{KEY}{key}{END_KEY}{LINE}{VALUE}')} {value} {lark.text(LINE)}"

@@ -69,7 +69,7 @@ class JsonScanner:
         self._held = ""  # words and escapes that may turn out to be no JSON
 
     def take(self, text: str) -> tuple[int, str]:
-        """Read as much of a text as belongs to the value; return how many characters, and what they come out as.
+        """Read as much of a text as belongs to the value; return how many characters, and the output for them.
 
         The output is the beginning of JSON at any time: words and escapes come when they are complete.
         """
@@ -92,7 +92,7 @@ class JsonScanner:
         return place, "".join(out)
 
     def _come_out(self, piece: str) -> str:
-        """Return what comes out of a piece of JSON now. A string that may get another type comes when it is whole."""
+        """Return the output for a piece of JSON. A string that may get another type comes when it is whole."""
         if self._pieces is None:
             return piece
         self._pieces.append(piece)

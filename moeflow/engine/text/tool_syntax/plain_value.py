@@ -38,7 +38,7 @@ def value_until(reader: Reader, markers: Sequence[str], values: ValueSet) -> Ste
 
 
 def as_json(text: str, values: ValueSet = ANY_VALUE) -> str:
-    """Return the JSON of what was meant: the value whose JSON a text is, if it is one of these, or a string.
+    """Return a text as JSON: its value, if the text is JSON and the value is one of these; or a string.
 
     Where any text is a value, quotes belong to the text.
     """

@@ -13,7 +13,7 @@ from moeflow.engine.text.tool_syntax.plain_value import key_of, value_until
 from moeflow.engine.text.tool_syntax.reader import Reader, Steps
 from moeflow.engine.text.tool_syntax.tool import Tool, Tools
 from moeflow.engine.text.tool_syntax.written_call import WrittenCall
-from moeflow.engine.text.tool_syntax.written_values import arguments_of, written_value
+from moeflow.engine.text.tool_syntax.written_values import ANY_KEY, arguments_of, takes_any, written_value
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -25,8 +25,11 @@ MAX_NAME_CHARS: Final = 256
 def write(lark: LarkWriter, tool: Tool) -> WrittenCall:
     """Return a call as it has to be written."""
     parts: list[str] = []
+    end = f"\n{END_PARAMETER}\n"
+    if takes_any(tool):
+        parts.append(f"({lark.text(PARAMETER)} {ANY_KEY} {lark.text(f'>{LINE}')} {lark.text_until(end)})*")
     for key, schema, is_required in arguments_of(tool):
-        value = written_value(lark, tool, key, schema, f"\n{END_PARAMETER}\n")
+        value = written_value(lark, tool, key, schema, end)
         part = f"{lark.text(f'{PARAMETER}{key}>{LINE}')} {value}"
         parts.append(part if is_required else f"({part})?")
     return WrittenCall(f"{BEGIN}\n{FUNCTION}{tool.name}>\n", " ".join(parts), f"{END_FUNCTION}\n{END}")

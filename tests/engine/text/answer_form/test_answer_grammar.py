@@ -233,6 +233,48 @@ def test_plain_values_are_written_as_they_are_read(name, schema, values):
                 assert json.loads(read(tokenizer, call, (tool,))[0][0][1]) == {"q": value}
 
 
+PLAIN = {
+    "qwen3_coder": (
+        "<tool_call>\n<function=look>\n",
+        "<parameter={}>\n{}\n</parameter>\n",
+        "</function>\n</tool_call>",
+    ),
+    "glm4": ("<tool_call>look\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n", "</tool_call>"),
+    "gemma4": ("<|tool_call>call:look{{", '{}:<|"|>{}<|"|>', "}}<tool_call|>"),
+    "functiongemma": ("<start_function_call>call:look{{", "{}:<escape>{}<escape>", "}}<end_function_call>"),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(
+    ("parameters", "pairs", "is_written"),
+    [
+        ({"type": "object"}, {}, True),
+        ({}, {"q": "fox"}, True),
+        ({"type": "object"}, {"q": "fox", "other": "a\nb"}, True),
+        ({"type": "object", "properties": {}}, {"q": "fox"}, False),
+        ({"type": "object", "additionalProperties": False}, {"q": "fox"}, False),
+        (None, {"q": "fox"}, False),
+        ({"type": "object", "properties": {"q": {"type": "string", "minLength": 1}}}, {"q": "fox"}, True),
+        ({"type": "object", "properties": {"q": {"type": "string", "format": "uri"}}}, {"other": "fox"}, False),
+    ],
+)
+def test_plain_values_of_tools_that_are_not_strict(made, name, parameters, pairs, is_written):
+    tokenizer, vocabulary = made(TEMPLATES[name])
+    tool = Tool("look", None, parameters)
+    grammar = answer_grammar(tokenizer, AnswerWish(tools=[tool], must_call=True), is_reasoning=False)
+    head, pair, tail = PLAIN[name]
+    between = "," if "gemma" in name else ""
+    call = head.format() + between.join(pair.format(*one) for one in pairs.items()) + tail.format()
+    matcher = LLMatcher(vocabulary, grammar)
+    tokens = tokenizer.encode(call, add_special_tokens=False)
+    is_consumed = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+    assert is_consumed is is_written, matcher.get_error()
+    if is_written:
+        ((called, arguments),), _, _ = read(tokenizer, call, (tool,))
+        assert (called, json.loads(arguments)) == ("look", pairs)
+
+
 CALL_OF_Q = {
     "qwen3_coder": "<tool_call>\n<function=look>\n<parameter=q>\nVALUE\n</parameter>\n</function>\n</tool_call>",
     "glm4": "<tool_call>look\n<arg_key>q</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",

@@ -35,7 +35,7 @@ def arguments_text(name, text, schema, cuts=()):
 
 
 def read(name, write, arguments, schema):
-    """Return what is read of arguments as they are written; a cut at each character changes nothing."""
+    """Return the arguments that are read. A cut at each character changes nothing."""
     text = write([("look", arguments)])
     whole, _ = arguments_text(name, text, schema)
     assert arguments_text(name, text, schema, range(1, len(text)))[0] == whole
@@ -219,7 +219,7 @@ FULL = {
 
 
 def confused(value: Any) -> Any:
-    """Return a value in which strings that look like numbers are numbers, and the reverse."""
+    """Return a value with numbers for strings that look like numbers, and the reverse."""
     match value:
         case dict():
             return {key: confused(inner) for key, inner in value.items()}
@@ -300,7 +300,7 @@ def test_a_text_comes_as_it_is_written(name, write):
     "text", ["look it up", '{"x": 1\\', '{"x": "\\q"} and', '{"x": nothing}', '{"x": 1} {"x": 2}', '[1] "']
 )
 def test_what_is_no_json_comes_as_it_is(text):
-    """Of the one syntax that hands on whatever a message holds."""
+    """Only this syntax passes a whole message as arguments."""
     message = f"<|channel|>commentary to=functions.look <|constrain|>json<|message|>{text}<|call|>"
     for cuts in ((), range(1, len(message))):
         assert arguments_text("harmony", message, {"properties": {"x": {"type": "integer"}}}, cuts)[0] == text
