@@ -40,7 +40,7 @@ def first_text_call(messages: Sequence[Mapping[str, Any]]) -> TextCall | None:
     for i, message in enumerate(messages):
         for j, call in enumerate(message.get("tool_calls") or ()):
             function = call["function"]
-            _, problem = _read(function["arguments"])
+            _, problem = _read(function.get("arguments"))
             if problem:
                 place = call.get(PLACE) or f"messages[{i}].tool_calls[{j}]"
                 return TextCall(place, f"the arguments of this call of {function['name'][:80]!r} are {problem}")
@@ -50,7 +50,7 @@ def first_text_call(messages: Sequence[Mapping[str, Any]]) -> TextCall | None:
 def _with_arguments(message: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     calls = [
         {key: value for key, value in call.items() if key != PLACE}
-        | {"function": {**call["function"], "arguments": change(call["function"]["arguments"])}}
+        | {"function": {**call["function"], "arguments": change(call["function"].get("arguments"))}}
         for call in message.get("tool_calls") or ()
     ]
     return {**message, **({"tool_calls": calls} if calls else {})}
@@ -58,16 +58,17 @@ def _with_arguments(message: Mapping[str, Any], change: Callable[[Any], Any]) ->
 
 def _read(arguments: Any) -> tuple[Any, str]:
     """Return arguments for a template, and the reason why they are no object: "" if they are one."""
-    if not isinstance(arguments, str):
-        return arguments, ""
+    if arguments is None or isinstance(arguments, Mapping):
+        return arguments or {}, ""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     try:
-        value = json.loads(arguments, strict=False) if arguments.strip() else None
+        value = json.loads(text, strict=False) if text.strip() else None
     except (ValueError, RecursionError) as error:
-        return arguments, f"no JSON: {error}"
+        return text, f"no JSON: {error}"
     if value is None:
         return {}, ""
     if not isinstance(value, dict):
-        return arguments, f"JSON of type {type_of(value)}"
-    if _HALF_CHARACTER.search(arguments):  # which no prompt can have
-        value = json.loads(json_of(arguments, _OBJECTS) or "{}")
+        return text, f"JSON of type {type_of(value)}"
+    if _HALF_CHARACTER.search(text):  # which no prompt can have
+        value = json.loads(json_of(text, _OBJECTS) or "{}")
     return value, ""

@@ -67,7 +67,7 @@ def test_objects_and_texts(tokenizers, name):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("nothing", ["", " \n", "null", "{}"])
+@pytest.mark.parametrize("nothing", ["", " \n", "null", "{}", None])
 def test_nothing_is_an_empty_object(tokenizers, name, nothing):
     assert render(tokenizers[name], call(nothing)) == render(tokenizers[name], call({}))
 
@@ -87,6 +87,13 @@ def test_a_text_is_shown_or_refused_by_its_place(tokenizers, name, text):
     with pytest.raises(RequestError, match=r"^input\[7\]: ") as caught:
         render(tokenizers[name], call(text, place="input[7]"))
     assert caught.value.param == "input[7]"
+
+
+def test_arguments_of_other_types_are_texts(tokenizers):
+    """The HTTP API refuses them; a conversation from Python may hold them."""
+    assert render(tokenizers["chatml"], call([1, "a"])) == '[1, "a"]'
+    with pytest.raises(RequestError, match="JSON of type array"):
+        render(tokenizers["qwen3_coder"], call([1]))
 
 
 def test_another_cause_is_not_blamed_on_a_call(tokenizers):
