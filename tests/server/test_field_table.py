@@ -54,12 +54,7 @@ def meaning(request: StrictModel) -> Any:
     if isinstance(request, CompletionRequest):
         return request.prompts(), request.to_sampling_params(), request.answer_form()
     asked: Conversation = request.conversation()  # type: ignore[attr-defined]
-    tools = [vars_of(tool) for tool in asked.tools.allowed]
-    return asked.messages, tools, asked.variables, asked.sampling, asked.form, asked.max_reasoning_tokens
-
-
-def vars_of(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
+    return asked.messages, asked.tools.allowed, asked.variables, asked.sampling, asked.form, asked.max_reasoning_tokens
 
 
 def chat(**changes: Any) -> dict[str, Any]:
