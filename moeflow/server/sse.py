@@ -21,11 +21,17 @@ PING_S: Final = 15.0
 COMMENT = b": ping\n\n"  # clients skip it
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's older streams
 _encoder = msgspec.json.Encoder()
+# Characters at which `str.splitlines` splits, beside those that JSON always escapes. Some clients read events with it.
+_LINE_ENDS: Final = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
 def event(payload: dict[str, Any]) -> bytes:
-    """Return one event's bytes."""
-    return b"data: " + _encoder.encode(payload) + b"\n\n"
+    """Return one event's bytes. Its JSON is one line, also for clients that split at every line end of Unicode."""
+    encoded = _encoder.encode(payload)
+    if not encoded.isascii():
+        for character, escaped in _LINE_ENDS:
+            encoded = encoded.replace(character, escaped)
+    return b"data: " + encoded + b"\n\n"
 
 
 def named_event(payload: dict[str, Any]) -> bytes:
