@@ -121,7 +121,8 @@ class RequestRecord:
         is_read = self.method in ("GET", "HEAD") and not self.path.startswith("/v1/")
         if self.path in _PROBES or (is_read and (self.status or 0) < 400):
             return logging.DEBUG
-        return logging.WARNING if (self.status or 0) >= 500 or (self.work and self.work.failure) else logging.INFO
+        has_failed_late = (self.error is not None and (self.status or 0) < 400) or (self.work and self.work.failure)
+        return logging.WARNING if (self.status or 0) >= 500 or has_failed_late else logging.INFO
 
     def fields(self) -> dict[str, Any]:
         """Return what is to be logged; what does not apply is left out."""

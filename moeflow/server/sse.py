@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from moeflow.server.disconnect import ClientDisconnected, while_connected
 
-PING_S: Final = 15.0
+PING_S: Final = 10.0  # at most between two events, and before the headers of a stream
 COMMENT = b": ping\n\n"  # clients skip it
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's older streams
 _encoder = msgspec.json.Encoder()
@@ -37,6 +37,12 @@ def event(payload: dict[str, Any]) -> bytes:
 def named_event(payload: dict[str, Any]) -> bytes:
     """Return the bytes of an event that goes by the name in its `type`."""
     return f"event: {payload['type']}\n".encode() + event(payload)
+
+
+async def is_done_soon(work: asyncio.Task[Any]) -> bool:
+    """Wait as long as a connection may be silent; return whether the work is done."""
+    await asyncio.wait((work,), timeout=PING_S)
+    return work.done()
 
 
 class EventStream(StreamingResponse):

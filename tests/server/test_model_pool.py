@@ -9,8 +9,10 @@ import pytest
 
 from moeflow.engine.client import EngineState
 from moeflow.engine.messages import EngineStats
+from moeflow.server import sse
 from moeflow.server.guard.large_bodies import LARGE_BYTES, LargeBodies
 from tests.server.conftest import connect
+from tests.server.events import read_events
 from tests.server.fake_client import REPLY
 from tests.server.fleet import Fleet, make_fleet
 from tests.server.test_status import read_metrics
@@ -64,6 +66,14 @@ async def test_requests_for_one_model_share_its_loading(fleet):
     answers = await asyncio.gather(*(ask(fleet, "a") for _ in range(3)), ask(fleet, "b"), ask(fleet))
     assert [answer.json()["model"] for answer in answers] == ["a", "a", "a", "b", "a"]
     assert fleet.history == ["+a", "-a", "+b"]  # and all of a's were answered before it went
+
+
+async def test_a_stream_has_heartbeats_while_its_model_is_loaded(fleet, monkeypatch):
+    monkeypatch.setattr(sse, "PING_S", 0.02)
+    fleet.load_s = 0.1
+    body = (await ask(fleet, "a", stream=True)).text
+    assert body.startswith(": ping\n\n")
+    assert REPLY[:2] in "".join(chunk["choices"][0]["text"] for chunk in read_events(body.replace(": ping\n\n", "")))
 
 
 async def test_an_unknown_name_is_told_what_there_is(fleet):

@@ -5,28 +5,30 @@ Works for any endpoint with a writer for its objects; knows none of their fields
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import Request, Response
 
 from moeflow.engine.text.output_text import TextDelta
+from moeflow.server.api.stream_dialect import StreamDialect
 from moeflow.server.disconnect import while_connected
 from moeflow.server.errors import ApiError, as_api_error
 from moeflow.server.generation import Generation
-from moeflow.server.request_log import record_of
-from moeflow.server.sse import EventStream
+from moeflow.server.guard.body import keep_reserved
+from moeflow.server.request_log import RequestRecord, record_of
+from moeflow.server.sse import EventStream, is_done_soon
 
 logger = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
     """How one endpoint writes what comes of one request: as events, or as one object. Each is used for one of them."""
-
-    ping: bytes  # to send where nothing else comes for long
 
     def begin(self) -> bytes:
         """Return the events before anything is generated."""
@@ -62,15 +64,44 @@ class Answer:
     writer: Writer
 
 
-async def respond(request: Request, answer: Answer, *, is_streamed: bool) -> Response | dict[str, Any]:
+async def respond(
+    request: Request, starting: Coroutine[Any, Any, Answer], dialect: StreamDialect, *, is_streamed: bool
+) -> Response | dict[str, Any]:
     """Return a response that streams events as passes bring them, or wait for the end and return the whole object.
 
-    Raises: ClientDisconnected when nobody waits any more; ApiError, EngineError.
+    A start that takes long, because a model is loaded or a grammar compiled, is part of the stream. An error that comes
+    before has a status of its own.
+
+    Raises: ClientDisconnected when the client has gone; ApiError, RequestError, ChatTemplateError, EngineError.
     """
-    record_of(request.scope).work = answer.generation
-    if is_streamed:
-        return EventStream(_events(answer), answer.generation.close, answer.writer.ping)
-    return await while_connected(request.receive, gather(answer))
+    starting = _noted(starting, record_of(request.scope))
+    if not is_streamed:
+        return await while_connected(request.receive, gather(await starting))
+    start = asyncio.create_task(starting)
+    try:
+        if await is_done_soon(start):
+            start.result()
+        else:
+            keep_reserved(request, start)
+    except BaseException:
+        _end(start)
+        raise
+    return EventStream(_events(request, start, dialect), partial(_end, start), dialect.ping)
+
+
+async def _noted(starting: Coroutine[Any, Any, Answer], record: RequestRecord) -> Answer:
+    """Start an answer, and have the request's record show its work."""
+    answer = await starting
+    record.work = answer.generation
+    return answer
+
+
+def _end(start: asyncio.Task[Answer]) -> None:
+    """End a start, or close the generation that it has led to."""
+    if not start.done():
+        start.cancel()
+    elif not start.cancelled() and start.exception() is None:
+        start.result().generation.close()
 
 
 async def gather(answer: Answer) -> dict[str, Any]:
@@ -84,7 +115,15 @@ async def gather(answer: Answer) -> dict[str, Any]:
     return answer.writer.body()
 
 
-async def _events(answer: Answer) -> AsyncGenerator[bytes, None]:
+async def _events(request: Request, start: asyncio.Task[Answer], dialect: StreamDialect) -> AsyncGenerator[bytes, None]:
+    try:
+        answer = await start
+    except Exception as error:
+        api_error = _failure(error)
+        request.app.state.service.metrics.count_refusal(api_error)
+        record_of(request.scope).error = api_error
+        yield dialect.failure(api_error)
+        return
     generation, writer = answer.generation, answer.writer
     try:
         if begun := writer.begin():
@@ -94,9 +133,14 @@ async def _events(answer: Answer) -> AsyncGenerator[bytes, None]:
                 if events := writer.write(choice, delta):
                     yield events
         yield writer.end()
-    except Exception as error:  # the status line is long gone: the reason goes where the client reads
-        api_error = as_api_error(error)
-        if api_error.code == "internal_error":
-            logger.exception("a stream failed")
-        generation.failure = api_error
-        yield writer.fail(api_error)
+    except Exception as error:
+        generation.failure = _failure(error)
+        yield writer.fail(generation.failure)
+
+
+def _failure(error: Exception) -> ApiError:
+    """Return what to send, in an event, for an error of a stream whose headers are sent."""
+    api_error = as_api_error(error)
+    if api_error.code == "internal_error":
+        logger.error("a stream failed", exc_info=error)
+    return api_error

@@ -16,7 +16,7 @@ from moeflow.engine.text.output_text import TextDelta, TokenText
 from moeflow.server.api.usage import usage
 from moeflow.server.errors import ApiError
 from moeflow.server.generation import Generation
-from moeflow.server.sse import COMMENT, DONE, event
+from moeflow.server.sse import DONE, event
 
 
 @dataclass(slots=True)
@@ -71,8 +71,6 @@ def token_trees(passes: Sequence[GuessedPass]) -> dict[str, Any]:
 
 class ListWriter:
     """Writes lists of choices."""
-
-    ping = COMMENT
 
     def __init__(self, generation: Generation, choices: ChoiceWriter, envelope: Envelope, *, with_usage: bool) -> None:
         """`with_usage`: a stream ends with the token counts."""

@@ -5,7 +5,9 @@ Large ones are parsed one at a time and in a thread, and are held in memory only
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -37,18 +39,19 @@ class JsonRequest(Request):
         if not hasattr(self, "_json"):
             body = await self.body()
             try:
-                self._json = await self._large.read(len(body), strict_json.parse, body)
+                self._json = await self.large.read(len(body), strict_json.parse, body)
             except strict_json.JsonError as error:
                 raise ApiError(400, "invalid_json", str(error)) from None
         return self._json
 
     def release(self) -> None:
         """Give back what was reserved for a large body."""
-        self._large.release(self.num_reserved)
+        self.large.release(self.num_reserved)
         self.num_reserved = 0
 
     @property
-    def _large(self) -> LargeBodies:
+    def large(self) -> LargeBodies:
+        """What all requests with large bodies share."""
         large: LargeBodies = self.app.state.service.large_bodies
         return large
 
@@ -69,7 +72,7 @@ class JsonRequest(Request):
 
     def _reserve(self, num_bytes: int) -> None:
         try:
-            self._large.reserve(num_bytes)
+            self.large.reserve(num_bytes)
         except QueueFullError as error:  # FastAPI makes a plain 400 of what is no HTTP error
             raise as_api_error(error) from None
         self.num_reserved = num_bytes
@@ -90,6 +93,17 @@ class JsonRequest(Request):
         return ApiError(
             413, "body_too_large", f"the body is larger than {format_bytes(self._limit)}, the server's limit"
         )
+
+
+def keep_reserved(request: Request, work: asyncio.Future[Any]) -> None:
+    """Keep what a request's large body reserves, which this work holds, until the work is done."""
+    if isinstance(request, JsonRequest) and request.num_reserved:
+        work.add_done_callback(partial(_release, request.large, request.num_reserved))
+        request.num_reserved = 0
+
+
+def _release(large: LargeBodies, num_bytes: int, work: asyncio.Future[Any]) -> None:
+    large.release(num_bytes)
 
 
 class JsonRoute(APIRoute):

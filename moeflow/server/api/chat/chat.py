@@ -14,6 +14,7 @@ from moeflow.server.api.chat.chat_writer import ChatWriter
 from moeflow.server.api.choices import Envelope, ListWriter
 from moeflow.server.api.conversation.conversation import start_conversation
 from moeflow.server.api.openapi import stream_of
+from moeflow.server.api.stream_dialect import LISTS
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import client_of, record_of
 from moeflow.server.service import Service, get_service
@@ -27,9 +28,8 @@ async def create_chat_completion(
 ) -> Response | dict[str, Any]:
     """Answer in a conversation."""
     record_of(request.scope).prompt = body.conversation().messages if service.config.log_prompts else None
-    return await respond(
-        request, await start_chat(service, body, client=client_of(request)), is_streamed=bool(body.stream)
-    )
+    starting = start_chat(service, body, client=client_of(request))
+    return await respond(request, starting, LISTS, is_streamed=bool(body.stream))
 
 
 async def start_chat(

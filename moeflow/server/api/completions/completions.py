@@ -20,6 +20,7 @@ from moeflow.server.api.choices import Choice, Envelope, ListWriter, token_trees
 from moeflow.server.api.completions.completion_objects import CompletionChunk, CompletionRequest, CompletionResponse
 from moeflow.server.api.logprobs import CompletionLogprobsWriter
 from moeflow.server.api.openapi import stream_of
+from moeflow.server.api.stream_dialect import LISTS
 from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import client_of, record_of
@@ -36,9 +37,8 @@ async def create_completion(
 ) -> Response | dict[str, Any]:
     """Continue one or several prompts."""
     record_of(request.scope).prompt = body.prompt if service.config.log_prompts else None
-    return await respond(
-        request, await start_completion(service, body, client=client_of(request)), is_streamed=bool(body.stream)
-    )
+    starting = start_completion(service, body, client=client_of(request))
+    return await respond(request, starting, LISTS, is_streamed=bool(body.stream))
 
 
 async def start_completion(

@@ -16,8 +16,6 @@ from moeflow.server.sse import named_event
 class MessageWriter:
     """Writes one message."""
 
-    ping = named_event({"type": "ping"})
-
     def __init__(self, generation: Generation, form: AnswerForm, head: dict[str, Any], *, max_tokens: int) -> None:
         """`head` has the fields that are known from the beginning, `max_tokens` is what the request allows."""
         self._generation = generation

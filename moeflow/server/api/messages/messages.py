@@ -14,6 +14,7 @@ from moeflow.server.api.messages.message_object import MESSAGE_EVENTS, MessageOb
 from moeflow.server.api.messages.message_request import CountRequest, MessageRequest
 from moeflow.server.api.messages.message_writer import MessageWriter
 from moeflow.server.api.openapi import stream_of
+from moeflow.server.api.stream_dialect import MESSAGES
 from moeflow.server.errors import AnthropicErrorResponse
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import client_of, record_of
@@ -36,7 +37,8 @@ async def create_message(
 ) -> Response | dict[str, Any]:
     """Answer in a conversation."""
     record_of(request.scope).prompt = body.conversation().messages if service.config.log_prompts else None
-    return await respond(request, await start_message(service, body, client_of(request)), is_streamed=bool(body.stream))
+    starting = start_message(service, body, client_of(request))
+    return await respond(request, starting, MESSAGES, is_streamed=bool(body.stream))
 
 
 async def start_message(service: Service, body: MessageRequest, client: str) -> Answer:

@@ -14,13 +14,11 @@ from moeflow.server.api.logprobs import listed_logprobs
 from moeflow.server.api.responses.response_output import ResponseOutput
 from moeflow.server.errors import ApiError
 from moeflow.server.generation import Generation
-from moeflow.server.sse import COMMENT, named_event
+from moeflow.server.sse import named_event
 
 
 class ResponseWriter:
     """Writes one response."""
-
-    ping = COMMENT
 
     def __init__(
         self, generation: Generation, form: AnswerForm, head: dict[str, Any], on_end: Callable[[dict[str, Any]], None]

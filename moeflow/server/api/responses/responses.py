@@ -29,6 +29,7 @@ from moeflow.server.api.responses.response_replay import replayed_events
 from moeflow.server.api.responses.response_request import Included, InputTokensRequest, ResponseInput, ResponseRequest
 from moeflow.server.api.responses.response_writer import ResponseWriter
 from moeflow.server.api.schema.sampling_fields import IGNORED
+from moeflow.server.api.stream_dialect import RESPONSES
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.guard.strict_json import MAX_CONTAINERS
@@ -54,9 +55,8 @@ async def create_response(
     """Answer, by a message, by calls of functions, or by both."""
     if service.config.log_prompts:
         record_of(request.scope).prompt = body.conversation(await _history(service, body)).messages
-    return await respond(
-        request, await start_response(service, body, client=client_of(request)), is_streamed=bool(body.stream)
-    )
+    starting = start_response(service, body, client=client_of(request))
+    return await respond(request, starting, RESPONSES, is_streamed=bool(body.stream))
 
 
 async def start_response(
