@@ -63,6 +63,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     grammar: str = ""  # the form of the answer, as llguidance takes it: Lark, or JSON with several grammars; "": any
     token_trees: bool = False  # report what was guessed in each pass, and what of it was right
+    prompt_progress: bool = False  # report after each pass how far the prompt is computed
 
     def __post_init__(self) -> None:
         _check_int("n", self.n, 1, MAX_N)

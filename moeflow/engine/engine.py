@@ -23,7 +23,15 @@ from moeflow.core.token_tree import TokenTree
 from moeflow.engine.constraints.constraints import Constraints
 from moeflow.engine.counters import Counters
 from moeflow.engine.encoder_prompt import check_input, prompt_of
-from moeflow.engine.messages import DraftedTree, EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
+from moeflow.engine.messages import (
+    DraftedTree,
+    EngineStats,
+    ModelInfo,
+    PromptProgress,
+    Submission,
+    TokenLogprobs,
+    TokenOutput,
+)
 from moeflow.engine.model_runner import PassResult, Runner
 from moeflow.engine.pooling import NOT_FINITE, Pooler
 from moeflow.engine.pooling_choice import check_generates, check_pooling
@@ -324,6 +332,8 @@ class Engine:
         outputs = []
         for entry in batch.entries:
             self._collect_prompt_logprobs(entry, result)
+            if entry.request.sampling.prompt_progress and not entry.request.output_token_ids:
+                outputs.append(self._report_progress(entry.request))
             if entry.request in result.sampled:
                 outputs.append(self._advance(entry, result.sampled[entry.request]))
             if entry.pooled:
@@ -377,6 +387,22 @@ class Engine:
         if reason is not None:
             self._finish(request, reason)
         return output
+
+    def _report_progress(self, request: Request) -> TokenOutput:
+        """Return how far a prompt is computed after a pass; after a preemption no less than at the start."""
+        assert request.queued_s is not None, "it has just had a pass"
+        progress = PromptProgress(
+            num_tokens=len(request.prompt_token_ids),
+            num_cached_tokens=request.num_cached_tokens,
+            num_computed_tokens=max(request.num_computed_tokens, request.num_cached_tokens),
+            elapsed_s=self._clock() - request.submitted_s - request.queued_s,
+        )
+        return TokenOutput(
+            request_id=request.request_id,
+            num_cached_tokens=request.num_cached_tokens,
+            queued_s=request.queued_s,
+            prompt_progress=progress,
+        )
 
     def _finish_pooling(self, request: Request) -> TokenOutput:
         """End a request whose prompt is computed: with its vector, or with an error."""

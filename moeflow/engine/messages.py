@@ -106,6 +106,15 @@ class DraftedTree(msgspec.Struct, frozen=True):
     accepted: list[int]  # places of those that the output's first tokens are, one after another
 
 
+class PromptProgress(msgspec.Struct, frozen=True):
+    """How far a prompt is computed."""
+
+    num_tokens: int
+    num_cached_tokens: int  # found in the prefix tree
+    num_computed_tokens: int  # cached ones included
+    elapsed_s: float  # since the first pass with the prompt began
+
+
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one pass brought for one request."""
 
@@ -121,6 +130,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     queued_s: float | None = None  # waited before its first pass; with the first output
     # A vector, or probabilities of classes, float32, little-endian: with the last output of a request with `pooling`.
     embedding: bytes | None = None
+    prompt_progress: PromptProgress | None = None  # if asked for, in outputs of their own before the first token
     error: str | None = None  # with FinishReason.ERROR
     blames_request: bool = False  # with an error: the request asks for something that cannot be
 

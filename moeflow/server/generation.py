@@ -144,6 +144,20 @@ class Generation:
         """When the first token came, on the clock of time.monotonic."""
         return min(self._first_token_s.values(), default=None)
 
+    @property
+    def prompt_s(self) -> float:
+        """Seconds from the first pass to the first token; 0 before it."""
+        if self.begun_at_s is None or self.first_token_at_s is None:
+            return 0.0
+        return max(self.first_token_at_s - self.begun_at_s - (self.queued_s or 0.0), 0.0)
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the first token to the last one so far."""
+        if self.last_token_at_s is None or self.first_token_at_s is None:
+            return 0.0
+        return self.last_token_at_s - self.first_token_at_s
+
     async def deltas(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
         """Yield (choice, delta) as they come; choice = prompt number * n + completion number.
 

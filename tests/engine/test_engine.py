@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moeflow.core.errors import GroupError, RequestError, StorageError
@@ -12,7 +13,7 @@ from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.counters import WINDOW_S, Counters
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
+from moeflow.engine.messages import Submission, TokenOutput
 from tests.engine.fake_runner import EOS, make_engine
 from tests.engine.submissions import run, submission, tokens
 from tests.scheduler.fake_model import VOCAB_SIZE, generate_alone
@@ -262,6 +263,51 @@ def test_a_job_leaves_the_next_pass_to_an_arrival_and_is_counted_apart():
     assert "chat" in [entry.request.request_id for entry in runner.batches[-1].entries]
     assert engine.stats().num_running == engine.stats().num_batch_running + 1
     engine.check_integrity()
+
+
+def progress_of(outputs: list[TokenOutput]) -> list[tuple[int, int, int, float]]:
+    return [msgspec.structs.astuple(output.prompt_progress) for output in outputs if output.prompt_progress]
+
+
+def test_a_request_that_asks_hears_after_each_pass_how_far_its_prompt_is():
+    now_s = 100.0
+    engine, runner = make_engine()
+    engine = Engine(engine.config, runner, clock=lambda: now_s)
+    prompt = list(range(20))
+    engine.submit(submission("asks", prompt, prompt_progress=True))
+    outputs: list[TokenOutput] = []
+    while engine.has_work:  # the clock ticks between passes alone
+        found = engine.step()
+        now_s += 10.0
+        outputs += found
+    assert progress_of(outputs) == [(20, 0, 8, 0.0), (20, 0, 16, 10.0), (20, 0, 20, 20.0)]
+    assert [bool(output.token_ids) for output in outputs] == [False] * 3 + [True] * 6
+    assert tokens(outputs) == generate_alone(prompt, 6)
+    assert outputs[0].queued_s == 0.0
+
+    engine.submit(submission("again", [*prompt, 1, 2], prompt_progress=True))
+    engine.submit(submission("silent", [*prompt, 3], max_tokens=2))
+    outputs_of = run(engine)
+    assert progress_of(outputs_of["again"]) == [(22, 20, 22, 0.0)]
+    assert outputs_of["again"][0].num_cached_tokens == 20
+    assert len(outputs_of["silent"]) == 2
+    assert not progress_of(outputs_of["silent"])
+
+
+def test_progress_after_a_preemption_is_that_of_the_prompt_alone():
+    engine, _ = make_engine(num_blocks=12, max_num_batched_tokens=4)
+    engine.submit(submission("old", [3], max_tokens=40))
+    for _ in range(20):
+        engine.step()
+    engine.submit(submission("young", list(range(20)), max_tokens=8, prompt_progress=True))
+    outputs = run(engine)
+    assert engine.stats().preemptions_total > 0
+    is_progress = [output.prompt_progress is not None for output in outputs["young"]]
+    assert is_progress == sorted(is_progress, reverse=True)  # none while tokens that are there are computed again
+    assert all(
+        total == 20 and 0 <= cached <= computed <= 20 for total, cached, computed, _ in progress_of(outputs["young"])
+    )
+    assert tokens(outputs["young"]) == generate_alone(list(range(20)), 8)
 
 
 def test_the_first_output_says_how_long_a_request_waited_for_its_first_pass():

@@ -14,7 +14,7 @@ from moeflow.core.embedding_bytes import encode_embedding
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import DraftedTree, EngineStats, Submission, TokenLogprobs, TokenOutput
+from moeflow.engine.messages import DraftedTree, EngineStats, PromptProgress, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.text.tokenizer import Tokenizer
 from tests.shapes import INFO
 from tests.tiny_mixtral import EOS
@@ -67,6 +67,8 @@ class FakeClient:
         self.live.add(submission.request_id)
         finished = False
         try:
+            for progress in self._progress(submission):
+                yield progress
             position = 0
             while not finished:
                 while self.pause_after is not None and position >= self.pause_after and not self.cancel_all:
@@ -82,6 +84,22 @@ class FakeClient:
             self.live.discard(submission.request_id)
             if not finished:
                 self.cancelled.append(submission.request_id)
+
+    def _progress(self, submission: Submission) -> list[TokenOutput]:
+        """How far the prompt is, as a model reports it that computes 4 tokens a pass, in 2.5 s."""
+        if not submission.sampling.prompt_progress:
+            return []
+        total, cached = len(submission.prompt_token_ids), self.num_cached_tokens
+        computed = [*range(cached + 4, total, 4), total]
+        return [
+            TokenOutput(
+                request_id=submission.request_id,
+                num_cached_tokens=cached,
+                queued_s=0.25,
+                prompt_progress=PromptProgress(total, cached, so_far, 2.5 * number),
+            )
+            for number, so_far in enumerate(computed, start=1)
+        ]
 
     def _check_alive(self) -> None:
         if self.state is EngineState.GONE:

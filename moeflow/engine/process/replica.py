@@ -258,7 +258,8 @@ class Replica:
 
     def _receive(self, request: Continuation, output: TokenOutput | None) -> None:
         """Take what the engine reports of a request. Its end without the request's is a reported death."""
-        self._prefills.pop(request.submission.request_id, None)
+        if output is None or output.prompt_progress is None:
+            self._prefills.pop(request.submission.request_id, None)
         if output is not None and request.receive(output):
             self._limits.note_progress()
             if request.is_finished:

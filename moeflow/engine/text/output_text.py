@@ -14,7 +14,7 @@ import msgspec
 
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.messages import TokenLogprobs, TokenOutput
+from moeflow.engine.messages import PromptProgress, TokenLogprobs, TokenOutput
 from moeflow.engine.text.guessed_passes import GuessedPass, GuessTexts
 from moeflow.engine.text.stop_strings import StopWatch
 from moeflow.engine.text.tokenizer import Tokenizer
@@ -57,6 +57,7 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     guessed_pass: GuessedPass | None = None  # with new tokens, if token trees are asked for
     queued_s: float | None = None  # waited before its first pass; with the first output
     embedding: bytes | None = None  # of a prompt that is pooled: see `core.embedding_bytes`; with the only delta
+    prompt_progress: PromptProgress | None = None  # if asked for, in deltas of their own before the first token
     error: str | None = None  # with FinishReason.ERROR
     blames_request: bool = False  # with an error: the request asks for something that cannot be
     prompt_logprobs: tuple[TokenText | None, ...] | None = None  # once, in the first delta of index 0; [0] is None
@@ -99,6 +100,7 @@ class SequenceText:
             guessed_pass=None if self._guesses is None else self._guesses.push(output, num_tokens),
             queued_s=output.queued_s,
             embedding=output.embedding,
+            prompt_progress=output.prompt_progress,
             error=output.error if stop is None else None,
             blames_request=output.blames_request,
             prompt_logprobs=None

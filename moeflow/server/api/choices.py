@@ -13,6 +13,8 @@ import msgspec
 from moeflow.core.request import FinishReason
 from moeflow.engine.text.guessed_passes import GuessedPass
 from moeflow.engine.text.output_text import TextDelta, TokenText
+from moeflow.server.api.prompt_progress import progress_object
+from moeflow.server.api.timings import timings
 from moeflow.server.api.usage import usage
 from moeflow.server.errors import ApiError
 from moeflow.server.generation import Generation
@@ -72,13 +74,22 @@ def token_trees(passes: Sequence[GuessedPass]) -> dict[str, Any]:
 class ListWriter:
     """Writes lists of choices."""
 
-    def __init__(self, generation: Generation, choices: ChoiceWriter, envelope: Envelope, *, with_usage: bool) -> None:
-        """`with_usage`: a stream ends with the token counts."""
+    def __init__(
+        self,
+        generation: Generation,
+        choices: ChoiceWriter,
+        envelope: Envelope,
+        *,
+        with_usage: bool,
+        with_timings: bool,
+    ) -> None:
+        """`with_usage`: a stream ends with the token counts. `with_timings`: every object has the times so far."""
         self._generation = generation
         self._writer = choices
         self._envelope = envelope
         self._head = envelope.head(envelope.chunk_kind)
         self._tail: dict[str, Any] = {"usage": None} if with_usage else {}
+        self._with_timings = with_timings
         self._choices = [Choice(index) for index in range(len(generation.prompts) * generation.n)]
 
     def begin(self) -> bytes:
@@ -88,13 +99,17 @@ class ListWriter:
     def write(self, choice: int, delta: TextDelta) -> bytes:
         """Return a chunk for each choice object."""
         written = self._writer.chunk_choices(choice, delta)
-        return b"".join([event({**self._head, "choices": [one], **self._tail}) for one in written])
+        tail = self._tail | self._timings() if self._with_timings else self._tail
+        if delta.prompt_progress is not None:
+            tail = tail | {"prompt_progress": progress_object(delta.prompt_progress)}
+        return b"".join([event({**self._head, "choices": [one], **tail}) for one in written])
 
     def end(self) -> bytes:
         """Return the token counts, if they are asked for, and the end."""
         if not self._tail:
             return DONE
-        return event({**self._head, "choices": [], "usage": usage(self._generation)}) + DONE
+        counts = {"usage": usage(self._generation), **self._timings()}
+        return event({**self._head, "choices": [], **counts}) + DONE
 
     def fail(self, error: ApiError) -> bytes:
         """Return the reason, in the place of the end."""
@@ -109,4 +124,8 @@ class ListWriter:
         for choice in self._choices:  # the engine reports a prompt's log-probabilities once
             choice.prompt_tokens = self._choices[choice.index - choice.index % self._generation.n].prompt_tokens
         written = [self._writer.choice(choice) for choice in self._choices]
-        return {**self._envelope.head(self._envelope.kind), "choices": written, "usage": usage(self._generation)}
+        counts = {"usage": usage(self._generation), **self._timings()}
+        return {**self._envelope.head(self._envelope.kind), "choices": written, **counts}
+
+    def _timings(self) -> dict[str, Any]:
+        return {"timings": timings(self._generation)} if self._with_timings else {}

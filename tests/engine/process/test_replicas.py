@@ -62,7 +62,13 @@ def test_killed_and_stopped_at_random_streams_are_those_of_one_engine(
 ):
     """No token is lost, doubled or another, whichever engines compute a request; and none is left behind."""
     submissions = [
-        submission(f"r{index}", prompt, num, is_batch=batch, sampling={"prompt_logprobs": logprobs})
+        submission(
+            f"r{index}",
+            prompt,
+            num,
+            is_batch=batch,
+            sampling={"prompt_logprobs": logprobs, "prompt_progress": logprobs is None},
+        )
         for index, (prompt, num, batch, logprobs, _) in enumerate(requests)
     ]
 
@@ -213,6 +219,23 @@ def test_one_that_is_back_gets_work_again():
         await asyncio.gather(*(read(supervisor, submission(f"r{number}", [1])) for number in range(2)))
         assert {id(engine) for engine, _ in world.submitted[before:]} == {id(engine) for engine in engines(supervisor)}
         assert [status.stats.engine_restarts_total for status in supervisor.replicas()] == [1, 0]
+        await supervisor.shutdown(1)
+
+    run(body)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_an_engine_gets_no_more_before_a_long_prompt_is_computed_whether_its_progress_is_reported_or_not(asks):
+    async def body() -> None:
+        world = World(num_blocks=40, max_num_batched_tokens=8)
+        supervisor = await supervise(world, num_replicas=2)
+        long = [submission(f"long{n}", [n] * 21, 6, sampling={"prompt_progress": asks}) for n in range(2)]
+        asked = [*long, submission("short", [1, 3], 6)]
+        for each, outputs in zip(asked, await asyncio.gather(*(read(supervisor, each) for each in asked)), strict=True):
+            check_whole(each, outputs)
+        beside = next(batch for batch in world.batches if batch.pop("short", None) is not None)
+        assert len(beside) == 1
+        assert min(beside.values()) > 0  # tokens of the answer
         await supervisor.shutdown(1)
 
     run(body)

@@ -47,4 +47,7 @@ async def start_chat(
         service, served, envelope.id, body.conversation(), is_batch=is_batch, client=client
     )
     choices = ChatWriter(form, with_logprobs=bool(body.logprobs))
-    return Answer(generation, ListWriter(generation, choices, envelope, with_usage=body.wants_usage))
+    writer = ListWriter(
+        generation, choices, envelope, with_usage=body.wants_usage, with_timings=bool(body.timings_per_token)
+    )
+    return Answer(generation, writer)

@@ -10,6 +10,7 @@ from moeflow.core.sampling_params import MAX_LOGPROBS
 from moeflow.server.api.conversation.conversation import Conversation
 from moeflow.server.api.conversation.turns import named_results
 from moeflow.server.api.logprobs import ChatLogprobs
+from moeflow.server.api.prompt_progress import Progress
 from moeflow.server.api.schema.field_rules import Rule, needs_true
 from moeflow.server.api.schema.sampling_fields import MaxTokens, SamplingFields
 from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
@@ -26,6 +27,7 @@ from moeflow.server.api.schema.tools import (
     ToolDefinition,
     tool_wish,
 )
+from moeflow.server.api.timings import Timings
 from moeflow.server.api.usage import Usage
 
 _OLD = "it is the older form of tools"
@@ -191,6 +193,7 @@ class ChatResponse(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    timings: Timings = None
 
 
 class ChatDelta(BaseModel):
@@ -222,3 +225,5 @@ class ChatChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_progress: Progress = None
+    timings: Timings = None

@@ -31,11 +31,13 @@ class ChatWriter:
         self._answers: dict[int, AnswerEvents] = {}
 
     def chunk_choices(self, choice: int, delta: TextDelta) -> list[dict[str, Any]]:
-        """Return choice objects: role, then what the delta brought, then the end."""
+        """Return choice objects: role, then what the delta brought, then the end. Progress of a prompt has one."""
         chunks = []
         if choice not in self._answers:
             self._answers[choice] = AnswerEvents(self._form)
             chunks.append(_chunk(choice, {"role": "assistant", "content": "", "refusal": None}))
+        elif delta.prompt_progress is not None:
+            chunks.append(_chunk(choice, {}))
         answer = self._answers[choice]
         deltas = self._deltas(answer, delta)
         logprobs = chat_logprobs(delta.logprobs or ()) if self._with_logprobs and delta.logprobs else None

@@ -8,11 +8,13 @@ from pydantic import BaseModel, Field
 
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from moeflow.server.api.logprobs import CompletionLogprobs
+from moeflow.server.api.prompt_progress import Progress
 from moeflow.server.api.schema.field_rules import Rule, not_all
 from moeflow.server.api.schema.prompts import Prompt, prompts_of
 from moeflow.server.api.schema.sampling_fields import SamplingFields
 from moeflow.server.api.schema.strict_model import one_of
 from moeflow.server.api.schema.token_trees import TokenTrees
+from moeflow.server.api.timings import Timings
 from moeflow.server.api.usage import Usage
 
 
@@ -65,6 +67,7 @@ class CompletionResponse(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    timings: Timings = None
 
 
 class CompletionChunkChoice(BaseModel):
@@ -86,3 +89,5 @@ class CompletionChunk(BaseModel):
     model: str
     choices: list[CompletionChunkChoice]
     usage: Usage | None = None
+    prompt_progress: Progress = None
+    timings: Timings = None

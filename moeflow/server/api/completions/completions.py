@@ -64,7 +64,10 @@ async def start_completion(
     num_sequences = len(prompts) * sampling.n
     generation = await start_generation(service, served, envelope.id, prepare, num_sequences, is_batch=is_batch)
     choices = _Writer(body, prompts, generation)
-    return Answer(generation, ListWriter(generation, choices, envelope, with_usage=body.wants_usage))
+    writer = ListWriter(
+        generation, choices, envelope, with_usage=body.wants_usage, with_timings=bool(body.timings_per_token)
+    )
+    return Answer(generation, writer)
 
 
 class _Writer:
@@ -80,7 +83,9 @@ class _Writer:
         self._is_to_echo = [bool(body.echo)] * num_choices
 
     def chunk_choices(self, choice: int, delta: TextDelta) -> list[dict[str, Any]]:
-        """Return one choice object; none if it would be empty."""
+        """Return one choice object; none if it would be empty, but for one with the progress of a prompt."""
+        if delta.prompt_progress is not None:
+            return [self._object(choice, "", [], None)]
         text, tokens = delta.text, list[TokenText | bytes](delta.logprobs or ())
         if self._is_to_echo[choice]:
             self._is_to_echo[choice] = False

@@ -98,6 +98,12 @@ class SamplingFields(SamplerFields, AnswerFormFields):
         None,
         description="Add what was guessed in each pass to the choices, as token_trees; needs a server that guesses.",
     )
+    return_progress: bool | None = Field(
+        None, description="Have a stream report how far the prompt is computed, as prompt_progress; llama.cpp's."
+    )
+    timings_per_token: bool | None = Field(
+        None, description="Add tokens and times so far to each chunk or the answer, as timings; llama.cpp's."
+    )
 
     def choice_params(self, *, max_tokens: int | None, **fields: Any) -> SamplingParams:
         """Return what the engine should do for each choice. Raises: RequestError, naming the field."""
@@ -107,6 +113,7 @@ class SamplingFields(SamplerFields, AnswerFormFields):
             n=self.n,
             include_stop_str_in_output=self.include_stop_str_in_output,
             token_trees=self.token_trees,
+            prompt_progress=bool(self.stream and self.return_progress),
             **fields,
         )
 
