@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from moeflow.engine.generator import Generator
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from tests.server.checked_app import CheckedApp
 from tests.server.fake_client import FakeClient
 from tests.tiny_mixtral import write_byte_tokenizer
 
@@ -53,8 +55,21 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 def connect(app: FastAPI) -> httpx.AsyncClient:
     """A client of the application without sockets. A bug in the server shows as its 500, not as an exception."""
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
+    return CheckingClient(app)
+
+
+class CheckingClient(httpx.AsyncClient):
+    """Leaving its block is an error if an answer was not what official clients expect."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._checked = CheckedApp(app)
+        transport = httpx.ASGITransport(self._checked, raise_app_exceptions=False)
+        super().__init__(transport=transport, base_url="http://localhost")
+
+    async def __aexit__(self, kind: type[BaseException] | None = None, *about: Any) -> None:
+        await super().__aexit__(kind, *about)
+        if kind is None:
+            self._checked.require_no_problems()
 
 
 async def assets_path(http: httpx.AsyncClient) -> str:

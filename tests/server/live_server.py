@@ -17,6 +17,7 @@ from moeflow.server.connection import PATIENCE, Patience
 from moeflow.server.http_server import HttpServer
 from moeflow.server.listener import listen, url
 from moeflow.server.open_connections import MAX_CONNECTIONS
+from tests.server.checked_app import CheckedApp
 
 
 @contextlib.contextmanager
@@ -28,12 +29,14 @@ def serve_in_thread(
     max_connections: int = MAX_CONNECTIONS,
     on_start: Callable[[HttpServer], None] = lambda _: None,
 ) -> Iterator[str]:
-    """Yield the server's address. A listener that is given is closed in the end, as one's own is.
+    """Yield the server's address. A listener that is given is closed in the end, as one's own is. Answers are checked.
 
     `on_start` gets the server.
     """
     listener = listener or listen(ServerConfig(port=0))
     server = HttpServer(app, patience, max_connections=max_connections)
+    checked = CheckedApp(app)
+    server.config.app = checked
     on_start(server)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
@@ -43,6 +46,7 @@ def serve_in_thread(
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
+    checked.require_no_problems()
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
