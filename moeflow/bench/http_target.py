@@ -15,6 +15,7 @@ import msgspec
 from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.loopback import is_loopback_name
+from moeflow.core.stream_lines import async_stream_lines
 from moeflow.core.untrusted import UnreadableError, parse_json
 from moeflow.workload.poisson import Arrival
 
@@ -122,7 +123,7 @@ class HttpTarget:
                 if response.is_error:
                     await response.aread()
                     raise RequestError(_explain(response))
-                async for line in response.aiter_lines():
+                async for line in async_stream_lines(response.aiter_text()):
                     if not line.startswith("data:"):
                         continue
                     data = line.removeprefix("data:").strip()

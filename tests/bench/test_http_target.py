@@ -59,6 +59,10 @@ def ask(answer: str, num_new: int, status: int = 200, seen: list | None = None):
     return run(serve(answer, status, seen), body)
 
 
+def test_a_server_may_send_any_character_unescaped():
+    assert ask(events(chunk(), usage(1)).replace('"a"', '"\u2028\x85"'), 1).error is None
+
+
 def test_a_request_is_exact_and_names_model_and_key():
     seen: list[httpx.Request] = []
     served = ask(events(chunk(), chunk(), usage(2)), 2, seen=seen)

@@ -14,6 +14,7 @@ import httpx
 from moeflow.core.brief import brief, cut
 from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.sampling_params import CHOICE_FIELDS, SamplingParams
+from moeflow.core.stream_lines import stream_lines
 from moeflow.core.token_choice import TokenChoice
 from moeflow.core.untrusted import UnreadableError, parse_json
 
@@ -123,7 +124,7 @@ class RemoteChat:
                 if response.is_error:
                     response.read()
                     raise RequestError(_explain(response))
-                yield from _pieces(response.iter_lines())
+                yield from _pieces(stream_lines(response.iter_text()))
         except httpx.HTTPError as error:
             raise EngineError(f"{self._url} is gone: {error}") from error
 

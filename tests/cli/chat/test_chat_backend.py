@@ -51,6 +51,13 @@ def test_an_answer_comes_in_pieces():
     backend.close()
 
 
+def test_an_answer_of_another_server_may_have_any_character_unescaped():
+    event = json.dumps(chunk("a\u2028b\x85c"), ensure_ascii=False)
+    backend = FakeServer(sse(event, chunk(None, "stop"), "[DONE]")).backend()
+    assert "".join(piece.text for piece in backend.answer([], SAMPLING)) == "a\u2028b\x85c"
+    backend.close()
+
+
 def test_what_the_user_left_open_is_the_servers_to_choose():
     server = FakeServer(sse(chunk(None, "stop"), "[DONE]"))
     backend = server.backend()
