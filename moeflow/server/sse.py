@@ -21,7 +21,7 @@ PING_S: Final = 10.0  # at most between two events, and before the headers of a 
 COMMENT = b": ping\n\n"  # clients skip it
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's older streams
 _encoder = msgspec.json.Encoder()
-# Characters at which `str.splitlines` splits, beside those that JSON always escapes. Some clients read events with it.
+# `str.splitlines` splits at these characters, and JSON may hold them unescaped. Some clients read events with it.
 _LINE_ENDS: Final = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 

@@ -1,6 +1,6 @@
-"""An application whose every answer is held against the official clients' types, whichever test asks and however.
+"""Holds every answer of an application against the official clients' types, for all tests.
 
-Servers and clients of tests are given this one in the place of the application itself. It changes nothing on the way.
+Servers and clients of tests get it in the place of the application. It passes all messages on unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STARTS = ("data: ", "event: ", ":")
 
 
 class CheckedApp:
-    """The application, and what was wrong with its answers."""
+    """The application, and the problems of its answers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -53,7 +53,7 @@ class CheckedAnswer:
         self._body = bytearray()
 
     def take(self, message: Message) -> None:
-        """Raise if what was sent so far is not what the path's clients expect."""
+        """Raise if the path's clients would not expect this message."""
         if message["type"] == "http.response.start":
             self._path = api_path(self._scope).rstrip("/")
             self._status = message["status"]

@@ -1,4 +1,4 @@
-"""Progress of a prompt and speeds, as llama.cpp reports them to those that ask."""
+"""Progress of a prompt and speeds, as llama.cpp reports them on request."""
 
 from __future__ import annotations
 

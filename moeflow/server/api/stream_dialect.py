@@ -1,4 +1,4 @@
-"""How the streams of each API say what no answer is needed for: that work goes on, and that it failed at its start."""
+"""Events of each API that need no answer: the heartbeat, and the error of a request that fails at its start."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from moeflow.server.generation import Generation
 
 
 class TimingsObject(BaseModel):
-    """Tokens and times of a request. Several choices are counted together."""
+    """Tokens and times of a request. Counts add up over choices."""
 
     cache_n: int = Field(description="Tokens of the prompts that were found in the cache.")
     prompt_n: int = Field(description="Tokens of the prompts that were computed.")
