@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from moeflow.server.disconnect import ClientDisconnected, while_connected
 
 PING_S: Final = 10.0  # at most between two events, and before the headers of a stream
+EVENTS: Final = "text/event-stream"
 COMMENT = b": ping\n\n"  # clients skip it
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's older streams
 _encoder = msgspec.json.Encoder()
@@ -25,13 +26,18 @@ _encoder = msgspec.json.Encoder()
 _LINE_ENDS: Final = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
-def event(payload: dict[str, Any]) -> bytes:
-    """Return one event's bytes. Its JSON is one line, also for clients that split at every line end of Unicode."""
+def one_line(payload: dict[str, Any]) -> bytes:
+    """Return JSON that is one line, also for clients that split at every line end of Unicode."""
     encoded = _encoder.encode(payload)
     if not encoded.isascii():
         for character, escaped in _LINE_ENDS:
             encoded = encoded.replace(character, escaped)
-    return b"data: " + encoded + b"\n\n"
+    return encoded
+
+
+def event(payload: dict[str, Any]) -> bytes:
+    """Return one event's bytes."""
+    return b"data: " + one_line(payload) + b"\n\n"
 
 
 def named_event(payload: dict[str, Any]) -> bytes:
@@ -48,12 +54,13 @@ async def is_done_soon(work: asyncio.Task[Any]) -> bool:
 class EventStream(StreamingResponse):
     """Sends events as they come, and a ping after each pause; closes their source when the client leaves."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None], on_end: Callable[[], None], ping: bytes = COMMENT) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], on_end: Callable[[], None], ping: bytes, media_type: str
+    ) -> None:
         """Take the events, and what to call in the end, also if the client leaves before the first one is asked for."""
         self._events = events
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, headers=headers, media_type=media_type)
         self._on_end = on_end
         self._ping = ping
         self._sent_s = 0.0

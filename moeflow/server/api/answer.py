@@ -86,7 +86,7 @@ async def respond(
     except BaseException:
         _end(start)
         raise
-    return EventStream(_events(request, start, dialect), partial(_end, start), dialect.ping)
+    return EventStream(_events(request, start, dialect), partial(_end, start), dialect.ping, dialect.media_type)
 
 
 async def _noted(starting: Coroutine[Any, Any, Answer], record: RequestRecord) -> Answer:

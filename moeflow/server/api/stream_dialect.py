@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from moeflow.server.errors import ApiError
-from moeflow.server.sse import COMMENT, event, named_event
+from moeflow.server.sse import COMMENT, EVENTS, event, named_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class StreamDialect:
 
     ping: bytes  # to send where nothing else comes for long
     failure: Callable[[ApiError], bytes]  # the event of a stream that ends before its answer begins
+    media_type: str = EVENTS
 
 
 def _response_failure(error: ApiError) -> bytes:
