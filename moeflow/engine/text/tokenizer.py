@@ -20,6 +20,7 @@ from moeflow.checkpoint.gguf.file_names import gguf_start
 from moeflow.core.errors import CheckpointError, ContextLengthError, RequestError
 from moeflow.engine.text.chat_template import ChatTemplate
 from moeflow.engine.text.chat_template_files import choose_template
+from moeflow.engine.text.message_order import MessageOrder
 from moeflow.engine.text.past_calls import first_text_call, with_objects, without_texts
 from moeflow.engine.text.token_bytes import byte_rule
 from moeflow.engine.text.token_length import TokenLength, token_length
@@ -58,6 +59,7 @@ class Tokenizer:
                 remedy="Supported are byte-level and SentencePiece tokenizers",
             )
         self._byte_rule = rule
+        self._message_order = MessageOrder()
         self._bytes: dict[int, bytes] = {}
         self.vocab_size: int = self._core.get_vocab_size(with_added_tokens=True)
         added = self._core.get_added_tokens_decoder()
@@ -161,7 +163,7 @@ class Tokenizer:
         """Return the prompt that asks the model for the next message of a conversation.
 
         A message's content is a string, or a list of {"type": "text", "text": ...} parts, which are joined.
-        `variables` are for the template to use.
+        `variables` are for the template to use. `MessageOrder` rearranges messages that the template does not take.
 
         Raises: RequestError if the model has no template, or it refuses the messages; ContextLengthError if the
         prompt must have more than `max_tokens` tokens; ChatTemplateError if the template is broken, or takes more
@@ -176,7 +178,10 @@ class Tokenizer:
         if not conversation:
             raise RequestError("messages is empty", param="messages")
         known, described = self.chat_format.conversation(conversation, [tool.as_json() for tool in tools])
-        text = self._rendered(messages, known, described, variables)
+        arranged = self._message_order.arranged(
+            known, lambda messages: self._chat_template.render(messages, described[:1], variables)
+        )
+        text = self._rendered(messages, arranged, described, variables)
         token_ids = self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
         return ChatPrompt(token_ids, self.chat_format.ends_in_reasoning(text))
 
