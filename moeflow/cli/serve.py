@@ -144,6 +144,15 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     help="Fields of requests that the server does not know: refuse with 400, or ignore and name them in a header.",
 )
 @click.option(
+    "--images",
+    cls=GroupedOption,
+    group="Limits",
+    type=click.Choice(["refuse", "results", "placeholder"]),
+    default="results",
+    show_default=True,
+    help="Images in requests: refuse all, put a text in place of those in tool results, or in place of all.",
+)
+@click.option(
     "--data-dir",
     cls=GroupedOption,
     group="Files and batch jobs",

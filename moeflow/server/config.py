@@ -11,7 +11,7 @@ from typing import get_args
 from moeflow.core.errors import ConfigError
 from moeflow.core.loopback import is_loopback_name
 from moeflow.core.units import GIB, MIB
-from moeflow.server.api.schema.left_out import UnknownFields
+from moeflow.server.api.schema.left_out import Images, UnknownFields
 from moeflow.server.logs import LogFormat, LogLevel
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # schemes of apps and extensions, too
@@ -27,6 +27,7 @@ _CHOICES = {
     "log_level": get_args(LogLevel),
     "log_format": get_args(LogFormat),
     "unknown_fields": get_args(UnknownFields),
+    "images": get_args(Images),
 }
 
 
@@ -54,6 +55,7 @@ class ServerConfig:
     log_format: LogFormat = "text"
     otlp_endpoint: str | None = None  # base address of a collector of traces; None: as OTEL_... variables say, or none
     unknown_fields: UnknownFields = "refuse"  # for fields of requests that `api/schema/field_table.py` does not have
+    images: Images = "results"  # where a text replaces images, which the model cannot see; it refuses all others
     log_prompts: bool = False  # whether requests' log lines hold their prompts
     max_engine_restarts: int = 100  # within an hour; one more death of the engine ends the server
     engine_timeout_s: float = 300.0  # an engine that does not answer for so long is started anew; 0: never

@@ -115,9 +115,9 @@ class JsonRoute(APIRoute):
 
         async def handle_json(request: Request) -> Response:
             json_request = JsonRequest(request.scope, request.receive)
-            kept = record_of(request.scope).left_out
+            kept, config = record_of(request.scope).left_out, request.app.state.service.config
             try:
-                with noting(LeftOut(request.app.state.service.config.unknown_fields, kept)):
+                with noting(LeftOut(config.unknown_fields, config.images, kept)):
                     return await handle(json_request)
             finally:
                 json_request.release()

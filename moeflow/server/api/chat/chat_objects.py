@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, Tag, model_validator
 
 from moeflow.core.sampling_params import MAX_LOGPROBS
 from moeflow.server.api.conversation.conversation import Conversation
@@ -12,8 +12,10 @@ from moeflow.server.api.conversation.turns import named_results
 from moeflow.server.api.logprobs import ChatLogprobs
 from moeflow.server.api.prompt_progress import Progress
 from moeflow.server.api.schema.field_rules import Rule, needs_true
+from moeflow.server.api.schema.images import UnreadPart, check_parts
 from moeflow.server.api.schema.sampling_fields import MaxTokens, SamplingFields
-from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
+from moeflow.server.api.schema.strict_model import StrictModel, one_of
+from moeflow.server.api.schema.tagged import by_type, known_types
 from moeflow.server.api.schema.template_fields import ReasoningEffort, TemplateFields, ThinkingBudget
 from moeflow.server.api.schema.token_trees import TokenTrees
 from moeflow.server.api.schema.tools import (
@@ -81,13 +83,21 @@ class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise refusal("type", f"content parts of type {kind[:80]!r} are not supported: the model reads text only")
-        return data
+
+class ImagePart(UnreadPart):
+    """An image."""
+
+    type: Literal["image_url"]
+    image_url: str | dict[str, Any]
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[ImagePart, Tag("<image_url>")],
+    by_type(),
+    known_types(
+        "content parts", ("text", "image_url"), dict.fromkeys(("input_audio", "file"), "the model reads text only")
+    ),
+]
 
 
 class ChatMessage(StrictModel):
@@ -99,12 +109,17 @@ class ChatMessage(StrictModel):
         description="developer is another word for system."
     )
     content: Annotated[
-        str | Annotated[list[TextPart], Field(fail_fast=True)] | None, one_of("a string or a list of text parts")
+        str | Annotated[list[ContentPart], Field(fail_fast=True)] | None, one_of("a string or a list of text parts")
     ] = None
     name: str | None = Field(None, description="For chat templates that show it.")
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = Field(None, description="Of the call that this is the result of.")
     reasoning_content: str | None = Field(None, description="What the model said to itself before this answer.")
+
+    @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        check_parts("content", self.content, is_result=self.role == "tool")
+        return self
 
     def plain(self) -> dict[str, Any]:
         """Return the message as chat templates take it."""

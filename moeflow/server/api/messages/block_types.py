@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import BaseModel, Field, Tag, model_validator
 
 from moeflow.server.api.conversation.turns import Turns
+from moeflow.server.api.messages.shown_blocks import (
+    LEFT_OUT,
+    Block,
+    CompactionBlock,
+    DocumentBlock,
+    ImageBlock,
+    LeftOutBlock,
+    SearchResultBlock,
+    TextBlock,
+    ToolReferenceBlock,
+    text_of,
+)
+from moeflow.server.api.schema.images import check_parts
 from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
 
-_REASONS: Final = {
-    **dict.fromkeys(("image", "document", "search_result"), "the model reads text only"),
-    "redacted_thinking": "thinking that another server has encrypted cannot be read here",
-}
-
-
-class Block(StrictModel):
-    """A piece of a message."""
-
-
-class TextBlock(Block):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
-
-
-TextBlocks = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[
-        list[Annotated[TextBlock, known_types("blocks", ("text",), _REASONS)]], Field(fail_fast=True), Tag("<list>")
-    ],
-    text_or_list(),
-]
+_OF_USERS: Final = ("text", "image", "document", "search_result", "tool_result")
+_OF_RESULTS: Final = ("text", "image", "document", "search_result", "tool_reference")
+_OF_ASSISTANTS: Final = ("text", "thinking", "tool_use", "compaction")
 
 
 class ThinkingBlock(Block):
@@ -54,13 +46,36 @@ class ToolUseBlock(Block):
     input: dict[str, Any]
 
 
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
+    | Annotated[DocumentBlock, Tag("<document>")]
+    | Annotated[SearchResultBlock, Tag("<search_result>")]
+    | Annotated[ToolReferenceBlock, Tag("<tool_reference>")]
+    | Annotated[LeftOutBlock, Tag("<left_out>")],
+    by_type(groups=LEFT_OUT),
+    known_types("blocks of a result", _OF_RESULTS, also=LEFT_OUT),
+]
+
+
 class ToolResultBlock(Block):
     """What a call returned."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextBlocks | None = None
+    content: (
+        Annotated[
+            Annotated[str, Tag("<text>")] | Annotated[list[ResultBlock], Field(fail_fast=True), Tag("<list>")],
+            text_or_list(),
+        ]
+        | None
+    ) = None
     is_error: bool | None = Field(None, description="The model is told so.")
+
+    @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        check_parts("content", self.content, is_result=True)
+        return self
 
     def add_to(self, turns: Turns) -> None:
         """Add it to a conversation."""
@@ -69,22 +84,29 @@ class ToolResultBlock(Block):
 
 
 UserBlock = Annotated[
-    Annotated[TextBlock, Tag("<text>")] | Annotated[ToolResultBlock, Tag("<tool_result>")],
-    by_type(),
-    known_types("blocks of a user", ("text", "tool_result"), _REASONS),
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
+    | Annotated[DocumentBlock, Tag("<document>")]
+    | Annotated[SearchResultBlock, Tag("<search_result>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")]
+    | Annotated[LeftOutBlock, Tag("<left_out>")],
+    by_type(groups=LEFT_OUT),
+    known_types("blocks of a user", _OF_USERS, also=LEFT_OUT),
 ]
 AssistantBlock = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
-    | Annotated[ToolUseBlock, Tag("<tool_use>")],
-    by_type(),
-    known_types("blocks of an assistant", ("text", "thinking", "tool_use"), _REASONS),
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[CompactionBlock, Tag("<compaction>")]
+    | Annotated[LeftOutBlock, Tag("<left_out>")],
+    by_type(groups=LEFT_OUT),
+    known_types("blocks of an assistant", _OF_ASSISTANTS, also=LEFT_OUT),
 ]
-
-
-def text_of(content: str | list[TextBlock]) -> str:
-    """Return a content's text."""
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+SystemBlock = Annotated[
+    Annotated[TextBlock, Tag("<text>")] | Annotated[LeftOutBlock, Tag("<left_out>")],
+    by_type(groups=LEFT_OUT),
+    known_types("blocks of the system", ("text",), also=LEFT_OUT),
+]
 
 
 class UserMessage(StrictModel):
@@ -96,6 +118,11 @@ class UserMessage(StrictModel):
         text_or_list(),
     ]
 
+    @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        check_parts("content", self.content, is_result=False)
+        return self
+
     def add_to(self, turns: Turns) -> None:
         """Add it to a conversation; results stand before text, behind their calls."""
         if isinstance(self.content, str):
@@ -104,9 +131,9 @@ class UserMessage(StrictModel):
         for block in self.content:
             if isinstance(block, ToolResultBlock):
                 block.add_to(turns)
-        texts = [block for block in self.content if isinstance(block, TextBlock)]
-        if texts:
-            turns.say("user", text_of(texts))
+        said = [block for block in self.content if not isinstance(block, ToolResultBlock | LeftOutBlock)]
+        if said:
+            turns.say("user", text_of(said))
 
 
 class AssistantMessage(StrictModel):
@@ -127,7 +154,8 @@ class AssistantMessage(StrictModel):
         thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
         if thought:
             turns.think(thought)
-        turns.say("assistant", "".join(block.text for block in blocks if isinstance(block, TextBlock)))
+        said = [block.text or "" for block in blocks if isinstance(block, TextBlock | CompactionBlock)]
+        turns.say("assistant", "".join(said))
         for block in blocks:
             if isinstance(block, ToolUseBlock):
                 turns.call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
@@ -137,11 +165,19 @@ class SystemMessage(StrictModel):
     """Instructions."""
 
     role: Literal["system"]
-    content: TextBlocks
+    content: (
+        Annotated[
+            Annotated[str, Tag("<text>")] | Annotated[list[SystemBlock], Field(fail_fast=True), Tag("<list>")],
+            text_or_list(),
+        ]
+        | None
+    ) = None
 
     def add_to(self, turns: Turns) -> None:
         """Add it to a conversation."""
-        turns.say("system", text_of(self.content))
+        text = text_of(self.content or "")
+        if text:
+            turns.say("system", text)
 
 
 Message = Annotated[

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
 
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import MAX_STOP_STRINGS, SamplingParams
@@ -14,13 +15,18 @@ from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.server.api.conversation.conversation import Conversation
 from moeflow.server.api.conversation.tool_wish import ToolWish
 from moeflow.server.api.conversation.turns import Turns
-from moeflow.server.api.messages.block_types import AssistantMessage, Message, TextBlocks, text_of
+from moeflow.server.api.messages.block_types import AssistantMessage, Message
+from moeflow.server.api.messages.shown_blocks import TextBlocks, system_text
+from moeflow.server.api.messages.typed_tools import ServerTool, TypedTool, by_kind, known_kinds
+from moeflow.server.api.schema import left_out
 from moeflow.server.api.schema.field_rules import Rule
 from moeflow.server.api.schema.sampling_fields import SamplerFields, StopString
 from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.api.schema.tagged import by_type, known_types
 from moeflow.server.api.schema.template_fields import TemplateFields
 from moeflow.server.api.schema.tools import MAX_TOOLS, NAMES_OF_TOOLS, FunctionName
+
+_LEFT_OUT = "Left out with a note: this server runs no tools itself."
 
 
 class CustomTool(StrictModel):
@@ -31,14 +37,21 @@ class CustomTool(StrictModel):
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="JSON Schema of an object.")
     strict: bool | None = Field(None, description="The input has to be as input_schema describes it.")
+    input_examples: list[dict[str, Any]] | None = Field(None, description="A part of the description.")
 
     def plain(self) -> Tool:
         """Return it as the engine knows it."""
-        return Tool(self.name, self.description, self.input_schema, bool(self.strict))
+        examples = [json.dumps(example, ensure_ascii=False) for example in self.input_examples or ()]
+        texts = (self.description, "\n".join(("Examples of the input:", *examples)) if examples else None)
+        return Tool(self.name, "\n\n".join(filter(None, texts)) or None, self.input_schema, bool(self.strict))
 
 
 ToolDefinition = Annotated[
-    CustomTool, known_types("tools", ("custom",), {"function": "name, description and input_schema are plain fields"})
+    Annotated[CustomTool, Tag("<custom>")]
+    | Annotated[TypedTool, Tag("<typed>")]
+    | Annotated[ServerTool, Tag("<server>")],
+    by_kind(),
+    known_kinds(),
 ]
 
 
@@ -95,14 +108,26 @@ _CHOICE_OF_TOOLS = Rule(
 )
 
 
-class EnabledThinking(StrictModel):
+class ShownThinking(StrictModel):
+    """The model may think. The answer always has its thoughts as they are."""
+
+    display: Literal["summarized", "omitted", "updates"] | None = None
+
+    @model_validator(mode="after")
+    def _note_display(self) -> Self:
+        if self.display not in (None, "summarized"):
+            left_out.leave_out(f"thinking.display ({self.display})")
+        return self
+
+
+class EnabledThinking(ShownThinking):
     """The model may think, so many tokens at most."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1, le=2**31)]
 
 
-class AdaptiveThinking(StrictModel):
+class AdaptiveThinking(ShownThinking):
     """The model may think."""
 
     type: Literal["adaptive"]
@@ -139,6 +164,19 @@ class OutputConfig(StrictModel):
     format: Annotated[SchemaFormat, known_types("formats", ("json_schema",))] | None = None
 
 
+class ContextManagement(StrictModel):
+    """How a conversation is to be shortened. None is: the model reads what its chat template shows."""
+
+    edits: list[dict[str, Any]] | None = None
+
+    @model_validator(mode="after")
+    def _note_edits(self) -> Self:
+        for place, edit in enumerate(self.edits or ()):
+            if edit.get("keep") != "all":
+                left_out.leave_out(f"context_management.edits[{place}] ({edit.get('type')})")
+        return self
+
+
 class MessageInput(TemplateFields):
     """A conversation, and how it is to go on: what there is to count of a request."""
 
@@ -153,6 +191,16 @@ class MessageInput(TemplateFields):
     tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
     thinking: Thinking | None = Field(None, description="As the chat template has it, unless set.")
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
+    container: str | dict[str, Any] | None = Field(None, description=_LEFT_OUT)
+    mcp_servers: list[dict[str, Any]] | None = Field(None, description=_LEFT_OUT)
+
+    @model_validator(mode="after")
+    def _note_servers(self) -> Self:
+        for name in ("container", "mcp_servers"):
+            if getattr(self, name):
+                left_out.leave_out(name)
+        return self
 
     def asked(self, sampling: SamplingParams) -> Conversation:
         """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
@@ -160,8 +208,9 @@ class MessageInput(TemplateFields):
             message = "the last message must be the user's: answers that were begun are not continued"
             raise RequestError(message, param="messages")
         turns = Turns()
-        if self.system:
-            turns.say("system", text_of(self.system))
+        system = system_text(self.system or "")
+        if system:
+            turns.say("system", system)
         for one in self.messages:
             one.add_to(turns)
         config, thinking = self.output_config, self.thinking
@@ -178,9 +227,19 @@ class MessageInput(TemplateFields):
         )
 
     def _tool_wish(self) -> ToolWish:
-        choice = self.tool_choice
+        choice, tools = self.tool_choice, []
+        for place, tool in enumerate(self.tools or ()):
+            plain = tool.plain()
+            if plain is None:
+                left_out.leave_out(f"tools[{place}] ({tool.type})")
+            else:
+                tools.append(plain)
+        if isinstance(choice, AnyChoice) and not tools:
+            raise RequestError(
+                "tool_choice asks for a call, but this server runs none of the tools", param="tool_choice"
+            )
         return ToolWish(
-            [tool.plain() for tool in self.tools or ()],
+            tools,
             names={choice.name} if isinstance(choice, ToolNameChoice) else None,
             is_required=isinstance(choice, AnyChoice | ToolNameChoice),
             is_parallel=not getattr(choice, "disable_parallel_tool_use", False),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import BaseModel, Field, Tag, model_validator
 
 from moeflow.server.api.conversation.turns import Turns
 from moeflow.server.api.logprobs import TokenLogprob
+from moeflow.server.api.schema.images import UnreadPart, check_parts
 from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
@@ -25,6 +26,15 @@ class InputText(StrictModel):
     text: str
 
 
+class InputImage(UnreadPart):
+    """An image."""
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = Field(None, description=IGNORED)
+
+
 class SaidText(StrictModel):
     """A piece of what the model said."""
 
@@ -33,12 +43,14 @@ class SaidText(StrictModel):
 
 
 Part = Annotated[
-    Annotated[InputText, Tag("<input_text>")] | Annotated[SaidText, Tag("<output_text>")],
+    Annotated[InputText, Tag("<input_text>")]
+    | Annotated[InputImage, Tag("<input_image>")]
+    | Annotated[SaidText, Tag("<output_text>")],
     by_type(),
     known_types(
         "content parts",
-        ("input_text", "output_text"),
-        dict.fromkeys(("input_image", "input_file", "input_audio"), _READS_TEXT),
+        ("input_text", "input_image", "output_text"),
+        dict.fromkeys(("input_file", "input_audio"), _READS_TEXT),
     ),
 ]
 Content = Annotated[
@@ -46,7 +58,7 @@ Content = Annotated[
 ]
 
 
-def text_of(content: str | list[InputText | SaidText]) -> str:
+def text_of(content: str | list[InputText | InputImage | SaidText]) -> str:
     """Return a content's text."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -61,6 +73,11 @@ class Message(StrictModel):
     content: Content
     id: str | None = Field(None, description=IGNORED)
     status: ItemStatus | None = Field(None, description=IGNORED)
+
+    @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        check_parts("content", self.content, is_result=False)
+        return self
 
     def add_to(self, turns: Turns) -> None:
         """Add it to a conversation."""
@@ -103,6 +120,11 @@ class FunctionCallOutput(StrictModel):
     output: Content
     id: str | None = Field(None, description=IGNORED)
     status: ItemStatus | None = Field(None, description=IGNORED)
+
+    @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        check_parts("output", self.output, is_result=True)
+        return self
 
     def add_to(self, turns: Turns) -> None:
         """Add it to a conversation."""

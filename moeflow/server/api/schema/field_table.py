@@ -25,6 +25,7 @@ _LABEL = Ignored("a label of the client")
 _COPY = Ignored("the message has the same text in another field")
 _OLD = "use tools, its newer form"
 _TEXT_ONLY = "the model reads and writes text only"
+_CITATIONS = Ignored("answers cite nothing")
 _BY_THE_MODEL = Refused("only the model calls tools", ({"type": "direct"},))
 _ONLY_THE_MODEL = Refused("only the model calls tools", (["direct"],))
 _DEFERRED = Ignored("the model sees the descriptions of all tools")
@@ -225,33 +226,49 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
     },
     # Messages.
     "Block": {"cache_control": _CACHE},
-    "TextBlock": {"citations": Refused("put them into the text", ([],))},
-    "ToolUseBlock": {"caller": _BY_THE_MODEL, "toolset_name": Refused("there are no sets of tools")},
-    "ToolResultBlock": {"caller": _BY_THE_MODEL, "toolset_name": Refused("there are no sets of tools")},
+    "TextBlock": {"citations": _LABEL},
+    "DocumentBlock": {"citations": _CITATIONS},
+    "SearchResultBlock": {"citations": _CITATIONS},
+    "ImageBlock": {"transformations": _HINT},
+    "ToolUseBlock": {"caller": _LABEL, "toolset_name": _LABEL},
+    "ToolResultBlock": {"caller": _LABEL, "toolset_name": _LABEL},
+    "SystemMessage": {
+        "clear_at": Ignored("the message stays, so that the prefix cache serves the next request"),
+        "output_config": Ignored("the request's own counts"),
+    },
     "CustomTool": {
-        "allowed_callers": _ONLY_THE_MODEL,
+        "allowed_callers": Ignored("only the model calls tools"),
         "cache_control": _CACHE,
         "defer_loading": _DEFERRED,
         "eager_input_streaming": Ignored("inputs are always streamed as they come"),
-        "input_examples": Refused("put them into the description", ([],)),
     },
-    "EnabledThinking": {"display": Refused("the answer has the reasoning as it is", ("summarized",))},
-    "AdaptiveThinking": {"display": Refused("the answer has the reasoning as it is", ("summarized",))},
+    "ShownThinking": {"block_binding": Ignored("signatures of thoughts are not checked")},
+    "OutputConfig": {"task_budget": _HINT},
+    "CountRequest": dict.fromkeys(
+        (
+            "max_tokens",
+            "stream",
+            "metadata",
+            "service_tier",
+            "stop_sequences",
+            "temperature",
+            "top_k",
+            "top_p",
+        ),
+        Ignored("the count does not depend on it"),
+    ),
     "MessageInput": {
         "cache_control": _CACHE,
         "billing_policy": Refused("nothing is billed here"),
         "compaction": Refused("conversations are not shortened"),
-        "container": Refused("this server runs no code"),
-        "context_management": Refused(
-            "conversations are not shortened",
-            ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
-        ),
-        "diagnostics": Refused("there are none here"),
-        "fallback_credit_token": Refused("nothing is billed here"),
-        "fallbacks": Refused("there is one model", ([],)),
+        "diagnostics": _HINT,
+        "fallback_credit_token": _HINT,
+        "fallbacks": _HINT,
         "inference_geo": Refused("answers are computed here"),
-        "mcp_servers": Refused("this server runs no tools itself", ([],)),
-        "speed": Refused("there is one speed", ("standard",)),
+        "output_format": Converted(
+            "output_config.format", lambda value: {"output_config": {"format": value}}, {"type": "object"}
+        ),
+        "speed": _HINT,
         "thread": Refused("send the whole conversation; its beginning is in the cache"),
         "user_profile_id": Refused("there are no profiles here"),
         "workspace_id": Refused("there are no workspaces here"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 UnknownFields = Literal["refuse", "ignore"]
+Images = Literal["refuse", "results", "placeholder"]  # results: a text in place of those in results of tools
 MAX_NOTES: Final = 20  # of one request
 _MAX_CHARACTERS: Final = 80  # of a note
 _UNSAFE: Final = re.compile(r"[^\x20-\x2b\x2d-\x7e]")  # in a header that separates notes by commas
@@ -20,9 +21,10 @@ _UNSAFE: Final = re.compile(r"[^\x20-\x2b\x2d-\x7e]")  # in a header that separa
 
 @dataclass(slots=True)
 class LeftOut:
-    """Of one request: how unknown fields are treated, and each part that was left out, once."""
+    """Of one request: how unknown fields and images are treated, and each part that was left out, once."""
 
     unknown_fields: UnknownFields = "refuse"
+    images: Images = "results"
     notes: list[str] = field(default_factory=list)
 
 
@@ -43,6 +45,11 @@ def ignores_unknown_fields() -> bool:
     """Return whether unknown fields of the current request are left out, rather than refused."""
     request = _current.get()
     return request is not None and request.unknown_fields == "ignore"
+
+
+def images() -> Images:
+    """Return how images of the current request are treated."""
+    return (_current.get() or LeftOut()).images
 
 
 def leave_out(part: str) -> None:
