@@ -39,7 +39,19 @@ def running_server(folder: Path, log: Path) -> Iterator[str]:
     """Serve a tiny model, with everything it writes in the folder; yield the address."""
     write_tiny_mixtral(folder / "model", max_position_embeddings=CONTEXT)
     pack_beside(folder / "model", folder / "cache")
-    command = [sys.executable, "-c", MAIN, "serve", str(folder / "model"), "--port", "0", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        MAIN,
+        "serve",
+        str(folder / "model"),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--images",
+        "placeholder",
+    ]
     command += ["--speculator", "suffix"]  # so that `token_trees` is answered, too
     command += ["--cache-dir", str(folder / "cache"), "--max-queue", str(MAX_QUEUE), "--log-level", "error"]
     with (

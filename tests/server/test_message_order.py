@@ -8,7 +8,7 @@ from moeflow.engine.generator import Generator
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.engine.fakes import byte_level_core, wrap
-from tests.engine.text.test_message_order import ANY, FIRST_ONLY
+from tests.engine.text.test_message_order import ANY, FIRST_ONLY, NO_SYSTEM
 from tests.server.conftest import connect
 from tests.server.conversing import prompt_of
 from tests.server.fake_client import FakeClient
@@ -40,3 +40,14 @@ async def test_system_messages_stay_where_the_template_takes_them():
     async with connect(create_app(Generator(engine, tokenizer), ServerConfig())) as http:
         await http.post("/v1/chat/completions", json={"messages": [SYSTEM, DEVELOPER, USER, SYSTEM]})
     assert prompt_of(engine, tokenizer) == "<system>system<system>developer<user>user<system>system"
+
+
+async def test_tools_are_described_where_the_template_refuses_system_messages():
+    tokenizer = wrap(byte_level_core(), eos_token="<|end|>", chat_template=NO_SYSTEM)
+    engine = FakeClient(tokenizer, max_model_len=4096)
+    body = {"messages": [USER, SYSTEM], "tools": [{"type": "function", "function": {"name": "look"}}]}
+    async with connect(create_app(Generator(engine, tokenizer), ServerConfig())) as http:
+        assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+    prompt = prompt_of(engine, tokenizer)
+    assert prompt.startswith("<user># Tools")
+    assert prompt.endswith("\n\nsystem\n\nuser")

@@ -1,7 +1,7 @@
 """Rearranges a conversation as far as a chat template needs it, so that the model reads each message.
 
-Some templates take a system message at the beginning only, or none; others need users and assistants in turn. They
-raise an error, or drop a message in silence. A rendering of short markers in place of the texts shows both.
+Some templates take a system message at the beginning only, or none. Others need users and assistants to alternate.
+They raise an error, or drop a message in silence. A rendering of short markers in place of the texts shows both.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def system_in_user(messages: Messages) -> Messages:
 
 
 def turns_joined(messages: Messages) -> Messages:
-    """Return a conversation in which neither users nor assistants have two messages in a row."""
+    """Return a conversation whose users and assistants alternate: messages in a row are one."""
     found: list[Mapping[str, Any]] = []
     for message in messages:
         if found and message["role"] in ("user", "assistant") and found[-1]["role"] == message["role"]:
@@ -71,7 +71,7 @@ def turns_joined(messages: Messages) -> Messages:
 
 
 def users_in_results(messages: Messages) -> Messages:
-    """Return a conversation in which the user's text after the result of a call is a part of the result."""
+    """Return a conversation whose results of calls include the text of the user behind them."""
     found: list[Mapping[str, Any]] = []
     for message in messages:
         if found and message["role"] == "user" and found[-1]["role"] == "tool":

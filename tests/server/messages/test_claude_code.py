@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import anthropic
 import pytest
 
+from moeflow.engine.generator import Generator
+from moeflow.server.app import create_app
+from moeflow.server.config import ServerConfig
 from tests.server.conversing import anthropic_client, prompt_of
-from tests.server.fake_client import NAME
+from tests.server.fake_client import NAME, FakeClient
 from tests.server.live_server import serve_in_thread
 from tests.server.messages.asking import ASK, TOOLS, asked
 from tests.server.openai_objects import check
@@ -41,6 +46,14 @@ def answer(*content: dict) -> list[dict]:
 
 def user(*content: dict) -> list[dict]:
     return [{"role": "user", "content": [*content]}]
+
+
+@pytest.fixture(scope="module")
+def served(tokenizer) -> Iterator[tuple[anthropic.Anthropic, FakeClient]]:
+    """One server for all shapes."""
+    engine = FakeClient(tokenizer, max_model_len=2**15)
+    with anthropic_client(create_app(Generator(engine, tokenizer), ServerConfig())) as client:
+        yield client, engine
 
 
 def ask(client, **changes) -> tuple[str, object]:
@@ -159,33 +172,22 @@ def ask(client, **changes) -> tuple[str, object]:
         ({"max_tokens": 1, "messages": [{"role": "user", "content": "quota"}]}, ["quota"], ""),
     ],
 )
-def test_a_shape_is_taken(client, engine, tokenizer, changes, shown, left_out):
+def test_a_shape_is_taken(served, tokenizer, changes, shown, left_out):
+    client, engine = served
     header, message = ask(client, **changes)
     check(message)
     assert left_out in header if left_out else not header
     prompt = prompt_of(engine, tokenizer)
     for part in shown:
         assert part in prompt
-    fields = {name: value for name, value in changes.items() if name not in ("max_tokens", "metadata", "service_tier")}
-    if not {"container"} & fields.keys():
-        counted = client.beta.messages.count_tokens(
-            model=NAME, betas=BETAS, **{"messages": ASK, **{k: v for k, v in fields.items() if k != "fallbacks"}}
-        )
-        assert counted.input_tokens == len(engine.submissions[-1].prompt_token_ids)
+    counted = client._client.post("/v1/messages/count_tokens?beta=true", json=asked(**changes)).json()
+    assert counted == {"input_tokens": len(engine.submissions[-1].prompt_token_ids)}
 
 
 @pytest.mark.parametrize(
-    ("images", "place", "is_taken"),
-    [
-        ("refuse", "result", False),
-        ("refuse", "user", False),
-        ("results", "result", True),
-        ("results", "user", False),
-        ("placeholder", "result", True),
-        ("placeholder", "user", True),
-    ],
+    ("images", "taken"), [("refuse", ()), ("results", ("result",)), ("placeholder", ("result", "user"))]
 )
-def test_images_of_all_apis(make_app, engine, tokenizer, images, place, is_taken):
+def test_images_of_all_apis(make_app, engine, tokenizer, images, taken):
     call = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     chat_part, input_part = (
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
@@ -216,9 +218,9 @@ def test_images_of_all_apis(make_app, engine, tokenizer, images, place, is_taken
         },
     }
     with anthropic_client(make_app(images=images)) as client:
-        for path, body in bodies[place].items():
+        for place, path, body in [(place, *item) for place, paths in bodies.items() for item in paths.items()]:
             response = client._client.post(f"/v1/{path}", json=body)
-            if is_taken:
+            if place in taken:
                 assert response.status_code == 200
                 assert response.headers["x-moeflow-left-out"] == "messages (image)"
                 assert NO_IMAGE in prompt_of(engine, tokenizer)
@@ -239,7 +241,15 @@ def test_a_streamed_answer_has_its_usage_at_the_beginning(client, engine, tokeni
     assert (end.input_tokens, end.cache_read_input_tokens) == (num_prompt - 7, 7)
 
 
-def test_a_document_with_images_is_no_text_alone(client):
+def test_the_older_field_for_the_form_of_the_answer(served):
+    client, engine = served
+    form = {"type": "json_schema", "schema": {"type": "object", "properties": {"fox": {"type": "string"}}}}
+    ask(client, extra_body={"output_format": form})
+    assert '"fox"' in engine.submissions[-1].sampling.grammar
+
+
+def test_a_document_with_images_is_no_text_alone(served):
+    client, _ = served
     pages = {"type": "document", "source": {"type": "content", "content": [text("P"), IMAGE]}}
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content\[0\].type: .* 'document'"):
         ask(client, messages=user(pages))

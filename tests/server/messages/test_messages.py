@@ -275,7 +275,7 @@ def test_counts_are_those_of_prompts(client, engine):
         ({"extra_body": {"context_management": {"edits": "x"}}}, "context_management.edits: .* valid list"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}},
-            "runs none",
+            "no tools that",
         ),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "fish"}}}},

@@ -17,7 +17,7 @@ from moeflow.server.api.conversation.tool_wish import ToolWish
 from moeflow.server.api.conversation.turns import Turns
 from moeflow.server.api.messages.block_types import AssistantMessage, Message
 from moeflow.server.api.messages.shown_blocks import TextBlocks, system_text
-from moeflow.server.api.messages.typed_tools import ServerTool, TypedTool, by_kind, known_kinds
+from moeflow.server.api.messages.typed_tools import OF_MODELS, ServerTool, TypedTool, by_kind, known_kinds
 from moeflow.server.api.schema import left_out
 from moeflow.server.api.schema.field_rules import Rule
 from moeflow.server.api.schema.sampling_fields import SamplerFields, StopString
@@ -93,8 +93,11 @@ ToolChoice = Annotated[
 ]
 _CHOICE_OF_TOOLS = Rule(
     "tool_choice",
-    "tool_choice asks for a call, but there are no tools",
-    lambda fields: not isinstance(fields["tool_choice"], AnyChoice | ToolNameChoice) or bool(fields["tools"]),
+    "tool_choice asks for a call, but there are no tools that the model can call",
+    lambda fields: (
+        not isinstance(fields["tool_choice"], AnyChoice | ToolNameChoice)
+        or any(not isinstance(tool, ServerTool) for tool in fields["tools"] or ())
+    ),
     {
         "anyOf": [
             {
@@ -102,7 +105,7 @@ _CHOICE_OF_TOOLS = Rule(
                     "tool_choice": {"anyOf": [{"type": "null"}, {"properties": {"type": {"enum": ["auto", "none"]}}}]}
                 }
             },
-            {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}},
+            {"required": ["tools"], "properties": {"tools": {"type": "array", "contains": OF_MODELS}}},
         ]
     },
 )
@@ -234,10 +237,6 @@ class MessageInput(TemplateFields):
                 left_out.leave_out(f"tools[{place}] ({tool.type})")
             else:
                 tools.append(plain)
-        if isinstance(choice, AnyChoice) and not tools:
-            raise RequestError(
-                "tool_choice asks for a call, but this server runs none of the tools", param="tool_choice"
-            )
         return ToolWish(
             tools,
             names={choice.name} if isinstance(choice, ToolNameChoice) else None,

@@ -12,11 +12,14 @@ from moeflow.server.api.schema.strict_model import refusal
 from moeflow.server.api.schema.tools import FunctionName
 
 # Of each kind of tool: no date, or any.
-_CLIENTS: Final = r"(bash|text_editor|memory)_\d{8}"
+_CLIENTS: Final = r"(bash|text_editor|memory)_[0-9]{8}"
 _SERVERS: Final = (
     r"(web_search|web_fetch|code_execution|tool_search_tool_regex|tool_search_tool_bm25|advisor|mcp_toolset"
-    r"|computer|computer_toolset|browser_toolset)(_\d{8})?"
+    r"|computer|computer_toolset|browser_toolset)(_[0-9]{8})?"
 )
+OF_MODELS: Final[dict[str, Any]] = {  # as JSON Schema: a tool that the model gets
+    "not": {"required": ["type"], "properties": {"type": {"type": "string", "pattern": f"^{_SERVERS}$"}}}
+}
 _REASONS: Final = {"function": "name, description and input_schema are plain fields"}
 _TEXT: Final = {"type": "string"}
 _RANGE: Final = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}

@@ -88,6 +88,12 @@ _REASONING = Parts(
     }
 )
 _NO_LIMIT = Unset((-1, -2))
+_FORMAT_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["type", "schema"],
+    "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
+    "additionalProperties": {"type": "null"},
+}
 _NOTES_OF_LITELLM: Final[Mapping[str, Policy]] = {
     "provider_specific_fields": _LABEL,
     "index": _LABEL,
@@ -266,7 +272,7 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
         "fallbacks": _HINT,
         "inference_geo": Refused("answers are computed here"),
         "output_format": Converted(
-            "output_config.format", lambda value: {"output_config": {"format": value}}, {"type": "object"}
+            "output_config.format", lambda value: {"output_config": {"format": value}}, _FORMAT_SCHEMA
         ),
         "speed": _HINT,
         "thread": Refused("send the whole conversation; its beginning is in the cache"),
