@@ -117,7 +117,7 @@ class JsonRoute(APIRoute):
             json_request = JsonRequest(request.scope, request.receive)
             kept, config = record_of(request.scope).left_out, request.app.state.service.config
             try:
-                with noting(LeftOut(config.unknown_fields, config.images, kept)):
+                with noting(LeftOut(config.unknown_fields, kept, config.images)):
                     return await handle(json_request)
             finally:
                 json_request.release()

@@ -24,8 +24,8 @@ class LeftOut:
     """Of one request: how unknown fields and images are treated, and each part that was left out, once."""
 
     unknown_fields: UnknownFields = "refuse"
-    images: Images = "results"
     notes: list[str] = field(default_factory=list)
+    images: Images = "results"
 
 
 _current: ContextVar[LeftOut | None] = ContextVar("left_out", default=None)
