@@ -178,10 +178,10 @@ class Tokenizer:
         if not conversation:
             raise RequestError("messages is empty", param="messages")
         known, described = self.chat_format.conversation(conversation, [tool.as_json() for tool in tools])
-        arranged = self._message_order.arranged(
-            known, lambda messages: self._chat_template.render(messages, described[:1], variables)
+        known = self._message_order.arranged(
+            known, lambda marked: self._chat_template.render(marked, described[:1], variables)
         )
-        text = self._rendered(messages, arranged, described, variables)
+        text = self._rendered(messages, known, described, variables)
         token_ids = self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
         return ChatPrompt(token_ids, self.chat_format.ends_in_reasoning(text))
 
