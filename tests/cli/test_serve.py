@@ -21,7 +21,8 @@ from tests.tiny_mixtral import write_tiny_mixtral
 
 EVERY_OPTION = """
     --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
-    --unknown-fields ignore --images placeholder --shutdown-deadline 2.5 --data-dir my/jobs --max-file 1GiB --file-quota 2GiB
+    --unknown-fields ignore --images placeholder
+    --shutdown-deadline 2.5 --data-dir my/jobs --max-file 1GiB --file-quota 2GiB
     --api-keys-file keys.toml --cors-origin https://a.example --cors-origin http://localhost:3000
     --tls-cert cert.pem --tls-key key.pem --forwarded-allow-ips 10.0.0.0/8 --root-path /llm
     --max-engine-restarts 7 --engine-timeout 45 --log-level debug --log-format json --log-prompts

@@ -11,7 +11,7 @@ from moeflow.engine.generator import Generator
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.server.conversing import anthropic_client, prompt_of
-from tests.server.fake_client import NAME, FakeClient
+from tests.server.fake_client import FakeClient
 from tests.server.live_server import serve_in_thread
 from tests.server.messages.asking import ASK, TOOLS, asked
 from tests.server.openai_objects import check
