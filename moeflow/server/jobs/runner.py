@@ -141,7 +141,7 @@ async def start(service: Service, line: BatchLine, model: str | None = None) -> 
     Raises: ValidationError, ApiError, RequestError.
     """
     endpoint = _ENDPOINTS[line.url]
-    with noting(LeftOut(service.config.unknown_fields)):
+    with noting(LeftOut(service.config.unknown_fields, images=service.config.images)):
         body = endpoint.schema.model_validate(line.body)
     if body.stream:
         raise RequestError("the answers of a batch come whole: leave stream out", param="stream")
