@@ -21,7 +21,8 @@ from moeflow.server.api.completions.completion_objects import CompletionChunk, C
 from moeflow.server.api.logprobs import CompletionLogprobsWriter
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.api.stream_dialect import LISTS
-from moeflow.server.generation import Generation, Prepared, start_generation
+from moeflow.server.api.text_generation import start_text_generation
+from moeflow.server.generation import Generation
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import client_of, record_of
 from moeflow.server.service import Service, get_service
