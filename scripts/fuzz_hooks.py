@@ -19,7 +19,7 @@ import schemathesis
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "additionalProperties": False}
 MOST_CHARS = 2200  # of all parts of a prompt as JSON, for a context of 3072 tokens, which are bytes: tools, where there
 # are any, are introduced in 400 more, and some parts are written longer than they came
-PROMPT_PARTS = ("messages", "input", "system", "instructions", "tools", "prompt")
+PROMPT_PARTS = ("messages", "input", "system", "instructions", "tools", "prompt", "context")
 TEXTS = {"regex": "[ab]{1,3}", "grammar": 'start: "a"', "json": '{"type": "boolean"}'}
 OTHER_FORMS = {"grammar": TEXTS["grammar"], "json_schema": TEXTS["json"]}  # names of llama.cpp
 _validators: dict[str, jsonschema_rs.Validator] = {}  # by path
@@ -47,8 +47,9 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         _mend_input(body)
     if isinstance(body.get("thinking_token_budget"), int | float):
         del body["thinking_token_budget"]
-    if isinstance(body.get("seed"), int | float) and _is_rounded(body["seed"]):
-        del body["seed"]
+    for place in (body, body.get("options")):
+        if isinstance(place, dict) and isinstance(place.get("seed"), int | float) and _is_rounded(place["seed"]):
+            del place["seed"]
     case.body = body
 
 
@@ -87,6 +88,8 @@ def _mend_forms(body: dict[str, Any]) -> None:
     )
     if isinstance(wish := body.get("structured_outputs"), dict):
         _keep_one(wish, ("json_object", "choice", *TEXTS))
+    if isinstance(body.get("format"), dict):  # of Ollama's API
+        body["format"] = SCHEMA
     places = (("response_format", "json_schema"), ("text", "format"), ("output_config", "format"))
     for described in (body[name].get(within) for name, within in places if isinstance(body.get(name), dict)):
         if isinstance(described, dict) and isinstance(described.get("schema"), dict):

@@ -56,6 +56,7 @@ APART = (  # folders of one room of which none imports from another
         "server/api/chat",
         "server/api/completions",
         "server/api/messages",
+        "server/api/ollama",
         "server/api/pooling",
         "server/api/responses",
     ),

@@ -88,6 +88,7 @@ COVERED = (
         "/v1/completions",
         "logprobs",
     ),
+    (r"curl .*/api/chat .*", "tests/server/ollama/test_chat.py::test_the_content_type_does_not_matter", "/api/chat"),
     (
         r"curl .*/classify .*",
         "tests/server/test_classification.py::test_the_classes_of_several_texts_in_order",

@@ -33,6 +33,14 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int], *, max_toke
     return token_ids
 
 
+def cut_prompt(tokenizer: Tokenizer, token_ids: list[int], max_tokens: int) -> list[int]:
+    """Return a prompt's first tokens, so many at most. A special token at its end stays there: models look for it."""
+    if len(token_ids) <= max_tokens:
+        return token_ids
+    num_ends = 1 if token_ids[-1] in tokenizer.special_token_ids and max_tokens > 1 else 0
+    return [*token_ids[: max_tokens - num_ends], *token_ids[len(token_ids) - num_ends :]]
+
+
 def _as_token_ids(prompt: object) -> list[int]:
     if not isinstance(prompt, Sequence) or not all(type(token_id) is int for token_id in prompt):
         raise RequestError("a prompt must be a string or a list of token ids", param="prompt")

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.admission import check_request, encode_prompt, make_submissions
+from moeflow.engine.admission import check_request, cut_prompt, encode_prompt, make_submissions
 from moeflow.engine.client import EngineClient
 from moeflow.engine.constraints.checker import GrammarChecker
 from moeflow.engine.fair_turns import FairTurns
@@ -43,14 +43,20 @@ class Generator:
         self._checks = ThreadPoolExecutor(1 + NUM_CHECKS, thread_name_prefix="grammar-checks")
         self._write_turns, self._check_turns = FairTurns(1), FairTurns(NUM_CHECKS, MAX_CHECKS_WAITING)
 
-    async def encode(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    async def encode(self, prompts: Sequence[str | Sequence[int]], *, is_cut: bool = False) -> list[list[int]]:
         """Return the tokens of plain prompts, each given as text or as token ids.
 
-        Raises: RequestError if one is empty, malformed, or a text so long that the context cannot hold it.
+        `is_cut`: of prompts that the context cannot hold, as much as it can.
+
+        Raises: RequestError if one is empty, malformed, or, unless it is cut, a text so long that the context cannot
+        hold it.
         """
         max_tokens = self.client.model.max_model_len
 
         def work() -> list[list[int]]:
+            if is_cut:
+                encoded = [encode_prompt(self.tokenizer, prompt) for prompt in prompts]
+                return [cut_prompt(self.tokenizer, token_ids, max_tokens - 1) for token_ids in encoded]
             return [encode_prompt(self.tokenizer, prompt, max_tokens=max_tokens) for prompt in prompts]
 
         return await self.lanes.run(sum(map(len, prompts)), work)

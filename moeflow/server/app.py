@@ -11,13 +11,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
-from moeflow.server.api import batches, files, models, status, tokenize
+from moeflow.server.api import batches, files, lm_studio, models, status, tokenize
 from moeflow.server.api.chat import chat
 from moeflow.server.api.chat.chat_objects import ChatChunk
 from moeflow.server.api.completions import completions
 from moeflow.server.api.completions.completion_objects import CompletionChunk
 from moeflow.server.api.messages import messages
 from moeflow.server.api.messages.message_object import MESSAGE_EVENTS
+from moeflow.server.api.ollama import chat as ollama_chat
+from moeflow.server.api.ollama import embed as ollama_embed
+from moeflow.server.api.ollama import generate as ollama_generate
+from moeflow.server.api.ollama import models as ollama_models
+from moeflow.server.api.ollama import refused as ollama_refused
 from moeflow.server.api.openapi import ERRORS, complete_document
 from moeflow.server.api.pooling import classification, embeddings
 from moeflow.server.api.responses import responses
@@ -99,6 +104,12 @@ def create_app(
         messages,
         embeddings,
         classification,
+        ollama_chat,
+        ollama_generate,
+        ollama_embed,
+        ollama_models,
+        ollama_refused,
+        lm_studio,
         files,
         batches,
         tokenize,

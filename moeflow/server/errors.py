@@ -1,5 +1,5 @@
 """Every failure as an OpenAI error object: `{"error": {"message", "type", "param", "code"}}`, and where Anthropic's
-clients ask, as theirs: `{"type": "error", "error": {"type", "message"}}`.
+clients ask, as theirs: `{"type": "error", "error": {"type", "message"}}`. Ollama's clients get `{"error": message}`.
 
 Endpoints and guards raise `ApiError` or one of core's errors; this file alone knows what that looks
 like to a client. A message never repeats the client's input at length.
@@ -43,6 +43,7 @@ _ANTHROPIC_TYPES = {
 # Their client, told so, sends whole conversations instead.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _ANTHROPIC_PATH = "/v1/messages/"  # with or without the slash, and all below it
+_OLLAMA_PATH = "/api/"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -78,6 +79,12 @@ class AnthropicErrorResponse(BaseModel):
     request_id: str | None = None
 
 
+class OllamaErrorResponse(BaseModel):
+    """Body of every answer to Ollama's clients that is not a success; also the last line of a stream that fails."""
+
+    error: str
+
+
 class ApiError(HTTPException):
     """A refusal with an HTTP status, a code for programs and a reason for people."""
 
@@ -110,18 +117,27 @@ class ApiError(HTTPException):
     def anthropic_body(self) -> dict[str, Any]:
         """Anthropic's error object, which has no place for the field's name but in the message."""
         default_type = "invalid_request_error" if self.status_code < 500 else "api_error"
+        error = {"type": _ANTHROPIC_TYPES.get(self.status_code, default_type), "message": self._named_detail}
+        return {"type": "error", "error": error | ({"details": _NO_THREADS} if self.param == "thread" else {})}
+
+    @property
+    def ollama_body(self) -> dict[str, Any]:
+        """Ollama's error object, which is a message alone."""
+        return {"error": self.detail[:_MAX_MESSAGE] if self.status_code == 404 else self._named_detail}
+
+    @property
+    def _named_detail(self) -> str:
+        """The reason, with the field's name before it."""
         detail, param = self.detail[:_MAX_MESSAGE], self.param and self.param[:_MAX_PARAM]
-        error = {
-            "type": _ANTHROPIC_TYPES.get(self.status_code, default_type),
-            "message": detail if param is None or detail.startswith(param) else f"{param}: {detail}",
-        }
-        return {"type": "error", "error": error | ({"details": _NO_THREADS} if param == "thread" else {})}
+        return detail if param is None or detail.startswith(param) else f"{param}: {detail}"
 
     def response(self, scope: Scope | None = None) -> Response:
         """The whole HTTP answer, in the words of the API that the request with this scope is for; OpenAI's without."""
         body = self.body
         if scope is not None and f"{api_path(scope)}/".startswith(_ANTHROPIC_PATH):
             body = {**self.anthropic_body, "request_id": record_of(scope).request_id}
+        elif scope is not None and api_path(scope).startswith(_OLLAMA_PATH):
+            body = self.ollama_body
         return JSONResponse(body, self.status_code, headers=self.headers)
 
 

@@ -30,6 +30,7 @@ PATIENCE_S = 5.0  # how long new requests for loaded models go before one that w
 _BATCH_PAUSE_S = 4 * RETRY_AFTER_S  # jobs begin nothing for so long where a request was refused because of their work
 _LOOK_S = 0.02
 _MAX_NAMED = 20  # models in a message
+_LATEST = ":latest"  # the tag that a name without one has in Ollama
 
 
 class ModelLoadError(ApiError):
@@ -90,14 +91,18 @@ class ModelPool:
         return [replica for model in self._models for replica in model.replicas()]
 
     def find(self, name: str | None) -> ServedModel:
-        """Return the model of that name, or the first. Raises: ApiError 404 with the names that there are."""
+        """Return the model of that name, or the first. The tag `:latest` may be added or missing.
+
+        Raises: ApiError 404 with the names that there are.
+        """
         if name is None or not self._models[0].name:
             return self._models[0]
-        found = next((model for model in self._models if model.name == name), None)
+        spellings = (name, name.removesuffix(_LATEST), name + _LATEST)
+        found = next((model for each in spellings for model in self._models if model.name == each), None)
         if found is None:
             names = ", ".join(repr(model.name) for model in self._models[:_MAX_NAMED])
             more = len(self._models) - _MAX_NAMED
-            message = f"The model {name[:80]!r} is not served here; this server has {names}"
+            message = f"model {name[:80]!r} not found; this server has {names}"
             raise ApiError(404, "model_not_found", message + (f" and {more} more" if more > 0 else ""), param="model")
         return found
 
@@ -168,6 +173,11 @@ class ModelPool:
         model.num_loads += 1
         model.load_s_total += time.monotonic() - begun_s
         logger.info("model %s is loaded, and may hold %s", model.name, format_bytes(num_bytes))
+
+    def unload(self, model: ServedModel) -> None:
+        """Unload a model, unless it is in use, or stays because nothing could load it again."""
+        if model.source is not None and model.generator is not None and model.is_idle:
+            self._begin_unloading(model)
 
     def _note_death(self, model: ServedModel) -> None:
         """Unload a model whose engine has died for good; the next request loads it again."""

@@ -6,9 +6,12 @@ ASGI puts that prefix in front of each path, so the plain path of a scope matche
 
 from __future__ import annotations
 
+from typing import Final
+
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
+API_PREFIXES: Final = ("/v1/", "/api/")  # of the paths of endpoints that clients use
 OTHER = "other"  # in the place of an endpoint's path
 
 

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moeflow.server.paths import OTHER, endpoint_of, raw_api_path
+from moeflow.server.paths import API_PREFIXES, OTHER, endpoint_of, raw_api_path
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _PATH_CHARACTERS = 200  # that are logged
 _ERROR_CHARACTERS = 500
-_PROBES = frozenset(("/health", "/ready", "/version", "/metrics", "/stats"))
+_PROBES = frozenset(("/health", "/ready", "/version", "/api/version", "/metrics", "/stats"))
 _ID_HEADERS = (b"x-request-id", b"request-id")  # as OpenAI's clients read it, and Anthropic's
 _LEFT_OUT_HEADER = b"x-moeflow-left-out"
 _KEY = "moeflow.request_record"  # in the scope
@@ -118,7 +118,7 @@ class RequestRecord:
         """How much the line matters: probes and the page's files least."""
         if self.method == "OPTIONS" and (self.status or 0) < 400:
             return logging.DEBUG  # browsers ask so before a request of another origin
-        is_read = self.method in ("GET", "HEAD") and not self.path.startswith("/v1/")
+        is_read = self.method in ("GET", "HEAD") and not self.path.startswith(API_PREFIXES)
         if self.path in _PROBES or (is_read and (self.status or 0) < 400):
             return logging.DEBUG
         has_failed_late = (self.error is not None and (self.status or 0) < 400) or (self.work and self.work.failure)

@@ -1,4 +1,5 @@
-"""Server-sent events as OpenAI and Anthropic send them: `data: {json}`, with a name before it or not.
+"""Server-sent events as OpenAI and Anthropic send them: `data: {json}`, with a name before it or not. Lines of JSON
+as Ollama sends them.
 
 Encoding is msgspec on plain dicts: this runs for every token of every stream.
 """
@@ -19,6 +20,7 @@ from moeflow.server.disconnect import ClientDisconnected, while_connected
 
 PING_S: Final = 10.0  # at most between two events, and before the headers of a stream
 EVENTS: Final = "text/event-stream"
+NDJSON: Final = "application/x-ndjson"
 COMMENT = b": ping\n\n"  # clients skip it
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's older streams
 _encoder = msgspec.json.Encoder()
@@ -38,6 +40,11 @@ def one_line(payload: dict[str, Any]) -> bytes:
 def event(payload: dict[str, Any]) -> bytes:
     """Return one event's bytes."""
     return b"data: " + one_line(payload) + b"\n\n"
+
+
+def line(payload: dict[str, Any]) -> bytes:
+    """Return one object of a stream of lines."""
+    return one_line(payload) + b"\n"
 
 
 def named_event(payload: dict[str, Any]) -> bytes:

@@ -29,6 +29,10 @@ _OPERATIONS = {
     "/v1/messages": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
 }
 
 

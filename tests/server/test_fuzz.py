@@ -16,6 +16,8 @@ from moeflow.engine.generator import Generator
 from moeflow.server.api.chat.chat_objects import ChatRequest
 from moeflow.server.api.completions.completion_objects import CompletionRequest
 from moeflow.server.api.messages.message_request import MessageRequest
+from moeflow.server.api.ollama.chat_request import OllamaChatRequest
+from moeflow.server.api.ollama.generate_request import OllamaGenerateRequest
 from moeflow.server.api.responses.response_request import ResponseRequest
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
@@ -52,12 +54,18 @@ MODELS = {
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponseRequest,
     "/v1/messages": MessageRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
 }
 COMPLETIONS = bodies(CompletionRequest, {"prompt": NEAR | st.text(max_size=9), "model": st.none()})
 CHATS = bodies(ChatRequest, {"messages": MESSAGES, "model": st.none()})
 ANSWERS = bodies(MessageRequest, {"messages": MESSAGES, "max_tokens": st.integers(0, 9), "model": st.none()})
 RESPONSES = bodies(ResponseRequest, {"input": NEAR | st.text(max_size=9) | MESSAGES, "model": st.none()})
+OLLAMA_CHATS = bodies(OllamaChatRequest, {"messages": MESSAGES, "model": st.none()})
+GENERATIONS = bodies(OllamaGenerateRequest, {"prompt": NEAR | st.text(max_size=9), "model": st.none()})
 REQUESTS = st.one_of(
+    st.tuples(st.just("/api/chat"), OLLAMA_CHATS),
+    st.tuples(st.just("/api/generate"), GENERATIONS),
     st.tuples(st.just("/v1/responses"), RESPONSES),
     st.tuples(st.just("/v1/messages"), ANSWERS),
     st.tuples(st.just("/v1/completions"), COMPLETIONS),
@@ -78,6 +86,8 @@ CHANGED = (
     | one_changed("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5})
     | one_changed("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5})
     | one_changed("/v1/responses", {"input": "Hi", "max_output_tokens": 5})
+    | one_changed("/api/chat", {"messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 5}})
+    | one_changed("/api/generate", {"prompt": "Hi", "options": {"num_predict": 5}})
 )
 
 
@@ -99,7 +109,9 @@ def test_no_body_breaks_the_server(tokenizer, requests):
         response = asyncio.run(post(path, json.dumps(body).encode()))
         statuses.add(response.status_code)
         assert response.status_code in (200, 400, 404), response.text
-        if response.status_code != 200:
+        if response.status_code != 200 and path.startswith("/api/"):
+            assert isinstance(response.json()["error"], str)
+        elif response.status_code != 200:
             is_anthropic = path == "/v1/messages"
             fields = {"message", "type"} if is_anthropic else {"message", "type", "param", "code"}
             assert set(response.json()["error"]) - ({"details"} if is_anthropic else set()) == fields

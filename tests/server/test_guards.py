@@ -14,6 +14,10 @@ pytestmark = pytest.mark.anyio
 
 KEY = "geheim-ü"
 OPEN = {"/health", "/ready"}
+REFUSED = {  # of Ollama's API
+    *(("POST", f"/api/{verb}") for verb in ("pull", "push", "create", "copy", "blobs/{digest}")),
+    ("DELETE", "/api/delete"),
+}
 
 
 def api_routes(app) -> list[tuple[str, str]]:
@@ -41,6 +45,9 @@ async def test_every_endpoint_but_probes_asks_for_the_key(make_app):
             if path not in OPEN:
                 assert response.headers["www-authenticate"] == "Bearer"
                 error = response.json()["error"]
+                if path.startswith("/api/"):
+                    assert error.startswith("A valid API key is needed")
+                    continue
                 is_anthropic = path.startswith("/v1/messages")
                 assert error.get("code") == (None if is_anthropic else "invalid_api_key")
                 assert error["type"] == "authentication_error"
@@ -53,6 +60,9 @@ async def test_nothing_outside_the_document_answers_but_page_and_document(app):
     assert {(method, route.path) for route in hidden for method in route.methods} == {
         ("HEAD", "/health"),  # as some probes ask
         ("HEAD", "/ready"),
+        ("HEAD", "/api/tags"),  # as Ollama answers
+        ("HEAD", "/api/version"),
+        *REFUSED,
     }
 
 

@@ -81,7 +81,7 @@ async def test_an_unknown_name_is_told_what_there_is(fleet):
     assert response.status_code == 404
     error = response.json()["error"]
     assert (error["code"], error["param"]) == ("model_not_found", "model")
-    assert error["message"] == "The model 'd' is not served here; this server has 'a', 'b', 'c', 'huge'"
+    assert error["message"] == "model 'd' not found; this server has 'a', 'b', 'c', 'huge'"
     assert fleet.history == []
 
 

@@ -14,6 +14,10 @@ from pydantic import ValidationError
 from moeflow.server.api.chat.chat_objects import ChatChunk, ChatRequest, ChatResponse
 from moeflow.server.api.completions.completion_objects import CompletionChunk, CompletionRequest, CompletionResponse
 from moeflow.server.api.messages.message_request import MessageRequest
+from moeflow.server.api.ollama.chat_request import OllamaChatRequest
+from moeflow.server.api.ollama.embed_request import OllamaEmbedRequest
+from moeflow.server.api.ollama.generate_request import OllamaGenerateRequest
+from moeflow.server.api.ollama.options import OllamaOptions
 from moeflow.server.api.responses.response_request import ResponseRequest
 from moeflow.server.api.schema.model_limits import pattern_below
 from moeflow.server.api.tokenize import TokenizeRequest
@@ -177,8 +181,28 @@ def test_the_document_allows_the_parts_that_the_server_takes(model, field, value
             ("stream", "tools", "tool_choice", "max_tokens", "system", "thinking", "output_config", "stop_sequences"),
         ),
         (TokenizeRequest, {}, ("prompt", "messages", "add_special_tokens", "model")),
+        (OllamaChatRequest, {}, ("messages", "stream", "tools", "format", "think", "options", "keep_alive")),
+        (OllamaGenerateRequest, {}, ("prompt", "raw", "system", "context", "format", "think", "keep_alive")),
+        (OllamaEmbedRequest, {"input": "Hi"}, ("input", "truncate", "dimensions", "options", "keep_alive")),
+        (
+            OllamaOptions,
+            {},
+            (
+                "repeat_last_n",
+                "repeat_penalty",
+                "presence_penalty",
+                "num_predict",
+                "seed",
+                "num_ctx",
+                "num_gpu",
+                "stop",
+            ),
+        ),
     ],
-    ids=["completions", "chat", "responses", "messages", "tokenize"],
+    ids=[
+        *("completions", "chat", "responses", "messages", "tokenize"),
+        *("ollama-chat", "ollama-generate", "ollama-embed", "ollama-options"),
+    ],
 )
 def test_the_document_allows_what_the_server_takes_and_nothing_else(model, required, names):
     """Rules about fields together, too: another implementation of JSON Schema is the judge."""

@@ -161,10 +161,10 @@ def test_what_is_not_http_has_a_line(app, lines):
 async def test_probes_and_the_page_are_for_debugging(http, lines):
     document = await http.get("/")
     script = re.search(r'src="([^"]+)"', document.text)[1]
-    for path in ("/health", "/ready", "/stats", "/metrics", f"/{script}", "/openapi.json"):
+    for path in ("/health", "/ready", "/stats", "/metrics", "/api/version", f"/{script}", "/openapi.json"):
         assert (await http.get(path)).status_code == 200
     records = [record for record in lines.records if record.name == "moeflow.server.request_log"]
-    assert [record.levelname for record in records] == ["DEBUG"] * 7
+    assert [record.levelname for record in records] == ["DEBUG"] * 8
 
 
 @pytest.mark.anyio

@@ -134,6 +134,11 @@ class Tokenizer:
         """Whether the model defines how a conversation becomes a prompt."""
         return bool(self._parts.chat_templates)
 
+    @property
+    def chat_template(self) -> str:
+        """The template for conversations; "" without one. Raises: ChatTemplateError if it is not known which one."""
+        return choose_template(self._parts.chat_templates) if self.has_chat_template else ""
+
     def warm_up(self) -> None:
         """Do now what the first prompts would wait for: start the process that renders, learn how long tokens are.
 
@@ -209,8 +214,7 @@ class Tokenizer:
     @functools.cached_property
     def chat_format(self) -> chat_format.ChatFormat:
         """How the model is told of tools, calls them, and reasons."""
-        template = choose_template(self._parts.chat_templates) if self.has_chat_template else ""
-        return chat_format.ChatFormat(template)
+        return chat_format.ChatFormat(self.chat_template)
 
     def added_id(self, text: str) -> int | None:
         """Return the token that was added to the vocabulary for a text, if there is one."""
@@ -233,7 +237,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _chat_template(self) -> ChatTemplate:
-        return ChatTemplate(choose_template(self._parts.chat_templates), self._parts.special.texts)
+        return ChatTemplate(self.chat_template, self._parts.special.texts)
 
 
 class ChatPrompt(NamedTuple):

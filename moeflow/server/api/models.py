@@ -37,18 +37,18 @@ class ModelList(BaseModel):
 @router.get("/v1/models", tags=["OpenAI"])
 async def list_models(service: Annotated[Service, Depends(get_service)]) -> ModelList:
     """List the served models."""
-    _require_names(service)
+    require_names(service)
     return ModelList(data=[_card(model) for model in service.models.all])
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"])
 async def get_model(name: str, service: Annotated[Service, Depends(get_service)]) -> ModelCard:
     """Describe a served model, without loading it."""
-    _require_names(service)
+    require_names(service)
     return _card(service.models.find(name))
 
 
-def _require_names(service: Service) -> None:
+def require_names(service: Service) -> None:
     """Return if it is known what is served: one model is before it takes work. Raises: ApiError 503."""
     service.require_open()
     if service.models.only is not None:

@@ -11,12 +11,16 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from moeflow.server.api.schema.model_limits import state_limits
-from moeflow.server.errors import ErrorResponse
+from moeflow.server.errors import ErrorResponse, OllamaErrorResponse
 from moeflow.server.service import Service
+from moeflow.server.sse import NDJSON
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse, "description": "The request is refused; the message gives the reason."},
     "5XX": {"model": ErrorResponse, "description": "The server cannot answer now, or failed."},
+}
+OLLAMA_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {**answer, "model": OllamaErrorResponse} for status, answer in ERRORS.items()
 }
 _REF = "#/components/schemas/{model}"
 
@@ -41,6 +45,13 @@ def stream_of(*chunks: type[BaseModel], is_typed: bool = False) -> dict[int | st
     item = {"type": "object", "properties": {**named, "data": data}, "required": [*named, "data"]}
     description = "The whole answer, or with `stream: true` its chunks as events."
     return {200: {"description": description, "content": {"text/event-stream": {"itemSchema": item}}}}
+
+
+def lines_of(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Return FastAPI's `responses` for an endpoint that streams such chunks as lines of JSON, or gives one of them."""
+    item = {"anyOf": [{"$ref": _REF.format(model=model.__name__)} for model in (chunk, OllamaErrorResponse)]}
+    description = "Its parts as lines, the last one with `done: true`; with `stream: false` the whole answer."
+    return {200: {"description": description, "content": {NDJSON: {"itemSchema": item}}}}
 
 
 def complete_document(app: FastAPI, service: Service, *unseen: type[BaseModel]) -> None:

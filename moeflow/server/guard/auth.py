@@ -10,10 +10,10 @@ from starlette.types import Scope
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.api_keys import Account, ApiKeys
 from moeflow.server.guard.refusal import Check
-from moeflow.server.paths import api_path
+from moeflow.server.paths import API_PREFIXES, api_path
 from moeflow.server.request_log import record_of
 
-_GUARDED = frozenset(("/classify", "/tokenize", "/detokenize", "/stats", "/metrics", "/version"))  # and all below /v1/
+_GUARDED = frozenset(("/classify", "/tokenize", "/detokenize", "/stats", "/metrics", "/version"))  # and all of the API
 
 
 def api_key_check(keys: ApiKeys) -> Check:
@@ -55,4 +55,4 @@ def _given_keys(headers: Headers) -> list[bytes]:
 
 def _is_guarded(path: str) -> bool:
     """Return whether the router may find an endpoint of the API there. It ignores a newline at the end of a path."""
-    return path.removesuffix("\n") in _GUARDED or path.startswith("/v1/")
+    return path.removesuffix("\n") in _GUARDED or path.startswith(API_PREFIXES)

@@ -75,7 +75,7 @@ async def test_requests_for_another_model_than_the_first_ones_are_errors_of_thei
     refused = await results(http, batch["error_file_id"])
     assert (refused["3"]["status_code"], refused["4"]["status_code"]) == (400, 404)
     assert "the batch is for 'b': put requests for other models into a file of their own" in json.dumps(refused["3"])
-    assert "The model 'zz' is not served here; this server has 'a', 'b'" in json.dumps(refused["4"])
+    assert "model 'zz' not found; this server has 'a', 'b'" in json.dumps(refused["4"])
     assert fleet.history == ["+b"]  # nobody loads a model to refuse a line
 
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from moeflow.engine.generator import Generator
-from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
-from moeflow.engine.text.answer_form.form import UserGrammar
 from moeflow.engine.text.output_text import TextDelta, TokenText
 from moeflow.server.api.answer import Answer, respond
 from moeflow.server.api.choices import Choice, Envelope, ListWriter, token_trees
@@ -52,18 +47,11 @@ async def start_completion(
     served = await service.require_model(body.model, is_batch=is_batch)
     prompts = body.prompts()
 
-    sampling, form = body.to_sampling_params(), body.answer_form()
-
-    async def prepare(generator: Generator) -> Prepared:
-        encoded, grammar = await generator.encode(prompts), ""
-        if form is not None:
-            users = form if isinstance(form, UserGrammar) else None
-            grammar = await generator.checked(partial(plain_grammar, form), users, client=client)
-        return Prepared(encoded, replace(sampling, grammar=grammar))
-
     envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), served.name, "text_completion", "text_completion")
-    num_sequences = len(prompts) * sampling.n
-    generation = await start_generation(service, served, envelope.id, prepare, num_sequences, is_batch=is_batch)
+    sampling, form = body.to_sampling_params(), body.answer_form()
+    generation = await start_text_generation(
+        service, served, envelope.id, prompts, sampling, form, is_batch=is_batch, client=client
+    )
     choices = _Writer(body, prompts, generation)
     writer = ListWriter(
         generation, choices, envelope, with_usage=body.wants_usage, with_timings=bool(body.timings_per_token)

@@ -35,6 +35,7 @@ class Conversation:
     form_field: str = "response_format"  # the request's field that says so
     max_reasoning_tokens: int | None = None
     must_reason: bool = True  # whether such a limit is an error where the model does not reason
+    earlier_token_ids: Sequence[int] = ()  # that the prompt begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,8 @@ async def start_conversation(
             client=client,
         )
         shown = generator.tokenizer.special_ids_of(chat_format.markers(asked.tools.tools))
-        return Prepared([prompt.token_ids], replace(asked.sampling, grammar=grammar), shown)
+        token_ids = [*asked.earlier_token_ids, *prompt.token_ids]
+        return Prepared([token_ids], replace(asked.sampling, grammar=grammar), shown)
 
     generation = await start_generation(service, served, request_id, prepare, asked.sampling.n, is_batch=is_batch)
     (form,) = forms

@@ -6,13 +6,10 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from pydantic_core import from_json
-
 from moeflow.engine.text.answer_reader import AnswerReader
 from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
-from moeflow.engine.text.tool_syntax.json_values import json_pieces
-from moeflow.engine.text.tool_syntax.reader import Reader, Steps
 from moeflow.server.api.answer import Emit
+from moeflow.server.api.conversation.call_arguments import parsed_object, read_object
 
 
 class MessageBlocks:
@@ -24,7 +21,7 @@ class MessageBlocks:
         self._emit = emit
         self._kind: str | None = None  # of the open block
         self._text: list[str] = []  # of the open block: what was said, or JSON of a call's input
-        self._input = AnswerReader(_read_object)  # of the open call
+        self._input = AnswerReader(read_object)  # of the open call
 
     def take(self, event: Event) -> None:
         """Add what the model wrote."""
@@ -38,7 +35,7 @@ class MessageBlocks:
             case CallBegun():
                 self.close()
                 self._open("tool_use", {"id": self._make_call_id(), "name": event.name, "input": {}})
-                self._input = AnswerReader(_read_object)
+                self._input = AnswerReader(read_object)
             case Arguments():
                 for piece in self._input.push(event.text):
                     if isinstance(piece, Arguments):
@@ -51,7 +48,7 @@ class MessageBlocks:
         block, text = self.blocks[-1], "".join(self._text)
         if self._kind == "tool_use":
             # Clients read a stream's pieces by the same rules: of a value that breaks off, what is certain.
-            block["input"] = from_json(text, allow_partial=True) if text else {}
+            block["input"] = parsed_object(text)
         else:
             block[self._kind] = text
         if self._kind == "thinking":
@@ -77,10 +74,3 @@ class MessageBlocks:
 
     def _delta(self, kind: str, field: str, text: str) -> None:
         self._emit("content_block_delta", index=len(self.blocks) - 1, delta={"type": kind, field: text})
-
-
-def _read_object(reader: Reader) -> Steps[None]:
-    """Yield the JSON object that a call was written with, as far as it is one: no client takes anything else."""
-    yield from reader.skip_space()
-    if (yield from reader.char()) == "{":
-        yield from json_pieces(reader, Arguments)

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Depends, Request
 from moeflow.core.embedding_bytes import decode_embedding
 from moeflow.core.errors import RequestError
 from moeflow.engine.pooling_choice import classification
+from moeflow.server.api.pooled import pool
 from moeflow.server.api.pooling.classification_objects import ClassificationRequest, ClassificationResponse
-from moeflow.server.api.pooling.pooled import pool
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends, Request
 
 from moeflow.core.embedding_bytes import decode_embedding
 from moeflow.engine.pooling_choice import check_pooling
+from moeflow.server.api.pooled import pool
 from moeflow.server.api.pooling.embedding_objects import EmbeddingRequest, EmbeddingResponse
-from moeflow.server.api.pooling.pooled import pool
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of
 from moeflow.server.service import Service, get_service

@@ -193,6 +193,18 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
     # Embeddings and classes.
     "EmbeddingRequest": {"user": _LABEL, "keep_alive": _HINT},
     "ClassificationRequest": {"user": _LABEL},
+    # Ollama's API.
+    "OllamaOptions": {
+        "mirostat": Refused(_NO_SAMPLER, (0,)),
+        "tfs_z": Refused(_NO_SAMPLER, (1,)),
+        "typical_p": Refused(_NO_SAMPLER, (1,)),
+    },
+    "OllamaMessage": {"images": Refused(_TEXT_ONLY, ([],))},
+    "OllamaGenerateRequest": {
+        "images": Refused(_TEXT_ONLY, ([],)),
+        "suffix": Refused("the models here continue text, they do not fill gaps", ("",)),
+        "template": Refused("send a whole prompt with raw: true instead", ("",)),
+    },
     # Responses.
     "ResponseInput": {
         "conversation": Refused("send all of it as input, or previous_response_id"),

@@ -24,16 +24,18 @@ async def pool(
     inputs: list[str | list[int]],
     pooling: PoolingParams,
     kind: str,
+    *,
+    is_cut: bool = False,
 ) -> tuple[list[bytes], int]:
     """Return the float32 numbers made of each input, and how many tokens these have; `kind` begins the request's id.
 
-    `served` as for `start_generation`.
+    `is_cut`: of a text that the context cannot hold, the beginning counts. `served` as for `start_generation`.
 
     Raises: ApiError, EngineError, RequestError.
     """
 
     async def prepare(generator: Generator) -> Prepared:
-        return Prepared(await generator.encode(inputs), NO_TOKENS)
+        return Prepared(await generator.encode(inputs, is_cut=is_cut), NO_TOKENS)
 
     request_id = f"{kind}-{uuid.uuid4().hex}"
     generation = await start_generation(service, served, request_id, prepare, len(inputs), pooling=pooling)

@@ -1,0 +1,1 @@
+"""Ollama's API: its requests as the other APIs' conversations and texts, its answers as lines of JSON."""
