@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.agent_tools import table as tools_table  # noqa: E402
 from benchmarks.answer_forms import table as forms_table  # noqa: E402
 from benchmarks.engine_deaths import aborts_table, kills_table  # noqa: E402
 from benchmarks.expert_cache_overhead import table as cache_table  # noqa: E402
@@ -360,6 +361,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
         "Serving beside slow grammars",
         write_newest(grammars_table, lambda r: (r["model"], r["attackers"])),
     ),
+    "agent_tools": ("An agent's tools", write_newest(tools_table, lambda r: (r["model"], r["num_tools"]))),
     "engine_kills": ("Engines that are killed", write_newest(kills_table, lambda r: r["num_streams"])),
     "engine_aborts": ("Clients that hang up", write_newest(aborts_table, lambda r: r["num_aborts"])),
     "batch": ("Batch jobs", write_batch),

@@ -214,6 +214,14 @@ class Engine:
                 self._counters.cancelled += 1
                 self._cancelled.append(TokenOutput(request_id=request_id, finish_reason=FinishReason.CANCELLED))
 
+    def load_ahead(self) -> None:
+        """Load what a first answer with a form needs, so that it holds up no pass later. For a time without work.
+
+        Within a limit of memory it waits for that answer, which may never come.
+        """
+        if not self.config.memory_bytes:
+            self._constraints.load_ahead()
+
     def cancel_all(self) -> None:
         """End every request, waiting or running."""
         self.cancel(list(self._requests))

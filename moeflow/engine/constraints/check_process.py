@@ -21,7 +21,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from moeflow.engine.constraints.check_messages import Accepted, CheckRequest, OutOfMemory, Refused, Reply
 from moeflow.engine.constraints.grammar_tokens import for_grammars
-from moeflow.engine.constraints.limits import LIMITS, MASK_CPU_S, TOO_SLOW, reason_of
+from moeflow.engine.constraints.limits import CHECK_CPU_S, LIMITS, MASK_CPU_S, TOO_SLOW, reason_of
 from moeflow.engine.constraints.priority import COMPILING, lower
 from moeflow.engine.constraints.vocabulary import Vocabulary
 from moeflow.engine.text.answer_form.lark import USER
@@ -41,7 +41,7 @@ def serve(connection: socket.socket) -> None:
     tokens = for_grammars(vocabulary)
     lower(COMPILING)
     while (raw := receive(connection)) is not None:
-        limit_cpu_time()
+        limit_cpu_time(CHECK_CPU_S)
         reply = _check(raw, tokens, vocabulary.eos_token_ids)
         connection.sendall(frame(reply))
         if isinstance(reply, OutOfMemory):
@@ -53,7 +53,7 @@ def _check(raw: bytes, tokens: LLTokenizer, eos_token_ids: Collection[int]) -> R
         request = msgspec.msgpack.decode(raw, type=CheckRequest)
         grammar = _grammar(request)
         matcher = LLMatcher(tokens, grammar, limits=LIMITS, log_level=0)
-        reason = _first_problem(matcher, eos_token_ids)
+        reason = _first_problem(matcher, eos_token_ids, request.lark)
         return Accepted(grammar) if reason is None else Refused(reason[:MAX_REASON])
     except MemoryError:
         return OutOfMemory()
@@ -79,7 +79,7 @@ def _ends_in_escape(regex: str) -> bool:
     return (len(regex) - len(regex.rstrip("\\"))) % 2 == 1
 
 
-def _first_problem(matcher: LLMatcher, eos_token_ids: Collection[int]) -> str | None:
+def _first_problem(matcher: LLMatcher, eos_token_ids: Collection[int], lark: str) -> str | None:
     """Return why the grammar cannot be followed for its first tokens; None: it can."""
     chooser = random.Random(0)
     for _ in range(NUM_STEPS):
@@ -93,7 +93,7 @@ def _first_problem(matcher: LLMatcher, eos_token_ids: Collection[int]) -> str | 
         if token_id is None:
             return None
         matcher.consume_token(token_id)
-    return reason_of(matcher.get_error()) if matcher.is_error() else None
+    return reason_of(matcher.get_error(), lark) if matcher.is_error() else None
 
 
 def _any_token(allowed: bytes, eos_token_ids: Collection[int], chooser: random.Random) -> int | None:

@@ -46,7 +46,7 @@ class GrammarChecker:
     def check(self, lark: str, users: UserGrammar | None = None) -> str:
         """Return the grammar as engines take it. `users` is what it may refer to.
 
-        Blocks: until it was compiled, some `worker_limits.CPU_S` seconds at most.
+        Blocks: until it was compiled, `limits.CHECK_CPU_S` seconds of processor time at most.
         Raises: RequestError if it cannot be, or takes too much time or memory.
         """
         known = self.known(lark, users)

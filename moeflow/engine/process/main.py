@@ -97,6 +97,8 @@ class EngineProcess:
             self._refused = []
             if outputs or had_work:  # a chunk of a prompt brings no output, but fresh statistics
                 self._send(Outputs(outputs, engine.stats()))
+            if had_work and not engine.has_work:
+                engine.load_ahead()
 
     def _receive(self, engine: Engine, timeout_ms: int) -> None:
         """Take in whatever has arrived; wait for the first message at most `timeout_ms`."""

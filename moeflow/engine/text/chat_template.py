@@ -51,7 +51,7 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt that asks for the next message. `variables` are what the template may use beside these.
 
-        Blocks: until it is rendered, some `worker_limits.CPU_S` seconds at most.
+        Blocks: until it is rendered, `worker_limits.CPU_S` seconds of processor time at most.
         Raises: RequestError if the template refuses the messages; ChatTemplateError if it is broken or exceeds
         its limits.
         """

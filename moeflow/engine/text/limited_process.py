@@ -123,7 +123,7 @@ class _LimitedProcess:
             code = self._process.wait(1)
         except subprocess.TimeoutExpired:
             return otherwise
-        if code == -signal.SIGXCPU:
+        if code == -signal.SIGPROF:
             return "needs too much processor time"
         return f"its process ended with code {code}" if code >= 0 else f"its process ended by signal {-code}"
 

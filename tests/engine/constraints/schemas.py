@@ -98,6 +98,29 @@ SUPPORTED = {
         "additionalProperties": False,
         "maxProperties": 2,
     },
+    "dependent": {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}, "c": {"type": "null"}},
+        "dependentRequired": {"a": ["b"], "c": ["a"]},
+        "additionalProperties": False,
+    },
+    "names": {"type": "object", "propertyNames": {"type": "string", "pattern": "^x_"}, "maxProperties": 2},
+    "names of a list": {
+        "type": "object",
+        "propertyNames": {"enum": ["x", "y"]},
+        "additionalProperties": {"type": "null"},
+        "required": ["y"],
+    },
+    "any names": {"type": "object", "propertyNames": {"type": "string"}, "maxProperties": 1},
+    "never": {
+        "type": "object",
+        "properties": {"a": {"anyOf": [{"not": {}}, {"type": "null"}]}, "b": {"not": {"description": "never"}}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+    "without effect": {"type": "array", "uniqueItems": False, "not": False, "maxItems": 2},
+    "own format": {"type": "string", "format": "markdown", "maxLength": 3},
+    "own draft": {"$schema": "https://example.com/schema", "type": "null"},
 }
 UNSUPPORTED = {
     "not": {"not": {"type": "string"}},
@@ -105,7 +128,6 @@ UNSUPPORTED = {
     "if": {"if": {"type": "string"}, "then": {"maxLength": 3}},
     "contains": {"type": "array", "contains": {"type": "integer"}},
     "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
-    "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
     "propertyNames": {"type": "object", "propertyNames": {"maxLength": 3}},
     "type": {"type": "text"},
     "reference": {"$ref": "#/$defs/missing"},

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from moeflow.core.engine_config import EngineConfig
 from moeflow.core.request import FinishReason
 from moeflow.engine.engine import Engine
 from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
@@ -118,3 +119,16 @@ def test_the_answers_are_json(tiny, expected):
     assert whole
     for tokens in whole:
         assert 4 <= len(json.loads(tokenizer.decode(tokens[:-1]))["words"]) <= 6
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 2**40])
+def test_nothing_is_loaded_ahead_within_a_limit_of_memory(tiny, monkeypatch, memory_bytes):
+    engine = load(tiny)
+    asked = []
+    try:
+        monkeypatch.setattr(engine._constraints, "load_ahead", lambda: asked.append(True))
+        monkeypatch.setattr(EngineConfig, "memory_bytes", memory_bytes)
+        engine.load_ahead()
+        assert asked == ([] if memory_bytes else [True])
+    finally:
+        engine.close()

@@ -23,6 +23,7 @@ from moeflow.engine.constraints.limits import LIMITS
 from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
 from moeflow.engine.text.answer_form.form import ChoiceForm, JsonForm, UserGrammar
 from moeflow.engine.text.answer_form.lark import LarkWriter
+from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.engine.text.tool_syntax.written_values import written_value
 from tests.engine.constraints.test_schemas import llm  # noqa: F401  # a fixture
@@ -228,3 +229,24 @@ def test_a_process_that_was_ended_is_replaced_at_once(checker):
     assert idle
     assert idle[-1].is_alive
     check(checker, regex("[a-z]{9}"))
+
+
+def test_the_vocabulary_is_loaded_once_ahead_of_the_first_form(llm, monkeypatch):  # noqa: F811
+    loaded = []
+    load = Tokenizer.load
+    monkeypatch.setattr(Tokenizer, "load", lambda path: loaded.append(path) or load(path))
+    with closing(Constraints(llm.model.path, [1])) as constraints:
+        constraints.load_ahead()
+        constraints._compiling.submit(bool).result(60)
+        assert len(loaded) == 1
+        constraints.load_ahead()
+        constraints.compiled("start: /a/").result(60)
+        assert len(loaded) == 1
+
+
+def test_files_that_are_gone_fail_the_requests_with_forms_alone(tmp_path):
+    with closing(Constraints(str(tmp_path), [1])) as constraints:
+        for _ in range(2):
+            constraints.load_ahead()
+            with pytest.raises(RequestError, match=r"tokenizer\.json: is missing"):
+                constraints.compiled("start: /a/").result(60)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from moeflow.core.errors import RequestError
@@ -62,15 +62,25 @@ def _reasoning(lark: LarkWriter, chat_format: ChatFormat, max_tokens: int | None
 
 def _said(lark: LarkWriter, chat_format: ChatFormat, wish: AnswerWish) -> str:
     """Return the expression for what follows the reasoning."""
-    syntax, text_head = chat_format.syntax, lark.text(chat_format.syntax.text_head)
+    text_head = lark.text(chat_format.syntax.text_head)
     form = None if wish.form is None else f"{text_head} {lark.form(wish.form)}"
     if not wish.tools:
         return lark.anything() if form is None else form
-    written = [syntax.write(lark, tool) for tool in wish.tools]
+    written = [_written(lark, chat_format, tool) for tool in wish.tools]
     if wish.must_call or form is not None:
         calls = _calls(lark, chat_format, written, is_parallel=wish.is_parallel)
         return calls if wish.must_call or form is None else f"({calls} | {form})"
     return _calls_in_text(lark, chat_format, written)
+
+
+def _written(lark: LarkWriter, chat_format: ChatFormat, tool: Tool) -> WrittenCall:
+    """Return a call whose arguments are a rule of their own, so that an error about them names the tool."""
+    about = f"the arguments of {tool.name!r}"
+    try:
+        call = chat_format.syntax.write(lark, tool)
+    except RequestError as error:
+        raise RequestError(f"{about}: {error}", param="tools") from None
+    return replace(call, arguments=lark.rule(call.arguments, words=about))
 
 
 def _calls(lark: LarkWriter, chat_format: ChatFormat, written: Sequence[WrittenCall], *, is_parallel: bool) -> str:

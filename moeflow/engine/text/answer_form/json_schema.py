@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moeflow.core.errors import RequestError
-
-_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by names
-_LITERALS: Final = ("const", "enum", "required")  # hold JSON that an answer repeats
-_NOTES: Final = ("default", "examples")  # hold JSON that means nothing
+from moeflow.engine.text.answer_form.keyword_kinds import JSON_VALUES, LITERALS, NAMED_SCHEMAS
+from moeflow.engine.text.answer_form.known_keywords import in_known_keywords
 
 _ESCAPES: Final = '"\\bfnrt'  # behind a backslash
 _ESCAPED: Final = frozenset(map(chr, range(32))) - frozenset("\b\f\n\r\t") | {"\x7f"}  # which take others
@@ -74,9 +72,10 @@ def _held(schema: Any, found: _Found) -> Any:
         return [_held(one, found) for one in schema]
     if not isinstance(schema, Mapping):
         return schema
+    schema = in_known_keywords(schema)
     held = {key: _held_value(key, value, found) for key, value in schema.items()}
     _check_count(schema)
-    found.has_free_names |= not _is_closed(schema) and any(map(schema.get, _NAMED[:2]))
+    found.has_free_names |= not _is_closed(schema) and any(map(schema.get, ("properties", "patternProperties")))
     wanted, parts = schema.get("format"), schema.get("allOf", [])
     if isinstance(wanted, str) and wanted in _FORMATS and isinstance(parts, list):
         held["allOf"] = [*held.get("allOf", []), _FORMATS[wanted]]
@@ -85,12 +84,12 @@ def _held(schema: Any, found: _Found) -> Any:
 
 
 def _held_value(key: str, value: Any, found: _Found) -> Any:
-    if key in _NAMED and isinstance(value, Mapping):
+    if key in NAMED_SCHEMAS and isinstance(value, Mapping):
         found.needs_escapes |= any(map(_ESCAPED.intersection, value))
         return {name: _held(one, found) for name, one in value.items()}
-    if key in _LITERALS:
+    if key in LITERALS:
         found.needs_escapes |= any(map(_ESCAPED.intersection, _strings(value)))
-    return value if key in _LITERALS or key in _NOTES else _held(value, found)
+    return value if key in JSON_VALUES else _held(value, found)
 
 
 def _strings(value: Any) -> Iterator[str]:

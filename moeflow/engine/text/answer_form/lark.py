@@ -16,6 +16,7 @@ from moeflow.engine.text.answer_form.json_schema import held_schema
 USER: Final = "user"  # the name of a user's own grammar
 WHITESPACE: Final = r"[ \t\n]{1,64}"  # between the parts of JSON: an answer of whitespace without end has no use
 ANY_TEXT: Final = "ANY_TEXT"
+PART: Final = " // of "  # before the words for a rule, at the end of its line
 _MANY: Final = 500  # choices; a grammar has a limit of alternatives at one place, a terminal has none
 
 
@@ -59,6 +60,15 @@ class LarkWriter:
             raise ValueError(f"{end!r} is no token of this model")
         return self.rule("/(?s:.*)/", f"suffix={json.dumps(end, ensure_ascii=False)}")
 
+    def bounded_text_until(self, end: str, min_chars: int, max_chars: int | None) -> str:
+        """Return the expression for a text of so many characters, and the end behind it. None: of any length."""
+        chars = f"/(?s:.{{{min_chars},{'' if max_chars is None else max_chars}}})/"
+        if end in self._ids:
+            return f"{self.terminal(chars)}{'' if min_chars else '?'} <[{self._ids[end]}]>"
+        # Readers stop at the first end, so a text that needs some characters may not have one within them.
+        without_end = f" & ~/(?s:.*){_pattern_of(end.strip())}(?s:.*)/" if min_chars else ""
+        return self.rule(self.terminal(chars + without_end), f"suffix={json.dumps(end, ensure_ascii=False)}")
+
     def anything(self) -> str:
         """Return the expression for any text, and any tokens that stand for none."""
         return f"({ANY_TEXT} | <[*]>)*"
@@ -74,10 +84,10 @@ class LarkWriter:
             case _:
                 return f"@{USER}"
 
-    def rule(self, body: str, attributes: str = "") -> str:
-        """Add a rule and return its name."""
+    def rule(self, body: str, attributes: str = "", *, words: str = "") -> str:
+        """Add a rule and return its name. Errors about it use the `words`."""
         name = f"part_{len(self._rules)}"
-        self._rules[f"{name}[{attributes}]" if attributes else name] = body
+        self._rules[f"{name}[{attributes}]" if attributes else name] = f"{body}{PART}{words}" if words else body
         return name
 
     def terminal(self, body: str) -> str:
@@ -89,6 +99,10 @@ class LarkWriter:
     def grammar(self, start: str) -> str:
         """Return the whole grammar."""
         return "\n".join(f"{name}: {body}" for name, body in {"start": start, **self._rules}.items())
+
+
+def _pattern_of(text: str) -> str:
+    return re.escape(text).replace("/", "\\/")
 
 
 def _quoted(text: str) -> str:

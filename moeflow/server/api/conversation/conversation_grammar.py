@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -26,20 +27,22 @@ async def grammar_of(
     """Return the grammar of an answer; "": it may be anything.
 
     `is_reasoning` says whether the prompt has begun the model's reasoning, `form_field` where the request has the form.
-    Calls follow the schemas of their tools, as far as that can be done, and of strict tools always.
+    Calls that must be made follow the schemas of their tools, and so do calls of strict tools. Other calls follow them
+    where that can be done.
 
-    Raises: RequestError if the form is not supported; QueueFullError if too many forms of the client wait.
+    Raises: RequestError if the form, or such a schema, is not supported; QueueFullError if too many forms of the client
+    wait.
     """
     if form is None and max_reasoning_tokens is None and not tools.is_constrained:
         return ""
     wish = AnswerWish(
         form=form,
-        tools=tools.allowed if tools.is_constrained or form is not None else (),
+        tools=tuple(_enforced(tools)) if tools.is_constrained or form is not None else (),
         must_call=tools.is_required,
         is_parallel=tools.is_parallel,
         max_reasoning_tokens=max_reasoning_tokens,
     )
-    blamed = "tools" if tools.is_constrained and form is None else form_field
+    blamed = "tools" if tools.is_required or (tools.is_constrained and form is None) else form_field
     users = form if isinstance(form, UserGrammar) else None
     try:
         return await _checked(generator, wish, users, is_reasoning=is_reasoning, client=client)
@@ -62,6 +65,12 @@ async def _checked(
 ) -> str:
     write = partial(answer_grammar, generator.tokenizer, wish, is_reasoning=is_reasoning)
     return await generator.checked(write, users, client=client)
+
+
+def _enforced(tools: ToolWish) -> Iterator[Tool]:
+    """Yield the tools that may be called. All of them are strict where one has to be called."""
+    for tool in tools.allowed:
+        yield replace(tool, is_strict=True) if tools.is_required else tool
 
 
 def _loosened(tool: Tool) -> Tool:

@@ -203,6 +203,38 @@ def test_a_budget_that_cannot_be_kept(template):
     assert caught.value.param == "thinking_token_budget"
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm4", "gemma4"])
+def test_texts_have_as_many_characters_as_they_must(made, name):
+    tokenizer, vocabulary = made(TEMPLATES[name])
+    schema = {
+        "type": "object",
+        "properties": {
+            "some": {"type": "string", "minLength": 2, "maxLength": 4},
+            "few": {"type": "string", "maxLength": 3},
+            "many": {"type": "string", "minLength": 5, "maxLength": 20, "format": "markdown"},
+        },
+        "required": ["some", "few", "many"],
+        "additionalProperties": False,
+    }
+    tool = Tool("look", None, schema)
+    grammar = answer_grammar(tokenizer, AnswerWish(tools=[tool], must_call=True), is_reasoning=False)
+    num_calls = 0
+    for seed in range(20):
+        text, has_ended = write(tokenizer, vocabulary, grammar, seed)
+        for _, arguments in read(tokenizer, text, (tool,))[0] if has_ended else ():
+            jsonschema.validate(json.loads(arguments), schema)
+            num_calls += 1
+    assert num_calls >= 3
+
+
+@pytest.mark.parametrize("lengths", [{"minLength": 3, "maxLength": 2}, {"maxLength": "x"}, {"minLength": -1}])
+def test_lengths_that_no_text_has(lengths):
+    tokenizer = tokenizer_of(TEMPLATES["qwen3_coder"], has_tokens=False)
+    tool = Tool("look", None, {"properties": {"q": {"type": "string", **lengths}}}, True)
+    with pytest.raises(RequestError, match="minLength or maxLength of the argument 'q' cannot be enforced"):
+        answer_grammar(tokenizer, AnswerWish(tools=[tool], must_call=True), is_reasoning=False)
+
+
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm4"])
 @pytest.mark.parametrize(
     ("schema", "values"),
@@ -284,5 +316,50 @@ CALL_OF_Q = {
 def test_text_whose_form_the_syntax_cannot_hold():
     tokenizer = tokenizer_of(TEMPLATES["qwen3_coder"], has_tokens=False)
     tool = Tool("look", None, {"properties": {"q": {"type": "string", "pattern": "^a$"}}}, True)
-    with pytest.raises(RequestError, match="pattern of the argument 'q' of 'look'"):
+    with pytest.raises(RequestError, match="arguments of 'look': pattern of the argument 'q' cannot"):
         answer_grammar(tokenizer, AnswerWish(tools=[tool], must_call=True), is_reasoning=False)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"maxProperties": 0}]}, "anyOf"),
+        ({"properties": {"a": {}}, "dependentRequired": {"a": ["b"]}}, "allOf"),
+        ({"properties": {"a": {}}, "minProperties": 1}, "minProperties"),
+        ({"properties": {"a": {}}, "patternProperties": {"^a": {"type": "null"}}}, "patternProperties"),
+        ({"properties": {"a": {}}, "propertyNames": {"maxLength": 0}}, "propertyNames"),
+        ({"properties": {"a": {}}, "required": ["b"]}, "required"),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm4"])
+def test_what_plain_arguments_cannot_hold_together(name, schema, keyword):
+    tokenizer = tokenizer_of(TEMPLATES[name], has_tokens=False)
+    strict = AnswerWish(tools=[Tool("look", None, schema, is_strict=True)])
+    with pytest.raises(RequestError, match=f"arguments of 'look': {keyword} cannot be enforced"):
+        answer_grammar(tokenizer, strict, is_reasoning=False)
+    answer_grammar(tokenizer, AnswerWish(tools=[Tool("look", None, schema)]), is_reasoning=False)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm4"])
+def test_references_lead_through_the_whole_schema(made, name):
+    tokenizer, vocabulary = made(TEMPLATES[name])
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "array", "items": {"enum": [1, 2]}},
+            "b": {"$ref": "#/properties/a/items"},
+            "c": {"type": "array", "items": {"$ref": "#"}},
+            "d": False,
+        },
+        "additionalProperties": False,
+    }
+    tool = Tool("look", None, schema)
+    grammar = answer_grammar(tokenizer, AnswerWish(tools=[tool], must_call=True), is_reasoning=False)
+    seen = set()
+    for seed in range(40):
+        text, has_ended = write(tokenizer, vocabulary, grammar, seed)
+        if has_ended:
+            for _, arguments in read(tokenizer, text, (tool,))[0]:
+                jsonschema.validate(json.loads(arguments), schema)
+                seen |= json.loads(arguments).keys()
+    assert seen == {"a", "b", "c"}
