@@ -137,7 +137,7 @@ def test_a_call_that_must_be_made(client, stream):
             "response_format",
             'keywords of a schema, leave them out: \\["not"\\]',
         ),
-        ({"response_format": {"type": "xml"}}, "response_format", "must be of type text"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "send one of text, json_object, json_schema"),
         ({"extra_body": {"guided_regex": "a(b"}}, "response_format", "unclosed group"),
         ({"extra_body": {"guided_json": "{"}}, None, "the schema is not JSON"),
         ({"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}}, None, "one form only"),
