@@ -29,9 +29,11 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion_choice import Logprobs
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
+from openai.types.responses.response_error import ResponseError
 from pydantic import BaseModel, TypeAdapter
 
 OUR_FIELDS = frozenset(("reasoning_content", "token_trees", "prompt_progress", "timings"))
+DOCUMENTED_FIELDS = {"ResponseCustomToolCall": frozenset(("status",))}  # in OpenAI's guide to custom tools
 ERROR_FIELDS = frozenset(("details",))  # that Anthropic's client reads, though no type of a body has it
 
 
@@ -84,6 +86,26 @@ class Embeddings(CreateEmbeddingResponse):
     data: list[EncodedEmbedding]  # type: ignore[assignment]
 
 
+class OverlongError(ResponseError):
+    """The error of a conversation that is too long, which OpenAI's streams have."""
+
+    code: Literal["context_length_exceeded"]  # type: ignore[assignment]
+
+
+class OverlongResponse(Response):
+    """A response to such a conversation."""
+
+    error: ResponseError | OverlongError | None = None  # type: ignore[assignment]
+
+
+class FailedEvent(BaseModel, extra="forbid"):
+    """The end of a stream that failed."""
+
+    type: Literal["response.failed"]
+    sequence_number: int
+    response: OverlongResponse
+
+
 class TooLarge(BaseModel, extra="forbid"):
     """The error of a body that is too large, which Anthropic's page of errors has."""
 
@@ -112,7 +134,7 @@ def _by_type(union: Any) -> dict[str, Any]:
 
 
 CHUNKS = {"/v1/chat/completions": ChatCompletionChunk, "/v1/completions": CompletionChunk}
-RESPONSE_EVENTS = _by_type(ResponseStreamEvent)
+RESPONSE_EVENTS = {**_by_type(ResponseStreamEvent), "response.failed": FailedEvent}
 MESSAGE_EVENTS = {**_by_type(RawMessageStreamEvent), "ping": Ping, "error": ErrorResponse}
 GENERATED = {
     "POST /v1/chat/completions": ChatCompletion,
@@ -168,7 +190,7 @@ def check_json(kind: Any, encoded: bytes) -> Any:
 def check_no_extras(value: object, known: frozenset[str] = OUR_FIELDS) -> None:
     """Raise if a model, or one in it, has a field that neither the client knows nor `known` names."""
     if isinstance(value, BaseModel):
-        unknown = set(value.model_extra or ()) - known
+        unknown = set(value.model_extra or ()) - known - DOCUMENTED_FIELDS.get(type(value).__name__, frozenset())
         assert not unknown, f"{type(value).__name__} does not know {sorted(unknown)}"
         for name in type(value).model_fields:
             check_no_extras(getattr(value, name), known)

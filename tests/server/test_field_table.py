@@ -10,7 +10,6 @@ import pytest
 from moeflow.core.errors import RequestError
 from moeflow.server.api.chat.chat_objects import ChatRequest
 from moeflow.server.api.completions.completion_objects import CompletionRequest
-from moeflow.server.api.conversation.conversation import Conversation
 from moeflow.server.api.messages.message_request import MessageRequest
 from moeflow.server.api.responses.response_request import ResponseRequest
 from moeflow.server.api.schema.field_policy import Ignored, Mapped, Parts, Policy, Refused, Unset
@@ -53,7 +52,10 @@ def meaning(request: StrictModel) -> Any:
     """What a request asks for."""
     if isinstance(request, CompletionRequest):
         return request.prompts(), request.to_sampling_params(), request.answer_form()
-    asked: Conversation = request.conversation()  # type: ignore[attr-defined]
+    if isinstance(request, ResponseRequest):
+        asked = request.conversation((), request.offered_tools(()))
+    else:
+        asked = request.conversation()  # type: ignore[attr-defined]
     return asked.messages, asked.tools.allowed, asked.variables, asked.sampling, asked.form, asked.max_reasoning_tokens
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
+from moeflow.server.api.codex_models import CodexModel, codex_model
 from moeflow.server.served_model import ModelStatus, ServedModel
 from moeflow.server.service import Service, get_service
 
@@ -32,13 +33,16 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    models: list[CodexModel]
 
 
 @router.get("/v1/models", tags=["OpenAI"])
 async def list_models(service: Annotated[Service, Depends(get_service)]) -> ModelList:
     """List the served models."""
     require_names(service)
-    return ModelList(data=[_card(model) for model in service.models.all])
+    cards = [_card(model) for model in service.models.all]
+    models = [codex_model(card.id, card.max_model_len, number) for number, card in enumerate(cards)]
+    return ModelList(data=cards, models=models)
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"])

@@ -17,6 +17,7 @@ USER: Final = "user"  # the name of a user's own grammar
 WHITESPACE: Final = r"[ \t\n]{1,64}"  # between the parts of JSON: an answer of whitespace without end has no use
 ANY_TEXT: Final = "ANY_TEXT"
 PART: Final = " // of "  # before the words for a rule, at the end of its line
+_ANY: Final = "(?s:.*)"
 _MANY: Final = 500  # choices; a grammar has a limit of alternatives at one place, a terminal has none
 
 
@@ -47,18 +48,21 @@ class LarkWriter:
         """
         return "%json " + json.dumps(held_schema(schema, WHITESPACE))
 
-    def text_until(self, end: str, max_tokens: int | None = None) -> str:
-        """Return the expression for any text up to and including an end, of so many tokens at most.
+    def text_until(self, end: str, max_tokens: int | None = None, *, pattern: str = _ANY) -> str:
+        """Return the expression for a text up to and including an end, of so many tokens at most.
+
+        The text matches a regular expression. Until it does, the end is a part of the text.
 
         Raises: ValueError if the number of tokens is to be limited, and the end is no token of its own.
         """
         limit = "" if max_tokens is None else f"max_tokens={max_tokens}"
+        body = "/" + pattern.replace("/", "\\/").replace("\n", "\\n") + "/"
         if end in self._ids:
-            name = self.rule(ANY_TEXT, limit)
-            return f"{name}? <[{self._ids[end]}]>"
+            text = f"{self.rule(ANY_TEXT, limit)}?" if pattern == _ANY else self.rule(body, limit)
+            return f"{text} <[{self._ids[end]}]>"
         if max_tokens is not None:
             raise ValueError(f"{end!r} is no token of this model")
-        return self.rule("/(?s:.*)/", f"suffix={json.dumps(end, ensure_ascii=False)}")
+        return self.rule(body, f"suffix={json.dumps(end, ensure_ascii=False)}")
 
     def bounded_text_until(self, end: str, min_chars: int, max_chars: int | None) -> str:
         """Return the expression for a text of so many characters, and the end behind it. None: of any length."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ class Tool:
     description: str | None = None
     parameters: Mapping[str, Any] | None = None  # None: not described
     is_strict: bool = False  # arguments have to be as described
+    patterns: Mapping[str, str] = field(default_factory=dict)  # of whole strings, by argument; the model sees none
 
     def as_json(self) -> dict[str, Any]:
         """Return it as chat templates take it."""

@@ -22,7 +22,11 @@ class WrittenCall:
 
 def argument_schema(tool: Tool) -> dict[str, Any]:
     """Return what arguments have to be; none, where they are not described."""
-    return NO_ARGUMENTS if tool.parameters is None else {"type": "object", **tool.parameters}
+    schema: dict[str, Any] = NO_ARGUMENTS if tool.parameters is None else {"type": "object", **tool.parameters}
+    if not tool.patterns:
+        return schema
+    properties = {key: {"type": "string", "pattern": f"^(?:{text})$"} for key, text in tool.patterns.items()}
+    return {**schema, "properties": {**schema.get("properties", {}), **properties}}
 
 
 def json_arguments(lark: LarkWriter, tool: Tool) -> str:

@@ -55,6 +55,8 @@ def written_value(lark: LarkWriter, tool: Tool, key: str, schema: dict[str, Any]
 
     Raises: RequestError if it is text that has to have a form, and the tool is strict.
     """
+    if key in tool.patterns:
+        return lark.text_until(end, pattern=tool.patterns[key])
     values = tool.arguments.property(key).values
     if values.has_only_strings and values.literals and "string" not in values.types:
         choices = [str(choice) for choice in values.literals.values()]

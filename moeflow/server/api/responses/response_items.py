@@ -1,14 +1,15 @@
-"""Items of `/v1/responses`: what goes in (messages, calls, their results, reasoning) and what comes out."""
+"""Items that `/v1/responses` takes: messages, reasoning, calls of functions and their results."""
 
 from __future__ import annotations
 
 import uuid
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from moeflow.server.api.conversation.turns import Turns
-from moeflow.server.api.logprobs import TokenLogprob
+from moeflow.server.api.responses.offered_tools import flat_name
+from moeflow.server.api.responses.sealed import plain_or_unsealed, unsealed
 from moeflow.server.api.schema.images import UnreadPart, check_parts
 from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.api.schema.strict_model import StrictModel
@@ -42,14 +43,27 @@ class SaidText(StrictModel):
     text: str
 
 
+class SealedText(StrictModel):
+    """A text that the client passes on as if it was encrypted."""
+
+    type: Literal["encrypted_content"]
+    encrypted_content: str
+
+    @property
+    def text(self) -> str:
+        """The text, as far as this server can read it."""
+        return plain_or_unsealed(self.encrypted_content, "encrypted_content")
+
+
 Part = Annotated[
     Annotated[InputText, Tag("<input_text>")]
+    | Annotated[SealedText, Tag("<encrypted_content>")]
     | Annotated[InputImage, Tag("<input_image>")]
     | Annotated[SaidText, Tag("<output_text>")],
     by_type(),
     known_types(
         "content parts",
-        ("input_text", "input_image", "output_text"),
+        ("input_text", "input_image", "output_text", "encrypted_content"),
         dict.fromkeys(("input_file", "input_audio"), _READS_TEXT),
     ),
 ]
@@ -58,12 +72,24 @@ Content = Annotated[
 ]
 
 
-def text_of(content: str | list[InputText | InputImage | SaidText]) -> str:
+def text_of(content: str | list[InputText | InputImage | SealedText | SaidText]) -> str:
     """Return a content's text."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class Message(StrictModel):
+class ItemFields(StrictModel):
+    """Fields of all items."""
+
+    id: str | None = Field(None, description=IGNORED)
+    status: ItemStatus | None = Field(None, description=IGNORED)
+
+    def kept(self, prefix: str, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the item as it is stored and listed."""
+        status = self.status or "completed"
+        return {"id": self.id or f"{prefix}_{uuid.uuid4().hex}", "type": kind, "status": status, **fields}
+
+
+class Message(ItemFields):
     """What somebody said."""
 
     type: Literal["message"] = "message"
@@ -71,8 +97,6 @@ class Message(StrictModel):
         description="developer is another word for system."
     )
     content: Content
-    id: str | None = Field(None, description=IGNORED)
-    status: ItemStatus | None = Field(None, description=IGNORED)
 
     @model_validator(mode="after")
     def _check_images(self) -> Self:
@@ -89,57 +113,86 @@ class Message(StrictModel):
         blank = {"type": "output_text", "annotations": [], "logprobs": []} if is_answer else {"type": "input_text"}
         texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
         fields = {"role": self.role, "content": [{**blank, "text": text} for text in texts]}
-        return _kept(self.id, "msg", "message", self.status, fields)
+        return self.kept("msg", "message", fields)
 
 
-class FunctionCall(StrictModel):
+class FunctionCall(ItemFields):
     """A call of the model's."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: CalledArguments
-    id: str | None = Field(None, description=IGNORED)
-    status: ItemStatus | None = Field(None, description=IGNORED)
 
     def add_to(self, turns: Turns) -> None:
         """Add it to a conversation."""
-        turns.call(self.call_id, self.name, self.arguments)
+        turns.call(self.call_id, flat_name(self.namespace, self.name), self.arguments)
 
     def stored(self) -> dict[str, Any]:
         """Return it as it is kept and listed."""
-        fields = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
-        return _kept(self.id, "fc", self.type, self.status, fields)
+        called = {"name": self.name} if self.namespace is None else {"name": self.name, "namespace": self.namespace}
+        return self.kept("fc", self.type, {"call_id": self.call_id, **called, "arguments": self.arguments})
 
 
-class FunctionCallOutput(StrictModel):
-    """What a call returned."""
+class ResultObject(StrictModel):
+    """A result and whether the call succeeded."""
 
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Content
-    id: str | None = Field(None, description=IGNORED)
-    status: ItemStatus | None = Field(None, description=IGNORED)
+    content: Content
+    success: bool | None = Field(None, description=IGNORED)
+
+
+def _result_tag(value: Any) -> str:
+    if isinstance(value, dict | ResultObject):
+        return "<object>"
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+class FunctionCallOutput(ItemFields):
+    """The result of a call of a function or custom tool. Without a call it is text of the client, as of a user."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str | None = Field(None, description="Of an earlier call; null: the client adds the text by itself.")
+    output: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[list[Part], Field(fail_fast=True), Tag("<list>")]
+        | Annotated[ResultObject, Tag("<object>")],
+        Discriminator(_result_tag),
+    ]
+    name: str | None = Field(None, description="Of the tool; shown to the model where there is no call.")
+    namespace: str | None = Field(None, description="Of the tool.")
+
+    @property
+    def text(self) -> str:
+        """The text for the model."""
+        text = text_of(self.output.content if isinstance(self.output, ResultObject) else self.output)
+        return text if self.call_id is not None or not self.name else f"{flat_name(self.namespace, self.name)}: {text}"
 
     @model_validator(mode="after")
     def _check_images(self) -> Self:
-        check_parts("output", self.output, is_result=True)
+        output = self.output.content if isinstance(self.output, ResultObject) else self.output
+        check_parts("output", output, is_result=True)
         return self
 
     def add_to(self, turns: Turns) -> None:
         """Add it to a conversation."""
-        turns.result(self.call_id, text_of(self.output))
+        if self.call_id is None:
+            turns.say("user", self.text)
+        else:
+            turns.result(self.call_id, self.text)
 
     def stored(self) -> dict[str, Any]:
         """Return it as it is kept and listed."""
-        fields = {"call_id": self.call_id, "output": text_of(self.output)}
-        return _kept(self.id, "fco", self.type, self.status, fields)
+        if self.call_id is None:
+            return self.kept("msg", "message", {"role": "user", "content": [{"type": "input_text", "text": self.text}]})
+        prefix = "fco" if self.type == "function_call_output" else "ctco"
+        return self.kept(prefix, self.type, {"call_id": self.call_id, "output": self.text})
 
 
 class ReasoningText(StrictModel):
     """A piece of reasoning."""
 
-    type: Literal["reasoning_text"]
+    type: Literal["reasoning_text", "text"]
     text: str
 
 
@@ -150,7 +203,7 @@ class SummaryText(StrictModel):
     text: str
 
 
-class Reasoning(StrictModel):
+class Reasoning(ItemFields):
     """What the model said to itself."""
 
     type: Literal["reasoning"]
@@ -158,111 +211,25 @@ class Reasoning(StrictModel):
         None, description="Taken where there is no content."
     )
     content: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None
-    id: str | None = Field(None, description=IGNORED)
-    status: ItemStatus | None = Field(None, description=IGNORED)
+    encrypted_content: str | None = Field(
+        None, description="Taken where there is no content. Only this server's own can be read."
+    )
 
     def add_to(self, turns: Turns) -> None:
         """Add it to a conversation."""
-        text = "".join(part.text for part in self.content or self.summary or ())
+        text = self._said() or "".join(part.text for part in self.summary or ())
         if text:
             turns.think(text)
 
     def stored(self) -> dict[str, Any]:
         """Return it as it is kept and listed."""
-        fields = {name: [part.model_dump() for part in getattr(self, name) or ()] for name in ("summary", "content")}
-        return _kept(self.id, "rs", self.type, self.status, fields)
+        said = self._said()
+        content = [{"type": "reasoning_text", "text": said}] if said else []
+        return self.kept(
+            "rs", self.type, {"summary": [one.model_dump() for one in self.summary or ()], "content": content}
+        )
 
-
-def _kept(item_id: str | None, prefix: str, kind: str, status: str | None, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"id": item_id or f"{prefix}_{uuid.uuid4().hex}", "type": kind, "status": status or "completed", **fields}
-
-
-_TYPES = ("message", "function_call", "function_call_output", "reasoning")
-Item = Annotated[
-    Annotated[Message, Tag("<message>")]
-    | Annotated[FunctionCall, Tag("<function_call>")]
-    | Annotated[FunctionCallOutput, Tag("<function_call_output>")]
-    | Annotated[Reasoning, Tag("<reasoning>")],
-    by_type("message"),
-    known_types("items", _TYPES, {"item_reference": "send the item itself, or previous_response_id"}),
-]
-
-
-class OutputText(BaseModel):
-    """What the model says."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: list[Any]
-    logprobs: list[TokenLogprob]
-
-
-class OutputReasoningText(BaseModel):
-    """What the model says to itself."""
-
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class OutputMessage(BaseModel):
-    """A message of the model's."""
-
-    id: str
-    type: Literal["message"]
-    status: ItemStatus
-    role: Literal["assistant"]
-    content: list[OutputText]
-
-
-class OutputReasoning(BaseModel):
-    """The reasoning before a message."""
-
-    id: str
-    type: Literal["reasoning"]
-    status: ItemStatus
-    summary: list[SummaryText]
-    content: list[OutputReasoningText]
-
-
-class OutputCall(BaseModel):
-    """A function that the model calls."""
-
-    id: str
-    type: Literal["function_call"]
-    status: ItemStatus
-    call_id: str
-    name: str
-    arguments: str
-
-
-OutputItem = OutputMessage | OutputReasoning | OutputCall
-
-
-class ListedText(BaseModel):
-    """A piece of what somebody said."""
-
-    type: Literal["input_text"]
-    text: str
-
-
-class ListedMessage(BaseModel):
-    """What somebody but the model said."""
-
-    id: str
-    type: Literal["message"]
-    status: ItemStatus
-    role: Literal["user", "system", "developer"]
-    content: list[ListedText]
-
-
-class ListedResult(BaseModel):
-    """What a call returned."""
-
-    id: str
-    type: Literal["function_call_output"]
-    status: ItemStatus
-    call_id: str
-    output: str
-
-
-ListedItem = ListedMessage | ListedResult | OutputItem
+    def _said(self) -> str:
+        if self.content or not self.encrypted_content:
+            return "".join(part.text for part in self.content or ())
+        return unsealed(self.encrypted_content, "reasoning.encrypted_content")

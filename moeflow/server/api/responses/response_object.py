@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from moeflow.server.api.responses.response_items import ListedItem, OutputItem, OutputReasoningText, OutputText
+from moeflow.server.api.responses.output_items import ListedItem, OutputItem, OutputReasoningText, OutputText
 from moeflow.server.api.schema.batch import InputTokensDetails as CachedTokens
 from moeflow.server.api.schema.batch import Metadata, OutputTokensDetails
 
@@ -30,7 +30,7 @@ class ResponseUsage(BaseModel):
 class ResponseFailure(BaseModel):
     """Why there is no answer."""
 
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
     message: str
 
 
@@ -67,7 +67,7 @@ class ResponseObject(BaseModel):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["disabled", "auto"]
     usage: ResponseUsage | None
     user: str | None
 
@@ -180,6 +180,17 @@ class ResponseArgumentsEvent(BaseModel):
     arguments: str | None = None
 
 
+class ResponseInputEvent(BaseModel):
+    """A piece of the input of a custom tool (`delta`), or all of it."""
+
+    type: Literal["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
+    sequence_number: int
+    output_index: int
+    item_id: str
+    delta: str | None = None
+    input: str | None = None
+
+
 RESPONSE_EVENTS: tuple[type[BaseModel], ...] = (
     ResponseLifecycleEvent,
     ResponseItemEvent,
@@ -187,4 +198,5 @@ RESPONSE_EVENTS: tuple[type[BaseModel], ...] = (
     ResponseTextEvent,
     ResponseReasoningEvent,
     ResponseArgumentsEvent,
+    ResponseInputEvent,
 )

@@ -8,6 +8,9 @@ from typing import Any, Final
 
 from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 from moeflow.server.api.answer import Emit
+from moeflow.server.api.responses.offered_tools import Called
+from moeflow.server.api.responses.sealed import sealed
+from moeflow.server.api.responses.written_calls import WrittenCall, written_call
 
 _PARTS: Final[
     dict[str, tuple[dict[str, Any], str]]
@@ -15,7 +18,6 @@ _PARTS: Final[
     "message": ({"type": "output_text", "text": "", "annotations": [], "logprobs": []}, "response.output_text"),
     "reasoning": ({"type": "reasoning_text", "text": ""}, "response.reasoning_text"),
 }
-_ARGUMENTS: Final = "response.function_call_arguments"
 
 
 def _new_id(prefix: str) -> str:
@@ -26,14 +28,25 @@ class ResponseOutput:
     """The items so far. The last one is open until another begins, or the output is closed."""
 
     def __init__(
-        self, make_call_id: Callable[[], str], emit: Emit, make_item_id: Callable[[str], str] = _new_id
+        self,
+        make_call_id: Callable[[], str],
+        emit: Emit,
+        make_item_id: Callable[[str], str] = _new_id,
+        *,
+        called: Callable[[str], Called],
+        seals_reasoning: bool = False,
     ) -> None:
-        """`make_item_id` gets a prefix for the kind of item."""
+        """`make_item_id` gets a prefix for the kind of item, `called` the name of a tool that the model calls.
+
+        `seals_reasoning`: reasoning is in `encrypted_content`, too, for clients that send only this back.
+        """
         self.items: list[dict[str, Any]] = []
         self._make_call_id, self._make_item_id = make_call_id, make_item_id
         self._emit = emit
+        self._called, self._seals_reasoning = called, seals_reasoning
+        self._call: WrittenCall | None = None  # that is open
         self._kind: str | None = None  # of the open item
-        self._text: list[str] = []  # of the open item: what was said, or a call's arguments
+        self._text: list[str] = []  # of the open item
         self._logprobs: list[dict[str, Any]] = []  # of the open message
 
     def take(self, event: Event, logprobs: Sequence[dict[str, Any]] = ()) -> None:
@@ -44,12 +57,9 @@ class ResponseOutput:
             case Reasoning():
                 self._write("reasoning", event.text)
             case CallBegun():
-                self.close("completed")
-                call = {"call_id": self._make_call_id(), "name": event.name, "arguments": ""}
-                self._open("function_call", "fc", call)
-            case Arguments():
-                self._text.append(event.text)
-                self._emit(f"{_ARGUMENTS}.delta", **self._place, delta=event.text)
+                self._begin_call(self._called(event.name))
+            case Arguments() if self._call is not None:
+                self._emit_input(self._call, self._call.push(event.text))
 
     def close(self, status: str) -> None:
         """End the open item with a status, if there is one."""
@@ -57,18 +67,19 @@ class ResponseOutput:
             return
         item, text = self.items[-1], "".join(self._text)
         item["status"] = status
-        if self._kind == "function_call":
-            item["arguments"] = text
-            self._emit(f"{_ARGUMENTS}.done", **self._place, arguments=text)
+        if self._call is not None:
+            self._end_call(self._call, item)
         else:
             part, name = _PARTS[self._kind]
             whole = {"text": text, "logprobs": self._logprobs} if self._kind == "message" else {"text": text}
             item["content"] = [{**part, **whole}]
+            if self._kind == "reasoning" and self._seals_reasoning:
+                item["encrypted_content"] = sealed(text)
             extras = _extras(self._kind, self._logprobs)
             self._emit(f"{name}.done", **self._place, content_index=0, text=text, **extras)
             self._emit("response.content_part.done", **self._place, content_index=0, part=item["content"][0])
         self._emit("response.output_item.done", output_index=len(self.items) - 1, item=item)
-        self._kind = None
+        self._kind = self._call = None
 
     def write_nothing(self) -> None:
         """Add an empty message, where the model said nothing at all."""
@@ -78,6 +89,25 @@ class ResponseOutput:
     @property
     def _place(self) -> dict[str, Any]:
         return {"output_index": len(self.items) - 1, "item_id": self.items[-1]["id"]}
+
+    def _begin_call(self, called: Called) -> None:
+        self.close("completed")
+        call = written_call(called)
+        _, empty = call.finish()
+        fields = {"call_id": self._make_call_id(), **call.fields(), call.field: empty}
+        self._open(called.kind, call.prefix, fields)
+        self._call = call
+
+    def _end_call(self, call: WrittenCall, item: dict[str, Any]) -> None:
+        rest, whole = call.finish()
+        self._emit_input(call, rest)
+        item[call.field] = whole
+        if call.event is not None:
+            self._emit(f"{call.event}.done", **self._place, **{call.field: whole})
+
+    def _emit_input(self, call: WrittenCall, delta: str) -> None:
+        if delta and call.event is not None:
+            self._emit(f"{call.event}.delta", **self._place, delta=delta)
 
     def _write(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> None:
         part, name = _PARTS[kind]

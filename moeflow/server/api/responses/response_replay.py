@@ -7,6 +7,7 @@ from typing import Any
 
 from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Reasoning
 from moeflow.server.api.responses.response_output import ResponseOutput
+from moeflow.server.api.responses.written_calls import called_as, written_arguments
 from moeflow.server.sse import named_event
 
 
@@ -26,8 +27,15 @@ def replayed_events(response: dict[str, Any], starting_after: int) -> bytes:
     emit("response.in_progress", response=begun)
     output = response["output"]
     ids = iter([item["id"] for item in output])
-    call_ids = iter([item["call_id"] for item in output if item["type"] == "function_call"])
-    items = ResponseOutput(lambda: next(call_ids), emit, lambda _: next(ids))
+    calls = [item for item in output if "call_id" in item]
+    call_ids, called = iter([item["call_id"] for item in calls]), iter([called_as(item) for item in calls])
+    items = ResponseOutput(
+        lambda: next(call_ids),
+        emit,
+        lambda _: next(ids),
+        called=lambda _: next(called),
+        seals_reasoning=any(item.get("encrypted_content") for item in output),
+    )
     for item in output:
         _write(items, item)
         items.close(item["status"])
@@ -37,13 +45,13 @@ def replayed_events(response: dict[str, Any], starting_after: int) -> bytes:
 
 def _write(items: ResponseOutput, item: dict[str, Any]) -> None:
     match item["type"]:
-        case "function_call":
-            items.take(CallBegun(item["name"]))
-            if item["arguments"]:
-                items.take(Arguments(item["arguments"]))
         case "message":
             (part,) = item["content"]
             items.take(Content(part["text"]), part["logprobs"])
-        case _:
+        case "reasoning":
             (part,) = item["content"]
             items.take(Reasoning(part["text"]))
+        case _:
+            items.take(CallBegun(item.get("name", "")))
+            if arguments := written_arguments(item):
+                items.take(Arguments(arguments))

@@ -7,67 +7,23 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
 
-from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from moeflow.engine.text.answer_form.form import Form, JsonForm
-from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.server.api.conversation.conversation import Conversation
-from moeflow.server.api.conversation.tool_wish import ToolWish
 from moeflow.server.api.conversation.turns import Turns
-from moeflow.server.api.responses.response_items import Item, Message
+from moeflow.server.api.responses.offered_tools import OfferedTools
+from moeflow.server.api.responses.response_items import Message
+from moeflow.server.api.responses.response_tools import ToolChoice, ToolDefinitions
+from moeflow.server.api.responses.tool_items import AdditionalTools, Item, ToolSearchOutput, add_item
 from moeflow.server.api.schema.answer_form import JsonObjectFormat, TextFormat
 from moeflow.server.api.schema.batch import Metadata
 from moeflow.server.api.schema.field_rules import Rule, needs_true
+from moeflow.server.api.schema.left_out import leave_out
 from moeflow.server.api.schema.sampling_fields import IGNORED, MaxTokens, SamplerFields
-from moeflow.server.api.schema.strict_model import StrictModel, one_of
+from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
 from moeflow.server.api.schema.template_fields import ReasoningEffort, TemplateFields, ThinkingBudget
-from moeflow.server.api.schema.tools import CHOICE_OF_TOOLS, MAX_TOOLS, NAMES_OF_TOOLS, FunctionName
-
-_HOSTED = "this server runs no tools itself"
-
-
-class FunctionTool(StrictModel):
-    """A function of the client's."""
-
-    type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="JSON Schema of an object; left out: no arguments.")
-    strict: bool | None = Field(None, description="Arguments have to be as parameters describe them.")
-
-    def plain(self) -> Tool:
-        """Return it as the engine knows it."""
-        return Tool(self.name, self.description, self.parameters, bool(self.strict))
-
-
-ToolDefinition = Annotated[
-    FunctionTool, known_types("tools", ("function",), {"custom": "the model calls functions only"})
-]
-
-
-class NamedFunction(StrictModel):
-    """A function by name."""
-
-    type: Literal["function"]
-    name: FunctionName
-
-
-class AllowedFunctions(StrictModel):
-    """Some of the functions."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
-
-
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
-    | Annotated[NamedFunction, Tag("<function>")]
-    | Annotated[AllowedFunctions, Tag("<allowed_tools>")],
-    by_type("word"),
-    one_of("none, auto, required, a function by name, or allowed_tools"),
-]
+from moeflow.server.api.schema.tools import CHOICE_OF_TOOLS, NAMES_OF_TOOLS
 
 
 class SchemaFormat(StrictModel):
@@ -110,28 +66,20 @@ class ReasoningConfig(StrictModel):
     effort: ReasoningEffort | None = Field(
         None, description="For chat templates that know it; none also switches off reasoning that can be."
     )
-    summary: Literal["auto", "concise", "detailed"] | None = Field(
+    summary: Literal["auto", "concise", "detailed", "none"] | None = Field(
         None, description="Accepted; all of the reasoning is returned, as content."
     )
-    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="The older name.")
+    generate_summary: Literal["auto", "concise", "detailed", "none"] | None = Field(None, description="The older name.")
 
 
 class ResponseStreamOptions(StrictModel):
     """How a stream is sent."""
 
 
-Included = Literal[  # what all but the first two ask for is of tools that there are none of
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-    "file_search_call.results",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "message.input_image.image_url",
-]
+SEALED_REASONING = "reasoning.encrypted_content"
+_LOGPROBS = "message.output_text.logprobs"
 Input = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Item], Field(min_length=1, fail_fast=True), Tag("<list>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[Item], Field(fail_fast=True), Tag("<list>")],
     text_or_list(),
 ]
 
@@ -147,13 +95,11 @@ class ResponseInput(TemplateFields):
     previous_response_id: str | None = Field(
         None, description="A stored response that this one follows: what went into it and came out is before the input."
     )
-    truncation: (
-        Annotated[Literal["disabled"], one_of("disabled: a conversation that is too long is an error")] | None
-    ) = None
-
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None, description=NAMES_OF_TOOLS
+    truncation: Literal["disabled", "auto"] | None = Field(
+        None, description="Accepted; a conversation that is too long is an error."
     )
+
+    tools: ToolDefinitions | None = Field(None, description=NAMES_OF_TOOLS)
     tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer; true unless set.")
     text: TextConfig | None = None
@@ -165,10 +111,26 @@ class ResponseInput(TemplateFields):
             return [Message.model_validate({"role": "user", "content": self.input})]
         return self.input
 
+    def offered_tools(self, history: Sequence[Item]) -> OfferedTools:
+        """Return the tools of the request and of the conversation. Raises: RequestError, naming the field."""
+        offered = OfferedTools()
+        offered.add(self.tools or ())
+        for item in (*history, *self.items()):
+            if isinstance(item, AdditionalTools | ToolSearchOutput):
+                offered.add_found(item.tools, f"input ({item.type})")
+        return offered
+
     def asked(
-        self, history: Sequence[Item], sampling: SamplingParams, *, max_reasoning_tokens: int | None = None
+        self,
+        history: Sequence[Item],
+        tools: OfferedTools,
+        sampling: SamplingParams,
+        *,
+        max_reasoning_tokens: int | None = None,
     ) -> Conversation:
         """Return what is asked, after the items before, in the form that all APIs share.
+
+        A conversation without messages gets an empty one of the user.
 
         Raises: RequestError, naming the field.
         """
@@ -177,35 +139,21 @@ class ResponseInput(TemplateFields):
             turns.say("system", self.instructions)
         turns.place = "previous_response_id"
         for item in history:
-            item.add_to(turns)
+            add_item(item, turns)
         for index, item in enumerate(self.items()):
             turns.place = f"input[{index}]"
-            item.add_to(turns)
+            add_item(item, turns)
         messages = turns.conversation("input")
-        if not messages:
-            raise RequestError("there is nothing in it that the model could read", param="input")
+        if len(messages) == bool(self.instructions):
+            messages.append({"role": "user", "content": ""})
         return Conversation(
             messages=messages,
-            tools=self._tool_wish(),
+            tools=tools.wish(self.tool_choice, is_parallel=self.parallel_tool_calls is not False),
             sampling=sampling,
             variables=self.template_variables(self.reasoning.effort if self.reasoning else None),
             form=self.text.form() if self.text else None,
             form_field="text.format",
             max_reasoning_tokens=max_reasoning_tokens,
-        )
-
-    def _tool_wish(self) -> ToolWish:
-        choice, names, is_required = self.tool_choice, None, self.tool_choice == "required"
-        if isinstance(choice, NamedFunction):
-            names, is_required = {choice.name}, True
-        elif isinstance(choice, AllowedFunctions):
-            names, is_required = {tool.name for tool in choice.tools}, choice.mode == "required"
-        return ToolWish(
-            [tool.plain() for tool in self.tools or ()],
-            names=names,
-            is_required=is_required,
-            is_parallel=self.parallel_tool_calls is not False,
-            is_off=choice == "none",
         )
 
 
@@ -220,7 +168,11 @@ class ResponseRequest(ResponseInput, SamplerFields):
 
     max_output_tokens: MaxTokens = Field(None, description="Reasoning included. The context's end is a limit, too.")
     stream_options: ResponseStreamOptions | None = None
-    include: list[Included] | None = Field(None, description="Reasoning is always there, as plain content.")
+    include: Annotated[list[str], Field(fail_fast=True)] | None = Field(
+        None,
+        description=f"{_LOGPROBS}, and {SEALED_REASONING} for reasoning that clients send back; all else is ignored. "
+        "Reasoning is always there, as plain content.",
+    )
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="How many of the likeliest tokens come with each token of the text."
     )
@@ -235,10 +187,18 @@ class ResponseRequest(ResponseInput, SamplerFields):
     store: bool | None = Field(None, description="Keep the response for a while, in memory; true unless set.")
     user: str | None = Field(None, description=IGNORED)
 
-    def conversation(self, history: Sequence[Item] = ()) -> Conversation:
+    @property
+    def seals_reasoning(self) -> bool:
+        """Whether reasoning comes as encrypted content, too."""
+        return SEALED_REASONING in (self.include or ())
+
+    def conversation(self, history: Sequence[Item], tools: OfferedTools) -> Conversation:
         """Return what is asked, after the items before. Raises: RequestError, naming the field."""
-        wants_logprobs = "message.output_text.logprobs" in (self.include or ()) or self.top_logprobs
+        for included in self.include or ():
+            if included not in (_LOGPROBS, SEALED_REASONING):
+                leave_out(f"include ({included})")
+        wants_logprobs = _LOGPROBS in (self.include or ()) or self.top_logprobs
         sampling = self.sampling_params(
             max_tokens=self.max_output_tokens, logprobs=(self.top_logprobs or 0) if wants_logprobs else None
         )
-        return self.asked(history, sampling, max_reasoning_tokens=self.thinking_token_budget)
+        return self.asked(history, tools, sampling, max_reasoning_tokens=self.thinking_token_budget)

@@ -11,6 +11,7 @@ from moeflow.engine.text.output_text import TextDelta
 from moeflow.server.api.conversation.conversation import AnswerEvents, AnswerForm
 from moeflow.server.api.conversation.text_tokens import TextTokens
 from moeflow.server.api.logprobs import listed_logprobs
+from moeflow.server.api.responses.offered_tools import Called
 from moeflow.server.api.responses.response_output import ResponseOutput
 from moeflow.server.errors import ApiError
 from moeflow.server.generation import Generation
@@ -21,23 +22,25 @@ class ResponseWriter:
     """Writes one response."""
 
     def __init__(
-        self, generation: Generation, form: AnswerForm, head: dict[str, Any], on_end: Callable[[dict[str, Any]], None]
+        self,
+        generation: Generation,
+        form: AnswerForm,
+        head: dict[str, Any],
+        on_end: Callable[[dict[str, Any]], None],
+        *,
+        called: Callable[[str], Called],
+        seals_reasoning: bool,
     ) -> None:
-        """`head` has the fields that are known from the beginning; `on_end` gets the response at its end."""
+        """`head` has the fields that are known from the beginning; `on_end` gets the response at its end.
+
+        The last two as for `ResponseOutput`.
+        """
         self._on_end = on_end
         self._generation = generation
         self._answer = AnswerEvents(form)
         self._tokens = TextTokens()
-        self._output = ResponseOutput(form.make_id, self._emit)
-        self._response: dict[str, Any] = {
-            **head,
-            "completed_at": None,
-            "status": "in_progress",
-            "error": None,
-            "incomplete_details": None,
-            "output": [],
-            "usage": None,
-        }
+        self._output = ResponseOutput(form.make_id, self._emit, called=called, seals_reasoning=seals_reasoning)
+        self._response = begun_response(head)
         self._finish_reason: FinishReason | None = None
         self._is_streamed = False
         self._num_events = 0
@@ -117,3 +120,27 @@ class ResponseWriter:
         events = bytes(self._events)
         self._events.clear()
         return events
+
+
+def begun_response(head: dict[str, Any]) -> dict[str, Any]:
+    """Return a response without output."""
+    return {
+        **head,
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+    }
+
+
+def overlong_events(head: dict[str, Any], error: ApiError) -> bytes:
+    """Return the stream of a response to a conversation that the model's context cannot hold."""
+    begun = begun_response(head)
+    failed = {**begun, "status": "failed", "error": {"code": error.code, "message": error.detail}}
+    steps = (("created", begun), ("in_progress", begun), ("failed", failed))
+    return b"".join(
+        named_event({"type": f"response.{step}", "sequence_number": number, "response": response})
+        for number, (step, response) in enumerate(steps)
+    )

@@ -11,13 +11,15 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import TypeAdapter
 
+from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.token_choice import TokenChoice
 from moeflow.server.api.answer import Answer, respond
 from moeflow.server.api.conversation.conversation import start_conversation
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.api.paging import After, page
-from moeflow.server.api.responses.response_items import Item, ListedItem
+from moeflow.server.api.responses.hosted_kinds import HostedItem, HostedTool
+from moeflow.server.api.responses.output_items import ListedItem
 from moeflow.server.api.responses.response_object import (
     RESPONSE_EVENTS,
     DeletedResponse,
@@ -26,15 +28,27 @@ from moeflow.server.api.responses.response_object import (
     ResponseObject,
 )
 from moeflow.server.api.responses.response_replay import replayed_events
-from moeflow.server.api.responses.response_request import Included, InputTokensRequest, ResponseInput, ResponseRequest
-from moeflow.server.api.responses.response_writer import ResponseWriter
+from moeflow.server.api.responses.response_request import InputTokensRequest, ResponseInput, ResponseRequest
+from moeflow.server.api.responses.response_tools import dumped_tools
+from moeflow.server.api.responses.response_writer import ResponseWriter, overlong_events
+from moeflow.server.api.responses.tool_items import Item
 from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.api.stream_dialect import RESPONSES
-from moeflow.server.errors import ApiError
+from moeflow.server.errors import ApiError, as_api_error
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.guard.strict_json import MAX_CONTAINERS
 from moeflow.server.request_log import client_of, record_of
 from moeflow.server.service import Service, get_service
+
+
+class OverlongError(ApiError):
+    """A conversation that the model's context cannot hold."""
+
+    def __init__(self, head: dict[str, Any], error: ApiError) -> None:
+        """`head` has the fields of the response that are known from the beginning."""
+        super().__init__(error.status_code, "context_length_exceeded", error.detail, param=error.param)
+        self.head = head
+
 
 Stored = TypeVar("Stored")
 _ITEM_BYTES: Final = 128  # a stored item has at least about this size
@@ -54,9 +68,17 @@ async def create_response(
 ) -> Response | dict[str, Any]:
     """Answer, by a message, by calls of functions, or by both."""
     if service.config.log_prompts:
-        record_of(request.scope).prompt = body.conversation(await _history(service, body)).messages
+        history = await _history(service, body)
+        record_of(request.scope).prompt = body.conversation(history, body.offered_tools(history)).messages
     starting = start_response(service, body, client=client_of(request))
-    return await respond(request, starting, RESPONSES, is_streamed=bool(body.stream))
+    try:
+        return await respond(request, starting, RESPONSES, is_streamed=bool(body.stream))
+    except OverlongError as error:
+        if not body.stream:
+            raise
+        record_of(request.scope).error = error
+        service.metrics.count_refusal(error)
+        return Response(overlong_events(error.head, error), media_type="text/event-stream")
 
 
 async def start_response(
@@ -67,18 +89,27 @@ async def start_response(
     Raises: ApiError, RequestError.
     """
     response_id = f"resp_{uuid.uuid4().hex}"
-    asked = body.conversation(await _history(service, body))
+    history = await _history(service, body)
+    tools = body.offered_tools(history)
+    asked = body.conversation(history, tools)
     is_stored = body.store is not False and not is_batch
     items = await _encoded_items(service, body) if is_stored else b""
     served = await service.require_model(body.model, is_batch=is_batch)  # last: while others wait, it may be unloaded
-    generation, form = await start_conversation(service, served, response_id, asked, is_batch=is_batch, client=client)
+    head = _head(response_id, served.name, body, asked.sampling.choice(served.info.sampling_defaults))
+    try:
+        generation, form = await start_conversation(
+            service, served, response_id, asked, is_batch=is_batch, client=client
+        )
+    except (ApiError, RequestError) as error:
+        failure = as_api_error(error)
+        raise OverlongError(head, failure) if failure.code == "context_length_exceeded" else error from None
 
     def store(response: dict[str, Any]) -> None:
         if is_stored:
             service.responses.put(response, items, body.previous_response_id)
 
-    head = _head(response_id, served.name, body, asked.sampling.choice(served.info.sampling_defaults))
-    return Answer(generation, ResponseWriter(generation, form, head, store))
+    writer = ResponseWriter(generation, form, head, store, called=tools.called, seals_reasoning=body.seals_reasoning)
+    return Answer(generation, writer)
 
 
 @router.post("/v1/responses/input_tokens", tags=["OpenAI"])
@@ -87,7 +118,8 @@ async def count_input_tokens(
 ) -> InputTokens:
     """Count the tokens of a conversation, tools and stored responses before it included."""
     async with service.using(body.model) as model:
-        asked = body.asked(await _history(service, body), SamplingParams())
+        history = await _history(service, body)
+        asked = body.asked(history, body.offered_tools(history), SamplingParams())
         prompt = await model.loaded.encode_chat(asked.messages, asked.tools.tools, asked.variables)
     return InputTokens(object="response.input_tokens", input_tokens=len(prompt.token_ids))
 
@@ -106,7 +138,7 @@ async def get_response(
         int | None, Query(ge=0, le=2**31, description="Of a stream: its events behind this one.")
     ] = None,
     include: Annotated[
-        list[Included] | None, Query(alias="include[]", description="All there is comes anyway.")
+        list[str] | None, Query(alias="include[]", description="Accepted; a stored response comes whole.")
     ] = None,
     include_obfuscation: Annotated[bool | None, Query(description=IGNORED)] = None,
 ) -> Response | dict[str, Any]:
@@ -171,7 +203,7 @@ async def _history(service: Service, body: ResponseInput) -> list[Item]:
 
 async def _encoded_items(service: Service, body: ResponseInput) -> bytes:
     """Return a request's items as they are stored: JSON."""
-    items = body.items()
+    items = [item for item in body.items() if not isinstance(item, HostedItem)]
     return await service.large_bodies.read(
         len(items) * _ITEM_BYTES, lambda: msgspec.json.encode([item.stored() for item in items])
     )
@@ -179,7 +211,7 @@ async def _encoded_items(service: Service, body: ResponseInput) -> bytes:
 
 def _head(response_id: str, model: str, body: ResponseRequest, choice: TokenChoice) -> dict[str, Any]:
     """Return what a response says of its request."""
-    given = body.model_dump(by_alias=True, exclude_unset=True, include={"text", "tool_choice", "tools", "reasoning"})
+    given = body.model_dump(by_alias=True, exclude_unset=True, include={"text", "tool_choice", "reasoning"})
     return {
         "id": response_id,
         "object": "response",
@@ -192,17 +224,30 @@ def _head(response_id: str, model: str, body: ResponseRequest, choice: TokenChoi
         "model": model,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": None, "summary": None, **(given.get("reasoning") or {})},
+        "reasoning": {"effort": None, "summary": None} | _reasoning(given.get("reasoning") or {}),
         "service_tier": "default",
         "temperature": choice.temperature,
         "text": {"format": {"type": "text"}, **_without_none(given.get("text") or {})},
-        "tool_choice": given.get("tool_choice") or "auto",
-        "tools": given.get("tools") or [],
+        "tool_choice": _choice(given.get("tool_choice")),
+        "tools": dumped_tools([tool for tool in body.tools or () if not isinstance(tool, HostedTool)]),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": choice.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "user": body.user,
     }
+
+
+def _reasoning(reasoning: dict[str, Any]) -> dict[str, Any]:
+    """Return `reasoning` as responses repeat it: without a summary, the field is null."""
+    no_summary = ("summary", "generate_summary")
+    return {name: None if name in no_summary and value == "none" else value for name, value in reasoning.items()}
+
+
+def _choice(choice: Any) -> Any:
+    """Return `tool_choice` as responses repeat it: without the namespace of a tool, which clients do not expect."""
+    if not isinstance(choice, dict):
+        return choice or "auto"
+    return {name: value for name, value in choice.items() if name != "namespace"}
 
 
 def _without_none(fields: dict[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,13 @@ def _thinking_object(value: Any) -> dict[str, Any]:
     return _thinking(value["type"] != "disabled") | budget
 
 
+def _generate(value: Any) -> dict[str, Any]:
+    """Convert `generate`, which is false where a client only warms the prompt cache."""
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return {} if value else {"max_output_tokens": 1}
+
+
 _THINKING_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["type"],
@@ -214,13 +221,14 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
         "access_programs": Refused("there are none here"),
         "background": Refused("ask /v1/batches for answers later", (False,)),
         "context_management": Refused("conversations are not shortened", ([],)),
+        "generate": Converted("max_output_tokens", _generate, {"type": "boolean"}),
         "image": Refused("the model reads text only"),
         "moderation": Refused("nothing is moderated here"),
         "prompt": Refused("there are no stored prompts; send input and instructions"),
     },
     "ResponseStreamOptions": {"include_obfuscation": _HINT},
     "ReasoningConfig": {
-        "context": Refused("the chat template chooses which reasoning the model sees again", ("auto",)),
+        "context": Ignored("the chat template chooses which reasoning the model sees again"),
         "mode": Refused("there is one mode", ("standard",)),
     },
     "TextConfig": {"verbosity": _VERBOSITY},
@@ -228,20 +236,29 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
         "allowed_callers": _ONLY_THE_MODEL,
         "async": Refused("calls end with their results", (False,)),
         "defer_loading": _DEFERRED,
-        "output_schema": Refused("describe in description what the function returns"),
+        "output_schema": _HINT,
+    },
+    "FreeformTool": {
+        "allowed_callers": _ONLY_THE_MODEL,
+        "async": Refused("calls end with their results", (False,)),
+        "defer_loading": _DEFERRED,
     },
     "InputText": {"prompt_cache_breakpoint": _CACHE},
     "SaidText": {"annotations": _LABEL, "logprobs": _LABEL},
+    "ItemFields": {
+        "created_by": _LABEL,
+        "internal_chat_message_metadata_passthrough": _LABEL,
+    },
     "Message": {"phase": _LABEL},
     "FunctionCall": {
         "caller": _BY_THE_MODEL,
-        "namespace": Refused("functions have no namespaces here"),
+        "async": Refused("calls end with their results", (False,)),
+    },
+    "CustomToolCall": {
+        "caller": _BY_THE_MODEL,
         "async": Refused("calls end with their results", (False,)),
     },
     "FunctionCallOutput": {"caller": _BY_THE_MODEL},
-    "Reasoning": {
-        "encrypted_content": Refused("reasoning that another server has encrypted cannot be read here"),
-    },
     # Messages.
     "Block": {"cache_control": _CACHE},
     "TextBlock": {"citations": _LABEL},
