@@ -1,8 +1,8 @@
 """What the OpenAPI document cannot say of requests, made true in those that schemathesis draws: that schemas, regular
 expressions and grammars are some that can be held to, that an answer has one form only, that a tool which is named is
-one of those offered, that their names differ, that only models which reason have a budget for it, that no answer
-was begun by the client, that results belong to calls, that somebody says something, and no more than the context has
-room for.
+one of those offered, that their names differ, that only models which reason have a budget for it, that a message to
+continue is an assistant's text, that results belong to calls, that texts to compare are as many, that somebody says
+something, and no more than the context holds.
 
 Only values of the right type are changed: what was drawn to be refused still is.
 """
@@ -20,6 +20,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "additiona
 MOST_CHARS = 2200  # of all parts of a prompt as JSON, for a context of 3072 tokens, which are bytes: tools, where there
 # are any, are introduced in 400 more, and some parts are written longer than they came
 PROMPT_PARTS = ("messages", "input", "system", "instructions", "tools", "prompt", "context")
+GRAMMAR_FIELDS = ("response_format", "structured_outputs", "output_config", "tools", "tool_choice")  # and guided_*
 TEXTS = {"regex": "[ab]{1,3}", "grammar": 'start: "a"', "json": '{"type": "boolean"}'}
 OTHER_FORMS = {"grammar": TEXTS["grammar"], "json_schema": TEXTS["json"]}  # names of llama.cpp
 _validators: dict[str, jsonschema_rs.Validator] = {}  # by path
@@ -38,10 +39,12 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     _mend_tools(body)
     if is_right:
         _shorten(body)
-    for name in ("messages", "input"):
-        if isinstance(body.get(name), list):
-            body[name] = _without_lone_results(body[name])
-    if path.startswith("/v1/messages"):
+    _mend_results(body)
+    if path.endswith("/score") and isinstance(body.get("text_1"), list) and len(body["text_1"]) > 1:
+        body["text_1"] = body["text_1"][:1] if _is_text(body["text_1"][0]) else body["text_1"]
+    if body.get("add_generation_prompt") is (body.get("continue_final_message") is True):
+        del body["add_generation_prompt"]
+    if _continues(body, path) and _validator(case.operation).is_valid(case.body):
         _mend_end(body)
     if path.startswith("/v1/responses"):
         _mend_input(body)
@@ -137,6 +140,12 @@ def _mend_input(body: dict[str, Any]) -> None:
         body["input"] = [*items, {"role": "user", "content": "Go on."}]
 
 
+def _mend_results(body: dict[str, Any]) -> None:
+    for name in ("messages", "input"):
+        if isinstance(body.get(name), list):
+            body[name] = _without_lone_results(body[name])
+
+
 def _without_lone_results(items: list[Any]) -> list[Any]:
     """Turn results of calls that no earlier item makes into words of a user."""
     called: set[str] = set()
@@ -204,12 +213,23 @@ def _cut(part: list[Any], most_chars: int) -> list[Any]:
     return part
 
 
-def _mend_end(body: dict[str, Any]) -> None:
-    """Let a conversation that Anthropic's API asks about end with a user's message."""
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _continues(body: dict[str, Any], path: str) -> bool:
+    """Whether a conversation asks for the rest of its last message."""
     messages = body.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
-    if isinstance(last, dict) and last.get("role") == "assistant" and "content" in last:
-        messages.append({"role": "user", "content": "Go on."})
+    is_begun = isinstance(last, dict) and last.get("role") == "assistant" and path.startswith("/v1/messages")
+    return is_begun or body.get("continue_final_message") is True
+
+
+def _mend_end(body: dict[str, Any]) -> None:
+    """Let a conversation end with the beginning of an answer, which nothing holds to a grammar."""
+    body["messages"] += [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The"}]
+    for name in [name for name in body if name in GRAMMAR_FIELDS or name.startswith("guided_")]:
+        del body[name]
 
 
 def _mend_tools(body: dict[str, Any]) -> None:

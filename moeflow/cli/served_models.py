@@ -83,7 +83,7 @@ class SeveralModels:
         for name, path in paths.items():
             own = {**overrides, "model": path, "model_name": name}
             served = lazy.served_name(name, lazy.Settings(lossy_routing=overrides["lossy_routing"]))
-            models[served] = lazy.PlannedModel(path, _planner(own, resources))
+            models[served] = lazy.PlannedModel(path, _planner(own, resources), overrides["max_model_len"])
         return cls(models, overrides["memory_bytes"] or resources.available_bytes)
 
     def serve(self, config: ServerConfig) -> int:

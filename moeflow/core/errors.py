@@ -78,7 +78,21 @@ class RequestError(MoeflowError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt is longer than the model's context, which was clear before it was tokenized."""
+    """The prompt fills the model's context, so no answer fits. Clients know this error by its words.
+
+    With `is_least` the prompt was not tokenized, and has at least so many tokens.
+    """
+
+    def __init__(self, num_prompt_tokens: int, max_model_len: int, *, is_least: bool = False) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_model_len = max_model_len
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{num_prompt_tokens + 1} tokens ({num_prompt_tokens} in the prompt, 1 in the completion). Please reduce "
+            "the length of the messages or completion."
+            + (" The prompt was not tokenized: it has at least so many tokens." if is_least else ""),
+            param="prompt",
+        )
 
 
 class QueueFullError(RequestError):

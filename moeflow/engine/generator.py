@@ -66,6 +66,8 @@ class Generator:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] = _NO_VARIABLES,
+        *,
+        continues_last: bool = False,
     ) -> ChatPrompt:
         """Return the prompt that asks for the next message of a conversation. See `Tokenizer.chat_prompt`.
 
@@ -75,7 +77,9 @@ class Generator:
         max_tokens = self.client.model.max_model_len
 
         def work() -> ChatPrompt:
-            return self.tokenizer.chat_prompt(messages, tools, variables, max_tokens=max_tokens)
+            return self.tokenizer.chat_prompt(
+                messages, tools, variables, max_tokens=max_tokens, continues_last=continues_last
+            )
 
         return await self.lanes.run(num_chars(messages), work)
 

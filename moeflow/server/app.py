@@ -24,7 +24,7 @@ from moeflow.server.api.ollama import generate as ollama_generate
 from moeflow.server.api.ollama import models as ollama_models
 from moeflow.server.api.ollama import refused as ollama_refused
 from moeflow.server.api.openapi import ERRORS, complete_document
-from moeflow.server.api.pooling import classification, embeddings
+from moeflow.server.api.pooling import classification, embeddings, scores
 from moeflow.server.api.responses import responses
 from moeflow.server.api.responses.response_object import RESPONSE_EVENTS
 from moeflow.server.config import ServerConfig
@@ -110,6 +110,7 @@ def create_app(
         ollama_models,
         ollama_refused,
         lm_studio,
+        scores,
         files,
         batches,
         tokenize,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -48,6 +48,10 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
 class ErrorDetail(BaseModel):
     """What went wrong, as OpenAI's clients read it."""
 
@@ -55,6 +59,8 @@ class ErrorDetail(BaseModel):
     type: str
     param: str | None = None
     code: str | None = None
+    n_prompt_tokens: Annotated[int | None, Field(exclude_if=_is_none)] = None  # of a prompt that is too long
+    n_ctx: Annotated[int | None, Field(exclude_if=_is_none)] = None  # tokens of the context that it exceeds
 
 
 class ErrorResponse(BaseModel):
@@ -100,6 +106,7 @@ class ApiError(HTTPException):
         super().__init__(status_code, message, headers)
         self.code = code
         self.param = param
+        self.numbers: dict[str, int] = {}  # of the error object besides, for programs
 
     @property
     def body(self) -> dict[str, Any]:
@@ -111,7 +118,7 @@ class ApiError(HTTPException):
             param=self.param and self.param[:_MAX_PARAM],
             code=self.code,
         )
-        return {"error": detail.model_dump()}
+        return {"error": detail.model_dump() | self.numbers}
 
     @property
     def anthropic_body(self) -> dict[str, Any]:
@@ -141,6 +148,21 @@ class ApiError(HTTPException):
         return JSONResponse(body, self.status_code, headers=self.headers)
 
 
+class PromptTooLongError(ApiError):
+    """A prompt that the context cannot hold, in each API's words: by these, clients know when to shorten it."""
+
+    def __init__(self, error: ContextLengthError) -> None:
+        super().__init__(400, "context_length_exceeded", str(error), param=error.param)
+        self.numbers = {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.max_model_len}
+
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """Anthropic's error object. The maximum of a prompt is a token less than the context, for the answer."""
+        num_prompt, most = self.numbers["n_prompt_tokens"], self.numbers["n_ctx"] - 1
+        message = f"prompt is too long: {num_prompt} tokens > {most} maximum"
+        return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+
+
 def as_api_error(error: Exception) -> ApiError:
     """Translate any exception; what nobody foresaw becomes a 500 without details."""
     match error:
@@ -150,7 +172,7 @@ def as_api_error(error: Exception) -> ApiError:
             retry_after = {"Retry-After": str(max(1, round(error.retry_after_s)))}
             return ApiError(429, "queue_full", str(error), headers=retry_after)
         case ContextLengthError():
-            return ApiError(400, "context_length_exceeded", str(error), param=error.param)
+            return PromptTooLongError(error)
         case ChatTemplateError():
             return ApiError(500, "chat_template_failed", str(error))
         case RequestError():

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
-from moeflow.core.errors import EngineError, RequestError
+from moeflow.core.errors import ContextLengthError, EngineError, RequestError
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
@@ -76,17 +76,11 @@ async def start_generation(
 def check_lengths(prompts: Sequence[Sequence[int]], max_model_len: int) -> None:
     """Refuse prompts that leave no room in the context for a token of an answer.
 
-    Raises: ApiError 400 `context_length_exceeded`.
+    Raises: ContextLengthError.
     """
     num_prompt = max(map(len, prompts))
     if num_prompt >= max_model_len:
-        raise ApiError(
-            400,
-            "context_length_exceeded",
-            f"This model's context holds {max_model_len} tokens, prompt and answer together, but the prompt alone has "
-            f"{num_prompt}. Shorten it.",
-            param="prompt",
-        )
+        raise ContextLengthError(num_prompt, max_model_len)
 
 
 def within(sampling: SamplingParams, room: int) -> SamplingParams:

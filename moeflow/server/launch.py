@@ -57,6 +57,7 @@ class PlannedModel(NamedTuple):
 
     path: str
     plan: Callable[[], Plan]  # called in a thread, each time that the model is loaded
+    max_model_len: int | None = None  # that the user set
 
 
 _BROKEN = 0  # among signals: the engine or HTTP has failed
@@ -135,7 +136,7 @@ async def _serve_several(
     tracer: tracing.RequestTracer | None,
 ) -> int:
     sources = [
-        served_model.ModelSource(name, model.path, partial(_prepare, model.plan, config))
+        served_model.ModelSource(name, model.path, partial(_prepare, model.plan, config), model.max_model_len)
         for name, model in models.items()
     ]
     pool = model_pool.ModelPool(sources, max_queue=config.max_queue, budget_bytes=budget_bytes)

@@ -5,6 +5,7 @@ Does not know how it is loaded, nor that there may be others: `model_pool.py` do
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import time
@@ -12,10 +13,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from moeflow.core.errors import MoeflowError
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.generator import Generator
 from moeflow.engine.messages import EngineStats, ModelInfo
 from moeflow.engine.process.stats_sum import totals_of, with_totals
+from moeflow.models.file_facts import FileFacts, read_file_facts
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.admission import Admission
 
@@ -54,6 +57,7 @@ class ModelSource:
     name: str
     path: str  # nobody's business outside
     prepare: Callable[[], Loadable]  # in a thread; may take long
+    max_model_len: int | None = None  # that the settings allow; None: as long as the model's context
 
 
 class ServedModel:
@@ -73,6 +77,7 @@ class ServedModel:
         self.num_failed_loads = 0
         self.load_s_total = 0.0
         self._num_users = 0
+        self._file_facts: asyncio.Future[FileFacts | None] | None = None
         self._earlier = EngineStats()  # of engines that it had before
 
     def attach(self, generator: Generator, memory_bytes: int = 0) -> None:
@@ -98,6 +103,13 @@ class ServedModel:
     def info(self) -> ModelInfo:
         """What a loaded model is."""
         return self.loaded.client.model
+
+    async def file_facts(self) -> FileFacts | None:
+        """Return what the headers of its files say, read once, in a thread; None if they cannot be read."""
+        if self._file_facts is None:
+            path = self.info.path if self.source is None else self.source.path
+            self._file_facts = asyncio.ensure_future(asyncio.to_thread(_read_file_facts, path))
+        return await asyncio.shield(self._file_facts)
 
     @property
     def status(self) -> ModelStatus:
@@ -163,3 +175,10 @@ class ServedModel:
     def replicas(self) -> list[ReplicaStatus]:
         """How each of its engines is; none while it is not loaded."""
         return [] if self.generator is None else self.generator.client.replicas()
+
+
+def _read_file_facts(path: str) -> FileFacts | None:
+    try:
+        return read_file_facts(path)
+    except (MoeflowError, OSError):
+        return None  # a request for the model gets the reason

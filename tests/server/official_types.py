@@ -27,14 +27,14 @@ from openai.types import (
 )
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion_choice import Logprobs
-from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
+from openai.types.responses import Response, ResponseFailedEvent, ResponseItem, ResponseStreamEvent
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
-from openai.types.responses.response_error import ResponseError
 from pydantic import BaseModel, TypeAdapter
 
 OUR_FIELDS = frozenset(("reasoning_content", "token_trees", "prompt_progress", "timings"))
 DOCUMENTED_FIELDS = {"ResponseCustomToolCall": frozenset(("status",))}  # in OpenAI's guide to custom tools
-ERROR_FIELDS = frozenset(("details",))  # that Anthropic's client reads, though no type of a body has it
+# Anthropic's client reads the first, though no type of a body has it; clients of llama.cpp read the others.
+ERROR_FIELDS = frozenset(("details", "n_prompt_tokens", "n_ctx"))
 
 
 class OpenAIError(BaseModel, extra="forbid"):
@@ -86,24 +86,23 @@ class Embeddings(CreateEmbeddingResponse):
     data: list[EncodedEmbedding]  # type: ignore[assignment]
 
 
-class OverlongError(ResponseError):
-    """The error of a conversation that is too long, which OpenAI's streams have."""
+class FailureOfResponse(BaseModel, extra="forbid"):
+    """Why a response failed. Codex reads a code that the client's type lacks."""
 
-    code: Literal["context_length_exceeded"]  # type: ignore[assignment]
-
-
-class OverlongResponse(Response):
-    """A response to such a conversation."""
-
-    error: ResponseError | OverlongError | None = None  # type: ignore[assignment]
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
+    message: str
 
 
-class FailedEvent(BaseModel, extra="forbid"):
-    """The end of a stream that failed."""
+class FailedResponse(Response):
+    """A response that failed."""
 
-    type: Literal["response.failed"]
-    sequence_number: int
-    response: OverlongResponse
+    error: FailureOfResponse | None = None  # type: ignore[assignment]
+
+
+class FailedEvent(ResponseFailedEvent):
+    """The last event of a response that failed."""
+
+    response: FailedResponse
 
 
 class TooLarge(BaseModel, extra="forbid"):

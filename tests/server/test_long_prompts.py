@@ -97,7 +97,7 @@ async def test_what_must_exceed_the_context_is_refused_before_it_is_tokenized(
     response = await http.post(path, json=body)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
-    assert "the context holds 256" in response.json()["error"]["message"]
+    assert "maximum context length is 256 tokens" in response.json()["error"]["message"]
 
 
 async def test_a_tokenized_prompt_is_not_refused_for_its_length(http, tokenizer):

@@ -180,7 +180,11 @@ def test_the_document_allows_the_parts_that_the_server_takes(model, field, value
             {"messages": MESSAGES, "max_tokens": 5},
             ("stream", "tools", "tool_choice", "max_tokens", "system", "thinking", "output_config", "stop_sequences"),
         ),
-        (TokenizeRequest, {}, ("prompt", "messages", "add_special_tokens", "model")),
+        (
+            TokenizeRequest,
+            {},
+            ("prompt", "messages", "add_special_tokens", "continue_final_message", "model"),
+        ),
         (OllamaChatRequest, {}, ("messages", "stream", "tools", "format", "think", "options", "keep_alive")),
         (OllamaGenerateRequest, {}, ("prompt", "raw", "system", "context", "format", "think", "keep_alive")),
         (OllamaEmbedRequest, {"input": "Hi"}, ("input", "truncate", "dimensions", "options", "keep_alive")),

@@ -4,29 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from moeflow.engine.text.tool_syntax.events import Event
+from moeflow.engine.text.tool_syntax.events import Content, Event
 from moeflow.engine.text.tool_syntax.reader import Reader, Steps
 
 
 class AnswerReader:
     """Feeds one answer to who understands it."""
 
-    def __init__(self, read: Callable[[Reader], Steps[None]]) -> None:
+    def __init__(self, read: Callable[[Reader], Steps[None]], begun: str = "", head: str = "") -> None:
+        """The answer begins with `head` and the text `begun`; events leave both out."""
         self._reader = Reader()
         self._steps = read(self._reader)
         self._has_ended = False
         self.text_behind = ""  # the last thing that became certain, as far as it had come then
+        self._num_begun = len(begun)  # characters of `begun` that no event had yet
+        self.push(head + begun)
 
     def push(self, text: str) -> list[Event]:
         """Take a piece of text, and return what became certain."""
         if text:
             self._reader.feed(text)
-        return self._run() if text else []
+        return self._new(self._run()) if text else []
 
     def finish(self) -> list[Event]:
         """Return what is left: the answer ends here."""
         self._reader.close()
-        return self._run()
+        return self._new(self._run())
+
+    def _new(self, events: list[Event]) -> list[Event]:
+        """Return events without the text that `begun` had. Reasoning or a call ends that text."""
+        found: list[Event] = []
+        for event in events:
+            if not isinstance(event, Content):
+                self._num_begun = 0
+                found.append(event)
+            elif len(event.text) > self._num_begun:
+                found.append(Content(event.text[self._num_begun :]))
+                self._num_begun = 0
+            else:
+                self._num_begun -= len(event.text)
+        return found
 
     def _run(self) -> list[Event]:
         found: list[Event] = []

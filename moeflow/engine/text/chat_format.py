@@ -65,10 +65,13 @@ class ChatFormat:
     def _reasoning_markers(self) -> tuple[str, ...]:
         return () if self.reasoning is None else (self.reasoning.begin.strip(), self.reasoning.end)
 
-    def reader(self, tools: Sequence[Tool], *, is_reasoning: bool) -> AnswerReader | None:
+    def reader(
+        self, tools: Sequence[Tool], *, is_reasoning: bool = False, begun: str | None = None
+    ) -> AnswerReader | None:
         """Return who understands an answer; None: it is text for the user, as it stands.
 
-        `is_reasoning` says whether the prompt has begun the model's reasoning.
+        `is_reasoning` says whether the prompt has begun the model's reasoning. The prompt ends with `begun`, the
+        beginning of the answer, unless that is None.
         """
         if not tools and self.reasoning is None and not self.syntax.reads_all:
             return None
@@ -82,7 +85,7 @@ class ChatFormat:
             else:
                 yield from _read_text(reader)
 
-        return AnswerReader(read)
+        return AnswerReader(read, begun or "", head="" if begun is None else self.syntax.text_head)
 
 
 def _read_text(reader: Reader) -> Steps[None]:

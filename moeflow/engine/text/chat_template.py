@@ -48,8 +48,12 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = _NO_VARIABLES,
+        *,
+        continues_last: bool = False,
     ) -> str:
-        """Return the prompt that asks for the next message. `variables` are what the template may use beside these.
+        """Return the prompt that asks for the next message, or for the rest of the last one with `continues_last`.
+
+        The template may use `variables`, too.
 
         Blocks: until it is rendered, `worker_limits.CPU_S` seconds of processor time at most.
         Raises: RequestError if the template refuses the messages; ChatTemplateError if it is broken or exceeds
@@ -63,7 +67,7 @@ class ChatTemplate:
             raise RequestError(f"the messages are not valid Unicode, or no JSON: {error}", param="messages") from None
         size = len(encoded) + len(described) + len(named)
         max_bytes = 2 * size + _AROUND_BYTES
-        request = RenderRequest(encoded, described, named, max_bytes)
+        request = RenderRequest(encoded, described, named, max_bytes, continues_last)
         with self._processes.one() as process:
             reply = _replies.decode(process.ask(frame(request), max_bytes + _FRAME_BYTES))
             process.is_done |= isinstance(reply, Failed)

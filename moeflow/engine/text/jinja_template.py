@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
+_END = "CONTINUEHERE"  # marks the end of a text to continue, so that templates strip no whitespace before it
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; templates read the first
 
 
@@ -42,20 +43,50 @@ class JinjaTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = _NO_VARIABLES,
+        *,
+        continues_last: bool = False,
     ) -> str:
         """Return the prompt that asks for the next message. Raises: anything, as a template is a program.
 
-        `variables` go before the template's own; arguments of calls in messages are objects.
+        `variables` go before the template's own; arguments of calls in messages are objects. With `continues_last`
+        the prompt ends with the content of the last message.
         """
         conversation = [_as_templates_expect(message) for message in messages]
         names = {**self._variables, **variables, "tools": [*tools] or None, "documents": None}
+        return self._continued(conversation, names) if continues_last else self._asked(conversation, names)
+
+    def _continued(self, conversation: list[dict[str, Any]], names: Mapping[str, Any]) -> str:
+        """Return the prompt that ends with the last message's content.
+
+        A text that begins with whitespace is as the model wrote it, so it follows the prompt that the model had.
+        A template may strip this whitespace, or write its own there.
+        """
+        *before, last = conversation
+        content: str = last["content"]
+        marked = self._rendered([*before, {**last, "content": content + _END}], names, add_generation_prompt=False)
+        prompt, mark, _ = marked.rpartition(_END)
+        if not mark:
+            raise TemplateError("it does not show the end of the last message, so this cannot be continued")
+        if before and content[:1].isspace():
+            asked = self._asked(before, names)
+            if prompt.startswith(asked) and prompt.removeprefix(asked).lstrip() == content.lstrip():
+                return asked + content
+        return prompt
+
+    def _asked(self, conversation: Sequence[Mapping[str, Any]], names: Mapping[str, Any]) -> str:
+        return self._rendered(conversation, names, add_generation_prompt=True)
+
+    def _rendered(
+        self, conversation: Sequence[Mapping[str, Any]], names: Mapping[str, Any], *, add_generation_prompt: bool
+    ) -> str:
+        names = {**names, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(messages=conversation, add_generation_prompt=True, **names)
+            return self._template.render(messages=conversation, **names)
         except TypeError:  # some templates, such as DeepSeek's, put arguments together as text
             plain = [_with_text_arguments(message) for message in conversation]
             if plain == conversation:
                 raise
-            return self._template.render(messages=plain, add_generation_prompt=True, **names)
+            return self._template.render(messages=plain, **names)
 
 
 class _GenerationBlocks(Extension):

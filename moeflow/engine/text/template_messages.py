@@ -25,6 +25,7 @@ class RenderRequest(msgspec.Struct, frozen=True):
     tools: str  # a list, as JSON
     variables: str  # an object, as JSON: names that the template may use, for this conversation
     max_bytes: int
+    continues_last: bool  # the prompt ends with the content of the last message
 
 
 class Rendered(msgspec.Struct, frozen=True, tag="rendered"):

@@ -55,8 +55,12 @@ def _render(template: JinjaTemplate, raw: bytes) -> Reply:
     limit_cpu_time()
     try:
         request = msgspec.msgpack.decode(raw, type=RenderRequest)
-        messages = msgspec.json.decode(request.messages)
-        text = template.render(messages, json.loads(request.tools), json.loads(request.variables))
+        text = template.render(
+            msgspec.json.decode(request.messages),
+            json.loads(request.tools),
+            json.loads(request.variables),
+            continues_last=request.continues_last,
+        )
         num_bytes = len(text.encode())
         return Rendered(text) if num_bytes <= request.max_bytes else TooLong(num_bytes)
     except MemoryError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -111,11 +112,7 @@ class Tokenizer:
             return
         fewest = self._token_length.fewest_tokens(utf8)
         if fewest > max_tokens:
-            raise ContextLengthError(
-                f"the prompt has {len(utf8)} bytes, which are at least {fewest} tokens; the context holds "
-                f"{max_tokens}. Shorten the prompt, or serve the model with a longer context if it has one",
-                param="prompt",
-            )
+            raise ContextLengthError(fewest, max_tokens, is_least=True)
 
     @functools.cached_property
     def _token_length(self) -> TokenLength | None:
@@ -153,9 +150,11 @@ class Tokenizer:
         if self.has_chat_template:
             self._chat_template.close()
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None) -> list[int]:
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None, continues_last: bool = False
+    ) -> list[int]:
         """Return the tokens of `chat_prompt` without tools."""
-        return self.chat_prompt(messages, max_tokens=max_tokens).token_ids
+        return self.chat_prompt(messages, max_tokens=max_tokens, continues_last=continues_last).token_ids
 
     def chat_prompt(
         self,
@@ -164,8 +163,11 @@ class Tokenizer:
         variables: Mapping[str, Any] = _NO_VARIABLES,
         *,
         max_tokens: int | None = None,
+        continues_last: bool = False,
     ) -> ChatPrompt:
         """Return the prompt that asks the model for the next message of a conversation.
+
+        With `continues_last` it asks for the rest of the last message, and ends with the content of that.
 
         A message's content is a string, or a list of {"type": "text", "text": ...} parts, which are joined.
         `variables` are for the template to use. `MessageOrder` rearranges messages that the template does not take.
@@ -186,9 +188,9 @@ class Tokenizer:
         known = self._message_order.arranged(
             known, lambda marked: self._chat_template.render(marked, described[:1], variables)
         )
-        text = self._rendered(messages, known, described, variables)
+        text = self._rendered(messages, known, described, variables, continues_last=continues_last)
         token_ids = self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
-        return ChatPrompt(token_ids, self.chat_format.ends_in_reasoning(text))
+        return ChatPrompt(token_ids, not continues_last and self.chat_format.ends_in_reasoning(text))
 
     def _rendered(
         self,
@@ -196,15 +198,18 @@ class Tokenizer:
         known: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
+        *,
+        continues_last: bool,
     ) -> str:
         """Return the prompt of messages, `known` as the template takes them. Raises: see `ChatTemplate.render`."""
+        render = partial(self._chat_template.render, tools=tools, variables=variables, continues_last=continues_last)
         try:
-            return self._chat_template.render(known, tools, variables)
+            return render(known)
         except RequestError as error:
             found = first_text_call(messages)
             if found is None:
                 raise
-            self._chat_template.render(without_texts(known), tools, variables)  # raises any other cause
+            render(without_texts(known))  # raises any other cause
             raise RequestError(
                 f"{found.place}: {found.description}, and the model's chat template takes only an object ({error}). "
                 "Send an object, such as {}, or leave out the call and its result",

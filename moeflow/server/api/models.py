@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
+from moeflow.engine.messages import ModelInfo
+from moeflow.models.file_facts import FileFacts
 from moeflow.server.api.codex_models import CodexModel, codex_model
 from moeflow.server.served_model import ModelStatus, ServedModel
 from moeflow.server.service import Service, get_service
 
 router = APIRouter()
+
+
+class ModelMeta(BaseModel):
+    """Sizes of a model, by the names that llama.cpp's clients read. What its files do not tell is null."""
+
+    n_ctx: int | None  # tokens of context that are served
+    n_ctx_train: int | None  # that the model was made for
+    n_params: int | None
+    size: int | None  # bytes of its tensors, as they are stored
+    n_vocab: int | None
+    vocab_size: int | None
 
 
 class ModelCard(BaseModel):
@@ -21,7 +35,12 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "moeflow"
-    max_model_len: int | None  # null until it is loaded
+    max_model_len: int | None = Field(
+        description="Until the model is loaded, the most that its files and the settings allow; memory may allow less. "
+        "Null if its files cannot be read."
+    )
+    context_length: int | None = Field(description="The same, by the name that OpenRouter's clients read.")
+    meta: ModelMeta
     status: ModelStatus
     default_sampling_params: dict[str, float] | None = Field(
         description="The model's defaults that differ from the engine's; null until it is loaded."
@@ -40,7 +59,7 @@ class ModelList(BaseModel):
 async def list_models(service: Annotated[Service, Depends(get_service)]) -> ModelList:
     """List the served models."""
     require_names(service)
-    cards = [_card(model) for model in service.models.all]
+    cards = await asyncio.gather(*map(_card, service.models.all))
     models = [codex_model(card.id, card.max_model_len, number) for number, card in enumerate(cards)]
     return ModelList(data=cards, models=models)
 
@@ -49,7 +68,7 @@ async def list_models(service: Annotated[Service, Depends(get_service)]) -> Mode
 async def get_model(name: str, service: Annotated[Service, Depends(get_service)]) -> ModelCard:
     """Describe a served model, without loading it."""
     require_names(service)
-    return _card(service.models.find(name))
+    return await _card(service.models.find(name))
 
 
 def require_names(service: Service) -> None:
@@ -59,12 +78,36 @@ def require_names(service: Service) -> None:
         service.models.only.require(is_batch=False)
 
 
-def _card(model: ServedModel) -> ModelCard:
+async def _card(model: ServedModel) -> ModelCard:
+    facts = await model.file_facts()
     info = None if model.generator is None else model.info
+    context = _planned_context(model, facts) if info is None else info.max_model_len
     return ModelCard(
         id=model.name,
         created=model.created if info is None else info.created,
-        max_model_len=None if info is None else info.max_model_len,
+        max_model_len=context,
+        context_length=context,
+        meta=_meta(context, facts, info),
         status=model.status,
         default_sampling_params=None if info is None else info.sampling_defaults.changes(),
     )
+
+
+def _meta(context: int | None, facts: FileFacts | None, info: ModelInfo | None) -> ModelMeta:
+    sizes = facts if info is None else info
+    vocab_size = None if sizes is None else sizes.vocab_size
+    return ModelMeta(
+        n_ctx=context,
+        n_ctx_train=None if facts is None else facts.max_position,
+        n_params=None if sizes is None else sizes.num_parameters,
+        size=None if facts is None else facts.num_bytes,
+        n_vocab=vocab_size,
+        vocab_size=vocab_size,
+    )
+
+
+def _planned_context(model: ServedModel, facts: FileFacts | None) -> int | None:
+    """Return the context that a model has once it is loaded, if memory allows for it."""
+    if facts is None or model.source is None:
+        return None
+    return min(model.source.max_model_len or facts.max_position, facts.max_position)

@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field
 from moeflow.core.errors import RequestError
 from moeflow.engine.generator import num_chars
 from moeflow.server.api.chat.chat_objects import ChatMessage
-from moeflow.server.api.schema.field_rules import Rule, exactly_one
+from moeflow.server.api.conversation.continuation import ContinuationFields
+from moeflow.server.api.schema.field_rules import Rule, exactly_one, not_all
 from moeflow.server.api.schema.sampling_fields import TokenIds
 from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.guard.body import JsonRoute
@@ -21,10 +22,17 @@ from moeflow.server.service import Service, get_service
 router = APIRouter(route_class=JsonRoute)
 
 
-class TokenizeRequest(StrictModel):
+class TokenizeRequest(ContinuationFields):
     """A text, or a conversation as the chat endpoint would put it to the model."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (exactly_one("prompt", "messages"),)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        exactly_one("prompt", "messages"),
+        not_all(
+            "continue_final_message",
+            "continue_final_message needs messages, not prompt",
+            {"continue_final_message": (None, False), "prompt": (None,)},
+        ),
+    )
 
     model: str | None = None
     prompt: str | None = None
@@ -60,7 +68,9 @@ async def tokenize(body: TokenizeRequest, service: Annotated[Service, Depends(ge
         generator, max_model_len = model.loaded, model.info.max_model_len
         if body.messages is not None:
             messages = [message.plain() for message in body.messages]
-            size, encode = num_chars(messages), partial(generator.tokenizer.apply_chat_template, messages)
+            is_continued = body.begun(messages) is not None
+            size = num_chars(messages)
+            encode = partial(generator.tokenizer.apply_chat_template, messages, continues_last=is_continued)
         else:
             text, special = body.prompt or "", body.add_special_tokens is not False
             size, encode = len(text), partial(generator.tokenizer.encode, text, add_special_tokens=special)

@@ -57,9 +57,9 @@ export async function askJson(path, options) {
   return response.json();
 }
 
-/** Yield the chunks of one streamed completion, of a chat or a plain one. Leaving the loop early closes the connection. */
-export async function* streamCompletion(path, body, options) {
-  const response = await request(path, {
+/** Yield the chunks of one streamed answer. Leaving the loop early closes the connection. */
+export async function* streamCompletion(body, options) {
+  const response = await request("v1/chat/completions", {
     ...options,
     body: { ...body, stream: true, stream_options: { include_usage: true } },
   });

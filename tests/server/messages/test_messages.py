@@ -12,16 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from moeflow.engine.generator import Generator
 from moeflow.server import sse
 from moeflow.server.api.messages.message_object import MESSAGE_EVENTS, MessageObject
+from moeflow.server.app import create_app
+from moeflow.server.config import ServerConfig
+from tests.engine.fakes import byte_level_core, wrap
 from tests.server.conftest import connect
 from tests.server.conversing import check_closing_ends_the_work, prompt_of, texts_of
 from tests.server.events import read_typed_events
-from tests.server.fake_client import NAME, REPLY
+from tests.server.fake_client import NAME, REPLY, FakeClient
 from tests.server.live_server import eventually, serve_in_thread
 from tests.server.messages.asking import ASK, TOOLS, ask, asked, streamed, without_ids
 from tests.server.openai_objects import check
 from tests.server.test_tools import ONE, TWO, says
+from tests.server.thinking_model import TEMPLATE
 from tests.tiny_mixtral import EOS
 
 
@@ -190,6 +195,18 @@ def test_a_budget_for_thinking(thinking, client, engine):
     assert not engine.submissions[-1].sampling.grammar
 
 
+@pytest.mark.anyio
+async def test_a_budget_is_left_out_where_no_token_ends_the_thinking():
+    tokenizer = wrap(byte_level_core(), eos_token="<|end|>", chat_template=TEMPLATE)
+    engine = FakeClient(tokenizer, max_model_len=4096)
+    body = {"messages": ASK, "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    async with connect(create_app(Generator(engine, tokenizer), ServerConfig())) as http:
+        response = await http.post("/v1/messages", json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-moeflow-left-out"] == "limit of reasoning"
+    assert not engine.submissions[-1].sampling.grammar
+
+
 @pytest.mark.parametrize(
     ("changes", "reason", "sequence"),
     [
@@ -226,6 +243,31 @@ def test_the_form_of_the_text(client, engine, tokenizer):
     assert '"color"' in engine.submissions[-1].sampling.grammar
 
 
+@pytest.mark.parametrize("content", ["Foxes", [{"type": "text", "text": "Fox"}, {"type": "text", "text": "es"}]])
+def test_an_answer_that_was_begun_is_continued(client, engine, tokenizer, content):
+    messages = [*ASK, {"role": "assistant", "content": content}]
+    answer = ask(client, messages=messages, tools=TOOLS)
+    assert prompt_of(engine, tokenizer).endswith("Which fox?<|assistant|>Foxes")
+    assert [block.text for block in answer.content] == [REPLY]
+    assert without_ids(streamed(client, messages=messages, tools=TOOLS)) == without_ids(answer)
+    count = client.messages.count_tokens(model=NAME, messages=messages, tools=TOOLS)
+    assert count.input_tokens == len(engine.submissions[-1].prompt_token_ids)
+
+
+def test_what_was_begun_is_behind_the_thinking(thinking):
+    client, engine, tokenizer = thinking
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    begun = {"role": "assistant", "content": [thought, {"type": "text", "text": "The"}]}
+    says(engine, tokenizer, " brown one")
+    limit = {"type": "enabled", "budget_tokens": 1024}
+    answer = ask(client, messages=[*ASK, begun], thinking=limit, max_tokens=2000)
+    assert [block.model_dump() for block in answer.content] == [
+        {"type": "text", "text": " brown one", "citations": None}
+    ]
+    assert prompt_of(engine, tokenizer).endswith("The")
+    assert not engine.submissions[-1].sampling.grammar
+
+
 def test_counts_are_those_of_prompts(client, engine):
     ask(client, system="Be brief.", tools=TOOLS)
     count = client.messages.count_tokens(model=NAME, messages=ASK, system="Be brief.", tools=TOOLS)
@@ -241,8 +283,25 @@ def test_counts_are_those_of_prompts(client, engine):
         ({"messages": [{"role": "tool", "content": "x"}]}, r"messages\[0\]: must be an object with a role"),
         ({"messages": [{"role": "user", "content": []}]}, r"messages\[0\].content: List should have at least 1"),
         (
-            {"messages": [*ASK, {"role": "assistant", "content": "The"}]},
-            "messages: the last message must be the user's",
+            {"messages": [*ASK, {"role": "assistant", "content": "The "}]},
+            "messages: final assistant content cannot end with trailing whitespace",
+        ),
+        (
+            {
+                "messages": [
+                    *ASK,
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "look", "input": {}}]},
+                ]
+            },
+            "messages: the last message calls tools, so its text is complete",
+        ),
+        (
+            {
+                "messages": [*ASK, {"role": "assistant", "content": "The"}],
+                "tools": TOOLS,
+                "tool_choice": {"type": "any"},
+            },
+            "tool_choice: an answer that continues the last message cannot be held to a grammar",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

@@ -50,6 +50,16 @@ async def test_lines_are_the_default_and_say_the_same_as_the_whole_answer(http):
 
 
 @pytest.mark.anyio
+async def test_it_continues_an_answer_at_the_end(http, engine):
+    messages = [*ASK, {"role": "assistant", "content": "The fox is"}]
+    assert (await http.post("/api/chat", json=asked(messages=messages))).status_code == 200
+    body = {"messages": messages, "continue_final_message": True}
+    assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+    first, second = [submission.prompt_token_ids for submission in engine.submissions]
+    assert first == second
+
+
+@pytest.mark.anyio
 async def test_it_asks_the_model_the_same_as_the_other_apis(http, engine):
     """Calls without ids, and their results in order, are the conversation that OpenAI's clients write with ids."""
     call = {"id": "000001000", "type": "function", "function": {"name": "look", "arguments": '{"q": "ü"}'}}
@@ -228,7 +238,7 @@ async def test_log_probabilities(http):
         ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.5}}, 400, "repeat_last_n is not supported"),
         ({"options": {"temprature": 0.5}}, 400, "temperature"),
         ({"options": {"temperature": 3.0}}, 400, "options.temperature"),
-        ({"messages": [{"role": "user", "content": "x" * 300}]}, 400, "context holds 256 tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, 400, "maximum context length is 256 tokens"),
         ({"format": {"type": "zz"}}, 400, "format"),
     ],
 )

@@ -139,3 +139,10 @@ def slow_store(page: Page) -> Iterator[None]:
     page.evaluate(SLOW_STORE)
     yield
     page.evaluate("letLoad()")
+
+
+def stream(*deltas, reason="stop"):
+    """The body of a streamed answer, which ends for a reason."""
+    pairs = [*((delta, None) for delta in deltas), ({}, reason)]
+    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in pairs]
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

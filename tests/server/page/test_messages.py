@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from playwright.sync_api import expect
 
@@ -16,6 +14,7 @@ from tests.server.page.parts import (
     retry_button,
     send,
     send_and_wait,
+    stream,
     turns,
 )
 
@@ -173,12 +172,6 @@ def test_text_files_are_attached(page, say, asked, tmp_path):
     page.reload()
     page.get_by_text("notes.md · 13 bytes").click()
     expect(page.locator(".file pre")).to_have_text("```\ncode\n```\n")
-
-
-def stream(*deltas):
-    """The body of a streamed answer."""
-    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
 def test_thoughts_and_calls_are_folded(page):

@@ -59,7 +59,7 @@ def test_a_failure_before_the_first_word(page):
 
 def test_a_request_that_the_server_refuses(page, engine):
     send_and_wait(page, "x" * 5000)
-    expect(page.get_by_role("alert")).to_contain_text("This model's context holds 4096 tokens")
+    expect(page.get_by_role("alert")).to_contain_text("This model's maximum context length is 4096 tokens")
     expect(page.get_by_role("alert")).to_contain_text("A shorter message or fewer files may fit.")
     assert engine.submissions == []
 

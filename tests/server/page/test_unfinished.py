@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.live_server import eventually
-from tests.server.page.parts import answer, button, measured, send, send_and_wait, set_max_tokens, turns
+from tests.server.page.parts import answer, button, measured, send, send_and_wait, set_max_tokens, stream, turns
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -54,6 +54,26 @@ def test_a_stopped_answer_is_continued_and_an_earlier_one_is_not(page, say, go_o
     send_and_wait(page, "Thanks.")
     assert asked()[2] == "<|user|>Count.<|assistant|>One, zwei<|user|>Thanks.<|assistant|>"
     expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+
+
+def test_an_answer_with_thoughts_is_continued_behind_them(page):
+    bodies = []
+
+    def fulfill(route):
+        bodies.append(route.request.post_data_json)
+        first = {"reasoning_content": "Sunny?"}, {"content": "It is"}
+        body = stream(*([{"content": " sunny."}] if len(bodies) > 1 else first), reason="length")
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    page.route("**/v1/chat/completions", fulfill)
+    send_and_wait(page, "Weather?")
+    expect(answer(page)).to_have_text("It is")
+    button(page, "Continue").click()
+    expect(answer(page)).to_have_text("It is sunny.")
+    begun = {"role": "assistant", "content": "It is", "reasoning_content": "Sunny?"}
+    assert bodies[1]["messages"] == [{"role": "user", "content": "Weather?"}, begun]
+    assert bodies[1]["continue_final_message"] is True
+    assert "continue_final_message" not in bodies[0]
 
 
 def test_a_complete_answer_is_not_continued(page, say):

@@ -307,7 +307,7 @@ async def test_a_result_without_a_call_is_text_of_the_client(http, engine, token
         "id": "fco_1",
         "name": "goal",
         "namespace": "agent",
-        "output": "Be brief.",
+        "output": "Short.",
     }
     response = await http.post("/v1/responses", json={"input": [USER, result]})
     assert response.status_code == 200, response.text
@@ -337,13 +337,13 @@ async def test_images_in_results_are_left_out(http, engine, tokenizer, is_object
     assert "See: [image left out" in prompt_of(engine, tokenizer)
 
 
-@pytest.mark.parametrize("changes", [{}, {"instructions": "Be brief."}, {"generate": False}])
+@pytest.mark.parametrize("changes", [{}, {"instructions": "Short."}, {"generate": False}])
 async def test_an_empty_input_warms_the_cache(http, engine, tokenizer, changes):
     answer = await http.post("/v1/responses", json={"input": [], "max_output_tokens": 1, **changes})
     assert answer.status_code == 200, answer.text
     assert engine.submissions[-1].sampling.max_tokens == 1
     assert prompt_of(engine, tokenizer).count("<|user|>") == 1
-    assert ("Be brief." in prompt_of(engine, tokenizer)) == ("instructions" in changes)
+    assert ("Short." in prompt_of(engine, tokenizer)) == ("instructions" in changes)
 
 
 async def test_reasoning_that_is_sent_back_as_encrypted_content():

@@ -39,16 +39,29 @@ def answer_grammar(tokenizer: Tokenizer, wish: AnswerWish, *, is_reasoning: bool
     return lark.grammar(f"{reasoning} {_said(lark, chat_format, wish)}")
 
 
+def can_limit_reasoning(tokenizer: Tokenizer) -> bool:
+    """Return whether the model reasons apart from its answer, and a token of its own ends the reasoning."""
+    begin, end = _reasoning_marks(tokenizer.chat_format)
+    return bool(begin) and tokenizer.added_id(end) is not None
+
+
 def plain_grammar(form: Form) -> str:
     """Return the grammar of a text that has a form, and nothing around it."""
     lark = LarkWriter((), lambda text: None)
     return lark.grammar(lark.form(form))
 
 
-def _reasoning(lark: LarkWriter, chat_format: ChatFormat, max_tokens: int | None, *, is_reasoning: bool) -> str:
-    begin, end, behind = chat_format.syntax.reasoning
+def _reasoning_marks(chat_format: ChatFormat) -> tuple[str, str]:
+    """Return the texts before and behind the reasoning; both empty: there is none."""
     if chat_format.reasoning is not None:
-        begin, end = chat_format.reasoning.begin, chat_format.reasoning.end
+        return chat_format.reasoning.begin, chat_format.reasoning.end
+    begin, end, _ = chat_format.syntax.reasoning
+    return begin, end
+
+
+def _reasoning(lark: LarkWriter, chat_format: ChatFormat, max_tokens: int | None, *, is_reasoning: bool) -> str:
+    begin, end = _reasoning_marks(chat_format)
+    behind = chat_format.syntax.reasoning[2]
     if not begin:
         if max_tokens is not None:
             raise RequestError("this model does not reason apart from its answer", param="thinking_token_budget")

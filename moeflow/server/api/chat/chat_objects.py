@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Field, Tag, model_validator
 
 from moeflow.core.sampling_params import MAX_LOGPROBS
+from moeflow.server.api.conversation.continuation import ContinuationFields
 from moeflow.server.api.conversation.conversation import Conversation
 from moeflow.server.api.conversation.turns import named_results
 from moeflow.server.api.logprobs import ChatLogprobs
@@ -134,7 +135,7 @@ class ChatMessage(StrictModel):
         return message | {key: value for key, value in others.items() if value is not None}
 
 
-class ChatRequest(SamplingFields, TemplateFields):
+class ChatRequest(SamplingFields, TemplateFields, ContinuationFields):
     """Answer in a conversation."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -164,8 +165,9 @@ class ChatRequest(SamplingFields, TemplateFields):
 
     def conversation(self) -> Conversation:
         """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
+        messages = named_results([message.plain() for message in self.messages], "messages")
         return Conversation(
-            messages=named_results([message.plain() for message in self.messages], "messages"),
+            messages=messages,
             tools=tool_wish(self.tools or (), self.tool_choice, is_parallel=self.parallel_tool_calls is not False),
             sampling=self.choice_params(
                 max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
@@ -174,6 +176,7 @@ class ChatRequest(SamplingFields, TemplateFields):
             variables=self.template_variables(self.reasoning_effort),
             form=self.answer_form(),
             max_reasoning_tokens=self.thinking_token_budget,
+            begun=self.begun(messages),
         )
 
 

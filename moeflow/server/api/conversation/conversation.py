@@ -12,12 +12,16 @@ from typing import Any
 
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.generator import Generator
+from moeflow.engine.text.answer_form.answer_grammar import can_limit_reasoning
 from moeflow.engine.text.answer_form.form import Form
 from moeflow.engine.text.answer_reader import AnswerReader
 from moeflow.engine.text.output_text import TextDelta
+from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
+from moeflow.server.api.conversation.continuation import check_free
 from moeflow.server.api.conversation.conversation_grammar import grammar_of
 from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.api.schema.left_out import leave_out
 from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service
@@ -36,6 +40,7 @@ class Conversation:
     max_reasoning_tokens: int | None = None
     must_reason: bool = True  # whether such a limit is an error where the model does not reason
     earlier_token_ids: Sequence[int] = ()  # that the prompt begins with
+    begun: str | None = None  # the text of the last message, which the answer continues; None: it is a new message
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,16 @@ class AnswerEvents:
         return not is_of_call or self._max_calls is None or self.num_calls <= self._max_calls
 
 
+def _reasoning_limit(asked: Conversation, tokenizer: Tokenizer) -> int | None:
+    """Return how many tokens of reasoning the grammar allows. A text that was begun is after the reasoning."""
+    limit = None if asked.begun is not None else asked.max_reasoning_tokens
+    if limit is None or asked.must_reason or can_limit_reasoning(tokenizer):
+        return limit
+    if tokenizer.chat_format.can_reason:
+        leave_out("limit of reasoning")
+    return None
+
+
 async def start_conversation(
     service: Service,
     served: ServedModel,
@@ -97,18 +112,27 @@ async def start_conversation(
     Raises: ApiError, RequestError, ChatTemplateError.
     """
     forms: list[AnswerForm] = []
+    is_begun = asked.begun is not None
+    if is_begun:
+        check_free(
+            has_form=asked.form is not None, form_field=asked.form_field, is_constrained=asked.tools.is_constrained
+        )
 
     async def prepare(generator: Generator) -> Prepared:
-        prompt = await generator.encode_chat(asked.messages, asked.tools.tools, asked.variables)
+        prompt = await generator.encode_chat(
+            asked.messages, asked.tools.tools, asked.variables, continues_last=is_begun
+        )
         chat_format = generator.tokenizer.chat_format
-        make_reader = partial(chat_format.reader, asked.tools.tools, is_reasoning=prompt.is_reasoning)
+        make_reader = partial(
+            chat_format.reader, asked.tools.tools, is_reasoning=prompt.is_reasoning, begun=asked.begun
+        )
         forms.append(AnswerForm(make_reader, chat_format.syntax.make_id, asked.tools.is_parallel))
         grammar = await grammar_of(
             generator,
             asked.tools,
             asked.form,
             form_field=asked.form_field,
-            max_reasoning_tokens=asked.max_reasoning_tokens if asked.must_reason or chat_format.can_reason else None,
+            max_reasoning_tokens=_reasoning_limit(asked, generator.tokenizer),
             is_reasoning=prompt.is_reasoning,
             client=client,
         )

@@ -12,6 +12,7 @@ from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from moeflow.engine.text.answer_form.form import JsonForm
 from moeflow.engine.text.tool_syntax.tool import Tool
+from moeflow.server.api.conversation.continuation import begun_text
 from moeflow.server.api.conversation.conversation import Conversation
 from moeflow.server.api.conversation.tool_wish import ToolWish
 from moeflow.server.api.conversation.turns import Turns
@@ -207,19 +208,20 @@ class MessageInput(TemplateFields):
 
     def asked(self, sampling: SamplingParams) -> Conversation:
         """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
-        if isinstance(self.messages[-1], AssistantMessage):
-            message = "the last message must be the user's: answers that were begun are not continued"
-            raise RequestError(message, param="messages")
         turns = Turns()
         system = system_text(self.system or "")
         if system:
             turns.say("system", system)
         for one in self.messages:
             one.add_to(turns)
+        messages = turns.conversation("messages")
+        begun = begun_text(messages) if isinstance(self.messages[-1], AssistantMessage) else None
+        if begun is not None and begun != begun.rstrip():
+            raise RequestError("final assistant content cannot end with trailing whitespace; cut it", param="messages")
         config, thinking = self.output_config, self.thinking
         is_thinking = None if thinking is None else not isinstance(thinking, DisabledThinking)
         return Conversation(
-            messages=turns.conversation("messages"),
+            messages=messages,
             tools=self._tool_wish(),
             sampling=sampling,
             variables=self.template_variables(config.effort if config else None, is_thinking=is_thinking),
@@ -227,6 +229,7 @@ class MessageInput(TemplateFields):
             form_field="output_config.format",
             max_reasoning_tokens=thinking.budget_tokens if isinstance(thinking, EnabledThinking) else None,
             must_reason=False,
+            begun=begun,
         )
 
     def _tool_wish(self) -> ToolWish:

@@ -58,5 +58,7 @@ async def count_tokens(body: CountRequest, service: Annotated[Service, Depends(g
     """Count the tokens of a conversation, tools included."""
     async with service.using(body.model) as model:
         asked = body.asked(SamplingParams())
-        prompt = await model.loaded.encode_chat(asked.messages, asked.tools.tools, asked.variables)
+        prompt = await model.loaded.encode_chat(
+            asked.messages, asked.tools.tools, asked.variables, continues_last=asked.begun is not None
+        )
     return TokenCount(input_tokens=len(prompt.token_ids))

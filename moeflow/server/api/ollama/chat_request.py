@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from moeflow.server.api.conversation.continuation import begun_text
 from moeflow.server.api.conversation.conversation import Conversation
 from moeflow.server.api.ollama.call_ids import with_call_ids
 from moeflow.server.api.ollama.generating_request import GeneratingRequest
@@ -67,9 +68,16 @@ class OllamaChatRequest(GeneratingRequest):
     )
 
     def conversation(self) -> Conversation:
-        """Return the request in the form that all APIs share. Raises: RequestError, naming the field."""
+        """Return the request in the form that all APIs share. The answer continues an assistant's last message.
+
+        Raises: RequestError, naming the field.
+        """
+        messages = with_call_ids([message.plain() for message in self.messages or ()])
+        last = messages[-1] if messages else {"role": "user"}
+        is_begun = last["role"] == "assistant" and not last.get("tool_calls")
         return Conversation(
-            messages=with_call_ids([message.plain() for message in self.messages or ()]),
+            messages=messages,
+            begun=begun_text(messages) if is_begun else None,
             tools=tool_wish(self.tools or (), None, is_parallel=True),
             sampling=self.to_sampling_params(),
             variables=self.thinking_variables(),

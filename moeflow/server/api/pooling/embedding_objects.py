@@ -32,13 +32,14 @@ class EmbeddingRequest(StrictModel):
         """Return the texts, each as text or token ids."""
         return prompts_of(self.input)
 
-    def to_pooling_params(self, model: ModelInfo) -> PoolingParams | None:
-        """Return what the engine should do; None: what the model's files say, which cannot be done."""
-        own = model.pooling
-        kind = self.pooling or (None if own is None else own.kind)
-        if kind is None:
-            return None
-        return PoolingParams(kind=kind, normalize=own is None or own.normalize, dimensions=self.dimensions)
+
+def pooling_of(model: ModelInfo, kind: PoolingKind | None, dimensions: int | None = None) -> PoolingParams | None:
+    """Return how the engine makes a vector; None: as the model's files say, which is not supported."""
+    own = model.pooling
+    kind = kind or (None if own is None else own.kind)
+    if kind is None:
+        return None
+    return PoolingParams(kind=kind, normalize=own is None or own.normalize, dimensions=dimensions)
 
 
 class Embedding(BaseModel):

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from moeflow.core.embedding_bytes import decode_embedding
 from moeflow.engine.pooling_choice import check_pooling
 from moeflow.server.api.pooled import pool
-from moeflow.server.api.pooling.embedding_objects import EmbeddingRequest, EmbeddingResponse
+from moeflow.server.api.pooling.embedding_objects import EmbeddingRequest, EmbeddingResponse, pooling_of
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of
 from moeflow.server.service import Service, get_service
@@ -26,7 +26,7 @@ async def create_embeddings(
     record_of(request.scope).prompt = body.input if service.config.log_prompts else None
     served = await service.require_model(body.model)
     model = served.info
-    pooling, inputs = check_pooling(model, body.to_pooling_params(model)), body.inputs()
+    pooling, inputs = check_pooling(model, pooling_of(model, body.pooling, body.dimensions)), body.inputs()
 
     vectors, num_tokens = await pool(service, request, served, inputs, pooling, "embd")
     is_base64 = body.encoding_format == "base64"

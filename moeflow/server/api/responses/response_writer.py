@@ -13,9 +13,33 @@ from moeflow.server.api.conversation.text_tokens import TextTokens
 from moeflow.server.api.logprobs import listed_logprobs
 from moeflow.server.api.responses.offered_tools import Called
 from moeflow.server.api.responses.response_output import ResponseOutput
-from moeflow.server.errors import ApiError
+from moeflow.server.errors import ApiError, PromptTooLongError
 from moeflow.server.generation import Generation
 from moeflow.server.sse import named_event
+
+
+def _begun(head: dict[str, Any]) -> dict[str, Any]:
+    """Return a response that has no output yet."""
+    return {
+        **head,
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+    }
+
+
+def too_long_events(head: dict[str, Any], error: PromptTooLongError) -> bytes:
+    """Return the events of a response that fails before it begins. Codex shortens the conversation by this code."""
+    begun = _begun(head)
+    failed = {**begun, "status": "failed", "error": {"code": error.code, "message": error.detail}}
+    responses = {"response.created": begun, "response.in_progress": begun, "response.failed": failed}
+    return b"".join(
+        named_event({"type": kind, "sequence_number": number, "response": response})
+        for number, (kind, response) in enumerate(responses.items())
+    )
 
 
 class ResponseWriter:
@@ -40,7 +64,7 @@ class ResponseWriter:
         self._answer = AnswerEvents(form)
         self._tokens = TextTokens()
         self._output = ResponseOutput(form.make_id, self._emit, called=called, seals_reasoning=seals_reasoning)
-        self._response = begun_response(head)
+        self._response = _begun(head)
         self._finish_reason: FinishReason | None = None
         self._is_streamed = False
         self._num_events = 0
@@ -120,27 +144,3 @@ class ResponseWriter:
         events = bytes(self._events)
         self._events.clear()
         return events
-
-
-def begun_response(head: dict[str, Any]) -> dict[str, Any]:
-    """Return a response without output."""
-    return {
-        **head,
-        "completed_at": None,
-        "status": "in_progress",
-        "error": None,
-        "incomplete_details": None,
-        "output": [],
-        "usage": None,
-    }
-
-
-def overlong_events(head: dict[str, Any], error: ApiError) -> bytes:
-    """Return the stream of a response to a conversation that the model's context cannot hold."""
-    begun = begun_response(head)
-    failed = {**begun, "status": "failed", "error": {"code": error.code, "message": error.detail}}
-    steps = (("created", begun), ("in_progress", begun), ("failed", failed))
-    return b"".join(
-        named_event({"type": f"response.{step}", "sequence_number": number, "response": response})
-        for number, (step, response) in enumerate(steps)
-    )

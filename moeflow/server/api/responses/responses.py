@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -11,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import TypeAdapter
 
-from moeflow.core.errors import RequestError
+from moeflow.core.errors import ContextLengthError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.token_choice import TokenChoice
 from moeflow.server.api.answer import Answer, respond
@@ -30,25 +31,15 @@ from moeflow.server.api.responses.response_object import (
 from moeflow.server.api.responses.response_replay import replayed_events
 from moeflow.server.api.responses.response_request import InputTokensRequest, ResponseInput, ResponseRequest
 from moeflow.server.api.responses.response_tools import dumped_tools
-from moeflow.server.api.responses.response_writer import ResponseWriter, overlong_events
+from moeflow.server.api.responses.response_writer import ResponseWriter, too_long_events
 from moeflow.server.api.responses.tool_items import Item
 from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.api.stream_dialect import RESPONSES
-from moeflow.server.errors import ApiError, as_api_error
+from moeflow.server.errors import ApiError, PromptTooLongError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.guard.strict_json import MAX_CONTAINERS
 from moeflow.server.request_log import client_of, record_of
 from moeflow.server.service import Service, get_service
-
-
-class OverlongError(ApiError):
-    """A conversation that the model's context cannot hold."""
-
-    def __init__(self, head: dict[str, Any], error: ApiError) -> None:
-        """`head` has the fields of the response that are known from the beginning."""
-        super().__init__(error.status_code, "context_length_exceeded", error.detail, param=error.param)
-        self.head = head
-
 
 Stored = TypeVar("Stored")
 _ITEM_BYTES: Final = 128  # a stored item has at least about this size
@@ -70,15 +61,27 @@ async def create_response(
     if service.config.log_prompts:
         history = await _history(service, body)
         record_of(request.scope).prompt = body.conversation(history, body.offered_tools(history)).messages
+
+    def failure(error: ApiError) -> bytes:
+        return _too_long(service, body, error) if isinstance(error, PromptTooLongError) else RESPONSES.failure(error)
+
     starting = start_response(service, body, client=client_of(request))
     try:
-        return await respond(request, starting, RESPONSES, is_streamed=bool(body.stream))
-    except OverlongError as error:
+        return await respond(request, starting, replace(RESPONSES, failure=failure), is_streamed=bool(body.stream))
+    except ContextLengthError as error:
         if not body.stream:
             raise
-        record_of(request.scope).error = error
-        service.metrics.count_refusal(error)
-        return Response(overlong_events(error.head, error), media_type="text/event-stream")
+        too_long = record_of(request.scope).error = PromptTooLongError(error)
+        service.metrics.count_refusal(too_long)
+        return Response(failure(too_long), media_type=RESPONSES.media_type)
+
+
+def _too_long(service: Service, body: ResponseRequest, error: PromptTooLongError) -> bytes:
+    """Return the events of a response whose prompt the context cannot hold."""
+    served = service.models.find(body.model)
+    defaults = TokenChoice() if served.generator is None else served.info.sampling_defaults
+    choice = body.sampling_params(max_tokens=body.max_output_tokens).choice(defaults)
+    return too_long_events(_head(f"resp_{uuid.uuid4().hex}", served.name, body, choice), error)
 
 
 async def start_response(
@@ -96,13 +99,7 @@ async def start_response(
     items = await _encoded_items(service, body) if is_stored else b""
     served = await service.require_model(body.model, is_batch=is_batch)  # last: while others wait, it may be unloaded
     head = _head(response_id, served.name, body, asked.sampling.choice(served.info.sampling_defaults))
-    try:
-        generation, form = await start_conversation(
-            service, served, response_id, asked, is_batch=is_batch, client=client
-        )
-    except (ApiError, RequestError) as error:
-        failure = as_api_error(error)
-        raise OverlongError(head, failure) if failure.code == "context_length_exceeded" else error from None
+    generation, form = await start_conversation(service, served, response_id, asked, is_batch=is_batch, client=client)
 
     def store(response: dict[str, Any]) -> None:
         if is_stored:

@@ -3,11 +3,11 @@
 
 import { streamCompletion } from "../api.js";
 
-/** Fill `answer` from the stream of a request, calling `onChange` after every chunk. Throws what the stream throws. */
-export async function fillAnswer(answer, { path, body }, { onChange, ...options }) {
+/** Fill `answer` from the stream of a chat request, calling `onChange` after every chunk. Throws what the stream throws. */
+export async function fillAnswer(answer, body, { onChange, ...options }) {
   const stopwatch = new Stopwatch();
   const before = answer.measured; // of its beginning
-  for await (const chunk of streamCompletion(path, body, options)) {
+  for await (const chunk of streamCompletion(body, options)) {
     const choice = chunk.choices?.[0];
     if (choice) take(answer, choice, stopwatch);
     if (chunk.usage) answer.usage = chunk.usage;
@@ -16,14 +16,13 @@ export async function fillAnswer(answer, { path, body }, { onChange, ...options 
   }
 }
 
-function take(answer, { delta, text, token_trees: trees, finish_reason: reason }, stopwatch) {
-  const content = delta?.content ?? text; // of a chat, or of a plain completion
-  if (content || delta?.reasoning_content || delta?.tool_calls) stopwatch.count();
+function take(answer, { delta, token_trees: trees, finish_reason: reason }, stopwatch) {
+  if (delta?.content || delta?.reasoning_content || delta?.tool_calls) stopwatch.count();
   if (delta?.reasoning_content) {
     answer.reasoning += delta.reasoning_content;
     answer.reasoningS = stopwatch.elapsedS();
   }
-  if (content) answer.content += content;
+  if (delta?.content) answer.content += delta.content;
   for (const call of delta?.tool_calls ?? []) {
     const known = (answer.toolCalls[call.index ?? 0] ??= { name: "", arguments: "" });
     known.name += call.function?.name ?? "";

@@ -5,7 +5,7 @@
 import { Conversation } from "../conversations/conversation.js";
 import { fillAnswer } from "./answer.js";
 import { fitContext } from "./context.js";
-import { continuationBody } from "./continuation.js";
+import { begunMessage } from "./continuation.js";
 import { explain } from "./explain.js";
 import { requestMessages } from "./messages.js";
 import { keepingBottom, toBottom } from "./scroll.js";
@@ -133,8 +133,8 @@ export class Chat extends EventTarget {
     try {
       await this.server.untilLoaded(signal);
       this.show(answer);
-      const request = await this.request(prompt, answer, signal);
-      await fillAnswer(answer, request, { apiKey: this.apiKey(), signal, onChange: smoothly(() => this.show(answer)) });
+      const body = await this.request(prompt, answer, signal);
+      await fillAnswer(answer, body, { apiKey: this.apiKey(), signal, onChange: smoothly(() => this.show(answer)) });
       answer.state = "done";
       this.announce("Answer complete.");
     } catch (error) {
@@ -149,21 +149,22 @@ export class Chat extends EventTarget {
     }
   }
 
-  /** The request for an answer, or for the rest of an answer that has begun. */
+  /** The body of the request for an answer, or for the rest of an answer that has begun. */
   async request(prompt, answer, signal) {
     const { settings, server } = this;
     const { model } = server;
     const sampling = settings.sampling({ hasGuesses: model?.speculators.length > 0 });
-    const whole = requestMessages(this.turns, prompt, settings.systemPrompt);
+    const begun = begunMessage(answer);
+    const whole = [...requestMessages(this.turns, prompt, settings.systemPrompt), ...(begun ? [begun] : [])];
     const limits = { tokenLimit: model?.max_model_len ?? Infinity, maxTokens: sampling.max_tokens };
+    const form = begun ? { continue_final_message: true } : {};
     const name = this.model();
     this.goOnWith(name);
     const options = { apiKey: this.apiKey(), signal };
-    const { messages, numLeftOut } = await fitContext(whole, { ...limits, model: name, ...options });
+    const { messages, numLeftOut } = await fitContext(whole, { ...limits, fields: { model: name, ...form }, ...options });
     answer.numLeftOut = numLeftOut;
-    const body = { model: name, messages, ...sampling };
-    if (!answer.content) return { path: "v1/chat/completions", body };
-    return { path: "v1/completions", body: await continuationBody(body, answer.content, options) };
+    if (begun) delete sampling.response_format; // a grammar holds whole answers only
+    return { model: name, messages, ...sampling, ...form };
   }
 
   endEarly(answer, error) {

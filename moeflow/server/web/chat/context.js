@@ -6,7 +6,7 @@ const RESERVED_SHARE = 0.25; // of the context, for the answer, unless the answe
 const PER_MESSAGE = 32; // tokens that a chat template may put around a message, amply
 
 /** Return `messages` without the oldest turns that have no room, and how many those are.
- *  `tokenLimit`: of the context; `maxTokens`: of the answer, or undefined. Throws what the server's tokenizer throws. */
+ *  `tokenLimit`: of the context; `maxTokens`: of the answer, or undefined; `fields`: others of the request. Throws what the server's tokenizer throws. */
 export async function fitContext(messages, { tokenLimit, maxTokens = Infinity, ...options }) {
   const room = tokenLimit - Math.min(maxTokens, Math.floor(tokenLimit * RESERVED_SHARE));
   if (mostTokens(messages) <= room) return { messages, numLeftOut: 0 };
@@ -32,7 +32,7 @@ function mostTokens(messages) {
   return messages.reduce((sum, { content }) => sum + encoder.encode(content).length + PER_MESSAGE, 0);
 }
 
-async function countTokens(messages, { model, ...options }) {
-  const { count } = await askJson("tokenize", { ...options, body: { model, messages } });
+async function countTokens(messages, { fields, ...options }) {
+  const { count } = await askJson("tokenize", { ...options, body: { ...fields, messages } });
   return count;
 }
