@@ -14,6 +14,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
         ("check-arm", "Cortex-A57"),
         ("clean-room", "debootstrap"),
         ("sanitize", "ThreadSanitizer"),
+        ("try-agents", "its registry"),
         ("try-wheel", "user\nnamespaces"),
         ("wheel", "manylinux"),
     ],
