@@ -32,7 +32,7 @@ from tests.agents.scripted_server import scripted_server  # noqa: E402
 from tests.agents.session import begin, missing, scripted_answers  # noqa: E402
 from tests.agents.templates import TEMPLATES  # noqa: E402
 
-INSTALL_S, SESSION_S = 900, 180
+INSTALL_S, SESSION_S = 900, 300
 NOTE_CHARACTERS = 300
 
 
@@ -123,8 +123,8 @@ def try_client(client: AgentClient, folder: Path, packages: Path, template: str)
     answer = scripted_answers(kind, client.calls(str(work / "notes.txt")), client.final)
     try:
         programs, version = install(client, packages, home)
-        with scripted_server(kind, answer) as (url, exchanges):
-            place = Place(programs, home, work, url)
+        with scripted_server(kind, answer, client.model) as (url, exchanges):
+            place = Place(programs, home, work, url, client.model)
             environment = session_environment(home, client.environment(place))
             for command in client.commands(place):
                 run(command, work, home, environment, SESSION_S)

@@ -17,6 +17,7 @@ from tests.agents.session import AFTER, BEFORE, COMMAND, FINAL, TASK, Call
 
 PROGRAMS = Path(__file__).parent
 KEY = "none"
+_PATCH = f"*** Begin Patch\n*** Update File: notes.txt\n@@\n-{BEFORE}+{AFTER}*** End Patch\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Place:
     home: Path
     work: Path
     url: str
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,12 @@ class AgentClient:
     calls: Callable[[str], Sequence[Call]] = lambda _: ()  # from the file's path
     environment: Callable[[Place], Mapping[str, str]] = lambda _: {}
     final: str = FINAL  # the model's last answer
+    model: str = MODEL  # the name under which it is served
 
 
 def _claude_code(place: Place) -> list[list[str]]:
     allowed = ["--allowedTools", "Read,Edit,Bash"]
-    return [[str(place.programs / "claude"), "-p", TASK, "--output-format", "json", "--model", MODEL, *allowed]]
+    return [[str(place.programs / "claude"), "-p", TASK, "--output-format", "json", "--model", place.model, *allowed]]
 
 
 def _claude_code_environment(place: Place) -> dict[str, str]:
@@ -57,7 +60,7 @@ def _codex(place: Place) -> list[list[str]]:
     provider = f'{{name="local", base_url="{place.url}/v1", wire_api="responses", request_max_retries=0}}'
     settings = ['model_provider="local"', f"model_providers.local={provider}"]
     settings += ["analytics.enabled=false", "check_for_update_on_startup=false"]
-    command = [str(place.programs / "codex"), "exec", "--json", "--skip-git-repo-check", "-m", MODEL]
+    command = [str(place.programs / "codex"), "exec", "--json", "--skip-git-repo-check", "-m", place.model]
     command += ["--dangerously-bypass-approvals-and-sandbox"]  # the folder is its own, and so is the script's model
     return [[*command, *(word for setting in settings for word in ("-c", setting)), TASK]]
 
@@ -66,11 +69,11 @@ def _opencode(place: Place) -> list[list[str]]:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {"baseURL": f"{place.url}/v1", "apiKey": KEY},
-        "models": {MODEL: {}},
+        "models": {place.model: {}},
     }
     settings = {"provider": {"local": provider}, "autoupdate": False, "share": "disabled", "permission": "allow"}
     (place.home / "opencode.json").write_text(json.dumps(settings))
-    return [[str(place.programs / "opencode"), "run", "-m", f"local/{MODEL}", TASK]]
+    return [[str(place.programs / "opencode"), "run", "-m", f"local/{place.model}", TASK]]
 
 
 def _opencode_environment(place: Place) -> dict[str, str]:
@@ -80,12 +83,18 @@ def _opencode_environment(place: Place) -> dict[str, str]:
 
 def _cline(place: Place) -> list[list[str]]:
     program = str(place.programs / "cline")
-    provider = [program, "auth", "-p", "openai", "-k", KEY, "-m", MODEL, "-b", f"{place.url}/v1"]
-    return [provider, [program, "--json", "-c", str(place.work), "-P", "openai", "-m", MODEL, TASK]]
+    provider = [program, "auth", "-p", "openai", "-k", KEY, "-m", place.model, "-b", f"{place.url}/v1"]
+    return [provider, [program, "--json", "-c", str(place.work), "-P", "openai", "-m", place.model, TASK]]
 
 
 def _continue(place: Place) -> list[list[str]]:
-    model = {"name": MODEL, "provider": "openai", "model": MODEL, "apiBase": f"{place.url}/v1", "apiKey": KEY}
+    model = {
+        "name": place.model,
+        "provider": "openai",
+        "model": place.model,
+        "apiBase": f"{place.url}/v1",
+        "apiKey": KEY,
+    }
     model |= {"roles": ["chat"], "capabilities": ["tool_use"]}
     file = place.home / "config.yaml"  # JSON is YAML, too
     file.write_text(json.dumps({"name": "local", "version": "1.0.0", "schema": "v1", "models": [model]}))
@@ -93,7 +102,13 @@ def _continue(place: Place) -> list[list[str]]:
 
 
 def _aider(place: Place) -> list[list[str]]:
-    command = [str(place.programs / "aider"), "--model", f"openai/{MODEL}", "--openai-api-base", f"{place.url}/v1"]
+    command = [
+        str(place.programs / "aider"),
+        "--model",
+        f"openai/{place.model}",
+        "--openai-api-base",
+        f"{place.url}/v1",
+    ]
     command += ["--openai-api-key", KEY, "--message", TASK, "--yes-always", "--no-git", "--edit-format", "diff"]
     command += ["--analytics-disable", "--no-check-update", "--no-show-model-warnings", "--no-show-release-notes"]
     return [[*command, "--auto-test", "--test-cmd", COMMAND, "notes.txt"]]
@@ -140,6 +155,31 @@ CLIENTS = [
             Call("exec_command", {"cmd": "sed -i s/red/green/ notes.txt"}),
             Call("exec_command", {"cmd": COMMAND}),
         ),
+    ),
+    AgentClient(  # a name that Codex knows: it edits with a custom tool
+        "codex-patch",
+        "@openai/codex",
+        "npm",
+        "responses",
+        _codex,
+        lambda _: (
+            Call("exec_command", {"cmd": "cat notes.txt"}),
+            Call("apply_patch", {"input": _PATCH}),
+            Call("exec_command", {"cmd": COMMAND}),
+        ),
+        model="gpt-5.5",
+    ),
+    AgentClient(  # another one: its tools are items of the input, and the model writes programs that call them
+        "codex-programs",
+        "@openai/codex",
+        "npm",
+        "responses",
+        _codex,
+        lambda _: tuple(
+            Call("functions__exec", {"input": f"text(await tools.exec_command({json.dumps({'cmd': command})}))"})
+            for command in ("cat notes.txt", "sed -i s/red/green/ notes.txt", COMMAND)
+        ),
+        model="gpt-5.6-sol",
     ),
     AgentClient(
         "claude-code",
@@ -208,4 +248,5 @@ CLIENTS = [
         "pydantic-ai", "pydantic-ai-slim[openai,anthropic]", "pydantic_ai", ("chat", "responses", "messages")
     ),
     *_with_library("langchain", "langchain-openai", "langchain", ("chat", "responses")),
+    *_with_library("open-webui", "open-webui", "open_webui", ("chat",)),
 ]

@@ -25,11 +25,11 @@ MODEL = "scripted"
 CONTEXT = 2**20  # tokens: an agent's prompt and tools have some 100,000 bytes
 
 
-def scripted_generator(template: TemplateKind, answer: Callable[[str], str]) -> Generator:
-    """Return the text generator before the script. `answer` maps a prompt's text to the model's answer."""
+def scripted_generator(template: TemplateKind, answer: Callable[[str], str], model: str = MODEL) -> Generator:
+    """Return the text generator of a named model. `answer` maps a prompt's text to the model's answer."""
     tokenizer = wrap(byte_level_core(), eos_token="<|end|>", chat_template=template.source)
     info = msgspec.structs.replace(
-        INFO, name=MODEL, vocab_size=tokenizer.vocab_size, max_model_len=CONTEXT, eos_token_ids=(EOS,)
+        INFO, name=model, vocab_size=tokenizer.vocab_size, max_model_len=CONTEXT, eos_token_ids=(EOS,)
     )
     return Generator(FakeEngine(_rule(tokenizer, answer), info=info), tokenizer)
 
@@ -48,10 +48,12 @@ def _rule(tokenizer: Tokenizer, answer: Callable[[str], str]) -> Callable[[Submi
 
 
 @contextlib.contextmanager
-def scripted_server(template: TemplateKind, answer: Callable[[str], str]) -> Iterator[tuple[str, list[Exchange]]]:
+def scripted_server(
+    template: TemplateKind, answer: Callable[[str], str], model: str = MODEL
+) -> Iterator[tuple[str, list[Exchange]]]:
     """Serve on a free loopback port. Yield the address and the exchanges with clients, which grow as they come."""
     exchanges: list[Exchange] = []
-    with contextlib.closing(scripted_generator(template, answer)) as generator:
+    with contextlib.closing(scripted_generator(template, answer, model)) as generator:
         app = create_app(generator, ServerConfig())
         app.add_middleware(Recorder, exchanges=exchanges)
         with serve_in_thread(app) as url:
