@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
@@ -87,30 +88,35 @@ def session_environment(home: Path, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(command: Sequence[str], folder: Path, home: Path, environment: Mapping[str, str], timeout_s: float) -> str:
-    """Run a command, and log in `home` what it prints; return its standard output. Raises: Failure."""
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    """Run a command, and keep in `home` what it prints; return its standard output. Raises: Failure."""
+    name = Path(command[0]).name
+    printed, complaints = home / f"{name}.out", home / f"{name}.err"  # no pipes, which helpers would keep open
+    with printed.open("w") as stdout, complaints.open("w") as stderr:
         try:
-            stdout, stderr = process.communicate(timeout=timeout_s)
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                timeout=timeout_s,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
-            raise Failure(f"{Path(command[0]).name} took more than {timeout_s:.0f} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the session's helpers, too
-    with (home / "printed.txt").open("a") as log:
-        log.write(f"{' '.join(command)}\n{stdout}{stderr}\n")
-    if process.returncode:
-        lines = (stderr.strip() or stdout.strip()).splitlines() or [""]
-        raise Failure(f"{Path(command[0]).name} exited with {process.returncode}: {lines[-1]}")
-    return stdout
+            raise Failure(f"{name} took more than {timeout_s:.0f} s") from None
+    if done.returncode:
+        lines = (complaints.read_text().strip() or printed.read_text().strip()).splitlines() or [""]
+        raise Failure(f"{name} exited with {done.returncode}: {lines[-1]}")
+    return printed.read_text()
+
+
+def end_helpers(home: Path) -> None:
+    """Kill the processes of a session that outlive it. They have its home."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOME") == str(home):
+                process.kill()
 
 
 def try_client(client: AgentClient, folder: Path, packages: Path, template: str) -> Result:
@@ -131,6 +137,8 @@ def try_client(client: AgentClient, folder: Path, packages: Path, template: str)
         note = missing(work)
     except Failure as failure:
         note = str(failure)
+    finally:
+        end_helpers(home)
     keep_requests(exchanges, own / "requests")
     refused = next((one for one in exchanges if one.status >= 400), None)
     if refused is not None:

@@ -6,20 +6,23 @@ import json
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts.agents.clients import CLIENTS, AgentClient
 from scripts.try_agents import table, try_client
 from tests.agents.session import COMMAND, TASK, Call
+from tests.server.live_server import eventually
 
 PROGRAM = """
-import json, subprocess, sys, httpx
+import json, subprocess, sys, urllib.request
 url, task = sys.argv[1:]
 messages = [{"role": "user", "content": task}]
 tools = [{"type": "function", "function": {"name": "shell"}}]
 while True:
-    answer = httpx.post(url + "/v1/chat/completions", json={"model": "scripted", "messages": messages, "tools": tools})
-    message = answer.raise_for_status().json()["choices"][0]["message"]
+    body = json.dumps({"model": "scripted", "messages": messages, "tools": tools}).encode()
+    request = urllib.request.Request(url + "/v1/chat/completions", body, {"content-type": "application/json"})
+    message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
     if not message.get("tool_calls"):
         break
     messages.append({key: message[key] for key in ("role", "content", "tool_calls")})
@@ -75,6 +78,22 @@ def test_failures(one, note, tmp_path):
     assert result.result == "failed"
     assert note in result.note
     assert "failed" in table([result])
+
+
+def test_helpers_of_a_session_end_with_it(tmp_path):
+    """One that has left the session's process group, and keeps its output open."""
+    begins_helper = "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid)"
+    result = tried(tmp_path, client(program=begins_helper))
+    assert result.note == "notes.txt was not edited"
+    helper = int((tmp_path / "plain" / "home" / "python.out").read_text())
+    assert eventually(lambda: has_ended(helper))
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_every_client_has_a_name_of_its_own():

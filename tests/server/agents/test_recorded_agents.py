@@ -6,7 +6,6 @@ or from a client's public source. Texts are our own; fields, types, and the numb
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moeflow.engine.generator import Generator
-from moeflow.server.app import create_app
-from moeflow.server.config import ServerConfig
-from tests.agents.scripted_server import MODEL, scripted_generator
+from tests.agents.scripted_server import MODEL, scripted_server
 from tests.agents.templates import TEMPLATES
-from tests.server.conftest import connect
 from tests.server.events import read_events, read_typed_events
 
 RECORDED = Path(__file__).parents[2] / "data" / "agents"
@@ -33,16 +28,12 @@ LAST_EVENTS = {"/v1/responses": "response.completed", "/v1/messages": "message_s
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)
-def generator(request) -> Iterator[Generator]:
-    generator = scripted_generator(TEMPLATES[request.param], lambda _: ANSWER)
-    yield generator
-    generator.close()
-
-
-async def post(generator: Generator, row: dict) -> httpx.Response:
-    async with connect(create_app(generator, ServerConfig())) as http:
-        body = row["body"] | {"model": MODEL}
-        return await http.post(row["path"], json=body, headers=row["headers"], timeout=60)
+def http(request) -> Iterator[httpx.Client]:
+    with (
+        scripted_server(TEMPLATES[request.param], lambda _: ANSWER) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
 
 
 def streamed_text(path: str, body: str) -> str:
@@ -60,9 +51,9 @@ def streamed_text(path: str, body: str) -> str:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_answer(generator, name):
+def test_answer(http, name):
     row = ROWS[name]
-    response = asyncio.run(post(generator, row))
+    response = http.post(row["path"], json=row["body"] | {"model": MODEL}, headers=row["headers"])
     assert response.status_code == 200, response.text
     path = row["path"].partition("?")[0]
     if row["body"].get("stream"):
