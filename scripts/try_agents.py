@@ -88,7 +88,7 @@ def session_environment(home: Path, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(command: Sequence[str], folder: Path, home: Path, environment: Mapping[str, str], timeout_s: float) -> str:
-    """Run a command, and keep in `home` what it prints; return its standard output. Raises: Failure."""
+    """Run a command, and keep its output in `home`; return its standard output. Raises: Failure."""
     name = Path(command[0]).name
     printed, complaints = home / f"{name}.out", home / f"{name}.err"  # no pipes, which helpers would keep open
     with printed.open("w") as stdout, complaints.open("w") as stderr:
@@ -169,7 +169,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("client", nargs="*", help=f"default: all of {', '.join(known)}")
     parser.add_argument("--template", choices=TEMPLATES, default="chatml", help="of the model; default chatml")
-    parser.add_argument("--packages", type=Path, help="install into this folder, or use what is there; default: anew")
+    parser.add_argument(
+        "--packages", type=Path, help="use packages of this folder, and install others into it; default: all anew"
+    )
     parser.add_argument("--json", action="store_true", help="print one object a client instead of a table")
     parser.add_argument("--keep", action="store_true", help="keep the folder, and print its path")
     arguments = parser.parse_args()

@@ -51,7 +51,7 @@ class Tools:
 
 
 def settings(url: str) -> dict[str, str]:
-    """Return the environment of a server that has one connection, asks nobody else, and lets everybody in."""
+    """Return the environment of a server without accounts that connects to one address alone."""
     off = ("WEBUI_AUTH", "ENABLE_OLLAMA_API", "ENABLE_VERSION_UPDATE_CHECK", "ANONYMIZED_TELEMETRY")
     on = ("OFFLINE_MODE", "DO_NOT_TRACK", "SCARF_NO_ANALYTICS")
     return {

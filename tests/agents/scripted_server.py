@@ -22,7 +22,7 @@ from tests.server.live_server import serve_in_thread
 from tests.shapes import INFO
 
 MODEL = "scripted"
-CONTEXT = 2**20  # tokens: an agent's prompt and tools have some 100,000 bytes
+CONTEXT = 2**20  # tokens: an agent's prompt and tools have about 100,000 bytes
 
 
 def scripted_generator(template: TemplateKind, answer: Callable[[str], str], model: str = MODEL) -> Generator:

@@ -16,7 +16,7 @@ BEFORE, AFTER = "the red fox\n", "the green fox\n"
 COMMAND = "cat notes.txt > seen.txt && cat seen.txt"
 FINAL = "The fox in notes.txt is green now."
 TASK = f"In notes.txt, replace the word red by green. Then run the command `{COMMAND}`."
-TITLE = "Repaint the fox"  # the answer to requests beside the session: titles, summaries
+TITLE = "Repaint the fox"  # the answer to all other requests: titles, summaries
 
 
 @dataclass(frozen=True, slots=True)

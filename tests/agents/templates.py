@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "data" / "agents" / "templates"
 
 @dataclass(frozen=True, slots=True)
 class TemplateKind:
-    """A chat template, and the ways in which its model writes a call and reads a result."""
+    """A chat template, and how its model writes a call and reads a result."""
 
     source: str
     result_sign: str  # begins each result of a tool in a prompt
