@@ -10,11 +10,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from moeflow.engine.text.tool_syntax.json_scanner import json_of
-from moeflow.engine.text.tool_syntax.value_set import ValueSet, type_of
+from moeflow.engine.text.tool_syntax.value_set import type_of
 
 PLACE: Final = "place"  # key of a call: its place in the request, for errors; templates do not see it
-_OBJECTS: Final = ValueSet.of_types(["object"])
 _HALF_CHARACTER: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -63,12 +61,18 @@ def _read(arguments: Any) -> tuple[Any, str]:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     try:
         value = json.loads(text, strict=False) if text.strip() else None
+        if _HALF_CHARACTER.search(text):
+            value = _with_whole_characters(value)
     except (ValueError, RecursionError) as error:
         return text, f"no JSON: {error}"
     if value is None:
         return {}, ""
     if not isinstance(value, dict):
         return text, f"JSON of type {type_of(value)}"
-    if _HALF_CHARACTER.search(text):  # which no prompt can have
-        value = json.loads(json_of(text, _OBJECTS) or "{}")
     return value, ""
+
+
+def _with_whole_characters(value: Any) -> Any:
+    """Return a value of JSON with U+FFFD for halves of surrogate pairs, which no prompt can have."""
+    text = json.dumps(value, ensure_ascii=False)
+    return json.loads(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))

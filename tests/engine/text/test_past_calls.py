@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moeflow.core.errors import RequestError
+from moeflow.engine.text.past_calls import with_objects
 from moeflow.engine.text.tokenizer import Tokenizer
 from tests.engine.fakes import CHAT_TEMPLATE, byte_level_core, wrap
 
@@ -111,10 +112,18 @@ def test_another_cause_is_not_blamed_on_a_call(tokenizers):
         ('{"q": "a\nb"}', "b"),
         (r'{"q": "\ud83d"}', "\ufffd"),
         (r'{"q": "\ud83e\udd8a"}', "🦊"),
+        (r'{"q": "\ud83e\udd8a", "deep": ' + "[" * 99 + "7" + "]" * 99 + "}", "🦊"),
+        (r'{"q": NaN, "r": "\ud83e\udd8a"}', "🦊"),
     ],
 )
 def test_objects_of_any_content(tokenizers, name, arguments, shown):
     assert shown in render(tokenizers[name], call(arguments))
+
+
+def test_halves_of_characters_are_replaced_in_keys_and_values():
+    message = {"role": "assistant", "content": "", "tool_calls": [call(r'{"a\ud83e": ["\udd8a", "\ud83e\udd8a"]}')]}
+    (found,) = with_objects(message)["tool_calls"]
+    assert found["function"]["arguments"] == {"a\ufffd": ["\ufffd", "🦊"]}
 
 
 def test_templates_do_not_see_places():
