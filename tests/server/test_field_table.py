@@ -111,16 +111,20 @@ SAME = [  # a request of a client, and ours
     (chat(max_tokens=3, max_completion_tokens=7), chat(max_tokens=7)),
     (chat(n_predict=7), chat(max_tokens=7)),
     (chat(n_predict=-1), chat()),
+    (chat(n_predict=-1, max_tokens=7), chat(max_tokens=7)),
+    (chat(n_predict=7, max_tokens=-1), chat(max_tokens=7)),
     (chat(num_predict=7), chat(max_tokens=7)),
     (chat(max_new_tokens=7), chat(max_tokens=7)),
     (chat(repeat_penalty=1.1), chat(repetition_penalty=1.1)),
     (chat(stop=""), chat()),
     (chat(options={"temperature": 0.5, "num_predict": 9, "stop": ["x"], "num_ctx": 4096, "seed": None}),
      chat(temperature=0.5, max_tokens=9, stop=["x"])),
+    (chat(options={"num_predict": -1, "stop": ["x"]}, max_tokens=7, stop=""), chat(max_tokens=7, stop=["x"])),
     (chat(options={"repeat_penalty": 1.1, "num_predict": -2, "num_gpu": 99}), chat(repetition_penalty=1.1)),
     (chat(options={"temperature": 0.5}, temperature=0.25), chat(temperature=0.25)),
     (chat(response_format={"type": "json_object", "schema": SCHEMA}), chat(guided_json=SCHEMA)),
     (chat(json_schema=SCHEMA), chat(guided_json=SCHEMA)),
+    (chat(json_schema={"required": ["b"]}, guided_json=SCHEMA), chat(guided_json=SCHEMA)),
     (chat(grammar='root ::= "a"'), chat(guided_grammar='root ::= "a"')),
     (message(TEXT, reasoning="I think"), message(TEXT, reasoning_content="I think")),
     (message(TEXT, thinking="I think"), message(TEXT, reasoning_content="I think")),
@@ -244,10 +248,14 @@ async def test_other_values_are_refused_by_name(http, changes, param, reason):
 @pytest.mark.anyio
 async def test_unknown_fields_may_be_left_out_by_name(make_app):
     body = {"messages": [{**HELLO, "mood": 1}], "new_sampler": {"x": 1}, "line\r\nbreak, ü": 2, "mirostat": 0}
+    body["options"] = {"f16_kv": True, "seed": 1}
+    body[" "] = body[f"{'x' * 79} y"] = 3
     async with connect(make_app(unknown_fields="ignore")) as http:
         response = await http.post("/v1/chat/completions", json=body)
         assert response.status_code == 200, response.text
-        assert response.headers["x-moeflow-left-out"] == "new_sampler, line??break? ?, mood"
+        assert response.headers["x-moeflow-left-out"] == ", ".join(
+            ("new_sampler", "line??break? ?", "options.f16_kv", "?", "x" * 79, "mood")
+        )
         plain = await http.post("/v1/chat/completions", json=chat())
         assert "x-moeflow-left-out" not in plain.headers
         refused = await http.post("/v1/chat/completions", json=chat(mirostat=2))

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from moeflow.server.api.schema import left_out
+
+VARIABLES: Final = "chat_template_kwargs"  # our field with a request's variables of the chat template
 _NULL: Final[dict[str, Any]] = {"type": "null"}
 _MAX_NAME: Final = 80  # characters of a name in an error
 
@@ -102,13 +105,13 @@ def schema_of(name: str, policy: Policy, properties: Mapping[str, Any]) -> dict[
 
 
 def with_defaults(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given fields and the others that they leave out, objects member by member."""
+    """Return the given fields and the others that they leave out. Variables of the chat template are fields, too."""
     merged = dict(given)
     for name, value in others.items():
         mine = merged.get(name)
         if mine is None:
             merged[name] = value
-        elif isinstance(mine, dict) and isinstance(value, dict):
+        elif name == VARIABLES and isinstance(mine, dict):
             merged[name] = with_defaults(mine, value)
     return merged
 
@@ -120,8 +123,10 @@ def _ours_of_parts(name: str, rows: Mapping[str, Policy], value: Any) -> dict[st
     for part, given in value.items():
         if part in rows:
             fields = with_defaults(fields, ours(f"{name}.{part}", rows[part], given))
-        elif given is not None:
+        elif given is not None and not left_out.ignores_unknown_fields():
             raise ValueError(f"unknown field {part[:_MAX_NAME]!r} in {name}: known are {', '.join(rows)}")
+        elif given is not None:
+            left_out.leave_out(f"{name}.{part}")
     return fields
 
 

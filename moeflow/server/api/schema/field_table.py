@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from moeflow.server.api.schema.field_policy import (
+    VARIABLES,
     Converted,
     Ignored,
     Mapped,
@@ -40,7 +41,7 @@ def _thinking(is_on: Any) -> dict[str, Any]:
     """Return the variables of the chat template that switch reasoning."""
     if not isinstance(is_on, bool):
         raise ValueError("must be true or false")
-    return {"chat_template_kwargs": dict.fromkeys(_SWITCHES, is_on)}
+    return {VARIABLES: dict.fromkeys(_SWITCHES, is_on)}
 
 
 def _think(value: Any) -> dict[str, Any]:

@@ -55,6 +55,6 @@ def images() -> Images:
 def leave_out(part: str) -> None:
     """Note a part of the current request that is left out, such as `tools[3] (web_search)`."""
     request = _current.get()
-    note = _UNSAFE.sub("?", part[:_MAX_CHARACTERS])
+    note = _UNSAFE.sub("?", part[:_MAX_CHARACTERS].strip()) or "?"  # no header ends in a space
     if request is not None and note not in request.notes and len(request.notes) < MAX_NOTES:
         request.notes.append(note)

@@ -81,20 +81,18 @@ class StrictModel(BaseModel):
         names, policies = cls._names(), cls.policies
         if data.keys() <= names and policies.keys().isdisjoint(data):
             return data  # as nearly always: a conversation has thousands of messages
-        known: dict[str, Any] = {}
+        known = cls._given({name: value for name, value in data.items() if name in names})
         others: dict[str, Any] = {}
         for name, value in data.items():
             if name in names:
-                known[name] = value
-            elif name in policies:
-                found = _ours(name, policies[name], value)
-                cls._check_unused(name, {key: one for key, one in found.items() if data.get(key) is not None})
+                continue
+            if name in policies:
+                found = cls._given(_ours(name, policies[name], value))
+                cls._check_unused(name, {key: one for key, one in found.items() if known.get(key) is not None})
                 others = with_defaults(others, found)
             elif value is not None:  # clients send null for each field that they know
                 cls._leave_out(name)
-        merged = with_defaults(known, others)
-        unset = {name: row for name, row in policies.items() if isinstance(row, Unset) and name in merged}
-        return {name: value for name, value in merged.items() if name not in unset or not unset[name].drops(value)}
+        return with_defaults(known, others)
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
@@ -129,6 +127,12 @@ class StrictModel(BaseModel):
         return {field.alias or name for name, field in cls.model_fields.items()}
 
     @classmethod
+    def _given(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return our fields without those that have a value for "not set"."""
+        rows = cls.policies
+        return {name: value for name, value in fields.items() if not _is_unset(rows.get(name), value)}
+
+    @classmethod
     def _check_unused(cls, name: str, fields: Mapping[str, Any]) -> None:
         """Check values of our fields that do not count, since the request has these fields, too."""
         for key, value in fields.items():
@@ -157,6 +161,10 @@ def _ours(name: str, policy: Policy, value: Any) -> dict[str, Any]:
         return ours(name, policy, value)
     except ValueError as error:
         raise refusal(name, str(error)) from None
+
+
+def _is_unset(policy: Policy | None, value: Any) -> bool:
+    return isinstance(policy, Unset) and policy.drops(value)
 
 
 def refusal(field: str, message: str) -> PydanticCustomError:
