@@ -16,6 +16,7 @@ from moeflow.engine.text.tool_syntax.value_set import ANY_VALUE, TYPES, ValueSet
 TEXT_RULES: Final = ("pattern", "format", "minLength", "maxLength", "not", "if")
 MAX_DEPTH: Final = 32  # of references and alternatives at one place
 MAX_STEPS: Final = 20_000  # through the parts and literals of one schema
+_STEP_CHARACTERS: Final = 1000  # of a literal or a reference: reading them takes as long as a step
 _EITHER: Final = ("anyOf", "oneOf")
 
 
@@ -69,16 +70,16 @@ class SchemaWalk:
         """Return the values that a part of the schema allows."""
         if not isinstance(schema, Mapping):
             return ValueSet() if schema is False else ANY_VALUE
-        choices = schema.get("enum")
-        if not self._may_follow(depth, 1 + len(choices) if isinstance(choices, list) else 1):
+        choices, named = schema.get("enum"), schema.get("type")
+        if not self._may_follow(depth, 1 + _num_listed(choices) + _num_listed(named)):
             return ANY_VALUE
-        found = ValueSet(TYPES, {}, frozenset(TEXT_RULES).intersection(schema))
-        if (named := schema.get("type")) is not None:
+        found = ValueSet(TYPES, {}, frozenset(rule for rule in TEXT_RULES if rule in schema))
+        if named is not None:
             found &= ValueSet.of_types(named if isinstance(named, list) else [named])
         if isinstance(choices, list):
-            found &= ValueSet.of_literals(choices)
+            found &= self._literals(choices)
         if "const" in schema:
-            found &= ValueSet.of_literals([schema["const"]])
+            found &= self._literals([schema["const"]])
         for every in self._every(schema):
             found &= self.values(every, depth + 1)
         for options in _either(schema):
@@ -107,6 +108,11 @@ class SchemaWalk:
             schema = self._target(reference)
         return {}
 
+    def _literals(self, values: list[Any]) -> ValueSet:
+        found = ValueSet.of_literals(values)
+        self._num_steps += sum(map(len, found.literals)) // _STEP_CHARACTERS
+        return found
+
     def _every(self, schema: Mapping[str, Any]) -> list[Any]:
         """Return the schemas that hold beside this one."""
         parts, reference = schema.get("allOf"), schema.get("$ref")
@@ -117,6 +123,7 @@ class SchemaWalk:
         """Return the schema at a pointer such as #/$defs/name; any, if there is none."""
         if not reference.startswith("#"):
             return True
+        self._num_steps += len(reference) // _STEP_CHARACTERS
         found = self._root
         for step in unquote(reference[1:]).split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
@@ -131,6 +138,10 @@ class SchemaWalk:
     def _may_follow(self, depth: int, num_steps: int = 1) -> bool:
         self._num_steps += num_steps
         return depth <= MAX_DEPTH and self._num_steps <= MAX_STEPS
+
+
+def _num_listed(values: Any) -> int:
+    return len(values) if isinstance(values, list) else 0
 
 
 def _either(schema: Mapping[str, Any]) -> list[list[Any]]:

@@ -306,10 +306,15 @@ def test_what_is_no_json_comes_as_it_is(text):
         assert arguments_text("harmony", message, {"properties": {"x": {"type": "integer"}}}, cuts)[0] == text
 
 
-@pytest.mark.parametrize("kind", ["loop", "many references", "many literals", "deep"])
+@pytest.mark.parametrize(
+    "kind", ["loop", "many references", "many literals", "many types", "long literals", "long references", "deep"]
+)
 def test_a_schema_that_is_long_to_follow_allows_anything(kind):
     loop: Any = {"anyOf": [{"$ref": "#/$defs/loop"}] * 2}
     many: Any = {"enum": [str(i) for i in range(5000)]}
+    types: Any = {"type": ["string"] * 5000}
+    literal: Any = {"const": "A" * 100_000}
+    name = "B" * 100_000
     deep: Any = {"type": "string"}
     for _ in range(100):
         deep = {"allOf": [deep]}
@@ -317,7 +322,11 @@ def test_a_schema_that_is_long_to_follow_allows_anything(kind):
         "loop": {"$ref": "#/$defs/loop"},
         "many references": {"anyOf": [{"$ref": "#/$defs/many"}] * 5000},
         "many literals": {"enum": [str(i) for i in range(30_000)]},
+        "many types": {"anyOf": [{"$ref": "#/$defs/types"}] * 500},
+        "long literals": {"anyOf": [{"$ref": "#/$defs/literal"}] * 500},
+        "long references": {"anyOf": [{"$ref": f"#/$defs/{name}"}] * 500},
         "deep": deep,
     }[kind]
-    whole = {"$defs": {"loop": loop, "many": many}, "properties": {"x": schema}}
+    shared = {"loop": loop, "many": many, "types": types, "literal": literal, name: {"type": "string"}}
+    whole = {"$defs": shared, "properties": {"x": schema}}
     assert read("glm4", glm4, {"x": "1"}, whole) == {"x": 1}
