@@ -43,7 +43,7 @@ _CORS: Any = {
     "allow_methods": ("GET", "HEAD", "POST", "DELETE"),
     "allow_headers": ("*",),  # clients send many of their own
     "allow_private_network": True,  # the origin is trusted by name, wherever it comes from
-    "expose_headers": ("x-request-id", "request-id", "retry-after"),
+    "expose_headers": ("x-request-id", "request-id", "retry-after", "x-moeflow-left-out"),
 }  # no credentials: keys are in headers, and there are no cookies
 
 

@@ -37,6 +37,7 @@ async def test_an_allowed_page_may_ask_and_read(make_app):
         assert "origin" in response.headers["vary"].lower()
         assert "access-control-allow-credentials" not in response.headers
     assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    assert "x-moeflow-left-out" in answer.headers["access-control-expose-headers"]
 
 
 async def test_a_fault_of_ours_can_be_read_too(make_app, monkeypatch):
