@@ -79,7 +79,9 @@ class CheckedAnswer:
         self._body = bytearray(rest)
         for event in events:
             self._take_event(event.decode())
-        assert not (is_last and rest), "the last event is whole"
+        if is_last:
+            assert not rest, "the last event is whole"
+            self._order.end()
 
     def _take_event(self, event: str) -> None:
         fields = event.splitlines()
@@ -90,7 +92,7 @@ class CheckedAnswer:
             assert len(fields) == 1
             assert fields[0].startswith(":")
         elif data == ["[DONE]"]:
-            self._order.end()
+            self._order.take_done()
         else:
             (encoded,) = data
             decoded = json.loads(encoded)

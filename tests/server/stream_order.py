@@ -11,6 +11,9 @@ class StreamOrder(Protocol):
     def take(self, event: dict[str, Any]) -> None:
         """Raise if this event must not come now."""
 
+    def take_done(self) -> None:
+        """Raise if `[DONE]` must not come now."""
+
     def end(self) -> None:
         """Raise if the stream must not end now."""
 
@@ -25,12 +28,13 @@ class ChunkOrder:
         self._begun: set[int] = set()
         self._ended: set[int] = set()
         self._is_over = False
+        self._may_end = False
 
     def take(self, event: dict[str, Any]) -> None:
         """Raise if this chunk must not come now."""
-        assert not self._is_over, "nothing but [DONE] follows the usage or an error"
+        assert not self._is_over, "nothing but [DONE] follows the usage, and nothing an error"
         if "error" in event:
-            self._is_over = True
+            self._is_over = self._may_end = True
             return
         head = (event["id"], event["object"], event["created"], event["model"])
         self._head = self._head or head
@@ -58,11 +62,17 @@ class ChunkOrder:
         if choice["finish_reason"] is not None:
             self._ended.add(index)
 
-    def end(self) -> None:
-        """Raise if the stream must not end with [DONE] now."""
+    def take_done(self) -> None:
+        """Raise if `[DONE]` must not come now."""
+        assert not self._may_end, "nothing follows [DONE] or an error"
         assert self._begun
         assert self._begun == self._ended, "every choice has a reason to end"
         assert self._is_over == bool(self._has_usage_field), "the counts are there if there is a field for them"
+        self._is_over = self._may_end = True
+
+    def end(self) -> None:
+        """Raise if the stream must not end now."""
+        assert self._may_end, "the last event is [DONE] or an error"
 
 
 class ResponseOrder:
@@ -89,9 +99,13 @@ class ResponseOrder:
         if kind in ("response.completed", "response.incomplete") and self._items:
             assert event["response"]["output"][-len(self._items) :] == self._items
 
+    def take_done(self) -> None:
+        """Raise: these streams have no `[DONE]`."""
+        raise AssertionError("a stream of a response has no [DONE]")
+
     def end(self) -> None:
-        """Raise if the stream must not end now."""
-        assert self._is_over, "the last event is that of the response's end"
+        """Raise if the stream must not end now. One without events begins behind the last event."""
+        assert self._number is None or self._is_over, "the last event is that of the response's end"
 
 
 class MessageOrder:
@@ -130,9 +144,13 @@ class MessageOrder:
         self._is_block_open = kind != "content_block_stop"
         self._num_blocks += kind == "content_block_stop"
 
+    def take_done(self) -> None:
+        """Raise: these streams have no `[DONE]`."""
+        raise AssertionError("a stream of a message has no [DONE]")
+
     def end(self) -> None:
         """Raise if the stream must not end now."""
-        assert self._stage == "over"
+        assert self._stage == "over", "the last event is message_stop or an error"
 
 
 def order_of(path: str) -> StreamOrder:

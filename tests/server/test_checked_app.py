@@ -79,6 +79,8 @@ MISTAKES: dict[str, tuple[str, Callable[[Events], Events], str]] = {
         at(-1, lambda event: event | {"response": event["response"] | {"output": []}}),
         "assert",
     ),
+    "the response has no end": (RESPONSES, without(-1), "the response's end"),
+    "the message has no end": (MESSAGES, without(-1), "message_stop"),
     "an unknown event": (MESSAGES, at(1, lambda event: {"type": "pong"}), "pong"),
 }
 
@@ -110,6 +112,17 @@ async def test_a_mistake_in_a_stream_is_found(app, name):
     await answer(path, Response(encoded(path, events), media_type="text/event-stream"))
     with pytest.raises(AssertionError, match=reason):
         await answer(path, Response(encoded(path, spoil(events)), media_type="text/event-stream"))
+
+
+async def test_a_stream_of_chunks_ends_with_done_or_an_error(app):
+    async with connect(app) as http:
+        whole = (await http.post(CHAT, json=BODIES[CHAT] | {"stream": True})).text
+    error = encoded(CHAT, [{"error": {"message": "m", "type": "server_error", "param": None, "code": "c"}}])
+    cut, done = whole.removesuffix("data: [DONE]\n\n"), "data: [DONE]\n\n"
+    await answer(CHAT, Response(error.removesuffix(done), media_type="text/event-stream"))
+    for wrong in (cut, whole + done, error):
+        with pytest.raises(AssertionError, match=r"\[DONE\]"):
+            await answer(CHAT, Response(wrong, media_type="text/event-stream"))
 
 
 @pytest.mark.parametrize("body", ["data: {}\n", "data: 1\ndata: 2\n\n", "\n\n", "dat: 1\n\n", 'data: "\u2028"\n\n'])
