@@ -190,6 +190,30 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_of_its_request_alone(fl
     assert fleet.history == ["+b", "+c"]
 
 
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("completions", {"prompt": "x", "guided_json": "[]"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "guided_json": "[]"}),
+        (
+            "messages",
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "none", "content": "x"}]}
+                ],
+                "max_tokens": 5,
+            },
+        ),
+        ("responses", {"input": [{"type": "function_call_output", "call_id": "none", "output": "x"}]}),
+    ],
+)
+async def test_a_wrong_request_loads_nothing(fleet, path, wrong):
+    async with connect(fleet.app) as http:
+        response = await http.post(f"/v1/{path}", json=wrong | {"model": "b"})
+    assert response.status_code == 400, response.text
+    assert fleet.history == []
+
+
 async def test_a_model_whose_engine_died_for_good_is_loaded_again(fleet):
     fleet.is_paused = True
     broken = asyncio.create_task(ask(fleet, "b"))

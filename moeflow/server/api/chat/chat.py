@@ -39,13 +39,12 @@ async def start_chat(
 
     Raises: ApiError, RequestError.
     """
+    asked = body.conversation()
     served = await service.require_model(body.model, is_batch=is_batch)
     envelope = Envelope(
         f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), served.name, "chat.completion", "chat.completion.chunk"
     )
-    generation, form = await start_conversation(
-        service, served, envelope.id, body.conversation(), is_batch=is_batch, client=client
-    )
+    generation, form = await start_conversation(service, served, envelope.id, asked, is_batch=is_batch, client=client)
     choices = ChatWriter(form, with_logprobs=bool(body.logprobs))
     writer = ListWriter(
         generation, choices, envelope, with_usage=body.wants_usage, with_timings=bool(body.timings_per_token)

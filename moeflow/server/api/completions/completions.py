@@ -44,11 +44,10 @@ async def start_completion(
 
     Raises: ApiError, RequestError.
     """
+    prompts, sampling, form = body.prompts(), body.to_sampling_params(), body.answer_form()
     served = await service.require_model(body.model, is_batch=is_batch)
-    prompts = body.prompts()
 
     envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), served.name, "text_completion", "text_completion")
-    sampling, form = body.to_sampling_params(), body.answer_form()
     generation = await start_text_generation(
         service, served, envelope.id, prompts, sampling, form, is_batch=is_batch, client=client
     )

@@ -46,9 +46,10 @@ async def start_message(service: Service, body: MessageRequest, client: str) -> 
 
     Raises: ApiError, RequestError.
     """
+    asked = body.conversation()
     served = await service.require_model(body.model)
     message_id = f"msg_{uuid.uuid4().hex}"
-    generation, form = await start_conversation(service, served, message_id, body.conversation(), client=client)
+    generation, form = await start_conversation(service, served, message_id, asked, client=client)
     head = {"id": message_id, "type": "message", "role": "assistant", "model": served.name}
     return Answer(generation, MessageWriter(generation, form, head, max_tokens=body.max_tokens))
 
