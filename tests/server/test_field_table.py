@@ -126,6 +126,7 @@ SAME = [  # a request of a client, and ours
     (chat(json_schema=SCHEMA), chat(guided_json=SCHEMA)),
     (chat(json_schema={"required": ["b"]}, guided_json=SCHEMA), chat(guided_json=SCHEMA)),
     (chat(grammar='root ::= "a"'), chat(guided_grammar='root ::= "a"')),
+    (chat(grammar="", json_schema=SCHEMA), chat(guided_json=SCHEMA)),
     (message(TEXT, reasoning="I think"), message(TEXT, reasoning_content="I think")),
     (message(TEXT, thinking="I think"), message(TEXT, reasoning_content="I think")),
     (message(TEXT, reasoning="a", reasoning_content="b"), message(TEXT, reasoning_content="b")),

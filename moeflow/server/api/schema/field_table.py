@@ -144,6 +144,7 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
         "max_new_tokens": Mapped("max_tokens"),
         "max_tokens": _NO_LIMIT,
         "stop": Unset(("",)),
+        "guided_grammar": Unset(("",)),
         "grammar": Mapped("guided_grammar"),
         "json_schema": Mapped("guided_json"),
         "options": _OPTIONS,
