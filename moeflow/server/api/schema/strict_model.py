@@ -128,7 +128,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _given(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return our fields without those that have a value for "not set"."""
+        """Return our fields, except for values that mean "not set"."""
         rows = cls.policies
         return {name: value for name, value in fields.items() if not _is_unset(rows.get(name), value)}
 
