@@ -146,6 +146,32 @@ def test_a_client_that_leaves_before_the_answer_begins_ends_the_start(app, engin
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_client_that_leaves_as_the_headers_go_out_ends_the_start(app, engine, held, has_begun):
+    """The events are not asked for then: neither by the start nor by its generation."""
+    if has_begun:
+        held.released.set()
+    head = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+    scope = head | {"headers": [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]}
+    body = json.dumps(streamed("/v1/completions")).encode()
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict:
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message: dict) -> None:
+        assert message["type"] == "http.response.start"
+        await asyncio.Event().wait()
+
+    await app(scope, receive, send)
+    await asyncio.sleep(0.01)
+    assert held.num_begun == 1
+    assert held.num_cancelled == (not has_begun)
+    assert app.state.service.models.num_unfinished == 0
+    assert not engine.submissions
+
+
+@pytest.mark.anyio
 async def test_a_large_body_is_counted_until_the_answer_has_begun(app, http, held):
     large, limit = app.state.service.large_bodies, app.state.service.config.max_body_bytes
     body = streamed("/v1/completions") | {"prompt": "x" * (LARGE_BYTES + 1)}
