@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -82,6 +83,12 @@ async def test_a_wrong_request_is_an_error_of_its_line(service, tmp_path):
     assert "did you mean 'max_tokens'" in errors["typo"]["body"]["error"]["message"]
     assert errors["long"]["body"]["error"]["code"] == "context_length_exceeded"
     assert (journal.totals.completed, journal.totals.failed) == (1, 5)
+
+
+async def test_unknown_fields_of_lines_follow_the_servers_option(service, tmp_path):
+    service.config = replace(service.config, unknown_fields="ignore")
+    journal = await run(service, tmp_path, chat_line("typo", max_tokns=3))
+    assert (journal.totals.completed, journal.totals.failed) == (1, 0)
 
 
 async def test_what_is_done_is_not_done_again(service, engine, tmp_path):
