@@ -1,10 +1,10 @@
-"""What the OpenAPI document cannot say of requests, made true in those that schemathesis draws: that schemas, regular
-expressions and grammars are some that can be held to, that an answer has one form only, that a tool which is named is
-one of those offered, that their names differ, that only models which reason have a budget for it, that a message to
-continue is an assistant's text, that results belong to calls, that texts to compare are as many, that somebody says
-something, and no more than the context holds.
+"""Corrects bodies that schemathesis draws where the OpenAPI document cannot state a rule.
 
-Only values of the right type are changed: what was drawn to be refused still is.
+The rules: schemas, regular expressions and grammars can be enforced. An answer has one form. A named tool is one of the
+offered tools, and names of tools differ. A message to continue is an assistant's text. Results belong to calls. Both
+sides of a comparison have the same number of texts. The conversation has a text, and the context holds it.
+
+Only values of the right type are changed: bodies that were drawn to be refused still are.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         _mend_end(body)
     if path.startswith("/v1/responses"):
         _mend_input(body)
-    if isinstance(body.get("thinking_token_budget"), int | float):
-        del body["thinking_token_budget"]
     for place in (body, body.get("options")):
         if isinstance(place, dict) and isinstance(place.get("seed"), int | float) and _is_rounded(place["seed"]):
             del place["seed"]

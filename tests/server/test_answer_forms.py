@@ -142,7 +142,6 @@ def test_a_call_that_must_be_made(client, stream):
         ({"extra_body": {"guided_json": "{"}}, None, "the schema is not JSON"),
         ({"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}}, None, "one form only"),
         ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured_outputs", "give one of"),
-        ({"extra_body": {"thinking_token_budget": 5}}, "thinking_token_budget", "does not reason"),
         (
             {
                 "tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": NOT_ONE}}],

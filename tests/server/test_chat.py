@@ -46,6 +46,11 @@ async def test_a_stream_is_role_then_text_then_reason(http):
     assert {choice["finish_reason"] for choice in (first, *middle)} == {None}
 
 
+async def test_a_model_that_does_not_reason_keeps_to_any_limit_of_reasoning(http, engine):
+    await chat(http, thinking_token_budget=5)
+    assert not engine.submissions[-1].sampling.grammar
+
+
 async def test_every_choice_of_a_stream_begins_with_its_role(http):
     chunks = await stream(http, n=3, stream_options={"include_usage": True})
     for index in range(3):

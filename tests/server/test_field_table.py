@@ -124,6 +124,7 @@ SAME = [  # a request of a client, and ours
     (chat(options={"temperature": 0.5}, temperature=0.25), chat(temperature=0.25)),
     (chat(response_format={"type": "json_object", "schema": SCHEMA}), chat(guided_json=SCHEMA)),
     (chat(json_schema=SCHEMA), chat(guided_json=SCHEMA)),
+    (chat(json_schema=SCHEMA, response_format={"type": "text"}), chat(guided_json=SCHEMA)),
     (chat(json_schema={"required": ["b"]}, guided_json=SCHEMA), chat(guided_json=SCHEMA)),
     (chat(grammar='root ::= "a"'), chat(guided_grammar='root ::= "a"')),
     (chat(grammar="", json_schema=SCHEMA), chat(guided_json=SCHEMA)),

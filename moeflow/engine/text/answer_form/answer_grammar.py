@@ -63,8 +63,6 @@ def _reasoning(lark: LarkWriter, chat_format: ChatFormat, max_tokens: int | None
     begin, end = _reasoning_marks(chat_format)
     behind = chat_format.syntax.reasoning[2]
     if not begin:
-        if max_tokens is not None:
-            raise RequestError("this model does not reason apart from its answer", param="thinking_token_budget")
         return ""
     try:
         rest = f"{lark.text_until(end, max_tokens)} {lark.text(behind) or _SPACE}"

@@ -38,7 +38,7 @@ class Conversation:
     form: Form | None = None  # of what is for the user
     form_field: str = "response_format"  # the request's field that says so
     max_reasoning_tokens: int | None = None
-    must_reason: bool = True  # whether such a limit is an error where the model does not reason
+    limits_if_possible: bool = False  # whether the limit is left out where the model's reasoning has no end token
     earlier_token_ids: Sequence[int] = ()  # that the prompt begins with
     begun: str | None = None  # the text of the last message, which the answer continues; None: it is a new message
 
@@ -89,13 +89,17 @@ class AnswerEvents:
 
 
 def _reasoning_limit(asked: Conversation, tokenizer: Tokenizer) -> int | None:
-    """Return how many tokens of reasoning the grammar allows. A text that was begun is after the reasoning."""
-    limit = None if asked.begun is not None else asked.max_reasoning_tokens
-    if limit is None or asked.must_reason or can_limit_reasoning(tokenizer):
-        return limit
-    if tokenizer.chat_format.can_reason:
+    """Return how many tokens of reasoning the grammar allows; None: any.
+
+    A text that was begun is after the reasoning. A model that does not reason keeps to any limit.
+    """
+    limit = asked.max_reasoning_tokens
+    if limit is None or asked.begun is not None or not tokenizer.chat_format.can_reason:
+        return None
+    if asked.limits_if_possible and not can_limit_reasoning(tokenizer):
         leave_out("limit of reasoning")
-    return None
+        return None
+    return limit
 
 
 async def start_conversation(

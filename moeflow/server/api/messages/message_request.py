@@ -228,7 +228,7 @@ class MessageInput(TemplateFields):
             form=JsonForm(config.format.schema_) if config and config.format else None,
             form_field="output_config.format",
             max_reasoning_tokens=thinking.budget_tokens if isinstance(thinking, EnabledThinking) else None,
-            must_reason=False,
+            limits_if_possible=True,
             begun=begun,
         )
 

@@ -23,7 +23,11 @@ def _one_of_fields(names: tuple[str, ...], message: str) -> Rule:
 
     The document does not state it: with those of the fields beside these, what reads documents gives up.
     """
-    return Rule("", message, lambda fields: sum(fields[name] is not None for name in names) <= 1, {})
+    return Rule("", message, lambda fields: sum(_is_form(fields[name]) for name in names) <= 1, {})
+
+
+def _is_form(value: Any) -> bool:
+    return value is not None and not isinstance(value, TextFormat)
 
 
 def _check_text(text: str) -> str:
