@@ -1,4 +1,4 @@
-"""Fields that clients of other servers send: each row of the table does what it states."""
+"""Fields that clients of other servers send: each row of the table holds."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ PIECES = st.lists(
 @pytest.mark.parametrize("name", MARKED)
 @given(begun=PIECES.map("".join), rest=PIECES.map("".join), is_called=st.booleans(), cuts=st.sets(st.integers(0, 60)))
 def test_events_have_the_new_text_and_calls_however_it_is_cut(name, begun, rest, is_called, cuts):
-    """The oracle: the begun text and the new text together are the text before the call."""
+    """The oracle: the begun text and the new text are the text before the call."""
     reader = ChatFormat(SIGNS[name]).reader(TOOLS, begun=begun)
     answer = rest + (MARKED[name] if is_called else "")
     at = sorted({0, len(answer), *(cut for cut in cuts if cut < len(answer))})

@@ -1,4 +1,4 @@
-"""The prompts of an agent's session, on a real engine: each request computes only what is new in it."""
+"""The prompts of an agent's session, on a real engine: each request computes only its new part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of `/v1/messages` that the model reads as text, and those that the server leaves out with a note."""
+"""Blocks of `/v1/messages` that the model reads as text, and blocks that the server leaves out with a note."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import { askJson } from "../api.js";
 const RESERVED_SHARE = 0.25; // of the context, for the answer, unless the answer may be shorter
 const PER_MESSAGE = 32; // tokens that a chat template may put around a message, amply
 
-/** Return `messages` without the oldest turns that have no room, and how many those are.
+/** Return `messages` without the oldest turns that do not fit, and their number.
  *  `tokenLimit`: of the context; `maxTokens`: of the answer, or undefined; `fields`: others of the request. Throws what the server's tokenizer throws. */
 export async function fitContext(messages, { tokenLimit, maxTokens = Infinity, ...options }) {
   const room = tokenLimit - Math.min(maxTokens, Math.floor(tokenLimit * RESERVED_SHARE));
