@@ -33,6 +33,7 @@ SUBSTITUTED = (
     (r"--token-trees FILE\b", "--token-trees trees.dot"),
     (r"(?<=--replicas )N\b", "2"),
     (r"(?<=--memory )(SIZE|\d+GiB)", MEMORY),
+    (r"--max-model-len 32768$", "--max-model-len 128"),
     (r"--debug VERB\b", "--debug list"),
 )
 # What is said behind commands: what takes long is to be short, nobody is asked, and servers end when all is decided.
@@ -115,6 +116,7 @@ ELSEWHERE = (
     (r"scripts/try-wheel.*", "downloads all packages, and wants user namespaces"),
     (r"scripts/vendor-web", "downloads from npm"),
     (r"scripts/try-agents.*", "downloads clients; tests/agents/test_try_agents.py runs it with a client of its own"),
+    (r"export (ANTHROPIC|CLAUDE|OPENAI)_.*|(cline|aider|OPENAI_API_BASE_URL=\S+) .*", "scripts/try-agents runs clients"),
     (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),
     (r"python benchmarks/(collectives|engine_deaths).py.*", "measures for minutes, on an idle machine"),
     (r"python -m benchmarks.remote_experts .*", "wants network namespaces and root"),
