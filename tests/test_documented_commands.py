@@ -116,7 +116,7 @@ ELSEWHERE = (
     (r"scripts/try-wheel.*", "downloads all packages, and wants user namespaces"),
     (r"scripts/vendor-web", "downloads from npm"),
     (r"scripts/try-agents.*", "downloads clients; tests/agents/test_try_agents.py runs it with a client of its own"),
-    (r"export (ANTHROPIC|CLAUDE|OPENAI)_.*|(cline|aider|OPENAI_API_BASE_URL=\S+) .*", "scripts/try-agents runs clients"),
+    (r"export (ANTHROPIC|CLAUDE|OPENAI)_.*|(cline|aider|OPENAI_API_BASE_URL=\S+) .*", "scripts/try-agents does"),
     (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),
     (r"python benchmarks/(collectives|engine_deaths).py.*", "measures for minutes, on an idle machine"),
     (r"python -m benchmarks.remote_experts .*", "wants network namespaces and root"),
