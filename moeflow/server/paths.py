@@ -11,7 +11,7 @@ from typing import Final
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-API_PREFIXES: Final = ("/v1/", "/api/")  # of the paths of endpoints that clients use
+API_PREFIXES: Final = ("/v1/", "/v2/", "/api/")  # of the paths of endpoints that clients use
 OTHER = "other"  # in the place of an endpoint's path
 
 

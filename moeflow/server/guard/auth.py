@@ -13,7 +13,9 @@ from moeflow.server.guard.refusal import Check
 from moeflow.server.paths import API_PREFIXES, api_path
 from moeflow.server.request_log import record_of
 
-_GUARDED = frozenset(("/classify", "/tokenize", "/detokenize", "/stats", "/metrics", "/version"))  # and all of the API
+_GUARDED = frozenset(  # and all of the API
+    ("/classify", "/rerank", "/score", "/tokenize", "/detokenize", "/stats", "/metrics", "/version")
+)
 
 
 def api_key_check(keys: ApiKeys) -> Check:
