@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-_MAX_CHARACTERS: Final = 64 * 1024  # of the regular expression
+_MAX_CHARACTERS: Final = 64 * 1024  # of the grammar, and of the regular expression
 _TOKENS: Final = re.compile(
     r"""(?P<skip>[ \t\f]+|//[^\n]*|\#[^\n]*)
       |(?P<line>\r?\n)
@@ -24,7 +24,14 @@ _TOKENS: Final = re.compile(
     re.VERBOSE,
 )
 _IMPORT: Final = re.compile(r"%import\s+common\s*(?:\.\s*(\w+)\s*(?:->\s*(\w+))?|\(([\w\s,]*)\))\s*(?://.*)?$")
-_UNENFORCED: Final = re.compile(r"\\[AbBGzZ1-9]|\(\?(?:[=!>#]|<[=!]|P[<=>])|(?<!\\)[$^](?![^\[]*\])")
+_ENFORCED: Final = re.compile(  # without anchors, back references, and groups that look around; linear in its text
+    r"""(?:\\[^AbBGzZ1-9]
+          |\[\^?\]?(?:\\[^AbBGzZ1-9]|[^\]\\])*+\]
+          |\((?!\?(?:[=!>\#]|<[=!]|P[<=>]))
+          |[^\\\[($^]
+        )*+""",
+    re.VERBOSE | re.DOTALL,
+)
 _INT, _LETTER = "[0-9]+", "[A-Za-z]"
 _NUMBER: Final = rf"(?:{_INT}(?:\.[0-9]*)?|\.{_INT})(?:[eE][+-]?{_INT})?"
 _COMMON: Final = {
@@ -61,6 +68,8 @@ class _NotRegular(Exception):
 
 def pattern_of(grammar: str) -> str | None:
     """Return a regular expression for the texts of a grammar; None: there is none."""
+    if len(grammar) > _MAX_CHARACTERS:
+        return None
     try:
         pattern = _Grammar(grammar).pattern("start")
     except (_NotRegular, RecursionError):
@@ -72,7 +81,7 @@ def enforceable(pattern: str) -> str | None:
     """Return a regular expression for a whole text, without its anchors; None: it looks around, or back."""
     plain = pattern.removeprefix("^")
     plain = plain[:-1] if plain.endswith("$") and not plain.endswith(r"\$") else plain
-    return None if _UNENFORCED.search(plain) else plain
+    return plain if _ENFORCED.fullmatch(plain) else None
 
 
 class _Grammar:
@@ -140,25 +149,24 @@ class _Expression:
         return pattern
 
     def _choice(self) -> str:
-        choices = [self._sequence()]
-        while self._takes("|"):
-            choices.append(self._sequence())
-        return f"(?:{'|'.join(choices)})"
+        return f"(?:{_joined(self._choices(), '|')})"
 
-    def _sequence(self) -> str:
-        parts: list[str] = []
+    def _choices(self) -> Iterator[str]:
+        yield _joined(self._sequence(), "")
+        while self._takes("|"):
+            yield _joined(self._sequence(), "")
+
+    def _sequence(self) -> Iterator[str]:
         while (token := self._next()) is not None and token.text not in ("|", ")", "]"):
-            parts.append(self._repeated())
-        if sum(map(len, parts)) > _MAX_CHARACTERS:
-            raise _NotRegular
-        return "".join(parts)
+            yield self._repeated()
 
     def _repeated(self) -> str:
         pattern = self._atom()
-        while (token := self._next()) is not None and token.text in ("+", "*", "?", "~"):
-            self._place += 1
-            pattern = f"(?:{pattern}){self._count() if token.text == '~' else token.text}"
-        return pattern
+        token = self._next()
+        if token is None or token.text not in ("+", "*", "?", "~"):
+            return pattern
+        self._place += 1
+        return f"(?:{pattern}){self._count() if token.text == '~' else token.text}"
 
     def _count(self) -> str:
         least = most = self._take("number").text
@@ -225,6 +233,17 @@ def _tokens(grammar: str) -> Iterator[_Token]:
         if found.lastgroup is not None and found.lastgroup != "skip":
             yield _Token(found.lastgroup, found[0])
         place = found.end()
+
+
+def _joined(parts: Iterator[str], separator: str) -> str:
+    """Return the parts in a row. Raises: _NotRegular, before all of them are made, if they are too long."""
+    kept, num_characters = [], 0
+    for part in parts:
+        num_characters += len(part) + len(separator)
+        if num_characters > _MAX_CHARACTERS:
+            raise _NotRegular
+        kept.append(part)
+    return separator.join(kept)
 
 
 def _literal(quoted: str) -> str:

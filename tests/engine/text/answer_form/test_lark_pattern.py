@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import tracemalloc
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -54,6 +55,7 @@ def test_the_texts_of_a_grammar():
         "start: A\n%import python.A",
         'start: "a',
         "start: ((",
+        "start: A++\nA: /a/",
         "",
         "\n".join(["start: " + "a0 " * 9, *(f"a{n}: {f'a{n + 1} ' * 9}" for n in range(9)), 'a9: "x"']),
     ],
@@ -67,6 +69,30 @@ def test_regular_expressions_of_a_whole_text():
     assert enforceable(r"[^x]\$") == r"[^x]\$"
     assert enforceable(r"a\b") is None
     assert enforceable("(?<!a)b") is None
+    assert enforceable(r"\\b[]$^\]][^]$](?:a)") == r"\\b[]$^\]][^]$](?:a)"
+    for pattern in (r"[\b]", "[a", "a\\", r"(a)\1", "(?>a)", "a|^b", "[a]$]"):
+        assert enforceable(pattern) is None, pattern
+
+
+@pytest.mark.parametrize("use", ["A* ", "A|"])
+def test_a_long_grammar_takes_little_memory(use):
+    """Each use of a name repeats its pattern."""
+    grammar = f'A: "{"b" * 30_000}"\nstart: {use * 5_000}A'
+    tracemalloc.start()
+    try:
+        assert pattern_of(grammar) is None
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 20 * 2**20
+
+
+def test_long_texts_take_little_time():
+    many = 4 * 2**20
+    assert enforceable(f"[{'$' * many}]") is not None
+    assert enforceable("$" * many) is None
+    assert enforceable("[" * many) is None
+    assert pattern_of('start: "a"' + "+" * many) is None
 
 
 def test_llguidance_reads_the_grammar_in_the_same_way():
