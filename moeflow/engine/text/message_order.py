@@ -7,7 +7,8 @@ They raise an error, or drop a message in silence. A rendering of short markers 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 from moeflow.core.errors import RequestError
@@ -62,11 +63,9 @@ def system_in_user(messages: Messages) -> Messages:
 def turns_joined(messages: Messages) -> Messages:
     """Return a conversation whose users and assistants alternate: messages in a row are one."""
     found: list[Mapping[str, Any]] = []
-    for message in messages:
-        if found and message["role"] in ("user", "assistant") and found[-1]["role"] == message["role"]:
-            found[-1] = _joined(found[-1], message)
-        else:
-            found.append(message)
+    for role, in_a_row in groupby(messages, key=itemgetter("role")):
+        turns = list(in_a_row)
+        found += [_joined(*turns)] if role in ("user", "assistant") and len(turns) > 1 else turns
     return found
 
 
@@ -112,12 +111,15 @@ def _takes(messages: Messages, render: Render) -> bool:
     return all(marker in text for marker in markers.values())
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one message of two, with the fields of both; texts, reasoning and calls follow each other."""
-    joined = {**first, **second, "role": first["role"]}
+def _joined(*messages: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one message of several, with the fields of all; texts, reasoning and calls follow each other."""
+    joined: dict[str, Any] = {}
+    for message in messages:
+        joined |= message
+    joined["role"] = messages[0]["role"]
     for name in ("content", "reasoning_content"):
-        texts = [message[name] for message in (first, second) if message.get(name)]
+        texts = [message[name] for message in messages if message.get(name)]
         if texts or name == "content":
             joined[name] = "\n\n".join(texts)
-    calls = [call for message in (first, second) for call in message.get("tool_calls") or ()]
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
     return joined | ({"tool_calls": calls} if calls else {})
