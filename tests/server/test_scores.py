@@ -77,6 +77,12 @@ async def test_scores_of_pairs(http, path, first, second):
     assert [item["score"] for item in answer["data"]] == pytest.approx([cosine(*pair) for pair in pairs])
 
 
+async def test_scores_are_cosines_also_after_rounding(http):
+    texts = ["a" * length for length in range(1, 50)]
+    answer = (await http.post("/v1/score", json={"text_1": texts, "text_2": texts})).json()
+    assert all(0.999 < item["score"] <= 1 for item in answer["data"])
+
+
 async def test_another_pooling(http, engine):
     await ask(http, pooling="mean")
     assert {submission.pooling.kind for submission in engine.submissions} == {"mean"}

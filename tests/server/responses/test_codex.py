@@ -14,8 +14,9 @@ from openai.types.responses import ResponseStreamEvent
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.api.responses.offered_tools import Called, flat_name
 from moeflow.server.api.responses.response_object import RESPONSE_EVENTS, ResponseObject
-from moeflow.server.api.responses.sealed import sealed
+from moeflow.server.api.responses.sealed import sealed, unsealed
 from moeflow.server.api.responses.written_calls import written_call
+from moeflow.server.api.schema.left_out import LeftOut, noting
 from tests.server.conftest import connect
 from tests.server.conversing import prompt_of
 from tests.server.fake_client import REPLY, FakeClient
@@ -344,6 +345,14 @@ async def test_an_empty_input_warms_the_cache(http, engine, tokenizer, changes):
     assert engine.submissions[-1].sampling.max_tokens == 1
     assert prompt_of(engine, tokenizer).count("<|user|>") == 1
     assert ("Short." in prompt_of(engine, tokenizer)) == ("instructions" in changes)
+
+
+@pytest.mark.parametrize("damaged", ["moeflow:ü", "moeflow:=", "moeflow:/w==", "gAAAAAx"])
+def test_sealed_texts_of_others_are_left_out(damaged):
+    request = LeftOut()
+    with noting(request):
+        assert unsealed(damaged, "input") == ""
+    assert request.notes == ["input (encrypted)"]
 
 
 async def test_reasoning_that_is_sent_back_as_encrypted_content():

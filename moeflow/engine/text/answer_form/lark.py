@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from moeflow.core.errors import RequestError
 from moeflow.engine.text.answer_form.form import ChoiceForm, Form, JsonForm
 from moeflow.engine.text.answer_form.json_schema import held_schema
 
@@ -18,6 +19,7 @@ WHITESPACE: Final = r"[ \t\n]{1,64}"  # between the parts of JSON: an answer of 
 ANY_TEXT: Final = "ANY_TEXT"
 PART: Final = " // of "  # before the words for a rule, at the end of its line
 _ANY: Final = "(?s:.*)"
+_MAX_CHARACTERS: Final = 16 * 1024 * 1024  # of the schemas in a grammar
 _MANY: Final = 500  # choices; a grammar has a limit of alternatives at one place, a terminal has none
 
 
@@ -30,6 +32,7 @@ class LarkWriter:
         self._ids = ids
         longest_first = sorted(ids, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._num_characters = 0  # of all forms
         self._rules: dict[str, str] = {ANY_TEXT: "/(?s:.+)/"}
 
     def text(self, text: str) -> str:
@@ -46,7 +49,7 @@ class LarkWriter:
 
         Raises: RequestError for what answers could not be held to.
         """
-        return "%json " + json.dumps(held_schema(schema, WHITESPACE))
+        return "%json " + self._counted(json.dumps(held_schema(schema, WHITESPACE)))
 
     def text_until(self, end: str, max_tokens: int | None = None, *, pattern: str = _ANY) -> str:
         """Return the expression for a text up to and including an end, of so many tokens at most.
@@ -83,10 +86,19 @@ class LarkWriter:
             case JsonForm():
                 return self.json(form.schema)
             case ChoiceForm():
-                choices = " | ".join(_quoted(choice) or '""' for choice in form.choices)
+                choices = self._counted(" | ".join(_quoted(choice) or '""' for choice in form.choices))
                 return self.terminal(choices) if len(form.choices) > _MANY else f"({choices})"
             case _:
                 return f"@{USER}"
+
+    def _counted(self, written: str) -> str:
+        self._num_characters += len(written)
+        if self._num_characters > _MAX_CHARACTERS:
+            raise RequestError(
+                f"the schemas take more than {_MAX_CHARACTERS:,} characters: models may write arguments one by one, "
+                "and each repeats the definitions that it refers to. Make these shorter, or leave out strict"
+            )
+        return written
 
     def rule(self, body: str, attributes: str = "", *, words: str = "") -> str:
         """Add a rule and return its name. Errors about it use the `words`."""

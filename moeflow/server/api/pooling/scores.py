@@ -92,7 +92,7 @@ async def _compare(
     vectors, num_tokens = await pool(service, request, served, [*places], pooling, "score")
     units = _of_length_one(np.array([np.frombuffer(vector, "<f4") for vector in vectors], np.float64))
     first, second = ([places[text] for text in side] for side in zip(*pairs, strict=True))
-    scores: list[float] = (units[first] * units[second]).sum(1).tolist()
+    scores: list[float] = (units[first] * units[second]).sum(1).clip(-1, 1).tolist()
     return scores, model.name, {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 

@@ -363,3 +363,14 @@ def test_references_lead_through_the_whole_schema(made, name):
                 jsonschema.validate(json.loads(arguments), schema)
                 seen |= json.loads(arguments).keys()
     assert seen == {"a", "b", "c"}
+
+
+def test_arguments_that_repeat_large_definitions_are_refused():
+    """In syntaxes that write each argument apart, each one needs the definitions."""
+    definitions = {"word": {"enum": ["y" * 100_000]}}
+    properties = {f"a{number}": {"$ref": "#/$defs/word"} for number in range(300)}
+    tool = Tool("t", None, {"type": "object", "properties": properties, "$defs": definitions}, is_strict=True)
+    tokenizer = tokenizer_of(TEMPLATES["qwen3_coder"], has_tokens=True)
+    with pytest.raises(RequestError, match="the arguments of 't': the schemas take more than") as caught:
+        answer_grammar(tokenizer, AnswerWish(tools=[tool], must_call=True), is_reasoning=False)
+    assert caught.value.param == "tools"
