@@ -14,6 +14,7 @@ from moeflow.models.registry import read_model_config
 class FileFacts:
     """What a model's files describe."""
 
+    model_type: str
     max_position: int  # tokens of context that the model was made for
     vocab_size: int
     num_parameters: int
@@ -28,4 +29,4 @@ def read_file_facts(path: str | Path) -> FileFacts:
     with closing(open_checkpoint(path)) as checkpoint:
         shape = read_model_config(checkpoint)
         num_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
-        return FileFacts(shape.max_position, shape.vocab_size, shape.num_parameters, num_bytes)
+        return FileFacts(shape.model_type, shape.max_position, shape.vocab_size, shape.num_parameters, num_bytes)

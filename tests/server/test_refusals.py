@@ -45,7 +45,7 @@ def error_of(response: httpx.Response, status: int) -> dict:
         ({"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
         ({"prompt": "a", "n": 0}, "n", "greater than or equal to 1"),
         ({"prompt": "a", "n": True}, "n", "valid integer"),
-        ({"prompt": "a", "n": 100}, "n", "takes 68"),
+        ({"prompt": "a", "n": 100}, None, "takes 68"),
         ({"prompt": "a", "max_tokens": 2.5}, "max_tokens", "valid integer"),
         ({"prompt": "a", "max_tokens": 10**400}, "max_tokens", "less than"),
         ({"prompt": "a", "temperature": 10**400}, "temperature", ""),

@@ -24,18 +24,21 @@ class MessageOrder:
     """The shapes of conversations that one chat template takes."""
 
     def __init__(self) -> None:
-        self._takes_system: bool | None = None  # None: not yet asked
+        self._takes_system: bool | None = None  # without variables; None: not yet asked
 
-    def arranged(self, messages: Messages, render: Render) -> Messages:
+    def arranged(self, messages: Messages, render: Render, *, has_variables: bool) -> Messages:
         """Return the messages as they are, or the nearest arrangement that the template takes.
 
         `render` is the template with the request's variables. Raises: ChatTemplateError if the template is broken.
         """
-        if not _is_unusual(messages) and (messages[0]["role"] != "system" or self._takes_a_system_message(render)):
+        is_plain = not _is_unusual(messages)
+        if is_plain and (messages[0]["role"] != "system" or self._takes_a_system_message(render, has_variables)):
             return messages
         return next((order for order in _arrangements(messages) if _takes(order, render)), messages)
 
-    def _takes_a_system_message(self, render: Render) -> bool:
+    def _takes_a_system_message(self, render: Render, has_variables: bool) -> bool:
+        if has_variables:  # the template may decide by them
+            return _takes(_SIMPLE, render)
         if self._takes_system is None:
             self._takes_system = _takes(_SIMPLE, render)
         return self._takes_system
@@ -58,6 +61,18 @@ def system_in_user(messages: Messages) -> Messages:
         return [{"role": "user", "content": system["content"]}, *others]
     others[place] = _joined(system, others[place]) | {"role": "user"}
     return others
+
+
+def later_as_users(messages: Messages) -> Messages:
+    """Return a conversation whose system messages after the first answer are a user's, at their places.
+
+    At the front they would change the beginning of the prompt, and the prefix cache would be of no use.
+    """
+    first = next((place for place, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    return [
+        {**message, "role": "user"} if message["role"] == "system" and place > first else message
+        for place, message in enumerate(messages)
+    ]
 
 
 def turns_joined(messages: Messages) -> Messages:
@@ -83,8 +98,8 @@ def users_in_results(messages: Messages) -> Messages:
 def _arrangements(messages: Messages) -> Iterator[Messages]:
     """Yield different arrangements; the first change the least."""
     tried: list[Messages] = []
-    for place in (list, system_first, system_in_user):
-        placed = place(messages)
+    later = later_as_users(messages)
+    for placed in (messages, system_first(later), system_in_user(later)):
         joined = turns_joined(placed)
         for order in (placed, joined, users_in_results(joined)):
             if order not in tried:

@@ -186,7 +186,9 @@ class Tokenizer:
             raise RequestError("messages is empty", param="messages")
         known, described = self.chat_format.conversation(conversation, [tool.as_json() for tool in tools])
         known = self._message_order.arranged(
-            known, lambda marked: self._chat_template.render(marked, described[:1], variables)
+            known,
+            lambda marked: self._chat_template.render(marked, described[:1], variables),
+            has_variables=bool(variables),
         )
         text = self._rendered(messages, known, described, variables, continues_last=continues_last)
         token_ids = self.encode(text, add_special_tokens=False, max_tokens=max_tokens)

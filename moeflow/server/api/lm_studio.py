@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends
@@ -41,7 +40,7 @@ class LmStudioModels(BaseModel):
 async def list_models(service: Annotated[Service, Depends(get_service)]) -> LmStudioModels:
     """List the served models."""
     require_names(service)
-    facts = [await asyncio.to_thread(model_facts, model) for model in service.models.all]
+    facts = [await model_facts(model) for model in service.models.all]
     return LmStudioModels(data=[_model(each) for each in facts])
 
 
@@ -49,7 +48,7 @@ async def list_models(service: Annotated[Service, Depends(get_service)]) -> LmSt
 async def get_model(name: str, service: Annotated[Service, Depends(get_service)]) -> LmStudioModel:
     """Describe a served model, without loading it."""
     require_names(service)
-    return _model(await asyncio.to_thread(model_facts, service.models.find(name)))
+    return _model(await model_facts(service.models.find(name)))
 
 
 def _model(facts: ModelFacts) -> LmStudioModel:
@@ -61,5 +60,5 @@ def _model(facts: ModelFacts) -> LmStudioModel:
         compatibility_type=facts.file_format,
         quantization=facts.quantization,
         state="not-loaded" if facts.info is None else "loaded",
-        max_context_length=0 if facts.info is None else facts.info.max_model_len,
+        max_context_length=facts.context_length or 0,
     )

@@ -81,7 +81,7 @@ def require_names(service: Service) -> None:
 async def _card(model: ServedModel) -> ModelCard:
     facts = await model.file_facts()
     info = None if model.generator is None else model.info
-    context = _planned_context(model, facts) if info is None else info.max_model_len
+    context = planned_context(model, facts) if info is None else info.max_model_len
     return ModelCard(
         id=model.name,
         created=model.created if info is None else info.created,
@@ -106,7 +106,7 @@ def _meta(context: int | None, facts: FileFacts | None, info: ModelInfo | None) 
     )
 
 
-def _planned_context(model: ServedModel, facts: FileFacts | None) -> int | None:
+def planned_context(model: ServedModel, facts: FileFacts | None) -> int | None:
     """Return the context that a model has once it is loaded, if memory allows for it."""
     if facts is None or model.source is None:
         return None

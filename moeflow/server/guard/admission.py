@@ -32,9 +32,8 @@ class Admission:
         limit = max_num_seqs + self._max_queue
         if num_sequences > limit:
             raise RequestError(
-                f"the request asks for {num_sequences} sequences (prompts times n) at once; "
-                f"this server takes {limit}: send fewer, or several requests",
-                param="n",
+                f"the request has {num_sequences} sequences (texts, or prompts times n), and this server takes {limit} "
+                "at once (--max-num-seqs plus --max-queue): send fewer, or several requests"
             )
         if is_batch:
             return Ticket(self, 0, self._clock(), is_batch=True)

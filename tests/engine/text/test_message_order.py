@@ -64,7 +64,7 @@ class Rendering:
             raise RequestError(str(error)) from None
 
     def arranged(self, messages) -> str:
-        order = MessageOrder().arranged(messages, self)
+        order = MessageOrder().arranged(messages, self, has_variables=False)
         return self(order)
 
 
@@ -77,7 +77,10 @@ class Rendering:
         (FIRST_ONLY, [U, T], "<system>T<user>U"),
         (FIRST_ONLY, [S, T, U, V], "<system>S\n\nT<user>U<user>V"),
         (FIRST_ONLY, [S, U, B, R, V], "<system>S<user>U<assistant>B[go]<tool>R<user>V"),
-        (DROPS_LATER, [S, U, A, T, V], "<system>S\n\nT<user>U<assistant>A<user>V"),
+        (DROPS_LATER, [S, U, A, T, V], "<system>S<user>U<assistant>A<user>T<user>V"),
+        (ALTERNATES, [U, S, A, T, V], "<system>S<user>U<assistant>A<user>T\n\nV"),
+        (NO_SYSTEM, [S, U, A, T, V], "<user>S\n\nU<assistant>A<user>T\n\nV"),
+        (ALTERNATES, [S, U, B, R, T], "<system>S<user>U<assistant>B[go]<tool>R\n\nT"),
         (LAST_COUNTS, [S, U, T], "<system>S\n\nT<user>U"),
         (LAST_COUNTS, [U, T], "<system>T<user>U"),
         (ALTERNATES, [S, U, T], "<system>S\n\nT<user>U"),
@@ -96,18 +99,31 @@ def test_a_conversation_is_rearranged_as_far_as_the_template_needs(source, messa
 
 def test_all_fields_of_joined_messages_are_kept():
     thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
-    order = MessageOrder().arranged([U, thought, thought, B], Rendering(NO_SYSTEM))
+    order = MessageOrder().arranged([U, thought, thought, B], Rendering(NO_SYSTEM), has_variables=False)
     assert order[1] == {**B, "reasoning_content": "hm\n\nhm"}
 
 
 def test_ordinary_conversations_cost_no_rendering():
     render, order = Rendering(FIRST_ONLY), MessageOrder()
     messages = [U, B, R, A, V]
-    assert order.arranged(messages, render) is messages
+    assert order.arranged(messages, render, has_variables=False) is messages
     assert render.num_calls == 0
     for _ in range(3):
-        assert order.arranged([S, *messages], render) == [S, *messages]
+        assert order.arranged([S, *messages], render, has_variables=False) == [S, *messages]
     assert render.num_calls == 1
+
+
+def test_variables_of_a_request_decide_for_it_alone():
+    order, messages = MessageOrder(), [S, U]
+    assert order.arranged(messages, Rendering(FIRST_ONLY), has_variables=False) == messages
+    assert order.arranged(messages, Rendering(NO_SYSTEM), has_variables=True) == [{**U, "content": "S\n\nU"}]
+    assert order.arranged(messages, Rendering(FIRST_ONLY), has_variables=False) == messages
+
+
+def test_a_later_system_message_keeps_the_prompt_before_it():
+    for source in (FIRST_ONLY, DROPS_LATER, LAST_COUNTS, ALTERNATES, NO_SYSTEM, IGNORES_SYSTEM):
+        before = Rendering(source).arranged([S, U, A, V, A])
+        assert Rendering(source).arranged([S, U, A, V, A, T, V]).startswith(before)
 
 
 def test_a_refusal_for_another_reason_is_the_templates_own():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 
@@ -11,13 +12,14 @@ import pytest
 
 from moeflow.core.token_choice import TokenChoice
 from moeflow.engine.generator import Generator
-from moeflow.server.api.model_facts import model_facts
+from moeflow.server.api.model_facts import ModelFacts, model_facts
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from moeflow.server.served_model import ModelSource, ServedModel
 from tests.server.conftest import connect
 from tests.server.fake_client import NAME, REPLY, FakeClient
 from tests.server.fleet import make_fleet
+from tests.tiny_mixtral import write_tiny_mixtral
 
 
 @pytest.fixture
@@ -80,6 +82,20 @@ def test_a_model_in_detail(client):
         assert older.status_code == status
 
 
+def facts_of(served: ServedModel) -> ModelFacts:
+    return asyncio.run(model_facts(served))
+
+
+def test_a_model_that_is_not_loaded_is_described_by_its_files(tmp_path):
+    write_tiny_mixtral(tmp_path, max_position_embeddings=512)
+    facts = facts_of(ServedModel(1, ModelSource("m", str(tmp_path), None)))
+    assert (facts.architecture, facts.context_length, facts.capabilities) == ("mixtral", 512, ())
+    assert facts.metadata["mixtral.context_length"] == 512
+    assert facts.metadata["general.parameter_count"] > 1000
+    gone = facts_of(ServedModel(1, ModelSource("m", str(tmp_path / "gone"), None)))
+    assert (gone.architecture, gone.context_length, gone.metadata, gone.size_bytes) == ("", None, {}, 0)
+
+
 def test_what_models_can_do(thinking, tokenizer):
     client, _, _ = thinking
     assert client.show(NAME).capabilities == ["completion", "tools", "thinking"]
@@ -87,15 +103,15 @@ def test_what_models_can_do(thinking, tokenizer):
     engine.model = msgspec.structs.replace(engine.model, num_layers=0, name="encoder")
     served = ServedModel(1)
     served.attach(Generator(engine, tokenizer))
-    assert model_facts(served).capabilities == ("embedding",)
+    assert facts_of(served).capabilities == ("embedding",)
 
 
 def test_the_parts_of_a_gguf_model_are_one(tmp_path):
     for name in ("big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "other.gguf"):
         (tmp_path / name).write_bytes(b"x" * 10)
-    facts = model_facts(ServedModel(1, ModelSource("m", str(tmp_path / "big-00001-of-00002.gguf"), None)))
+    facts = facts_of(ServedModel(1, ModelSource("m", str(tmp_path / "big-00001-of-00002.gguf"), None)))
     assert (facts.file_format, facts.size_bytes) == ("gguf", 20)
-    assert model_facts(ServedModel(1, ModelSource("o", str(tmp_path / "other.gguf"), None))).size_bytes == 10
+    assert facts_of(ServedModel(1, ModelSource("o", str(tmp_path / "other.gguf"), None))).size_bytes == 10
 
 
 @pytest.mark.parametrize(("count", "text"), [(8_030_261_248, "8.0B"), (134_515_008, "134.5M"), (1000, "1.0K")])
@@ -104,7 +120,7 @@ def test_the_number_of_parameters_in_short(tokenizer, count, text):
     engine.model = msgspec.structs.replace(engine.model, num_parameters=count)
     served = ServedModel(1)
     served.attach(Generator(engine, tokenizer))
-    assert model_facts(served).parameter_size == text
+    assert facts_of(served).parameter_size == text
 
 
 @pytest.mark.anyio

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends
@@ -34,7 +33,7 @@ router = APIRouter(route_class=OllamaRoute, tags=["Ollama"], responses=OLLAMA_ER
 async def tags(service: Annotated[Service, Depends(get_service)]) -> OllamaModels:
     """List the served models, loaded or not."""
     require_names(service)
-    facts = [await asyncio.to_thread(model_facts, model) for model in service.models.all]
+    facts = [await model_facts(model) for model in service.models.all]
     return OllamaModels(models=[listed(each) for each in facts])
 
 
@@ -42,7 +41,7 @@ async def tags(service: Annotated[Service, Depends(get_service)]) -> OllamaModel
 async def loaded_models(service: Annotated[Service, Depends(get_service)]) -> OllamaLoadedModels:
     """List the models that are loaded."""
     loaded = [model for model in service.models.named if model.generator is not None]
-    facts = [await asyncio.to_thread(model_facts, model) for model in loaded]
+    facts = [await model_facts(model) for model in loaded]
     return OllamaLoadedModels(models=[listed_as_loaded(each) for each in facts if each.info is not None])
 
 
@@ -51,7 +50,7 @@ async def show(body: OllamaShowRequest, service: Annotated[Service, Depends(get_
     """Describe a served model, without loading it."""
     require_names(service)
     model = service.models.find(body.model or body.name or None)
-    return shown(await asyncio.to_thread(model_facts, model))
+    return shown(await model_facts(model))
 
 
 @router.get("/api/version")

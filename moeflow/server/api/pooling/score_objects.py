@@ -24,7 +24,6 @@ class ScoringFields(StrictModel):
 
     model: str | None = None
     pooling: PoolingKind | None = Field(None, description="As for /v1/embeddings.")
-    user: str | None = Field(None, description="Ignored.")
 
 
 class TextDocument(StrictModel):

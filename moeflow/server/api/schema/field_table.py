@@ -202,6 +202,7 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
     # Embeddings and classes.
     "EmbeddingRequest": {"user": _LABEL, "keep_alive": _HINT},
     "ClassificationRequest": {"user": _LABEL},
+    "ScoringFields": {"user": _LABEL},
     # Ollama's API.
     "OllamaOptions": {
         "mirostat": Refused(_NO_SAMPLER, (0,)),
