@@ -89,7 +89,7 @@ def test_both_policies_give_the_same_tokens_on_a_real_model(config):
 def test_the_process_waits_for_the_timeout_and_no_longer():
     """While a batch waits to fill, it waits for messages as long as the policy holds requests back."""
     socket = QuietSocket()
-    engine = SimpleNamespace(has_work=True, held_s=0.4, stats=EngineStats)
+    engine = SimpleNamespace(has_work=True, held_s=0.4, stats=EngineStats, load_ahead=lambda: None)
     process = EngineProcess(socket, SimpleNamespace(end=lambda: None))
 
     def step() -> list[TokenOutput]:

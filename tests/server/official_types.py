@@ -174,8 +174,11 @@ def check_error(path: str, encoded: bytes) -> None:
 
 def check_event(path: str, data: Mapping[str, Any], encoded: bytes) -> None:
     """Raise unless an event of a stream is strictly of the client's type."""
+    if "error" in data and path in CHUNKS:
+        check_error(path, encoded)
+        return
     if path in CHUNKS:
-        kind = OpenAIError if "error" in data else CHUNKS[path]
+        kind = CHUNKS[path]
     else:
         kind = (MESSAGE_EVENTS if path == "/v1/messages" else RESPONSE_EVENTS)[data["type"]]
     check_no_extras(check_json(kind, encoded))

@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from moeflow.engine.text.tool_syntax.value_set import type_of
-
 PLACE: Final = "place"  # key of a call: its place in the request, for errors; templates do not see it
+_KINDS: Final = {list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 _HALF_CHARACTER: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -68,7 +67,7 @@ def _read(arguments: Any) -> tuple[Any, str]:
     if value is None:
         return {}, ""
     if not isinstance(value, dict):
-        return text, f"JSON of type {type_of(value)}"
+        return text, f"JSON of type {_KINDS[type(value)]}"
     return value, ""
 
 
