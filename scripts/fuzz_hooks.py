@@ -44,6 +44,8 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         body["text_1"] = body["text_1"][:1] if _is_text(body["text_1"][0]) else body["text_1"]
     if body.get("add_generation_prompt") is (body.get("continue_final_message") is True):
         del body["add_generation_prompt"]
+    if path.startswith("/v1/messages") and isinstance(body.get("messages"), list) and body["messages"]:
+        body["messages"].append({"role": "user", "content": "Go on."})
     if _continues(body, path) and _validator(case.operation).is_valid(case.body):
         _mend_end(body)
     if path.startswith("/v1/responses"):
@@ -142,6 +144,8 @@ def _mend_results(body: dict[str, Any]) -> None:
     for name in ("messages", "input"):
         if isinstance(body.get(name), list):
             body[name] = _without_lone_results(body[name])
+            if body[name] and not any(_has_text(item) for item in body[name]):
+                body[name].insert(0, {"role": "user", "content": "Begin."})
 
 
 def _without_lone_results(items: list[Any]) -> list[Any]:
@@ -154,12 +158,19 @@ def _without_lone_results(items: list[Any]) -> list[Any]:
     return kept
 
 
+def _has_text(message: Any) -> bool:
+    """Return whether the model reads a text of a message, as far as it is easy to see."""
+    content = message.get("content") if isinstance(message, dict) else None
+    blocks = [one for one in _list(content) if isinstance(one, dict) and one.get("type") in ("text", "tool_result")]
+    return content is None or isinstance(content, str) or bool(blocks)
+
+
 def _called_by(item: Any) -> set[str]:
     """Return the ids of the calls in a message or an item."""
     if not isinstance(item, dict):
         return set()
     calls = [item, *_list(item.get("tool_calls")), *_list(item.get("content"))]
-    kinds = {"function_call": "call_id", "function": "id", "tool_use": "id"}
+    kinds = {"function_call": "call_id", "custom_tool_call": "call_id", "function": "id", "tool_use": "id"}
     found = [call.get(kinds.get(str(call.get("type")), "")) for call in calls if isinstance(call, dict)]
     return {one for one in found if isinstance(one, str)}
 
@@ -169,8 +180,11 @@ def _results_of(item: Any) -> set[str]:
     if not isinstance(item, dict):
         return set()
     results = [item, *_list(item.get("content"))]
-    names = {"function_call_output": "call_id", "tool_result": "tool_use_id"}
+    names = dict.fromkeys(("function_call_output", "custom_tool_call_output"), "call_id")
+    names["tool_result"] = "tool_use_id"
     found = [one.get(names.get(str(one.get("type")), "")) for one in results if isinstance(one, dict)]
+    if item.get("type") == "local_shell_call_output":
+        found.append(item.get("call_id") or item.get("id") or "")
     found += [item.get("tool_call_id")] if item.get("role") == "tool" else []
     return {one for one in found if isinstance(one, str)}
 
@@ -230,10 +244,24 @@ def _mend_end(body: dict[str, Any]) -> None:
         del body[name]
 
 
+def _is_repeated(tool: Any, earlier: list[Any]) -> bool:
+    """Return whether a tool without a name of its own is offered again."""
+    kind = _unnamed_kind(tool)
+    return kind is not None and any(_unnamed_kind(other) == kind for other in earlier)
+
+
+def _unnamed_kind(tool: Any) -> str | None:
+    """Return the kind of a tool, or of a choice, that has no name of its own."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return kind if kind in ("local_shell", "tool_search") else None
+
+
 def _mend_tools(body: dict[str, Any]) -> None:
     tools = body.get("tools")
     if isinstance(tools, list):  # what is drawn may have the same tool twice
-        tools = body["tools"] = [copy.deepcopy(tool) for tool in tools]
+        tools = body["tools"] = [
+            copy.deepcopy(tool) for number, tool in enumerate(tools) if not _is_repeated(tool, tools[:number])
+        ]
     given = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     functions = [tool.get("function", tool) for tool in given]  # responses have it plainly
     functions = [one for one in functions if isinstance(one, dict) and isinstance(one.get("name"), str)]
@@ -241,8 +269,14 @@ def _mend_tools(body: dict[str, Any]) -> None:
         for name in ("parameters", "input_schema"):
             if isinstance(function.get(name), dict):
                 function[name] = SCHEMA
+        for one in (function, *_list(function.get("tools"))):  # a namespace has tools of its own
+            form = one.get("format") if isinstance(one, dict) else None
+            if isinstance(form, dict) and isinstance(form.get("definition"), str):
+                form["definition"] = TEXTS["regex" if form.get("syntax") == "regex" else "grammar"]
         if function["name"] in [other["name"] for other in functions[:number]]:
             function["name"] = f"f{number}"
+    if (kind := _unnamed_kind(body.get("tool_choice"))) and all(_unnamed_kind(tool) != kind for tool in given):
+        del body["tool_choice"]
     choice = body.get("tool_choice")
     allowed = choice.get("allowed_tools") if isinstance(choice, dict) else None
     named = [

@@ -215,6 +215,8 @@ class MessageInput(TemplateFields):
         for one in self.messages:
             one.add_to(turns)
         messages = turns.conversation("messages")
+        if not messages:
+            raise RequestError("the model can read no block of these messages; add a text", param="messages")
         begun = begun_text(messages) if isinstance(self.messages[-1], AssistantMessage) else None
         if begun is not None and begun != begun.rstrip():
             raise RequestError("final assistant content cannot end with trailing whitespace; cut it", param="messages")
