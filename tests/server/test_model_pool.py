@@ -18,6 +18,7 @@ from tests.server.fleet import Fleet, make_fleet
 from tests.server.test_status import read_metrics
 
 pytestmark = pytest.mark.anyio
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 PROMPT = {"prompt": "x", "max_tokens": 100}
 
@@ -193,10 +194,10 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_of_its_request_alone(fl
 @pytest.mark.parametrize(
     ("path", "wrong"),
     [
-        ("completions", {"prompt": "x", "guided_json": "[]"}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "guided_json": "[]"}),
+        ("/v1/completions", {"prompt": "x", "guided_json": "[]"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "guided_json": "[]"}),
         (
-            "messages",
+            "/v1/messages",
             {
                 "messages": [
                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "none", "content": "x"}]}
@@ -204,12 +205,13 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_of_its_request_alone(fl
                 "max_tokens": 5,
             },
         ),
-        ("responses", {"input": [{"type": "function_call_output", "call_id": "none", "output": "x"}]}),
+        ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "none", "output": "x"}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL, TOOL]}),
     ],
 )
 async def test_a_wrong_request_loads_nothing(fleet, path, wrong):
     async with connect(fleet.app) as http:
-        response = await http.post(f"/v1/{path}", json=wrong | {"model": "b"})
+        response = await http.post(path, json=wrong | {"model": "b"})
     assert response.status_code == 400, response.text
     assert fleet.history == []
 

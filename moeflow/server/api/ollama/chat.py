@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Annotated, Any
 
@@ -13,8 +12,8 @@ from moeflow.server.api.conversation.conversation import start_conversation
 from moeflow.server.api.ollama.answer_objects import OllamaChatResponse
 from moeflow.server.api.ollama.chat_request import OllamaChatRequest
 from moeflow.server.api.ollama.heads import chat_shape, dialect
-from moeflow.server.api.ollama.line_writer import Clock, LineWriter
-from moeflow.server.api.ollama.load import load_or_unload
+from moeflow.server.api.ollama.line_writer import LineWriter
+from moeflow.server.api.ollama.load import load_or_unload, loaded
 from moeflow.server.api.ollama.route import OllamaRoute
 from moeflow.server.api.openapi import OLLAMA_ERRORS, lines_of
 from moeflow.server.request_log import client_of, record_of
@@ -45,10 +44,7 @@ async def start_chat(service: Service, body: OllamaChatRequest, client: str) -> 
 
     Raises: ApiError, RequestError.
     """
-    begun_s = time.monotonic()
-    served = await service.require_model(body.model)
-    clock = Clock(begun_s, time.monotonic())
-    body.known_options.note_context(served.info.max_model_len)
-    request_id = f"ollama-{uuid.uuid4().hex}"
-    generation, form = await start_conversation(service, served, request_id, body.conversation(), client=client)
+    request_id, asked = f"ollama-{uuid.uuid4().hex}", body.conversation()
+    served, clock = await loaded(service, body)
+    generation, form = await start_conversation(service, served, request_id, asked, client=client)
     return Answer(generation, LineWriter(served.name, generation, form, chat_shape, clock))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Annotated, Any
 
@@ -13,8 +12,8 @@ from moeflow.server.api.conversation.conversation import AnswerForm, start_conve
 from moeflow.server.api.ollama.answer_objects import OllamaGenerateResponse
 from moeflow.server.api.ollama.generate_request import OllamaGenerateRequest
 from moeflow.server.api.ollama.heads import dialect, generate_shape
-from moeflow.server.api.ollama.line_writer import Clock, LineWriter
-from moeflow.server.api.ollama.load import load_or_unload
+from moeflow.server.api.ollama.line_writer import LineWriter
+from moeflow.server.api.ollama.load import load_or_unload, loaded
 from moeflow.server.api.ollama.route import OllamaRoute
 from moeflow.server.api.openapi import OLLAMA_ERRORS, lines_of
 from moeflow.server.api.text_generation import start_text_generation
@@ -48,11 +47,8 @@ async def start_generate(service: Service, body: OllamaGenerateRequest, prompt: 
 
     Raises: ApiError, RequestError.
     """
-    begun_s = time.monotonic()
-    served = await service.require_model(body.model)
-    clock = Clock(begun_s, time.monotonic())
-    body.known_options.note_context(served.info.max_model_len)
     request_id, asked = f"ollama-{uuid.uuid4().hex}", body.conversation()
+    served, clock = await loaded(service, body)
     if not body.raw and (served.loaded.tokenizer.has_chat_template or body.system or body.context):
         generation, form = await start_conversation(service, served, request_id, asked, client=client)
     else:
