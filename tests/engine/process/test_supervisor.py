@@ -23,6 +23,7 @@ from moeflow.engine.process.restart_limits import MAX_FRUITLESS, RestartLimits
 from moeflow.engine.process.supervisor import Supervisor
 from tests.engine.fake_runner import scheduler_config
 from tests.engine.process.mortal_engine import OUTSIDE, Loss, World
+from tests.patience import PATIENCE_S
 from tests.scheduler.fake_model import generate_alone
 
 
@@ -67,7 +68,7 @@ def check_whole(submission: Submission, outputs: list[TokenOutput]) -> None:
 
 def run(body: Callable[[], object]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await body()
 
     asyncio.run(bounded())
@@ -285,7 +286,7 @@ def test_an_unforeseen_error_of_a_start_is_no_hang():
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0)
 
