@@ -10,7 +10,7 @@
 SHELL := /bin/bash
 ARGS ?=
 # Where packages move, an installation that points to them has to be made again.
-SETUP_INPUTS := pyproject.toml constraints.txt scripts/setup CMakeLists.txt $(wildcard csrc/*) $(shell find moeflow -name __init__.py)
+SETUP_INPUTS := pyproject.toml constraints.txt scripts/setup CMakeLists.txt $(wildcard csrc/* csrc/*/*) $(shell find moeflow -name __init__.py)
 
 .PHONY: run test test-all check pytest clean
 

@@ -20,20 +20,20 @@
 #include <utility>
 #include <vector>
 
-#include "crc32.h"
-#include "expert_fetcher.h"
-#include "formats.h"
-#include "isa.h"
-#include "kv_cache.h"
-#include "matrix.h"
-#include "norm.h"
-#include "ops.h"
-#include "pool.h"
-#include "quantize.h"
-#include "scratch.h"
-#include "shared_group.h"
-#include "slab_reader.h"
-#include "source_types.h"
+#include "io/crc32.h"
+#include "io/expert_fetcher.h"
+#include "formats/formats.h"
+#include "simd/isa.h"
+#include "ops/kv_cache.h"
+#include "formats/matrix.h"
+#include "ops/norm.h"
+#include "ops/ops.h"
+#include "threads/pool.h"
+#include "formats/quantize.h"
+#include "ops/scratch.h"
+#include "threads/shared_group.h"
+#include "io/slab_reader.h"
+#include "formats/source_types.h"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;

@@ -11,7 +11,7 @@ from moeflow.core.request import Request
 from moeflow.core.token_tree import NO_TREE, TokenTree
 from moeflow.kv.block_tables import BlockTables
 
-KV_RANGE_POSITIONS: Final = 256  # csrc/isa.h has it, too
+KV_RANGE_POSITIONS: Final = 256  # csrc/simd/isa.h has it, too
 
 
 def with_trees(

@@ -21,7 +21,7 @@ _KINDS: Final[dict[int, dict[int, GroupKind]]] = {  # by bits and values of a bl
     4: {128: "INT4_G128", 64: "INT4_G64", 32: "INT4_G32"},
     8: {128: "INT8_G128"},
 }
-_IS_BF16: Final = -(1 << 15)  # the mark beside a zero point (csrc/group_source_types.h), the largest of 16 bits
+_IS_BF16: Final = -(1 << 15)  # the mark beside a zero point (csrc/formats/group_source_types.h), the largest of 16 bits
 
 
 class Integers(NamedTuple):

@@ -1,6 +1,6 @@
 """One layer's keys and values of past tokens: fixed blocks, stored so that kernels read them in a row.
 
-Within a block lies a cell for each KV head (csrc/kv_cache.h): keys transposed [D, block_size], then values
+Within a block lies a cell for each KV head (csrc/ops/kv_cache.h): keys transposed [D, block_size], then values
 [block_size, D], then for int8 a float scale for each token's key and each token's value.
 Where values are the first L dimensions of keys, as in latent attention, they are stored once: rows [block_size, D],
 then for int8 a scale for those dimensions of each token, and one for the rest. What is here in plain torch runs on any

@@ -1,7 +1,7 @@
 """Paged attention by the CPU extension: one call a layer for prefill chunks and decodes together.
 
 A token's result is the same bits alone and in any batch, however its prompt was cut into chunks, at any number of
-threads (csrc/attention.cpp says how).
+threads (csrc/ops/attention.cpp says how).
 """
 
 from __future__ import annotations

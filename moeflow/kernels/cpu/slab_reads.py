@@ -124,7 +124,7 @@ class SlotFetcher:
         """Lend free slots, the last one first to be taken, then those of the experts that are worth least.
 
         `worth` has, of each, what it is worth as long as the pass has yet to come to its layer, once it has used it
-        (infinite: it stays), once it has not, and as 8 bits when it may leave, as in csrc/expert_fetcher.h; None: all
+        (infinite: it stays), once it has not, and as 8 bits when it may leave, as in csrc/io/expert_fetcher.h; None: all
         stay. A layer that needs more than `max_needed` experts is left to the caller. Shapes: [all experts] each.
         """
         addresses = [0, 0, 0, 0]
@@ -139,7 +139,7 @@ class SlotFetcher:
     def end(self) -> tuple[list[tuple[int, int, int]], int, int, float]:
         """Take the slots back; return what happened: (event, expert, slot) in order, late, misses, seconds of waiting.
 
-        Events are those of csrc/expert_fetcher.h. What was late or missing is counted for layers that were finished.
+        Events are those of csrc/io/expert_fetcher.h. What was late or missing is counted for layers that were finished.
         """
         found: tuple[list[tuple[int, int, int]], int, int, float] = self.handle.end()
         return found
