@@ -1,7 +1,8 @@
 """A group of processes on one machine, which exchange bytes through memory that all of them map.
 
-The extension does the exchange (csrc/threads/shared_group.h); here tensors become addresses, and whoever waits looks now and
-then whether those he waits for still run, and whether time is up. Who starts the processes is the callers' business.
+The extension does the exchange (csrc/threads/shared_group.h); here tensors become addresses, and whoever waits looks
+now and then whether those he waits for still run, and whether time is up. Who starts the processes is the callers'
+business.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ the smallest form that kernels have for them, and no value changes.
     a block     an fp16 number | 16 (LEVELS_IQ2) or 8 scales, int8 | 128 bytes with codes
     16 of these have the codes of 32 values, byte j those of values j and j + 16
 
-A code is a place in the kind's levels (csrc/formats/block_source_types.h), the fourth bit its sign. The grids themselves are
-the gguf package's.
+A code is a place in the kind's levels (csrc/formats/block_source_types.h), the fourth bit its sign. The grids
+themselves are the gguf package's.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def plan_removal(name: ModelName, cache: Path) -> Removal:
         path = None if listed else find_model(name, cache)
         models = listed or tuple(model for model in models if model.path == path)
     if not models:
-        raise CheckpointError(f"{name} is not here", remedy="`moeflow list` says what is")
+        raise CheckpointError(f"{name} is not downloaded", remedy="`moeflow list` shows the downloaded models")
     return Removal(models, folder, is_whole=False)
 
 

@@ -40,8 +40,8 @@ def local_path(model: str) -> str:
     found = find_model(name, hub_cache())
     if found is None:
         raise CheckpointError(
-            f"{model} is no path here, nor a model that was pulled",
-            remedy=f"`moeflow pull {model}` fetches it; `moeflow plan {model}` says first how fast it would run here",
+            f"{model} was not found: it is neither a path nor a downloaded model",
+            remedy=f"`moeflow pull {model}` downloads it; `moeflow plan {model}` estimates its speed first",
         )
     return str(found)
 

@@ -26,7 +26,7 @@ from moeflow.checkpoint.packed.file_io import PAGE_BYTES, whole_pages
 from moeflow.core.errors import CheckpointError
 from moeflow.core.units import MIB
 
-FORMAT_VERSION: Final = 2  # also to be raised when kernels want another layout of packed weights (csrc/formats/formats.h)
+FORMAT_VERSION: Final = 2  # raise it, too, if kernels change the layout of packed weights (csrc/formats/formats.h)
 PIECE_BYTES: Final = 4 * MIB  # of the weights outside of slabs
 PACK_AGAIN: Final = "Pack the model again (`moeflow pack`), or delete the file"
 

@@ -1,4 +1,5 @@
-"""Weight matrices in the order in which the CPU extension reads them (csrc/formats/formats.h): packed once, then only read.
+"""Weight matrices in the order in which the CPU extension reads them (csrc/formats/formats.h): packed once, then only
+read.
 
 The extension sees addresses and sizes: here shapes and types are checked, and here memory is kept alive.
 """

@@ -124,8 +124,8 @@ class SlotFetcher:
         """Lend free slots, the last one first to be taken, then those of the experts that are worth least.
 
         `worth` has, of each, what it is worth as long as the pass has yet to come to its layer, once it has used it
-        (infinite: it stays), once it has not, and as 8 bits when it may leave, as in csrc/io/expert_fetcher.h; None: all
-        stay. A layer that needs more than `max_needed` experts is left to the caller. Shapes: [all experts] each.
+        (infinite: it stays), once it has not, and as 8 bits when it may leave, as in csrc/io/expert_fetcher.h; None:
+        all stay. A layer that needs more than `max_needed` experts is left to the caller. Shapes: [all experts] each.
         """
         addresses = [0, 0, 0, 0]
         if worth is not None:
