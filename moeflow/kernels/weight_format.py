@@ -49,7 +49,7 @@ WeightFormat = Literal[
     "nvfp4",
 ]
 Mix = Literal["q4_k", "q4_k_m"]  # of formats: what --quantize takes, beside formats
-GGUFBlockKind = Literal[  # of GGUF's blocks, those that kernels read
+GGUFBlockKind = Literal[  # GGUF's blocks that kernels read
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"
 ]
 GroupKind = Literal["INT4_G128", "INT4_G64", "INT4_G32", "INT8_G128", "F8_E4M3", "NVFP4"]  # of quantized folders
@@ -65,7 +65,7 @@ class FormatRecord(msgspec.Struct, frozen=True, kw_only=True):
     option: Literal["--dtype", "--quantize"] | None = None  # that asks for it; None: only weights that are so have it
     wider: WeightFormat | None = None  # as fast as this one where its own speed was not measured
     smaller: WeightFormat | Mix | None = None  # what to ask for instead, if it takes too much
-    is_made: bool = True  # of floats, rounded; else it holds blocks, and nothing but what it keeps,
+    is_made: bool = True  # of floats, rounded; else it holds blocks, and only the kinds it keeps,
     is_searched: bool = False  # unless the blocks for floats are searched for
 
 
@@ -133,7 +133,7 @@ FORMATS: Final[Mapping[str, FormatRecord]] = {
 }
 
 BLOCK_COLUMNS: Final = 256  # of files' largest blocks: what a multiple of this has is whole blocks of any kind
-BAND: Final = 16  # output rows that lie together in a packed matrix
+BAND: Final = 16  # output rows of one band of a packed matrix
 ALL_FORMATS: Final[tuple[WeightFormat, ...]] = get_args(WeightFormat)
 MADE_FORMATS: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].is_made)
 DTYPES: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option == "--dtype")

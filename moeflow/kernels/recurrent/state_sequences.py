@@ -29,7 +29,7 @@ class StateSequence(msgspec.Struct, frozen=True):
 
 
 class StateSequences:
-    """The sequences of a pass, in the order in which their states are read and written."""
+    """The sequences of a pass, in the order of state reads and writes."""
 
     def __init__(self, sequences: Sequence[StateSequence]) -> None:
         self._sequences = tuple(sequences)
