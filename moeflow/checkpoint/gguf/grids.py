@@ -1,7 +1,7 @@
 """GGUF's IQ1, IQ2 and IQ3 as blocks of levels, which kernels read: places in a grid become the grid's values.
 
-In these types eight or four neighbours are one place in a grid of few levels, beside their signs. Once the grid has
-been looked up, there is a level with a sign for each value, in four bits, and a small scale for each 16 or 32. That is
+In these types eight or four neighbours are one place in a grid of few levels, beside their signs. After the lookup in
+the grid, each value is a level with a sign, in four bits. Each 16 or 32 values have a small scale. That is
 the smallest form that kernels have for them, and no value changes.
 
     a block     an fp16 number | 16 (LEVELS_IQ2) or 8 scales, int8 | 128 bytes with codes

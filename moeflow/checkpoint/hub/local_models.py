@@ -29,8 +29,8 @@ def hub_cache() -> Path:
 def local_path(model: str) -> str:
     """Return the path of a model: the text itself, or where the model of that name lies. What exists goes first.
 
-    Of a GGUF model in several parts it is the first one's. Raises: CheckpointError if it is the name of a model that is
-    not here, or only partly.
+    Of a GGUF model in several parts it is the first one's. Raises: CheckpointError if it names a model that is missing
+    or incomplete.
     """
     if os.path.lexists(model):
         return start_of(model)

@@ -236,7 +236,9 @@ def test_flipped_bits_are_found_and_whose_weights_they_are(packed, tmp_path):
     assert head["found"] == f"{file}: 2 of its parts are damaged"
     assert "moeflow pack" in head["remedy"]
     names = [f"model.layers.1.block_sparse_moe.experts.2.{matrix}.weight" for matrix in ("w1", "w3", "w2")]
-    assert expert["found"].startswith(f"layer 1, expert 2 ({', '.join(names)}): what is there is not what was written")
+    assert expert["found"].startswith(
+        f"layer 1, expert 2 ({', '.join(names)}): its contents have changed since it was written"
+    )
     assert others["found"].startswith("weights outside of experts, piece 0 (model.embed_tokens.weight, ")
     assert {finding["verdict"] for finding in (head, expert, others)} == {"missing"}
 
