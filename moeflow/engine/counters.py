@@ -62,7 +62,7 @@ class Counters:
     def snapshot(
         self, scheduler: SchedulingPolicy, experts: ExpertStats, speculation: SpeculationCounts
     ) -> EngineStats:
-        """Return the totals together with the state of queue, blocks, experts and speculation."""
+        """Return the totals with the state of queue, blocks, experts and speculation."""
         waiting, running, blocks = scheduler.waiting, scheduler.running, scheduler.blocks
         return EngineStats(
             num_waiting=len(waiting),

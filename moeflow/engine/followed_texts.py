@@ -79,7 +79,7 @@ class FollowedTexts:
         }
 
     def _logits(self, tokens: Sequence[NewTokens]) -> Tensor:
-        """Take up what is new of each text; return logits for the pass's tokens. Shapes: -> [T, layers, E]."""
+        """Process the new tokens of each text; return logits for the pass's tokens. Shapes: -> [T, layers, E]."""
         by_length: dict[int, list[tuple[NewTokens, PredictorState]]] = defaultdict(list)
         for one in tokens:
             num_seen, state = self._start(one)
@@ -87,9 +87,9 @@ class FollowedTexts:
         return torch.cat([self._take_up(num_new, group) for num_new, group in by_length.items()])
 
     def _start(self, new: NewTokens) -> tuple[int, PredictorState]:
-        """Return from where on a text is taken up, and what is known until there.
+        """Return the position where a text resumes, and its state there.
 
-        What was not followed for long, or is computed again, is taken up anew, no further back than attention sees.
+        A text that was not followed for long, or is recomputed, starts anew, no further back than attention sees.
         """
         earliest = max(new.stop - self.predictor.shape.window, 0)
         followed = self._followed.get(new.text)

@@ -1,6 +1,6 @@
 """Has a network choose an encoder's experts in the place of its routers, as SiDA was published (2310.18859, section 3).
 
-Answers change with what the network gets wrong: a server says so in its model's name. Routers are not asked, so that
+Wrong predictions change answers: a server marks it in its model's name. Routers are not asked, so that
 what a pass needs is known before it begins.
 """
 
