@@ -1,6 +1,6 @@
 """Strings of a vocabulary are cut from large pieces of the file: the same ones, wherever the pieces end.
 
-Who reads weights goes past them, and keeps no more than a checksum.
+Reading weights skips them, and keeps a checksum only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model's name in place of a path, through the command: what happens where the model is here, and where it is not."""
+"""A model's name in place of a path, through the command: with and without a downloaded model."""
 
 import json
 from pathlib import Path

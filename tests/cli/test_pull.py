@@ -1,4 +1,4 @@
-"""`moeflow pull` as a process: from nothing to an answer, and what is killed or interrupted goes on where it was."""
+"""`moeflow pull` as a process: from nothing to an answer, and killed or interrupted downloads resume."""
 
 import json
 import os

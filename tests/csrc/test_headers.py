@@ -1,4 +1,4 @@
-"""Each header of csrc/ compiles by itself: it includes what it uses, and needs nothing said before it."""
+"""Each header of csrc/ compiles by itself: it includes all that it uses."""
 
 import platform
 import re
@@ -67,8 +67,8 @@ def test_a_header_of_arm_compiles_by_itself(header, flags):
 
 @pytest.fixture(scope="module")
 def with_intrinsics(tmp_path_factory):
-    """Return a function that gives the options with which flags bring the intrinsics along, compiled before: most of
-    what a header takes that only includes another which wants them.
+    """Return a function for the options that include precompiled intrinsics, which take most of a header's compile
+    time.
     """
     folder = tmp_path_factory.mktemp("intrinsics")
 

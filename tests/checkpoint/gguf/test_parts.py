@@ -35,7 +35,7 @@ def parts(tmp_path):
 
 
 def write_part(file, values, tensors=("a",), alignment=32):
-    """Write a part that says what it likes."""
+    """Write a part with any header."""
     writer = gguf.GGUFWriter(file, "llama")
     del writer.kv_data[0]["general.architecture"]
     for key, value in values.items():

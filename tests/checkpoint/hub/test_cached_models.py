@@ -1,4 +1,4 @@
-"""What is in the cache is listed under names that lead to it, and what is deleted takes no other model's files."""
+"""The cache is listed under names that lead to its models, and deleting one keeps other models' files."""
 
 import os
 

@@ -43,7 +43,7 @@ class FakeCheckpoint:
 
 @pytest.fixture
 def model(monkeypatch):
-    """Put a small model, which `resolve` finds room for, behind every path."""
+    """Put a small model, which fits for `resolve`, behind every path."""
     checkpoint = FakeCheckpoint()
     monkeypatch.setitem(vars(lazy), "open_checkpoint", lambda path: checkpoint)
     monkeypatch.setitem(vars(lazy), "read_model_config", lambda checkpoint: TINY)
@@ -56,7 +56,7 @@ def model(monkeypatch):
 
 @pytest.fixture
 def examined(monkeypatch):
-    """Replace what is found on this machine."""
+    """Replace the findings on this machine."""
 
     def install(*findings: Finding) -> None:
         monkeypatch.setattr(module, "examine", lambda cache_dir, cpu_isa: list(findings))
@@ -202,7 +202,7 @@ def test_a_start_that_packs_says_how_it_would_be_quick(file, is_told):
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    """A small model, and a file of its weights that nobody changes."""
+    """A small model, and an unchanged file of its weights."""
     folder = tmp_path_factory.mktemp("packed")
     write_tiny_mixtral(folder / "model")
     return folder / "model", pack(str(folder / "model"), folder / "mine", cache_dir=None)

@@ -33,7 +33,7 @@ from tests.tiny_mixtral import write_tiny_mixtral
 pytestmark = pytest.mark.slow
 
 
-LONG = 30_000  # tokens: many seconds, which nobody waits for
+LONG = 30_000  # tokens: many seconds, cancelled before
 
 
 @pytest.fixture(scope="module")
@@ -404,7 +404,7 @@ async def reading_in_both(engine: Supervisor, asked: list[Submission]) -> asynci
 
 
 def test_streams_of_a_replica_that_is_killed_or_stopped_go_on_in_the_other(config, monkeypatch):
-    """And one that is back, or goes on, gets work again."""
+    """A restarted or continued replica gets work again."""
     monkeypatch.setattr(stall, "SILENCE_S", 2.0)
     sampling = SamplingParams(max_tokens=300, ignore_eos=True)
     asked = [Submission(f"r{number}", [5, number], sampling, seed=number) for number in range(12)]

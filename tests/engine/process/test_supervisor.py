@@ -208,7 +208,7 @@ def test_nobody_is_guilty_in_company():
 
 
 def test_who_goes_on_first():
-    """Of answers that somebody waits for, those that have begun; of these, who has waited longest for a token."""
+    """Interactive answers that have begun come first; of these, the longest wait for a token."""
     names = ("first", "batch", "not begun", "second", "third")
     requests = {name: Continuation(submission(name, [1], is_batch=name == "batch")) for name in names}
     for name in ("third", "first", "second", "batch", "third"):
@@ -399,7 +399,7 @@ def test_a_shutdown_without_time_ends_streams_that_wait_for_an_engine():
 
 
 def test_a_death_says_who_was_in_the_pass_and_nobody_else_is_suspected():
-    """The engine dies of what it does between passes: nobody is to blame, and the bound ends it."""
+    """The engine dies between passes: no request is to blame, and the bound ends it."""
 
     async def body() -> None:
         world = World(is_deadly=has("r", 1), crash=Death("exit code 1"))

@@ -57,7 +57,7 @@ def expected(model, submission: Submission) -> list[int]:
 
 
 def test_a_killed_engines_successor_reads_what_it_has_written(model, tmp_path):
-    """The stream that is cut goes on, and its prompt is not computed again."""
+    """The interrupted stream continues, and its prompt is not recomputed."""
     long = Submission("long", TEXT, dataclasses.replace(GREEDY, max_tokens=1500), seed=0)
     config = config_of(model, tmp_path)
 
