@@ -1,8 +1,8 @@
 // The face of the extension: addresses and sizes in, nothing out. Shapes and types are checked by the Python side
 // (moeflow/kernels), which also keeps the memory alive. The GIL is released while kernels run.
 //
-// Operations take structs (ops.h), whose fields Python gives by name: a new argument is a new field there, a line where
-// the operation is bound, and a keyword in the Python call.
+// Operations take structs (ops.h) with fields that Python sets by name. A new argument is a new field there, a line in
+// the binding, and a keyword in the Python call.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -548,7 +548,7 @@ struct DecoderPass {
   const DecoderMemory* memory;
   const int64_t* positions;  // [num_tokens]
   DecoderCall call;
-  std::vector<float> angles;  // of which the tables are
+  std::vector<float> angles;  // of the tables
   std::vector<RotaryTable> rotary;
 };
 
@@ -813,7 +813,7 @@ void bind_ranks(nb::module_& m) {
 NB_MODULE(_cpu, m) {
   using namespace moeflow;
   m.doc() = "CPU kernels of moeflow; use moeflow.kernels.cpu.extension, which checks what these do not.";
-  nb::set_leak_warnings(false);  // a thread that still computes when the program ends keeps what it uses
+  nb::set_leak_warnings(false);  // a thread that still computes when the program ends keeps its memory
   m.def(
       "use_isa", [](const std::string& cap) { current_isa.store(&known_isa(cap)); }, "cap"_a,
       "Choose the best instruction set up to `cap`; empty: the best there is.");

@@ -51,13 +51,13 @@ struct BlockFormat {
   static constexpr TileKind kTile = TileKind::kBlocks;
   static constexpr Activation activation(bool is_wide) { return is_wide ? Activation::kInt16 : Activation::kInt8; }
 
-  // What is taken off the values of a stretch, or what they have been raised by.
+  // The offset subtracted from the values of a stretch.
   template <typename Numbers>
   static int32_t offset(const Numbers&, int) {
     return Self::kOffset;
   }
 
-  // `blocks` are so many as a group has.
+  // `blocks` are the blocks of a group.
   static void keep(const uint8_t* blocks, uint16_t* numbers, uint32_t* words) {
     for (int i = 0; i < kStretches; ++i) {
       uint8_t codes[source::kStretch];
@@ -97,7 +97,7 @@ struct BlockFormat {
   }
 
  protected:
-  // Byte j of those that begin at number `first`.
+  // Byte j of the bytes that begin at number `first`.
   template <typename Numbers>
   static auto byte(const Numbers& numbers, int first, int j) {
     return numbers.bits(first + j / 2) >> (j % 2 * 8) & 255;

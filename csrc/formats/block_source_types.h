@@ -31,7 +31,7 @@ static inline float half_at(const uint8_t* at) {
 template <typename Block, int kOffset = 0>
 struct ScaledBlocks {
   static int value(uint8_t code) { return code - kOffset; }
-  static float least(const uint8_t*, int) { return 0.0f; }  // of those that have none
+  static float least(const uint8_t*, int) { return 0.0f; }  // of types without one
   static int zero(const uint8_t*, int) { return 0; }        // likewise
 
   static void read(const uint8_t* row, int64_t k, int64_t count, float* w) {
@@ -52,7 +52,7 @@ struct ScaledBlocks {
   }
 };
 
-// 16 bytes, of which byte j holds codes j and j + 16.
+// 16 bytes; byte j holds codes j and j + 16.
 static inline void split_halves(const uint8_t* bytes, uint8_t* q) {
   for (int j = 0; j < 16; ++j) q[j] = bytes[j] & 15, q[j + 16] = bytes[j] >> 4;
 }
@@ -99,7 +99,7 @@ static inline uint8_t packed_min(const uint8_t* at, int i) {
   return static_cast<uint8_t>(i < 4 ? at[i + 4] & 63 : at[i + 4] >> 4 | (at[i] >> 6 << 4));
 }
 
-// d, dmin, 12 bytes of scales and minima. Types say where nibbles begin.
+// d, dmin, 12 bytes of scales and minima. Types define where nibbles begin.
 template <typename Block>
 struct FourBitSuperblocks : ScaledBlocks<Block> {
   static constexpr int kGroup = 256, kSub = 32;
@@ -138,7 +138,7 @@ struct Q5_K : FourBitSuperblocks<Q5_K> {
   }
 };
 
-// 64 bytes, of which each half holds four stretches, two bits of a byte each.
+// 64 bytes; each half holds four stretches, two bits of a byte each.
 static inline void split_quarters(const uint8_t* from, int i, uint8_t* q) {
   const uint8_t* const bytes = from + i / 4 * kStretch;
   const int shift = i % 4 * 2;
@@ -224,9 +224,9 @@ struct IQ4_XS : ScaledBlocks<IQ4_XS> {
   }
 };
 
-// What GGUF's grids (IQ1, IQ2, IQ3) come down to: few levels, each with a sign, times a scale of `kSubValues` values. Made
-// where files are read (moeflow/checkpoint/gguf/grids.py): an fp16 number, small scales, codes, of which the fourth bit is
-// the sign. `kUnit` is the part of a level by which the scales go up.
+// What GGUF's grids (IQ1, IQ2, IQ3) come down to: few levels, each with a sign, times a scale of `kSubValues` values.
+// Made where files are read (moeflow/checkpoint/gguf/grids.py): an fp16 number, small scales, codes with the sign as
+// fourth bit. `kUnit` is the step of scales, as a part of a level.
 template <typename Block, int kSubValues>
 struct LevelBlocks : ScaledBlocks<Block> {
   static constexpr int kGroup = 256, kSub = kSubValues, kHead = 0;

@@ -30,8 +30,8 @@ static inline uint16_t float_to_bf16(float x) {
   return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 64 : rounded);
 }
 
-// Halves, each in 32 bits, as floats: one, or a vector of them. No float on the way is subnormal, so that halves that
-// are stay what they are where the processor takes subnormal floats for zero.
+// Halves, each in 32 bits, as floats: one, or a vector of them. No intermediate float is subnormal, so that subnormal
+// halves are exact even if the processor flushes subnormal floats to zero.
 template <typename Floats, typename Ints>
 static inline Floats halves_to_floats(Ints halves) {
   const Ints magnitude = (halves & 0x7fff) << 13;

@@ -54,7 +54,7 @@ namespace moeflow {
 
 namespace {
 
-// Formats keep what they have an overload of `keep` for.
+// Formats keep the sources of their overloads of `keep`.
 struct KeepsNothing {
   template <typename Source>
   static bool keep(Source, const uint8_t*, uint16_t*, uint32_t*) {

@@ -1,8 +1,8 @@
-// How a weight matrix [rows, cols] lies in memory once packed, in the order in which kernels read it.
+// The layout of a packed weight matrix [rows, cols], in the order of kernels' reads.
 //
-// The rows (outputs) are cut into bands of 16, one output a lane, and each band is stored with k running
-// slowest, so that a thread reads one sequential stream and adds up k in order: a lane's sum never depends on
-// what else is computed. The last band is filled up with zero rows, k with zeros to a multiple of kGroup.
+// The rows (outputs) are split into bands of 16, one output per lane. Each band is stored with k running slowest, so
+// that a thread reads one sequential stream and adds up k in order. A lane's sum never depends on other work. The last
+// band is filled up with zero rows, k with zeros to a multiple of kGroup.
 //
 // Each format has a layout of its own within a band (formats.h). Activations come as rows: floats, bf16, or (for
 // integer weights) int8 or int16 with a scale and a sum per group.
@@ -83,8 +83,8 @@ static inline int64_t activation_bytes(Activation kind, int64_t cols) {
   return 0;
 }
 
-// What memory is asked for while a tile is computed: nothing; the tile's own lines some way ahead and, past their end,
-// the first that follow; or all that follow, because its own were read just before.
+// Prefetches during a tile: none; the tile's own lines ahead and, past their end, the first following ones; or all
+// following lines, because its own were read just before.
 enum class Fetch : int32_t { kNothing = 0, kOwn = 1, kFollowing = 2 };
 
 // For one of several tiles that read the same bands, one after another.

@@ -1,5 +1,5 @@
-// From the rows of a checkpoint to bands and back. A group of one output is first written as words, the four bytes that
-// this lane has in each 64-byte line, then 16 lanes are laid side by side.
+// From the rows of a checkpoint to bands and back. A group of one output is first written as words: the four bytes of
+// this lane in each 64-byte line. Then 16 lanes are interleaved.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -28,7 +28,7 @@ struct LaneGroup {
   uint32_t words[F::kWords];  // what the lane has in each 64-byte line
 };
 
-// Whether a format can be made of what lies in a file: those of blocks only of their own.
+// Whether a format can be made from a source type: block formats only from their own.
 template <typename F, typename Source>
 constexpr bool can_make() {
   if constexpr (holds_blocks(F::kTile)) return std::is_same_v<Source, typename F::Source>;
@@ -48,7 +48,7 @@ void keep_blocks(const uint8_t* row, int64_t k, int64_t cols, LaneGroup<F>& to) 
   F::keep(from, to.numbers, to.words);
 }
 
-// What is to be had of a type of rows, from column k on: a whole group as it lies there, or false; or `count` floats. As
+// Access to rows of a type, from column k on: a whole group unchanged, or false; or `count` floats. As
 // pointers: every format beside every type took three times as long to compile, and everybody who installs waits for it.
 template <typename F>
 struct RowType {
@@ -56,7 +56,7 @@ struct RowType {
   void (*read)(const uint8_t* row, int64_t k, int64_t count, float* w);
 };
 
-// The count mostly is a constant, of which GCC makes use.
+// The count is mostly a constant, which GCC exploits.
 template <typename Source>
 void read_floats(const uint8_t* row, int64_t k, int64_t count, float* w) {
   if (count == kGroup) return Source::read(row, k, kGroup, w);
@@ -191,7 +191,7 @@ void pack_rows(Format format, SourceType type, const void* source, int64_t cols,
     const RowType<F> row_type = with_source_type(type, [](auto from) { return row_type_of<F, decltype(from)>(); });
     for (int64_t band = first; band <= last; ++band) {
       const uint8_t* const* rows_of_band = &lanes[(band - first) * kBand];
-      // As every second band is of those that a gate is spread over.
+      // A gate is spread over every second band.
       const bool is_empty = std::count(rows_of_band, rows_of_band + kBand, nullptr) == kBand;
       if (!is_empty) pack_band(row_type, rows_of_band, cols, out + band * band_bytes(format, cols));
     }

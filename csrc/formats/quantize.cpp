@@ -1,14 +1,13 @@
 // Searches for the blocks of few bits that stand for weights with the least weighted squared error.
 //
-// Once the codes q of some values w are given, the best scale (and minimum) is the solution of a linear least-squares
-// problem; once these are given, the best codes are the nearest ones. The two in turn never make the error larger, but
-// end where nothing near is better; so this is begun from several ranges, of which the widest holds all values and
-// narrower ones cut off what matters little, and the best end is taken.
+// For given codes q of some values w, the best scale (and minimum) solves a linear least-squares problem. For a given
+// scale, the best codes are the nearest ones. Alternating the two never increases the error, but ends in a local
+// minimum. So it starts from several ranges: the widest holds all values, narrower ones cut off unimportant ones. The
+// best result is kept.
 //
 // Blocks of two levels have small scales (and minima) of few bits, each times one fp16 number of the block. First each
-// sub-block's own best are found. Then in turn: the whole numbers near them with the least error, codes chosen anew for
-// each, and the fp16 numbers as least squares have them for these. What is compared in the end is the error of the
-// values that the block's bits stand for.
+// sub-block's own best are found. Then alternately: the nearby integers with the least error, with new codes for each,
+// and the fp16 numbers by least squares for these. The final comparison uses the error of the block's decoded values.
 //
 // Vectors have four lanes on every processor, nothing is fused, and sums are taken in one order: the same weights give
 // the same bits everywhere.
@@ -39,13 +38,13 @@ inline Lanes bounded(Lanes v, float least, float most) {
   v = v < splat(least) ? splat(least) : v;
   return v > splat(most) ? splat(most) : v;
 }
-// Halves to even; for what is far from overflow.
+// Halves to even; for numbers far from overflow.
 inline Lanes nearest_whole(Lanes v) {
   const Lanes shift = splat(0x1.8p23f);
   return (v + shift) - shift;
 }
 
-// Zero for what is too small to be a scale, so that all quotients are numbers.
+// Zero for numbers too small for a scale, so that all quotients are finite.
 inline float reciprocal(float x) { return std::fabs(x) > 1e-30f ? 1.0f / x : 0.0f; }
 inline float rounded_to_half(float x) { return half_to_float(float_to_half(x)); }
 
@@ -84,8 +83,8 @@ struct IQ4Tables {
 };
 constexpr IQ4Tables kTables;
 
-// The 16 values of IQ4_NL and IQ4_XS. These are whole numbers, so that which one is nearest changes at halves only:
-// a table over all halves has it.
+// The 16 values of IQ4_NL and IQ4_XS. These are integers, so the nearest one changes at halves only: a table over all
+// halves has it.
 struct IQ4Values {
   static constexpr float kLeast = -127, kMost = 113;
   static constexpr float kShares[] = {1.03f, 0.98f, 0.93f, 0.88f, 0.83f, 0.78f, 0.73f};
@@ -203,7 +202,7 @@ LineFit best_line(const SubBlock<kCount>& sub, const ValueSums& sums) {
   LineFit best = try_line<kMost>(sub, 0.0f, 0.0f);
   if (least == most) return best;
   LineFit fit;
-  for (const float below : {1.0f, 0.87f, 0.75f}) {  // shares of what is on either side of zero
+  for (const float below : {1.0f, 0.87f, 0.75f}) {  // shares of the values on either side of zero
     for (const float above : {1.0f, 0.87f, 0.75f}) {
       const LineFit start = try_line<kMost>(sub, (above * most - below * least) / kMost, -below * least);
       const LineFit better = improved<kMost>(sub, sums, start);
@@ -220,7 +219,7 @@ LineFit best_line(const SubBlock<kCount>& sub, const ValueSums& sums) {
 
 // ---- a block: its values come in as they lie in a row, codes and numbers go out ----
 
-constexpr int kRounds = 2;  // in which small and fp16 numbers are found in turn
+constexpr int kRounds = 2;  // that alternate between small and fp16 numbers
 
 template <int kCount>
 SubBlock<kCount> sub_block(const float* w, const float* h) {
@@ -473,7 +472,7 @@ bool are_small_enough(const float* w, int64_t count) {
   return are;
 }
 
-// What is not a number, infinite or as good as that shows in all of a block's values, which are not numbers then.
+// NaN, infinite or nearly infinite values make all values of a block NaN.
 template <typename Block>
 void write_invalid(WriteBlock write, const float* h, uint8_t* block) {
   const float zeros[Block::kGroup] = {};

@@ -62,7 +62,7 @@ struct F16 {
 };
 
 // Blocks of small integers q that begin with an fp16 scale, and behind it perhaps an fp16 minimum: a value is
-// q * scale (+ minimum). Types say what the integers are: `integers(block, q)`.
+// q * scale (+ minimum). Types define the integers: `integers(block, q)`.
 template <typename Block>
 struct IntegerBlocks {
   static void read(const uint8_t* row, int64_t k, int64_t count, float* w) {
@@ -90,7 +90,7 @@ struct Q8_0 : IntegerBlocks<Q8_0> {
   static void integers(const uint8_t* block, int8_t* q) { __builtin_memcpy(q, block + 2, kGroup); }
 };
 
-// 16 bytes, of which byte j holds integers j and j + 16, less `kOffset`.
+// 16 bytes; byte j holds integers j and j + 16, minus `kOffset`.
 template <int kHead, int kOffset>
 void read_halves(const uint8_t* block, int8_t* q) {
   for (int j = 0; j < 16; ++j) {

@@ -164,7 +164,7 @@ bool ExpertFetcher::can_leave(int32_t expert) const {
          worth_[expert] < std::numeric_limits<double>::infinity();
 }
 
-// The pass has come to a layer: from now on its experts are worth what they are to the next pass.
+// The pass has reached a layer: from now on its experts have their worth for the next pass.
 void ExpertFetcher::pass_by(int64_t layer) {
   if (!may_evict_) return;
   for (int64_t id = 0; id < num_experts_; ++id) {

@@ -1,5 +1,5 @@
-// Brings experts into slots while a pass runs, without asking Python: into slots that it was lent before, in the order
-// in which they are to be taken. What it did stands in a journal, which Python reads afterwards.
+// Reads experts into slots during a pass, without Python: into slots lent before, in their given order. It records its
+// actions in a journal, which Python reads afterwards.
 //
 // One thread at a time uses it, from `begin` to `end`. Experts are numbered over all layers, as slabs are.
 #pragma once
@@ -40,7 +40,8 @@ struct FetchJournal {
 // Which experts may leave: never while the pass runs, now, or as soon as it has computed their layer.
 enum class MayLeave : uint8_t { kNever, kNow, kBehind };
 
-// What experts are worth to later layers and passes; each is an array over all layers. Who is worth least goes first.
+// What experts are worth to later layers and passes; each is an array over all layers. The least worth is evicted
+// first.
 struct Worth {
   const double* before;  // the pass has yet to come to their layer
   const double* used;    // it has used them; infinite: they stay
@@ -53,18 +54,18 @@ class ExpertFetcher {
   // `table` has each expert's slot, kAbsent or kLoading: [num_layers, num_experts].
   ExpertFetcher(SlabReader& reader, int32_t* table, int64_t num_layers, int64_t num_experts);
 
-  // Lends free slots, the last of which goes first, and then, if `worth` is not null, those of experts that leave for
-  // it. At most `max_prefetches` may be under way more than there are now. A layer that needs more experts than
+  // Lends free slots, the last one first, and then, if `worth` is not null, slots of evictable experts. At most
+  // `max_prefetches` may be under way more than there are now. A layer that needs more experts than
   // `max_needed` is not for this.
   void begin(std::vector<int32_t> free_slots, const Worth* worth, int64_t max_prefetches, int64_t max_needed);
   FetchJournal end();
 
   // Whether slots were lent.
   bool may_load() const { return !free_.empty() || may_evict_; }
-  // The table with what has arrived.
+  // The table with the arrived experts.
   void collect();
-  // Has experts of a layer come that are absent, and cancels its other prefetches. False: that cannot be, and nobody
-  // comes. They stay where they are until `end`.
+  // Has experts of a layer come that are absent, and cancels its other prefetches. False: that is impossible, and no
+  // expert is read. They stay where they are until `end`.
   bool request(int64_t layer, const int64_t* ids, int64_t count);
   // Those of the last request that are not there yet.
   const std::vector<int32_t>& missing() const { return missing_; }
@@ -72,7 +73,7 @@ class ExpertFetcher {
   bool wait();
   // Counts the last request: its layer is computed, and its experts may leave.
   void finish();
-  // Has experts come that a layer will probably need, the first of each token first, as far as there is room.
+  // Prefetches experts that a layer will probably need, the first of each token first, as far as slots suffice.
   void prefetch(int64_t layer, const int64_t* ids, int64_t num_tokens, int64_t top_k);
 
  private:
@@ -93,7 +94,7 @@ class ExpertFetcher {
   const int64_t num_experts_;
   std::vector<int32_t> free_;
   bool may_evict_ = false;
-  // Over all experts, as they are while the pass goes on:
+  // Over all experts, during the pass:
   std::vector<double> worth_, worth_used_, worth_unused_;
   std::vector<MayLeave> may_leave_;
   int64_t prefetch_room_ = 0, max_needed_ = 0;

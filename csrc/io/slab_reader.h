@@ -17,8 +17,8 @@ namespace moeflow {
 constexpr int64_t kMinPieceBytes = 1024 * 1024;
 constexpr int64_t kSlabPageBytes = 4096;  // what direct reads want offsets and lengths to be multiples of
 
-// Slabs in a file, which stays open for as long as there is a reader: those of a layer one behind the other, each
-// filled up to whole pages.
+// Slabs in a file, which stays open as long as its reader: slabs of a layer are consecutive, each padded to whole
+// pages.
 struct SlabFile {
   int descriptor;
   bool is_direct;  // reads go past the page cache; otherwise pages are given back to it
@@ -53,15 +53,15 @@ struct ReadSpan {
 
 class SlabReader {
  public:
-  // Slots lie one behind the other from `memory` on. Without threads only those who wait read. Throws
+  // Slots lie one behind the other from `memory` on. Without threads only waiting callers read. Throws
   // std::system_error if the system does not give that many.
   SlabReader(const SlabFile& file, uint8_t* memory, int64_t slot_bytes, int num_threads, bool keeps_spans);
   ~SlabReader();
   SlabReader(const SlabReader&) = delete;
   SlabReader& operator=(const SlabReader&) = delete;
 
-  // Queues the reads of some slabs, none of which is being read. Few that somebody waits for are cut into pieces. Who
-  // waits at once reads one of them, for which no thread is woken.
+  // Queues the reads of some slabs that are not being read yet. Few that somebody waits for are cut into pieces. A
+  // caller that waits at once reads one of them itself, without waking a thread.
   void submit(const std::vector<std::tuple<int64_t, int64_t>>& slabs_and_slots, bool is_urgent, bool waits_at_once);
   // Takes a slab back whose read has not begun. Returns whether that was so: then it is not heard of again.
   bool cancel(int64_t slab);
@@ -71,7 +71,7 @@ class SlabReader {
 
   bool has_ended() const { return num_ended_.load(std::memory_order_acquire) > 0; }
   std::vector<EndedRead> take_ended();
-  // Waits until something has ended that nobody has taken, or was taken by somebody else. False: not in so long.
+  // Waits until a read has ended that was not taken, or was taken by another caller. False: not in so long.
   bool wait(double seconds);
   std::vector<ReadSpan> take_spans();
 
@@ -98,7 +98,7 @@ class SlabReader {
   void read_first(Lock& lock, int thread);
   void end_pieces(Lock& lock, int64_t slab, int count, bool is_right);
   bool read_piece(const Piece& piece, int64_t slot) const;
-  // Whether there is something to read for who waits: what is urgent, or without threads anything.
+  // Whether there is a read for a waiting caller: an urgent one, or without threads any.
   bool can_help() const { return !queue_.empty() && (num_threads_ == 0 || std::get<0>(queue_.begin()->first) == 0); }
 
   const SlabFile file_;

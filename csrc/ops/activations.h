@@ -71,7 +71,7 @@ FORCE_INLINE FloatLanes apply(FloatLanes x) {
   else return gelu<kFunction>(x);
 }
 
-// What is meant by a gate and an up.
+// The function of a gate and an up.
 template <Nonlinearity kFunction>
 FORCE_INLINE FloatLanes gated(const HiddenUnits& units, FloatLanes gate, FloatLanes up) {
   if constexpr (kFunction == Nonlinearity::kClampedSwiglu) {

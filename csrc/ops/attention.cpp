@@ -1,9 +1,8 @@
-// Attention of a whole pass over the paged cache, prefill chunks and decodes together. What one KV head of a
-// sequence's tokens attend to is cut at fixed positions into ranges; each range gives an unfinished softmax, and
-// ranges are merged in ascending order. So a row's bits depend on what it sees alone: not on the tokens beside
-// it, on how a prompt was cut into chunks, or on which thread did what. That holds for a branch of a tree, too, wherever
-// in the range its tokens lie: weights are added up by the places they have on the branch. A tree that goes on in the
-// next range has other bits than its branches by themselves.
+// Attention of a whole pass over the paged cache, for prefill chunks and decodes. The positions of a sequence are split
+// into ranges at fixed positions. Each range gives a partial softmax, and ranges are merged in ascending order. So a
+// row's bits depend on its visible tokens alone: not on other tokens, on the chunks of a prompt, or on threads. That
+// also holds for a branch of a tree, for any places of its tokens in the range: weights are added by their order on the
+// branch. A tree that continues in the next range has other bits than its single branches.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,7 +14,7 @@
 namespace moeflow {
 namespace {
 
-constexpr int64_t kBlockRows = 96;       // rows (heads of tokens) that go over K and V together
+constexpr int64_t kBlockRows = 96;       // rows (heads of tokens) that share one sweep over K and V
 constexpr int64_t kItemsPerThread = 16;  // that long decodes are cut into at least
 constexpr int64_t kTreePositions = 64;
 
@@ -70,7 +69,7 @@ AttentionRow visible(const AttentionCall& call, int64_t token, int64_t position,
   if (tree_begin < 0) all &= ~uint64_t{0} << -tree_begin;
   uint64_t bits = call.tree_masks[token] & all;
   if (bits == all) return causal;
-  // The window counts what is seen: a branch's tokens are neighbours, wherever they are stored.
+  // The window counts visible tokens: a branch's tokens are neighbours, wherever they are stored.
   int64_t left = window - __builtin_popcountll(bits);
   const int64_t num_hidden = std::max<int64_t>(0, -left);
   for (; left < 0; ++left) bits &= bits - 1;
@@ -213,7 +212,7 @@ void run(void* context, Team& team, int thread_idx) {
   team.for_each(1, job.num_splits, thread_idx, [&](int64_t i, int64_t) { merge_split(job, job.splits[i], scratch); });
 }
 
-// The work of one sequence: which tokens go together and which ranges they see any of. None, if it brings no tokens.
+// The work of one sequence: groups of tokens, and the ranges visible to each. None, if it brings no tokens.
 struct Share {
   int64_t tokens_per_item, num_blocks;
 
@@ -230,7 +229,7 @@ Item whole_item(const AttentionJob& job, int64_t sequence, int64_t head, int64_t
   const int64_t position = call.sequences.starts[sequence] + first;
   int64_t oldest = 0;
   if (call.sliding_window > 0) {
-    // With a tree, what is seen may reach back further by as many positions as are hidden.
+    // With a tree, the window may reach back further by the number of hidden positions.
     const int64_t hidden = call.tree_masks == nullptr ? 0 : kTreePositions;
     oldest = std::max<int64_t>(0, position + 1 - call.sliding_window - hidden);
   }

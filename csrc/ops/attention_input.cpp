@@ -14,7 +14,7 @@ struct Heads {
 };
 
 // Puts the first of each pair of neighbours before the second of each. Queries and keys alike, so that their products
-// stay what they are.
+// do not change.
 void split_pairs(float* x, int64_t size) {
   float second[kMaxInterleaved / 2];
   for (int64_t i = 0; i < size / 2; ++i) {

@@ -1,7 +1,7 @@
 // Layers of a decoder, one after another in one call: between two kernels of a pass there is then no Python.
 //
-// Where experts have slots, a fetcher has those come that a layer lacks, and those that later ones will. Nobody else may
-// move experts while a call runs.
+// Where experts have slots, a fetcher reads missing experts of a layer, and prefetches for later ones. Experts must not
+// be moved while a call runs.
 #include <algorithm>
 #include <vector>
 
@@ -13,7 +13,7 @@
 namespace moeflow {
 namespace {
 
-// What one stage hands to the next, and what is expected of layers to come.
+// The data between stages, and the predicted experts of later layers.
 struct Between {
   Buffer<float> projected, ordered, mixed, logits, topk_weights, pairs, beside;
   Buffer<int64_t> topk_ids;
@@ -25,14 +25,15 @@ struct Between {
 struct RoutedLayer {
   const MoEStageCall& stage;
   int64_t number;       // of those with routers
-  int64_t first, last;  // likewise, of the layers of which it is of interest what they will need
+  int64_t first, last;  // likewise, of the layers with predictions
 };
 
 bool are_in_memory(const ExpertLayer& layer, const int64_t* ids, int64_t count) {
   return std::all_of(ids, ids + count, [&](int64_t id) { return layer.place(id) >= 0; });
 }
 
-// Routers are asked once about each layer, as many layers ahead as was said; at the first one about all up to there.
+// Each layer's router runs once ahead of time, by the given number of layers. At the first layer, all routers up to
+// there run.
 RoutedLayer routed_layer(const DecoderCall& call, const MoEStageCall& stage, int64_t number, const Between& between) {
   const int64_t reach = call.guesses != nullptr ? 1 : call.routers_ahead;
   const int64_t last = std::min(number + reach, static_cast<int64_t>(between.routed.size()) - 1);
@@ -77,7 +78,7 @@ bool expects_absent(const Isa& isa, const DecoderCall& call, const RoutedLayer& 
 void compute_arrived(const Isa& isa, ExpertsCall call, const int32_t* place, int32_t* slots, const int64_t* ids,
                      int64_t num_ids) {
   const int64_t num_experts = call.layer.num_experts;
-  // As pairs are computed of all experts with a slot, those that were there before are hidden meanwhile.
+  // Pairs are computed for all experts with a slot, so earlier experts are hidden meanwhile.
   constexpr int32_t kDone = -3;
   bool is_any = false;
   for (int64_t expert = 0; expert < num_experts; ++expert) {

@@ -1,5 +1,5 @@
-// Latent attention in the form in which it is attention of all heads over one: queries are brought to latents before,
-// what is attended to is brought to values after. A token's row has the same bits in any pass, as each of the steps
+// Latent attention as attention of all heads over one KV head: queries are projected to latents before, results are
+// projected to values after. A token's row has the same bits in any pass, as each of the steps
 // has.
 #include "ops/ops.h"
 #include "ops/rows.h"
@@ -13,7 +13,7 @@ struct Between {
   Buffer<float> q, queries, attended;
 };
 
-// Copies what is rotated, neighbours that belong together apart by half of it, and rotates it.
+// Copies the rotated part, with pairs of neighbours moved half of it apart, and rotates it.
 void rotate(const Isa& isa, const LatentAttentionCall& call, int64_t token, const float* x, float* out) {
   const RotaryTable& rotary = call.rotary;
   const int64_t dim = rotary.dim, half = dim / 2;

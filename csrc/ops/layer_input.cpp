@@ -10,7 +10,7 @@ namespace {
 
 // out = function(gates) * input of one token, a band of units at a time.
 void gate_row(const Isa& isa, Nonlinearity function, const float* gates, const float* input, int64_t size, float* out) {
-  alignas(64) float pair[kTileStride] = {};  // a band of gates, and one of what they let through
+  alignas(64) float pair[kTileStride] = {};  // a band of gates, and one of gated inputs
   for (int64_t unit = 0; unit < size; unit += kBand) {
     const int64_t count = std::min<int64_t>(kBand, size - unit);
     std::copy_n(gates + unit, count, pair);

@@ -1,6 +1,6 @@
-// A dense layer: the rows of x are prepared once, then each thread takes bands of outputs and multiplies a
-// band with every row while it is in the cache. A few rows are prepared where the caller is, which saves a barrier;
-// a product that is small altogether, such as a router's, is computed there too. Heads with matrices of their own are so
+// A dense layer: the rows of x are prepared once. Then each thread takes bands of outputs, and multiplies a band with
+// every row while it is in the cache. The calling thread prepares a few rows alone, which saves a barrier. It also
+// computes small products, such as a router's. Heads with matrices of their own are so
 // many products at once.
 #include "ops/ops.h"
 #include "threads/pool.h"
@@ -9,7 +9,7 @@
 namespace moeflow {
 namespace {
 
-constexpr int64_t kRowBlock = 96;  // rows whose activations stay in L2 beside the bands
+constexpr int64_t kRowBlock = 96;  // rows with activations that fit L2 next to the bands
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kSmallProduct = 65536;  // bytes of weights times rows: some microseconds
 
@@ -76,7 +76,7 @@ void multiply(const LinearJob& job, int64_t head, int64_t first_band, int64_t fi
   }
 }
 
-// Rows that meet a group of bands together. Where threads outnumber the groups, as a router's, rows are cut finer.
+// Rows that share a group of bands. Where threads outnumber the groups, as a router's, rows are cut finer.
 int64_t rows_of_block(int64_t num_rows, int64_t groups, int64_t threads) {
   const int64_t sharers = (threads + groups - 1) / groups, rows = (num_rows + sharers - 1) / sharers;
   return rows < kRowBlock ? rows : kRowBlock;

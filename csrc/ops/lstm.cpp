@@ -1,6 +1,6 @@
-// One layer of an LSTM over steps of some texts, by the thread that calls: each step needs the one before, and what it
-// computes is too little to share. The weights that meet the state are in a format of ours, so that bfloat16 ones stay in
-// the second cache from one step to the next; what meets the inputs was multiplied before, all steps at once.
+// One layer of an LSTM over steps of some texts, in the calling thread: each step needs the previous one, and is too
+// small to share. The state's weights are in a packed format, so that bfloat16 ones stay in the second cache between
+// steps. The products of inputs were computed before, all steps at once.
 #include <algorithm>
 
 #include "ops/ops.h"

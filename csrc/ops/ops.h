@@ -1,6 +1,6 @@
 // The operations that Python calls: a few big calls a layer, each spread over the pool. Raw pointers and sizes;
-// activations are float32 throughout. Nothing here allocates but what outlives calls and grows to the largest: the
-// workspace (workspace.h), and the buffers in which one operation hands results to the next (scratch.h).
+// activations are float32 throughout. Operations allocate only memory that outlives calls and grows to the largest: the
+// workspace (workspace.h), and buffers between operations (scratch.h).
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct LinearCall {
 };
 void linear(const Isa& isa, const LinearCall& call);
 
-// What is added to an expert's gates, ups and outputs; null: nothing. Rows of experts lie `up_stride` and `down_stride`
+// Biases of an expert's gates, ups and outputs; null: none. Rows of experts lie `up_stride` and `down_stride`
 // floats apart.
 struct ExpertBiases {
   const float* gate = nullptr;  // [num_experts, width]
@@ -47,8 +47,8 @@ struct ExpertBiases {
 
 // The experts of a layer: down(function(gate(x)) * up(x)), or down(function(up(x))) where there is no gate.
 struct ExpertLayer {
-  // One each, [num_up_rows, hidden]: up, or gated, bands in turn: gate 0..15, up 0..15, gate 16..31, ...; null where a
-  // process has only the other half, see `expert_units`.
+  // One each, [num_up_rows, hidden]: up, or gated with alternating bands: gate 0..15, up 0..15, gate 16..31, ...; null
+  // where a process has only the other half, see `expert_units`.
   const Matrix* up;
   const Matrix* down;  // likewise, [hidden, width]; or null
   int64_t num_experts, hidden, width;
@@ -56,7 +56,7 @@ struct ExpertLayer {
   bool is_gated = true;
   float alpha = 0, limit = 0;  // of kClampedSwiglu
   ExpertBiases biases{};
-  // [num_experts]: where each is in `up` and `down`, which then hold what is in memory; negative: it is not. Null: all
+  // [num_experts]: the place of each in `up` and `down`, which then hold experts in memory; negative: absent. Null: all
   // are, in order.
   const int32_t* slots = nullptr;
 
@@ -77,8 +77,8 @@ struct ExpertsCall {
 };
 void experts(const Isa& isa, const ExpertsCall& call);
 
-// The same in parts, as experts come into memory. Of the pairs (token, k) those whose expert has a slot: out[pair] is
-// topk_weights[pair] * its result, [num_tokens * top_k, hidden]; the rows of the others stay as they are.
+// The same in parts, as experts come into memory. For pairs (token, k) with an expert in a slot: out[pair] is
+// topk_weights[pair] * its result, [num_tokens * top_k, hidden]. Rows of other pairs stay unchanged.
 void expert_pairs(const Isa& isa, const ExpertsCall& call);
 
 // The two halves of `experts`, for processes that have a part of each expert: a layer of some hidden units, and one of
@@ -127,15 +127,16 @@ struct Sequences {
   const int32_t* block_tables;
 };
 
-// Attention of every token of a pass over its sequence, K and V of the pass being in the cache already: causal, or with
-// `lengths` to that many positions of the sequence, the first ones, whichever the token's is. Query heads that share a KV head are neighbours. block_size must be a multiple
+// Attention of every token of a pass over its sequence; K and V of the pass are in the cache already. Causal, or with
+// `lengths` over that many first positions of the sequence, for any token. Query heads that share a KV head are
+// neighbours. block_size must be a multiple
 // of 16, head_dim of 2.
 //
-// A sliding window makes a token see the last `sliding_window` of what it would see, itself included.
-// A tree mask describes the last 64 positions that the sequence has after this pass: bit i of a token's mask is
-// position start + count - 64 + i. The token sees of them those with a bit, none beyond itself, and all positions
-// before. So a mask of all ones is plainly causal. A row has the bits that it would have if what it sees lay in a row, as
-// long as the sequence's tokens in this pass lie in one range of 256 positions, from a multiple of that on.
+// A sliding window limits a token to its last `sliding_window` visible positions, itself included.
+// A tree mask covers the last 64 positions of the sequence after this pass: bit i of a token's mask is position start +
+// count - 64 + i. The token sees of them those with a bit, none beyond itself, and all positions
+// before. So a mask of all ones is plainly causal. A row's bits equal those for contiguous visible positions, if the
+// sequence's tokens of this pass lie in one aligned range of 256 positions.
 struct AttentionCall {
   KVCache cache;
   const float* q;  // [T, num_heads, head_dim], rows q_stride floats apart
@@ -146,8 +147,8 @@ struct AttentionCall {
   float* out;                  // [T, num_heads * value_dim]
   float scale = 0;                   // of the scores; 0: head_dim^-0.5
   const int32_t* lengths = nullptr;  // [sequences], or null: causal
-  // [num_heads, 2 * bias_reach + 1], added to a score by how far the key lies behind the query, from -bias_reach on;
-  // what is further away counts as `bias_reach`. Null: nothing is added. Not for trees.
+  // [num_heads, 2 * bias_reach + 1], added to a score by the distance of the key behind the query, from -bias_reach on.
+  // Larger distances count as `bias_reach`. Null: nothing is added. Not for trees.
   const float* bias = nullptr;
   int64_t bias_reach = 0;
   float soft_cap = 0;            // c: scores become c * tanh(score / c) before anything is added; 0: they stay
@@ -155,8 +156,8 @@ struct AttentionCall {
 };
 void attention(const Isa& isa, const AttentionCall& call);
 
-// A layer of an LSTM, after its inputs were multiplied: of each step and text `inputs` has what is to be added to the
-// weights times the text's last state. Computed by the calling thread alone, which waits for no other.
+// A layer of an LSTM, after the products of its inputs: for each step and text, `inputs` is added to the weights times
+// the text's last state. Computed by the calling thread alone, which waits for no other.
 struct LstmCall {
   Matrix weights;       // [4 hidden, hidden]: of the gates input, forget, cell and output
   const float* inputs;  // [num_steps, num_texts, 4 hidden], biases included
@@ -182,7 +183,7 @@ struct NormCall {
 };
 void normalise(const Isa& isa, const NormCall& call);
 
-// cos and sin of the tokens of a pass for heads of which the first `dim` dimensions are rotated.
+// cos and sin of the tokens of a pass for heads with `dim` rotated first dimensions.
 struct RotaryTable {
   const float *cos, *sin;  // [num_tokens, dim], the first half of sin negated; null: nothing is rotated
   int64_t dim;
@@ -224,15 +225,16 @@ struct AttentionInputCall {
 constexpr int64_t kMaxInterleaved = 2048;  // dimensions that are rotated so
 void attention_input(const Isa& isa, const AttentionInputCall& call);
 
-// Latent attention: keys and values of all heads are up-projections of one latent a token. Queries are multiplied by that
-// of keys, so that they meet latents, and what is attended to, which is latents, by that of values.
+// Latent attention: keys and values of all heads are up-projections of one latent a token. Queries are multiplied by
+// the projection of keys, so that they attend to latents. The result, a latent, is multiplied by the projection of
+// values.
 struct LatentProjections {
   Matrix q_b;                // [num_heads * (nope_dim + rotary), q rank]; without data: queries are projected at once
   Norm q_norm;               // of what goes into q_b
   Norm latent_norm;
   Matrix k_b;                // of each head [latent_dim, nope_dim], filled up to whole bands
   Matrix v_b;                // of each head [value_dim, latent_dim], likewise
-  int64_t nope_dim, value_dim;  // of a head: of queries what is not rotated; of values
+  int64_t nope_dim, value_dim;  // of a head: unrotated part of queries; of values
   bool is_interleaved;       // rotary positions rotate neighbours against each other, else halves
 };
 
@@ -253,16 +255,16 @@ struct LatentAttentionCall {
 };
 void latent_attention(const Isa& isa, const LatentAttentionCall& call);
 
-// Weights and norms of a router, a shared expert and the chosen ones that stand beside each other. Each gets what is
-// normalised times its weights, [hidden]; what experts return is normalised before both are added up.
+// Weights and norms of a router, a shared expert and the chosen ones that stand beside each other. Each gets the
+// normalized input times its weights, [hidden]. The experts' output is normalized before both are added.
 struct NormedExperts {
   const float *router_weights, *shared_weights, *chosen_weights;  // null: it is not so
   float router_scale;  // of what the router gets, besides
   Norm shared_norm, chosen_norm;
 };
 
-// What follows attention in a layer of experts, in one call: out = h (+ shared(norm(h))) + experts(norm(h)), where
-// h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as `routing` says.
+// The part of a layer of experts after attention, in one call: out = h (+ shared(norm(h))) + experts(norm(h)), where h
+// = hidden + attended @ o_proj.T (+ o_bias) and `routing` defines the router's choice.
 struct MoEStageCall {
   Matrix o_proj;  // [hidden, attended]
   Matrix router;  // [num_experts, hidden]; without data: all tokens go to the one expert, as in a dense layer
@@ -282,7 +284,7 @@ struct MoEStageCall {
   ExpertLayer shared{};  // one expert that all tokens go to, or none
   Matrix shared_gate{};  // [1, hidden]: it weighs the sigmoid of that; without data: 1
   // Of what attention's projection and the experts return, before it is added; without weights: none. A shared expert
-  // goes into the second only where `normed_experts` says how both are added up.
+  // goes into the second only if `normed_experts` defines the sum of both.
   Norm attention_norm{}, experts_norm{};
   NormedExperts normed_experts{};    // with a shared expert, not gated
   float* beside = nullptr;           // [num_tokens, hidden], where the shared one's result then goes
@@ -300,8 +302,7 @@ ExpertsCall chosen_experts(const Isa& isa, const MoEStageCall& call);
 // All that follows them: with norms `out` from h and `chosen`, what that work gave, which is changed.
 void finish_stage(const Isa& isa, const MoEStageCall& call, float* chosen);
 
-// How a layer attends, to what is projected: queries, keys and values of a token side by side, or with `latent` as it
-// says.
+// Attention of a layer over its projections: queries, keys and values of a token in one row, or the layout of `latent`.
 struct AttentionLayer {
   int64_t num_heads;
   const float *q_norm, *k_norm, *v_norm;  // as in AttentionInputCall
@@ -348,14 +349,14 @@ struct ValueRange {
 
 // A layer: norm, projection, what mixes its tokens, and what MoEStageCall says. All norms of a model share `eps`.
 struct DecoderLayer {
-  std::vector<Matrix> in_proj;  // one or more, one below the other: to what is mixed
+  std::vector<Matrix> in_proj;  // one or more stacked matrices: to the mixer's inputs
   const float* in_bias;         // or null
   Norm input_norm;
-  std::vector<ValueRange> order;  // where the mixer's values lie in what is projected; empty: they are that
+  std::vector<ValueRange> order;  // places of the mixer's values in the projection; empty: all of it
   AttentionLayer attention;
   RecurrentMixer recurrent;  // in the place of attention, if it has channels
   MoEStageCall stage;        // its weights; the rest is filled in
-  LayerInput input{};        // what comes last, if there is such; only where it has all of its experts
+  LayerInput input{};        // the last network, if there is one; only with all of its experts
 
   bool attends() const { return recurrent.conv.num_channels == 0; }
   int64_t hidden() const { return in_proj.front().cols; }
@@ -377,9 +378,9 @@ constexpr int32_t kLoading = -2;  // on its way from disk
 
 class ExpertFetcher;  // expert_fetcher.h
 
-// A pass through layers, from the one after another. Where experts have slots it stops at a layer that needs an expert
-// without one, or where one is expected to need one that is absent, unless the fetcher can see to that: whoever
-// called reads it, computes the layer's experts, and calls again for the rest.
+// A pass through layers, from the one after another. With slots, it stops at a layer that needs, or is predicted to
+// need, an absent expert, unless the fetcher can read it. The caller reads it, computes the layer's experts, and calls
+// again for the rest.
 struct DecoderCall {
   const DecoderLayer* const* layers;
   const KVCache* const* caches;  // one a layer that attends; of others null
@@ -397,11 +398,11 @@ struct DecoderCall {
   // What layers get for each token besides, [num_tokens, num_layers, their size], rows `inputs_stride` floats apart.
   const float* layer_inputs = nullptr;
   int64_t inputs_stride = 0;
-  // Of each layer with a router, what it chose: [layers with routers, num_tokens, top_k]; or null.
+  // The choices of each layer's router: [layers with routers, num_tokens, top_k]; or null.
   int64_t* topk_ids = nullptr;
-  // What experts get, [num_tokens, hidden]: of the layer that the pass stops at, or where `keeps_inputs` of each layer,
-  // one after another; and of the layer that it stops at their weights, [num_tokens, top_k]. Null where all layers have
-  // all experts, and nobody asks.
+  // Inputs of experts, [num_tokens, hidden]: of the layer where the pass stops, or with `keeps_inputs` of each layer,
+  // one after another. And the weights of the layer where it stops, [num_tokens, top_k]. Null if all layers have all
+  // experts, and inputs are not requested.
   float* normed = nullptr;
   float* topk_weights = nullptr;
   bool keeps_inputs = false;
@@ -410,8 +411,8 @@ struct DecoderCall {
   // `guesses`, [layers with routers, num_experts].
   int64_t routers_ahead = 0;
   const uint8_t* guesses = nullptr;
-  ExpertFetcher* fetcher = nullptr;  // or null; does not read ahead what is guessed
-  // What comes out of the last layer, normalised; null: it is of no interest. Also where no layer is left to be run.
+  ExpertFetcher* fetcher = nullptr;  // or null; does not prefetch predicted experts
+  // The normalized output of the last layer; null: not needed. Also where no layer is left to be run.
   float* out = nullptr;  // [num_tokens, hidden]
   Norm out_norm{};
 };

@@ -92,7 +92,7 @@ void sigmoid_gate(const Isa& isa, const SigmoidGateCall& call) {
 
 namespace {
 
-// What lies at a place of each row; null: it is in none.
+// The values at a place of each row; null: none.
 const float* place(const float* rows, int64_t at) { return at < 0 ? nullptr : rows + at; }
 
 // What heads find in their states, normalised and gated.

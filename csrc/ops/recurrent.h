@@ -1,7 +1,7 @@
 // Layers that keep a state of each sequence, as large whatever its length: what their operations take.
 //
-// A token's result depends on its sequence's tokens alone, to the bit: they are taken one after another, wherever passes
-// cut them and whatever else is in a pass.
+// A token's bits depend on its sequence's tokens alone: they are processed one after another, for any split into passes
+// and any other requests.
 #pragma once
 
 #include <cstdint>
@@ -97,14 +97,14 @@ struct SigmoidGateCall {
   float* out;  // may be x
 };
 
-// What mixes the tokens of a layer that keeps a state: a short convolution of a part of what a token is projected to;
-// where there are heads, then a recurrence over what comes of that, normalised and gated. Places are in a token's
+// The mixer of a layer with a state: a short convolution of a part of the projection. With heads, a recurrence over its
+// results follows, normalized and gated. Places are in a token's
 // row; negative: it has none such. Of the calls weights, sizes and functions count; the rest is filled in.
 struct RecurrentMixer {
   ShortConvCall conv;  // without channels there is no mixer
   int64_t conv_at, in_gate_at, out_gate_at;  // of what is projected
   RecurrenceCall recurrence;
-  int64_t queries_at, keys_at, values_at;  // of what is convolved
+  int64_t queries_at, keys_at, values_at;  // of the convolved part
   int64_t steps_at, rates_at;              // of what is projected
   GatedNormCall norm;                      // a row for each group of values
   int64_t norm_gates_at;                   // of what is projected

@@ -1,4 +1,4 @@
-// What is done to each row by itself: normalisation, rotary positions, the router's choice.
+// Operations on single rows: normalization, rotary positions, the router's choice.
 #include <cmath>
 
 #include "ops/ops.h"

@@ -9,7 +9,7 @@ namespace moeflow {
 
 constexpr int64_t kFewFloats = 32768;  // about 10 microseconds of one thread
 
-// Calls use(row) once for each row, in any order. `row_floats` says how much work a row is.
+// Calls use(row) once for each row, in any order. `row_floats` is the work of a row.
 template <typename Use>
 void for_each_row(int64_t num_rows, int64_t row_floats, const Use& use) {
   struct Rows {

@@ -1,9 +1,9 @@
 // A token of each row: the likeliest, or by the inverse of the cumulative distribution at one number. Each row by itself, its sums in
 // double and in an order that depends on its size only.
 //
-// Over the whole vocabulary in its order: two sweeps, one for the sums of blocks, one over the block in which the
-// threshold lies. Under top-k or top-p, likeliest first: a sweep finds few candidates that are sure to hold what is
-// asked for, and only they are put in order, as far as it matters.
+// Over the whole vocabulary in its order: two sweeps, one for the sums of blocks, one over the block with the
+// threshold. Under top-k or top-p, likeliest first: a sweep finds a few candidates that include the result, and only
+// these are sorted, as far as needed.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -117,7 +117,7 @@ float bound_of_top_k(const Row& row, int64_t k) {
 
 struct Found {
   int64_t count;
-  double mass;  // of which top-p takes its share
+  double mass;  // for the share of top-p
 };
 
 Found find_top_k(const Row& row) {
@@ -165,8 +165,8 @@ class Bins {
     double mass;  // of this candidate and all likelier ones
   };
 
-  // The likeliest candidate with which the mass has passed, or the last one. What is looked for later must not lie
-  // beyond what was found: bins after it are forgotten.
+  // The likeliest candidate with which the mass has passed, or the last one. Later searches must not go beyond this
+  // result: bins after it are dropped.
   template <typename HasPassed>
   Found find(const HasPassed& has_passed) {
     int bin = 0;

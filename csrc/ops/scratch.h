@@ -18,7 +18,7 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  // Room for so many values. What it held is void if it has to grow: the old memory goes first.
+  // Memory for so many values. Its contents are void if it grows: the old memory is freed first.
   T* at_least(int64_t count) {
     if (static_cast<int64_t>(values_.size()) < count) {
       kept_bytes -= bytes();

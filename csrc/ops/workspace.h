@@ -30,7 +30,7 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  // Start a call: everything handed out before is void. `bytes` must cover all that follows.
+  // Start a call: earlier memory is void. `bytes` must cover all that follows.
   void begin(size_t bytes) {
     ASAN_UNPOISON_MEMORY_REGION(memory_, capacity_);
     if (bytes > capacity_) {
@@ -44,7 +44,7 @@ class Workspace {
       }
       kept_bytes += static_cast<int64_t>(capacity_);
     }
-    ASAN_POISON_MEMORY_REGION(memory_, capacity_);  // a step beyond what is taken is an error
+    ASAN_POISON_MEMORY_REGION(memory_, capacity_);  // a step beyond the allocation is an error
     bytes_ = bytes;
     used_ = 0;
   }

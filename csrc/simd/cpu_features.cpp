@@ -1,5 +1,5 @@
-// Which instruction sets this processor and its operating system support. On x86, GCC's __builtin_cpu_supports asks
-// CPUID and, for the registers that AVX and AVX-512 add, XGETBV; on ARM, Linux tells what programs may use.
+// Which instruction sets this processor and its operating system support. On x86, GCC's __builtin_cpu_supports uses
+// CPUID and, for the registers of AVX and AVX-512, XGETBV. On ARM, Linux reports the usable features.
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -39,7 +39,7 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
-// AVX-VNNI, or what stands for it in a build for tests.
+// AVX-VNNI, or its substitute in a build for tests.
 bool has_avx2_vnni() {
   if (!has_avx2()) return false;
 #if defined(MOEFLOW_AVX512_FOR_AVX2_VNNI)
@@ -59,8 +59,8 @@ bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vn
 
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
-// Its registers are large, so that Linux has to be asked before they are used. It says no where a thread's stack for
-// signals has no room for them.
+// Its registers are large, so that Linux has to be asked before they are used. It refuses if a thread's signal stack is
+// too small for them.
 bool has_amx() {
 #if defined(__linux__)
   constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kBF16 = 1u << 22, kNeeded = kTile | kInt8 | kBF16;

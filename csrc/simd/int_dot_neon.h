@@ -30,7 +30,7 @@ FORCE_INLINE IntLanes dot_int8(IntLanes acc, BitLanes w, int32_t x4) {
 FORCE_INLINE IntLanes dot_unsigned(IntLanes acc, BitLanes w, int32_t x4) { return dot_int8(acc, w, x4); }
 
 FORCE_INLINE IntLanes dot_pairs(IntLanes acc, BitLanes w, int32_t x2) {
-  // Weights of several rows are taken apart but once; then an instruction multiplies, widens and adds up.
+  // Weights of several rows are unpacked once; then an instruction multiplies, widens and adds up.
   const int16x4_t first = vmovn_s32((int32x4_t)w), second = vshrn_n_s32((int32x4_t)w, 16);
   const int16x4_t x = (int16x4_t)first_of_two(x2);
   return (IntLanes)vmlal_lane_s16(vmlal_lane_s16((int32x4_t)acc, first, x, 0), second, x, 1);

@@ -14,8 +14,8 @@ namespace ISA_NAMESPACE {
 namespace {
 
 #if MOEFLOW_UNIT == MOEFLOW_AVX2_VNNI
-// The same instructions of 256 bits exist twice: in AVX-VNNI, and in AVX-512, by which this unit is tested on processors
-// that lack the former.
+// The same instructions of 256 bits exist in AVX-VNNI and in AVX-512. The latter tests this unit on processors without
+// the former.
 #if defined(MOEFLOW_AVX512_FOR_AVX2_VNNI)
 FORCE_INLINE __m256i dot_bytes_256(__m256i acc, __m256i w, __m256i x) {
   asm("%{evex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));

@@ -1,7 +1,7 @@
 // What each instruction set offers, as one table of functions filled in its own translation unit.
 //
-// Those units are compiled with flags that other units must not meet, so they include only headers in which everything
-// has internal linkage (see isa_unit.h) beside declarations such as these.
+// Those units are compiled with special flags. So they include only declarations such as these, and headers with
+// internal linkage (see isa_unit.h).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace moeflow {
 
 // Positions that are attended to in one go. Ranges begin at multiples of this, whatever the pass.
 constexpr int kRangePositions = 256;
-constexpr int kKeyPositions = 64;  // whose keys are transposed together, where the cache has them as rows
+constexpr int kKeyPositions = 64;  // with keys that are transposed at once, where the cache has rows
 
 // Scores of attention are computed times this: weights are then powers of two, which take fewer operations.
 constexpr float kLog2E = 1.44269504f;
@@ -26,7 +26,7 @@ struct AttentionRow {
   int64_t stop;        // one past the last position seen
   int64_t tree_begin;  // position of bit 0
   uint64_t tree_bits;
-  int64_t tree_place;  // which position the first of these tokens will have if the row's branch is what is kept
+  int64_t tree_place;  // the position of the first of these tokens if the row's branch is kept
   // Added to scores by how far a key lies behind the row's position, from -bias_reach to bias_reach; null: nothing.
   const float* bias = nullptr;
   int64_t bias_reach = 0;
@@ -80,14 +80,14 @@ struct Weighing {
   float max_logit, inverse_temperature, least;
 };
 
-// Values [first, first + count) of a row of `cols`: whole groups, of which the row's last may be filled up with zeros.
+// Values [first, first + count) of a row of `cols`: whole groups; the row's last may be padded with zeros.
 struct RowPart {
   int64_t first, count, cols;
 };
 
 struct Isa {
   const char* name;
-  // The form in which activations must come for weights.
+  // The form of activations for weights.
   Activation (*activation)(const Matrix& weight);
   // Prepare part of a row in that form, `x` being its first value. `out` is where the row begins.
   void (*prepare_part)(Activation kind, const float* x, const RowPart& part, void* out);
@@ -100,7 +100,7 @@ struct Isa {
   void (*scale_row)(const float* x, float scale, const float* weight, int64_t size, float* out);  // x * scale * weight
   // (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight (+ bias)
   void (*layer_norm_row)(const float* x, float eps, const float* weight, const float* bias, int64_t size, float* out);
-  // x, plus what is given of a bias and a residual.
+  // x, plus a bias and a residual if given.
   void (*add_row)(const float* x, const float* bias, const float* residual, int64_t size, float* out);
   // sum += weight * (x + bias), the product rounded before it is added; `bias` may be null.
   void (*add_weighted_row)(const float* x, const float* bias, float weight, int64_t size, float* sum);
@@ -109,8 +109,8 @@ struct Isa {
   void (*rotate_row)(const float* x, const float* cos, const float* sin, int64_t size, float* out);
   void (*route_row)(const Routing& routing, const float* logits, int64_t num_experts, int64_t* ids, float* weights);
   Argmax (*argmax_row)(const float* x, int64_t size);
-  // Steps of sampling a token. The sum is made in double; the maxima [kBand] are of every kBand-th value; the places,
-  // ascending, are those of values that are at least `bound`, of which there are as many as is returned.
+  // Steps of sampling a token. The sum is in double. The maxima [kBand] are over every kBand-th value. The ascending
+  // places are of values of at least `bound`; their number is returned.
   double (*sum_weights)(const float* x, int64_t count, const Weighing& weighing);
   void (*store_weights)(const float* x, int64_t count, const Weighing& weighing, float* out);
   void (*lane_maxima)(const float* x, int64_t count, float* out);

@@ -1,5 +1,5 @@
-// The table of a unit that has instructions of its own for some formats alone: products of those are compiled for it, and
-// everything else is what the unit below offers, which would become the same instructions once more.
+// The table of a unit with its own instructions for some formats only. Their products are compiled for it; everything
+// else comes from the unit below, whose instructions would be the same.
 #pragma once
 
 #include "tiles/gemm_tile.h"

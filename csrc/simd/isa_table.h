@@ -1,4 +1,4 @@
-// The table that a unit hands out: all that is compiled once for each instruction set.
+// The table of a unit: all functions compiled once for each instruction set.
 #pragma once
 
 #include "ops/activations.h"

@@ -1,8 +1,8 @@
 // Which instruction set the unit that is being compiled belongs to, and how large its tiles are.
 //
-// A unit (isa_avx2.cpp, ..) says which it is before it includes anything: `#define MOEFLOW_UNIT MOEFLOW_AVX2`.
-// Everything that such a unit includes lies in its namespace and has internal linkage: the units are compiled with
-// flags that other units must not meet, and the linker must not choose a copy that the processor cannot run.
+// A unit (isa_avx2.cpp, ..) defines its name before it includes anything: `#define MOEFLOW_UNIT MOEFLOW_AVX2`.
+// Everything that such a unit includes is in its namespace and has internal linkage. Units have their own compiler
+// flags, and the linker must not choose a copy that the processor cannot run.
 #pragma once
 
 #define MOEFLOW_GENERIC 0

@@ -1,4 +1,4 @@
-// The numbers beside packed weights - scales, minima, zero points - of as many outputs as a vector has lanes.
+// Scales, minima and zero points of packed weights, for as many outputs as the lanes of a vector.
 #pragma once
 
 #include <cstdint>

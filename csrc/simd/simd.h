@@ -110,7 +110,7 @@ FORCE_INLINE FloatLanes fold_lanes(FloatLanes v, Combine combine) {
 
 // Turn a square of numbers: lane j of vector i becomes lane i of vector j.
 FORCE_INLINE void transpose(FloatLanes (&rows)[kLanes]) {
-  IntLanes low = {}, high = {};  // the lower halves of two vectors in turn, and the upper ones
+  IntLanes low = {}, high = {};  // the interleaved lower halves of two vectors, and the upper ones
 #pragma GCC unroll 16
   for (int lane = 0; lane < kLanes; ++lane) {
     low[lane] = lane / 2 + lane % 2 * kLanes;

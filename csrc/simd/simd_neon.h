@@ -1,4 +1,4 @@
-// What vectors can do on ARM with NEON. simd_plain.h says what each of these is for.
+// Vector operations of NEON on ARM. simd_plain.h documents each of them.
 #pragma once
 
 #include <arm_neon.h>

@@ -1,5 +1,5 @@
-// What vectors can do where nothing but the compiler knows the processor: the words that each architecture has of its
-// own (simd_x86.h, simd_neon.h), which fall back on these where they have no better instruction.
+// Vector operations in plain C++. Architectures override them (simd_x86.h, simd_neon.h) where they have a better
+// instruction.
 #pragma once
 
 #include <cstdint>
@@ -89,7 +89,7 @@ FORCE_INLINE uint32_t bits_at_least(FloatLanes v, FloatLanes bound) {
 // The larger ones; the second where one of them is NaN.
 FORCE_INLINE FloatLanes larger(FloatLanes a, FloatLanes b) { return a > b ? a : b; }
 
-// Of each byte, a place in a table of 16, what is there.
+// Looks up each byte in a table of 16.
 FORCE_INLINE BitLanes look_up(const uint8_t* table, BitLanes places) {
   uint8_t bytes[sizeof(places)];
   __builtin_memcpy(bytes, &places, sizeof(places));
@@ -101,7 +101,7 @@ FORCE_INLINE BitLanes look_up(const uint8_t* table, BitLanes places) {
 // Places in a table of eight halves, one a half, as those of its bytes.
 FORCE_INLINE BitLanes places_of_bytes(BitLanes places) { return (places | places << 8 | 0x08000800u) & 0x0f0f0f0fu; }
 
-// Of each half, a place in a table of eight, what is there; anything where it is none.
+// Looks up each half in a table of eight; undefined for other places.
 FORCE_INLINE BitLanes look_up_halves(const EightHalves& table, BitLanes places) {
   return look_up(table.bytes, places_of_bytes(places));
 }

@@ -37,7 +37,7 @@ typedef uint32_t BitLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
 typedef uint16_t HalfBitLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));  // two a lane
 typedef double DoubleLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));  // half of the lanes
 
-// What memory is read and written through: it holds other types than what is made of it here.
+// Types for reading and writing memory of other types.
 typedef FloatLanes FloatLanesInMemory __attribute__((may_alias));
 typedef FloatLanes UnalignedLanes __attribute__((aligned(4), may_alias));
 typedef BitLanes BitLanesInMemory __attribute__((may_alias));

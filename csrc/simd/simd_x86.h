@@ -1,4 +1,4 @@
-// What vectors can do on x86: SSE2, AVX2 and AVX-512. simd_plain.h says what each of these is for.
+// What vectors can do on x86: SSE2, AVX2 and AVX-512. simd_plain.h documents each of them.
 #pragma once
 
 #include <immintrin.h>

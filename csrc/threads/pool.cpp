@@ -31,8 +31,8 @@
 namespace moeflow {
 namespace {
 
-// How long workers stay awake after a job, though they give way to any other thread: longer than what lies between two
-// passes of a decode, since to wake one may take a fifth of that.
+// How long workers stay awake after a job while they yield to other threads. It exceeds the gap between two decode
+// passes; waking one may take a fifth of that.
 constexpr std::chrono::microseconds kAwake{400};
 
 // Waits for what other running threads are about to do. On an oversubscribed machine they may not even run: yield then.
@@ -48,8 +48,8 @@ void spin_until(IsDone is_done) {
   }
 }
 
-// A counter whose change can be slept for. Sleepers announce themselves, so that nobody is woken in vain; between
-// the announcement and the sleep the counter is looked at again, so that no change is missed.
+// A counter whose change can be slept for. Sleepers announce themselves, so that no wake-up is in vain. Between the
+// announcement and the sleep they check the counter again, so that no change is missed.
 class Ticket {
  public:
   uint32_t current() const { return value_.load(std::memory_order_acquire); }
@@ -87,7 +87,7 @@ class Ticket {
 };
 
 // How this thread treats floats: rounding, and whether subnormal ones are zero, as torch.set_flush_denormal has it.
-// Workers do as the caller of the job does, or bits would depend on who computes.
+// Workers use the caller's rounding mode, or bits would depend on the computing thread.
 struct FloatMode {
 #if defined(__x86_64__)
   static uint32_t current() { return _mm_getcsr() & ~uint32_t{0x3f}; }  // without the flags of what happened
@@ -217,7 +217,7 @@ class Pool {
 
   std::mutex mutex_;
   Team team_;
-  std::atomic<int> size_{1};  // the team's, for those who do not hold the mutex
+  std::atomic<int> size_{1};  // the team's, for readers without the mutex
   Job job_ = nullptr;
   void* context_ = nullptr;
   FloatMode::Mode float_mode_ = 0;
@@ -229,13 +229,13 @@ class Pool {
 
 namespace {
 
-// Made on first use and never destroyed: joining threads while the interpreter dies helps nobody.
+// Made on first use and never destroyed: joining threads while the interpreter ends is useless.
 Pool& shared_pool() {
   static Pool* const instance = new Pool();
   return *instance;
 }
 
-// Pool and workspace of a thread that computes beside the others; they end with it.
+// Pool and workspace of a thread that computes independently; they end with it.
 struct OwnTeam {
   Pool pool;
   LockedWorkspace workspace;
@@ -248,9 +248,9 @@ Pool& pool() { return own_team == nullptr ? shared_pool() : own_team->pool; }
 
 }  // namespace
 
-// A fork copies the locks as they are, but of the threads only the one that forks. It therefore takes the locks
-// first, in the order in which kernels take them: what the child inherits is an idle pool and a free workspace. A
-// team of the forking thread's own is idle anyway, and nobody is left in the child to use those of others.
+// A fork copies the locks as they are, but of the threads only the one that forks. It therefore takes the locks first,
+// in the kernels' order: the child inherits an idle pool and a free workspace. The forking thread's own team is idle
+// anyway, and the child has no threads that use other teams.
 struct ForkLocks {
   static void take() {
     WorkspaceLock::shared().mutex.lock();

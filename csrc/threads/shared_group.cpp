@@ -144,7 +144,7 @@ void SharedGroup::start(const std::string& label, std::vector<Part> parts, bool 
     if (static_cast<int>(parts.size()) != num_ranks()) throw std::invalid_argument("each rank has one part");
     parts[rank_].bytes = 0;  // what a rank keeps takes no way through the buffers
   }
-  if (is_aborted()) return;  // this rank may have left a collective, others still read what it had there
+  if (is_aborted()) return;  // this rank may have left a collective, while others still read its data
   parts_ = std::move(parts);
   piece_ = 0;
   Message& message = segment_->ranks[rank_].messages[(epoch_ + 1) % 2];
@@ -193,7 +193,7 @@ void SharedGroup::publish_piece() {
   ++epoch_;
   write_piece();
   RankState& own = segment_->ranks[rank_];
-  // In this order, and seq_cst: who falls asleep announces it before the kernel looks at the epoch once more.
+  // In this order, and seq_cst: a sleeper announces itself before the kernel checks the epoch again.
   own.epoch.store(epoch_, std::memory_order_seq_cst);
   if (own.sleepers.load(std::memory_order_seq_cst) > 0) wake_all(own.epoch);
 }

@@ -1,15 +1,15 @@
 // Collectives between processes ("ranks") through a segment of memory that all of them map. Knows bytes and ranks:
 // tensors, deadlines and processes that have ended are the callers' business. For Linux, whose futexes it sleeps on.
 //
-// In a collective each rank contributes a stream of bytes, of which every other rank takes an interval: all of it, or
-// the part that is meant for it. A stream that is longer than a rank's buffer goes in pieces. For each piece:
+// In a collective each rank contributes a stream of bytes. Every other rank takes an interval: all of it, or its own
+// part. A stream that is longer than a rank's buffer goes in pieces. For each piece:
 //
 //   start() or advance()   copies the piece into one of the rank's two buffers and publishes it: the rank's epoch grows
 //   wait()                 until all have published theirs; the only wait
 //   advance()              copies what the others have for this rank out of their buffers
 //
-// Why one wait is enough. A rank publishes epoch e + 2, in the buffer in which it had e, only after it has waited for
-// everybody's e + 1; and everybody publishes e + 1 only after taking what it wanted of e. So nobody reads e any more.
+// Why one wait is enough. A rank publishes epoch e + 2, in the buffer of e, only after all have published e + 1. Each
+// rank publishes e + 1 only after reading its part of e. So no rank reads e any more.
 // For the same reason epochs of two ranks differ by 1 at most, and they may wrap.
 #pragma once
 
@@ -21,7 +21,7 @@ namespace moeflow {
 
 constexpr int kMaxRanks = 64;
 
-// Bytes of a segment, in which each rank has two buffers of at least `buffer_bytes`.
+// Bytes of a segment, with two buffers of at least `buffer_bytes` for each rank.
 // Throws std::invalid_argument if the ranks are fewer than 1 or more than kMaxRanks, or the buffers are empty.
 int64_t segment_bytes(int num_ranks, int64_t buffer_bytes);
 
@@ -41,7 +41,7 @@ struct Interval {
   int64_t begin, bytes;
 };
 
-// One rank's view. One collective at a time, of one thread; only `abort` may be called beside it.
+// One rank's view. One collective at a time, of one thread; only `abort` may be called concurrently.
 class SharedGroup {
  public:
   enum class State { kWaiting, kComplete, kMismatch, kAborted };
@@ -51,8 +51,8 @@ class SharedGroup {
 
   int num_ranks() const;
 
-  // Begins a collective: every rank takes all parts, or rank i takes the i-th. `label` says what it is; all ranks have
-  // to say the same. The parts stay where they are until the collective is over.
+  // Begins a collective: every rank takes all parts, or rank i takes the i-th. `label` names it; all ranks must use the
+  // same. The parts stay where they are until the collective is over.
   void start(const std::string& label, std::vector<Part> parts, bool is_for_all);
 
   // Waits until every rank has published this piece, or the group is aborted, at most so long.

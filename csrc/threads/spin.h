@@ -1,4 +1,4 @@
-// How threads wait for one another: a short while without sleeping, because what they wait for is mostly about to come.
+// How threads wait for one another: first a short while without sleeping, because most waits are short.
 #pragma once
 
 #if defined(__x86_64__)

@@ -1,8 +1,8 @@
 // The inner loops of attention.
 //
-// A *row* is one head of one token. Scores have positions as lanes, results have dimensions as lanes, so every lane
-// adds up in order (over dimensions, then over positions) and nothing is summed across lanes but a row's weights,
-// once a range. What a row does not see is skipped, never multiplied by zero: its bits depend on what it sees alone.
+// A *row* is one head of one token. Scores have positions as lanes, results have dimensions as lanes. So every lane
+// adds up in order (over dimensions, then over positions), and only a row's weights are summed across lanes, once per
+// range. Invisible positions are skipped, never multiplied by zero: a row's bits depend on visible ones alone.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,14 @@ constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 6, kTilePositions = 64
 #else
 constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 4, kTilePositions = 64;
 #endif
-// What is left of a head behind its last whole vector; head_dim is even.
+// The rest of a head after its last whole vector; head_dim is even.
 typedef float EightDims __attribute__((vector_size(32)));
 typedef float FourDims __attribute__((vector_size(16)));
 typedef float TwoDims __attribute__((vector_size(8)));
 constexpr int kDimStep = 8;  // dimensions between two looks ahead
 
-// Where a sequence's K and V of one head lie, by position. What is in the range is looked up once: blocks are found by
-// divisions, which would take a quarter of the time of tiles.
+// Where a sequence's K and V of one head lie, by position. The range is looked up once: blocks are found by divisions,
+// which would take a quarter of the time of tiles.
 template <typename T>
 class Positions {
  public:
@@ -61,8 +61,8 @@ class Positions {
   }
   // One past the last position whose V lies behind that of `position`.
   static int64_t neighbours_end(int64_t position) { return (position / kBand + 1) * kBand; }
-  // What is read a tile of positions after K (or V) of `position`: the next tile's K, then V of the range, then K of
-  // the next range. Given for the first position of a block, as the address of that half of a cell; else null.
+  // The next read after K (or V) of `position`: the next tile's K, then V of the range, then K of the next range. Given
+  // for the first position of a block, as the address of that half of a cell; else null.
   const uint8_t* ahead(int64_t position, bool is_v) const {
     if (has_rows || position % range.cache->block_size != 0) return nullptr;
     int64_t next = position + kTilePositions;
@@ -224,7 +224,7 @@ FORCE_INLINE int64_t place_on_branch(const AttentionRow& row, int64_t position) 
   return row.tree_place + __builtin_popcountll(before);
 }
 
-// What is added to the scores of neighbouring positions.
+// Biases of the scores of neighbouring positions.
 FORCE_INLINE FloatLanes biases(const AttentionRow& row, int64_t position) {
   const int64_t distance = position - row.position, reach = row.bias_reach;
   if (distance >= -reach && distance + kLanes - 1 <= reach) return load_as<FloatLanes>(row.bias + distance);
@@ -310,7 +310,7 @@ FORCE_INLINE FloatLanes weigh_some(const AttentionRow& row, int64_t position, Fl
   return weights;
 }
 
-// Leave 2^(score - max) in place of the scores of what the row sees; zero in the lanes beside it. Returns their sum.
+// Replace the scores of visible positions by 2^(score - max); zero in the other lanes. Returns their sum.
 template <typename T>
 FORCE_INLINE float weigh(const Positions<T>& at, const AttentionRow& row, const SeenVectors& seen, float max,
                          float* scores) {
