@@ -7,15 +7,15 @@ of expert, as the kernels do where all are resident. So neither what was in memo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
 from moeflow.experts.disk_fetcher import DiskFetcher
+from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.experts.remote.remote_experts import RemoteExperts
 from moeflow.experts.spans import EXPERTS, WAITS, Spanned, untraced
 from moeflow.experts.streamed_experts import ExpertStream
-from moeflow.kernels.cpu.decoder import Expected
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
@@ -27,22 +27,6 @@ if TYPE_CHECKING:
 _FEW_CHOICES: Final = 2  # of a layer in a pass, as a multiple of its experts
 
 
-class Ahead(Protocol):
-    """Reads experts ahead, from what routers choose."""
-
-    def see(self, layer: int, hidden: Tensor, topk_ids: Tensor) -> None:
-        """Receive the choice of one layer, once the loads it needs are queued or, in a stream, done.
-
-        Shapes: hidden [T, H], its input, topk_ids [T, K].
-        """
-
-    def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
-        """Receive those of layers that kernels have run alone, from this one on: topk_ids [layers, T, K]."""
-
-    def expected(self, num_tokens: int) -> Expected:
-        """Return what layers of a pass should be expected to need; `see` is called if it is absent."""
-
-
 class ExpertPool:
     """The experts of all layers over a few slots."""
 
@@ -50,7 +34,7 @@ class ExpertPool:
         self,
         cache: ExpertCache,
         slots: PackedExperts,
-        ahead: Ahead | None = None,
+        prefetch: PrefetchDriver[Any] | None = None,
         slots_of_layers: Sequence[PackedExperts] = (),
     ) -> None:
         """Take a cache and the memory of its slots, seen as experts: slot by slot.
@@ -61,7 +45,7 @@ class ExpertPool:
         self.cache = cache
         self.slots = slots
         self._slots_of_layers = slots_of_layers
-        self.ahead = ahead
+        self.prefetch = prefetch
         self.remote: RemoteExperts | None = None  # those of other machines, if there are any
         self.fetcher: DiskFetcher | None = None  # has experts come while kernels run
         self.stream = ExpertStream(cache)
@@ -130,8 +114,8 @@ class CachedExperts:
         """Compute with those experts that this process has, or reads."""
         if self.streams(len(work.experts)):
             self.pool.stream.run(self.layer, work, self.pool.spanned)
-            if self.pool.ahead is not None:
-                self.pool.ahead.see(self.layer, hidden, topk_ids)
+            if self.pool.prefetch is not None:
+                self.pool.prefetch.see(self.layer, hidden, topk_ids)
         else:
             self._run(work, hidden, topk_ids)
 
@@ -157,8 +141,8 @@ class CachedExperts:
     def _run(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
         is_first, spanned = True, self.pool.spanned
         for lease in _leases(self.pool.cache, self.layer, work.experts):
-            if is_first and self.pool.ahead is not None:
-                self.pool.ahead.see(self.layer, hidden, topk_ids)
+            if is_first and self.pool.prefetch is not None:
+                self.pool.prefetch.see(self.layer, hidden, topk_ids)
             is_first = False
             spanned(EXPERTS, self.layer, work.compute, lease.hits, lease)
             arrivals = lease.arriving()

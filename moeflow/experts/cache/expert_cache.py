@@ -184,6 +184,11 @@ class ExpertCache:
             return self._states.num_resident
 
     @property
+    def has_absent(self) -> bool:
+        """Whether some expert is not resident."""
+        return self.num_resident < len(self._states.all)
+
+    @property
     def num_filled(self) -> int:
         """How many slots have held an expert since they came into use: their memory is taken."""
         with self._loads.up_to_date():

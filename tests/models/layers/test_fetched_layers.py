@@ -20,7 +20,8 @@ from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader
 from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
-from moeflow.experts.prefetcher import Prefetcher
+from moeflow.experts.prefetch.driver import PrefetchDriver
+from moeflow.experts.prefetch.layer_source import LayerSource
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
@@ -87,7 +88,7 @@ class Fetched:
         if predictor != NO_PREDICTOR:
             routers = [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]
             made = PREDICTORS[predictor](RoutedModel(NUM_LAYERS, NUM_EXPERTS, routers))
-            self.pool.ahead = Prefetcher(self.cache, made, AlwaysOn(), NUM_LAYERS)
+            self.pool.prefetch = PrefetchDriver(self.cache, [LayerSource(AlwaysOn(), made, NUM_EXPERTS)])
 
     def run(self, batch):
         self.cache.begin_pass()
