@@ -15,7 +15,6 @@ from typing import Any, Generic
 from moeflow.core.request import Request
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.predict.governor import Governor
-from moeflow.experts.predict.predictor import MAX_TOKENS
 from moeflow.experts.prefetch.source import PassT, Source
 from moeflow.kernels.cpu.decoder import NOTHING, Expected
 
@@ -44,6 +43,11 @@ class PrefetchDriver(Generic[PassT]):
     def is_on(self) -> bool:
         """Whether the driver prefetches now."""
         return bool(self.sources) and any(trial.is_on for trial in self._trials)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the pass under way follows a source, or drafts."""
+        return any(trial.is_on for trial in self._judged)
 
     @property
     def note(self) -> str:
@@ -88,7 +92,7 @@ class PrefetchDriver(Generic[PassT]):
         Shapes: hidden [T, H], the layer's input; topk_ids [T, K].
         """
         self._observe(layer, topk_ids)
-        self._rank_layers(layer, len(hidden), hidden)
+        self._rank_layers(layer, len(topk_ids), hidden)
 
     def see_hits(self, first_layer: int, topk_ids: Any) -> None:
         """Receive the choices of layers that kernels ran alone. Shapes: topk_ids [layers, T, K]."""
@@ -98,11 +102,8 @@ class PrefetchDriver(Generic[PassT]):
 
     def expected(self, num_tokens: int) -> Expected:
         """Return the experts that kernels should expect in a pass; at an absent one they stop, and `see` follows."""
-        if num_tokens <= MAX_TOKENS:
-            for source in self._followed:
-                if (found := source.expected()) is not NOTHING:
-                    return found
-        return NOTHING
+        found = (source.expected(num_tokens) for source in self._followed)
+        return next((expected for expected in found if expected is not NOTHING), NOTHING)
 
     def end_pass(self, num_tokens: int) -> None:
         """Report the time of a pass to the trials that it counts for; log new verdicts.
@@ -142,8 +143,6 @@ class PrefetchDriver(Generic[PassT]):
             source.observe(layer, expert_ids)
 
     def _rank_layers(self, layer: int, num_tokens: int, hidden: Any) -> None:
-        if num_tokens > MAX_TOKENS:
-            return
         for source in self._followed:
-            for later, experts in source.rank_layers(layer, hidden):
+            for later, experts in source.rank_layers(layer, num_tokens, hidden):
                 self._cache.prefetch(later, experts)

@@ -9,7 +9,7 @@ from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import MAX_TOKENS, Predictor
 from moeflow.experts.prefetch.network_source import Network
 from moeflow.experts.prefetch.source import PassT, Source, numbered
-from moeflow.kernels.cpu.decoder import Expected
+from moeflow.kernels.cpu.decoder import NOTHING, Expected
 from moeflow.kernels.on_demand import torch
 
 
@@ -17,15 +17,21 @@ class LayerSource(Source[PassT]):
     """Ranks the experts of the layers that follow, for passes of few tokens."""
 
     def __init__(
-        self, trial: Governor, predictor: Predictor, num_experts: int, network: Network[PassT] | None = None
+        self,
+        trial: Governor,
+        predictor: Predictor,
+        num_experts: int,
+        network: Network[PassT] | None = None,
+        max_tokens: float = MAX_TOKENS,
     ) -> None:
         """`num_experts` is the number in a layer; `network` is for a predictor that weighs its ranking with others."""
         super().__init__(trial)
+        self._max_tokens = max_tokens
         self._predictor, self._num_experts, self._network = predictor, num_experts, network
 
     def begin_pass(self, batch: PassT) -> bool:
         """See `Source`: large passes need so many experts that reads on demand keep the disk busy."""
-        return batch.num_tokens <= MAX_TOKENS
+        return batch.num_tokens <= self._max_tokens
 
     def rank_pass(self, batch: PassT) -> Sequence[int]:
         """See `Source`. Only a predictor with a network ranks whole passes."""
@@ -38,17 +44,19 @@ class LayerSource(Source[PassT]):
         """See `Source`."""
         self._predictor.observe(layer, expert_ids)
 
-    def rank_layers(self, layer: int, hidden: Any) -> Iterator[tuple[int, Sequence[int]]]:
+    def rank_layers(self, layer: int, num_tokens: int, hidden: Any) -> Iterator[tuple[int, Sequence[int]]]:
         """See `Source`. After a layer that kernels ran alone, only the next pass still has to be ranked."""
+        if num_tokens > self._max_tokens or (hidden is None and layer + 1 < self._predictor.num_layers):
+            return
         if hidden is not None:
             self._predictor.observe_input(layer, hidden)
-        elif layer + 1 < self._predictor.num_layers:
-            return
         for later in self._predictor.due(layer):
             yield later, self._predictor.predict(later)
 
-    def expected(self) -> Expected:
+    def expected(self, num_tokens: int) -> Expected:
         """See `Source`: kernels ask routers themselves, other predictors are asked about all layers here."""
+        if num_tokens > self._max_tokens:
+            return NOTHING
         if self._predictor.routers_ahead:
             return Expected(routers_ahead=self._predictor.routers_ahead)
         guesses = torch.zeros(self._predictor.num_layers, self._num_experts, dtype=torch.uint8)

@@ -43,15 +43,15 @@ class Source(ABC, Generic[PassT]):
     def observe(self, layer: int, expert_ids: Sequence[int]) -> None:
         """Receive the choice of a layer's router: the experts of each token, repeated if several tokens chose one."""
 
-    def rank_layers(self, layer: int, hidden: Any) -> Iterable[tuple[int, Sequence[int]]]:
+    def rank_layers(self, layer: int, num_tokens: int, hidden: Any) -> Iterable[tuple[int, Sequence[int]]]:
         """Return later layers and their experts, likeliest first, after a layer was observed.
 
-        Shapes: hidden [T, H], the layer's input; None if kernels ran the layer alone.
+        `num_tokens` were computed. Shapes: hidden [T, H], the layer's input; None if kernels ran the layer alone.
         """
         return ()
 
-    def expected(self) -> Expected:
-        """Return what kernels that run layers alone should expect."""
+    def expected(self, num_tokens: int) -> Expected:
+        """Return the experts that kernels should expect while they run layers alone."""
         return NOTHING
 
     def close(self) -> None:

@@ -17,10 +17,11 @@ from moeflow.experts.cache.eviction import Belady, EvictionPolicy
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
 from moeflow.experts.cache.policies import POLICIES
+from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.experts.spans import untraced
 from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.planner.simulator.replayed_passes import ReplayedPass
-from moeflow.planner.simulator.replayed_predictors import ReplayedPrefetcher
+from moeflow.planner.simulator.replayed_sources import replayed_input, replayed_sources
 from moeflow.planner.simulator.virtual_disk import VirtualDisk
 from moeflow.workload.routing_trace import TraceHeader
 
@@ -78,32 +79,33 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
         wait=lambda _: disk.wait(),
     )
     stream = ExpertStream(cache)
-    prefetcher = ReplayedPrefetcher(cache, case.predictor, passes, header)
+    driver = PrefetchDriver(cache, replayed_sources(case.predictor, passes, header), lambda: disk.now_s)
     num_read: list[int] = []
+    num_followed = 0
     for one in passes:
-        began_s = disk.now_s
         cache.begin_pass()
-        prefetcher.begin_pass(one)
+        driver.begin_pass(one)
         for layer, needed in enumerate(one.needed):
             layer_s = one.compute_s / header.num_layers
             if case.policy != BELADY and stream.takes(len(needed)):
                 stream.run(layer, _Streamed(needed, disk, layer_s / len(needed)), untraced)
-                prefetcher.see_streamed(layer)
+                driver.see(layer, replayed_input(one, layer), one.ids[layer])
                 continue
             for number, lease in enumerate(_leases(cache, layer, needed)):
                 if number == 0:  # behind what is needed for certain
-                    prefetcher.see(layer)
+                    driver.see(layer, replayed_input(one, layer), one.ids[layer])
                 _compute(lease, disk, layer_s / len(needed))
             if not needed:
                 disk.pass_time(layer_s)
-        prefetcher.end_pass(disk.now_s - began_s)
+        num_followed += driver.is_followed
+        driver.end_pass(one.num_tokens)
         num_read.append(disk.num_asked - sum(num_read))
     return ReplayResult(
         case=case,
         stats=dataclasses.replace(cache.stats(), stall_s=disk.waited_s),
         seconds=disk.now_s,
         num_generated=sum(one.num_generated for one in passes),
-        prefetching_share=prefetcher.num_passes_on / len(passes),
+        prefetching_share=num_followed / len(passes),
         num_read=tuple(num_read),
     )
 
