@@ -23,7 +23,6 @@ from moeflow.engine.messages import ExpertStats, LenderStats
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
-from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader, probe_read_depth
 from moeflow.experts.elastic_slots import ElasticSlots
 from moeflow.experts.prefetch.driver import PrefetchDriver
@@ -89,8 +88,8 @@ class ExpertStore:
             self.slots = ElasticSlots(self.cache, arena)
             views = _views(arena, shape, spec, is_wide=is_wide)
             self.pool = ExpertPool(self.cache, views[0], slots_of_layers=views if spec.expert_formats else ())
-            self.pool.fetcher = DiskFetcher(self._disk, self.cache)
-            self.cache.attach(self.pool.fetcher)
+            self.pool.fetcher = self._disk
+            self._disk.serve(self.cache)
             self.prefetch = PrefetchDriver[Batch](self.cache)
             self.pool.remote = self._remote_experts(config.remote, shape, is_wide=is_wide)
             on_failure.pop_all()

@@ -9,36 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
+from moeflow.experts.elastic_slots import ElasticSlots
 
 CALM_PASSES: Final = 16  # slots come back once there has been room for them so many passes in a row
-
-
-class Slots(Protocol):
-    """The slots that experts are in."""
-
-    @property
-    def num_slots(self) -> int:
-        """How many may be used."""
-
-    @property
-    def taken_bytes(self) -> int:
-        """What they hold of the memory that is measured, at least."""
-
-    def within(self, num_bytes: int) -> int:
-        """Return how many slots so many bytes are enough for; 0 for fewer than none."""
-
-    def resize(self, num_slots: int) -> int:
-        """Set the number of slots, or as few as leases allow; return how many there are."""
 
 
 class MemoryBudget:
     """Keeps a process, or several, within a limit."""
 
-    def __init__(self, limit_bytes: int, slots: Slots, measure: Callable[[], int], *, min_slots: int) -> None:
+    def __init__(self, limit_bytes: int, slots: ElasticSlots, measure: Callable[[], int], *, min_slots: int) -> None:
         """`measure` returns the bytes that are held now, by slots too; `min_slots` are never given away."""
         self.limit_bytes = limit_bytes
         self.other_bytes = 0  # held beside slots, when that was last measured

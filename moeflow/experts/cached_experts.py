@@ -6,15 +6,16 @@ of expert, as the kernels do where all are resident. So neither what was in memo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
-from moeflow.experts.disk_fetcher import DiskFetcher
+from moeflow.experts.disk_reader import DiskReader
+from moeflow.experts.leased_experts import run_leased
 from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.experts.remote.remote_experts import RemoteExperts
-from moeflow.experts.spans import EXPERTS, WAITS, Spanned, untraced
+from moeflow.experts.spans import WAITS, Spanned, untraced
 from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_experts import PackedExperts
@@ -47,7 +48,7 @@ class ExpertPool:
         self._slots_of_layers = slots_of_layers
         self.prefetch = prefetch
         self.remote: RemoteExperts | None = None  # those of other machines, if there are any
-        self.fetcher: DiskFetcher | None = None  # has experts come while kernels run
+        self.fetcher: DiskReader | None = None  # brings experts while kernels run
         self.stream = ExpertStream(cache)
         self.spanned: Spanned = untraced
         self.num_layers = 0
@@ -111,21 +112,22 @@ class CachedExperts:
         return work.sums()
 
     def _compute_here(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
-        """Compute with those experts that this process has, or reads."""
-        if self.streams(len(work.experts)):
-            self.pool.stream.run(self.layer, work, self.pool.spanned)
-            if self.pool.prefetch is not None:
-                self.pool.prefetch.see(self.layer, hidden, topk_ids)
+        """Compute with the experts that this process has, or reads."""
+        pool = self.pool
+
+        def prefetch() -> None:
+            if pool.prefetch is not None:
+                pool.prefetch.see(self.layer, hidden, topk_ids)
+
+        if pool.stream.takes(len(work.experts)):
+            pool.stream.run(self.layer, work, pool.spanned)
+            prefetch()
         else:
-            self._run(work, hidden, topk_ids)
+            run_leased(pool.cache, self.layer, work, pool.spanned, prefetch)
 
     def needed(self, topk_ids: Tensor) -> list[int]:
         """Return the experts that have to be there, ascending. Shapes: topk_ids [T, K]."""
         return sorted(set(topk_ids.flatten().tolist()))
-
-    def streams(self, num_needed: int) -> bool:
-        """Whether a layer that needs so many experts has them pass through a window of slots."""
-        return self.pool.stream.takes(num_needed)
 
     def parts(self) -> tuple[()]:
         """Return nothing: the cache fills its slots."""
@@ -137,40 +139,6 @@ class CachedExperts:
     def for_kernels(self) -> tuple[PackedExperts, Tensor, ExpertBiases | None]:
         """Return the memory of the slots, each expert's slot, [E] int32, and the layer's biases."""
         return self.pool.slots_of(self.layer), self.slots, self.biases
-
-    def _run(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
-        is_first, spanned = True, self.pool.spanned
-        for lease in _leases(self.pool.cache, self.layer, work.experts):
-            if is_first and self.pool.prefetch is not None:
-                self.pool.prefetch.see(self.layer, hidden, topk_ids)
-            is_first = False
-            spanned(EXPERTS, self.layer, work.compute, lease.hits, lease)
-            arrivals = lease.arriving()
-            while (arrived := spanned(WAITS, self.layer, next, arrivals, None)) is not None:
-                spanned(EXPERTS, self.layer, work.compute, arrived, lease)
-
-
-def _leases(cache: ExpertCache, layer: int, experts: Sequence[int]) -> Iterator[Lease]:
-    """Yield leases on all of the experts; if they do not fit, each portion loads while the one before is computed.
-
-    What is resident comes first then: it would be evicted for the others.
-    """
-    size = len(experts)
-    if size > cache.num_slots:
-        size = max(cache.num_slots // 2, 1)
-        experts = sorted(experts, key=lambda expert: cache.slot_of(layer, expert) is None)
-    held: list[Lease] = []
-    try:
-        for start in range(0, len(experts), max(size, 1)):
-            held.append(cache.acquire(layer, experts[start : start + size]))
-            if len(held) == 2:
-                yield held[0]
-                held.pop(0).release()
-        if held:
-            yield held[0]
-    finally:
-        for lease in held:
-            lease.release()
 
 
 class _Work:

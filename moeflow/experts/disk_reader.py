@@ -11,15 +11,18 @@ import random
 import threading
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from moeflow.checkpoint.packed.layout import SlabIndex
 from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.errors import StorageError
 from moeflow.core.units import MIB
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.journal import Journal
 from moeflow.experts.cache.load_job import LoadJob, OnDone
+from moeflow.experts.cache.worth import Worth
 from moeflow.experts.slot_arena import SlotArena
-from moeflow.kernels.cpu.slab_reads import SlabPlaces, SlabReads
+from moeflow.kernels.cpu.slab_reads import SlabPlaces, SlabReads, SlotFetcher
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
 
 READ_DEPTHS: Final = (8, 4, 16)  # threads to try; an earlier one is kept unless a later one is clearly faster
@@ -54,6 +57,7 @@ class DiskReader:
         self._arena = arena
         self._loads: dict[int, tuple[LoadJob, OnDone]] = {}  # under way, by the expert's number
         self._num_experts = spec.num_experts
+        self._fetcher: SlotFetcher  # from `serve` on
         self._rows = [] if trace is None else _rows(trace, num_threads)
         places = SlabPlaces(
             descriptor=slabs.descriptor,
@@ -64,6 +68,25 @@ class DiskReader:
             checksums=slabs.index.checksums[: spec.num_slabs],
         )
         self.reads = SlabReads(places, arena.slots, num_threads=num_threads, keeps_spans=trace is not None)
+
+    def serve(self, cache: ExpertCache) -> None:
+        """Report loads to a cache, and bring its experts while kernels run."""
+        self._fetcher = SlotFetcher(self.reads, cache.kernel_reads.slot_table)
+        cache.attach(self)
+
+    @property
+    def handle(self) -> Any:
+        """The fetcher as kernels take it."""
+        return self._fetcher.handle
+
+    def begin(self, free_slots: Sequence[int], worth: Worth | None, *, max_prefetches: int, max_needed: int) -> None:
+        """See `Fetcher`."""
+        arrays = None if worth is None else (worth.before, worth.used, worth.unused, worth.may_leave)
+        self._fetcher.begin(free_slots, arrays, max_prefetches=max_prefetches, max_needed=max_needed)
+
+    def end(self) -> Journal:
+        """See `Fetcher`."""
+        return Journal(*self._fetcher.end())
 
     def start_loads(self, jobs: Sequence[LoadJob], on_done: OnDone) -> list[SlabLoad]:
         """Queue the reads of some experts; see `load_job.StartLoads`.

@@ -11,26 +11,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
-from moeflow.experts.spans import EXPERTS, WAITS, Spanned
+from moeflow.experts.leased_experts import Work, compute_leased
+from moeflow.experts.spans import EXPERTS, Spanned
 
 NEARLY_ALL: Final = 0.75  # of a layer's experts; with fewer, reading the next layer ahead would bring much in vain
 _LARGEST_WINDOW: Final = 32  # slots: some reads under way, some arrived, some computed with
 _PORTION: Final = 4  # experts computed with at once: fewer are slow, more hold their slots longer
-
-
-class Work(Protocol):
-    """What a layer has to compute."""
-
-    @property
-    def experts(self) -> Sequence[int]:
-        """Those that are needed, ascending."""
-
-    def compute(self, experts: Sequence[int], lease: Lease, /) -> None:
-        """Compute with some of the experts, which are in their slots."""
 
 
 class ExpertStream:
@@ -119,7 +109,4 @@ def _compute(layer: int, lease: Lease, work: Work, spanned: Spanned) -> None:
         lease.wait()  # not long: for errors
         spanned(EXPERTS, layer, work.compute, list(lease.slots), lease)
         return
-    spanned(EXPERTS, layer, work.compute, lease.hits, lease)
-    arrivals = lease.arriving()
-    while (arrived := spanned(WAITS, layer, next, arrivals, None)) is not None:
-        spanned(EXPERTS, layer, work.compute, arrived, lease)
+    compute_leased(layer, lease, work, spanned)

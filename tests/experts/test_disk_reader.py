@@ -20,7 +20,6 @@ from moeflow.core.units import MIB
 from moeflow.experts.cache.eviction import LRU
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.load_job import LoadJob
-from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader, probe_read_depth
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
@@ -248,7 +247,7 @@ def make_cache(m):
         start_loads=m.reader.start_loads,
         wait=m.reader.wait,
     )
-    cache.attach(DiskFetcher(m.reader, cache))
+    m.reader.serve(cache)
     return cache
 
 

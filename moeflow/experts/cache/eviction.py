@@ -137,26 +137,23 @@ class LFRU(EvictionPolicy):
 
 
 class Belady(EvictionPolicy):
-    """The best there is, for replay: evicts what the future needs last (Belady 1966)."""
+    """The optimum, for replay: evicts the expert whose next use is last (Belady 1966)."""
 
     def __init__(self, num_experts: int, uses: Sequence[int]) -> None:
-        """Take all uses to come, in order, as `on_use` will receive them."""
-        self._scores = np.full(num_experts, -np.inf)
-        self._next = np.full(len(uses), np.inf)  # position of the same expert's next use
+        """Take all future uses, in order."""
+        self._scores = np.full(num_experts, -np.inf)  # minus the position of each expert's next use
+        self._following = np.full(len(uses), np.inf)  # position of the same expert's use after the one at each position
         last: dict[int, int] = {}
         for position, expert in enumerate(uses):
             if expert in last:
-                self._next[last[expert]] = position
+                self._following[last[expert]] = position
             else:
                 self._scores[expert] = -position
             last[expert] = position
-        self._position = 0
 
     def on_use(self, experts: Experts, now: int) -> None:
-        """Advance by so many uses."""
-        end = self._position + len(experts)
-        self._scores[experts] = -self._next[self._position : end]
-        self._position = end
+        """Advance these experts to their uses after this one."""
+        self._scores[experts] = -self._following[-self._scores[experts].astype(np.int64)]
 
     def scores(self, now: int) -> Scores:
         """Return the next uses, the latest lowest."""

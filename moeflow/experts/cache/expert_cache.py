@@ -104,7 +104,13 @@ class ExpertCache:
                 raise
             slots = [jobs[state.number].slot if state.number in jobs else state.slot for state in needed]
         pending = {expert: jobs[first + expert] for expert in experts if first + expert in jobs} if jobs else jobs
-        return Lease(self, needed, dict(zip(experts, slots, strict=True)), pending)
+        return Lease(
+            needed,
+            dict(zip(experts, slots, strict=True)),
+            pending,
+            wait_for_any=self._wait_for_any,
+            on_release=self._release,
+        )
 
     def prefetch(self, layer: int, experts: Sequence[int]) -> int:
         """Start loading experts that a layer will probably need, likeliest first; return how many were started."""
@@ -248,13 +254,13 @@ class ExpertCache:
             self._states.expect(state)
         return state.slot == ABSENT and not self.is_elsewhere[state.number]
 
-    def wait_for_any(self, jobs: Sequence[LoadJob]) -> None:
+    def _wait_for_any(self, jobs: Sequence[LoadJob]) -> None:
         """Wait until one of the loads is done, well or badly."""
         with self._changed:
             while not any(job.is_done for job in jobs):
                 self._loads.wait_for_change()
 
-    def release(self, held: Sequence[ExpertState]) -> None:
+    def _release(self, held: Sequence[ExpertState]) -> None:
         """End a lease; loads that it alone waited for are cancelled if they have not begun."""
         with self._changed:
             self._loads.release(held)

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
 
 from moeflow.experts.cache.expert_states import ExpertState
 from moeflow.experts.cache.load_job import LoadJob
-
-
-class Lessor(Protocol):
-    """What gives leases: the expert cache."""
-
-    def wait_for_any(self, jobs: Sequence[LoadJob]) -> None:
-        """Wait until one of the loads is done, well or badly."""
-
-    def release(self, held: Sequence[ExpertState]) -> None:
-        """End a lease on these experts."""
 
 
 class Lease:
     """Experts of one layer, held until `release` or the end of a `with` block."""
 
     def __init__(
-        self, lessor: Lessor, held: Sequence[ExpertState], slots: Mapping[int, int], pending: Mapping[int, LoadJob]
+        self,
+        held: Sequence[ExpertState],
+        slots: Mapping[int, int],
+        pending: Mapping[int, LoadJob],
+        *,
+        wait_for_any: Callable[[Sequence[LoadJob]], None],
+        on_release: Callable[[Sequence[ExpertState]], None],
     ) -> None:
-        self.slots = slots  # of each expert, by its number in the layer
-        self._lessor = lessor
+        """`slots` and `pending` are by the experts' numbers in the layer; `pending` are the loads of absent ones."""
+        self.slots = slots
+        self._wait_for_any, self._on_release = wait_for_any, on_release
         self._held = held
-        self._pending = pending  # those that were not resident, likewise
+        self._pending = pending
 
     @property
     def hits(self) -> list[int]:
@@ -48,7 +44,7 @@ class Lease:
         """
         pending = dict(self._pending)
         while pending:
-            self._lessor.wait_for_any(list(pending.values()))
+            self._wait_for_any(list(pending.values()))
             arrived = [expert for expert, job in pending.items() if job.is_done]
             for expert in arrived:
                 error = pending.pop(expert).error
@@ -64,7 +60,7 @@ class Lease:
     def release(self) -> None:
         """End the lease; a second call does nothing."""
         held, self._held = self._held, ()
-        self._lessor.release(held)
+        self._on_release(held)
 
     def __enter__(self) -> Lease:
         return self

@@ -33,9 +33,9 @@ class PrefetchDriver(Generic[PassT]):
         """Without sources nothing is prefetched, for drafts neither."""
         self.sources = sources
         self.draft_trial = Governor("what drafts need", is_trusted=True)
+        self.has_drafts = False  # whether draft models ran for the pass under way, or the next one
         self._cache, self._clock = cache, clock
         self._notes: dict[Governor, str] = {}  # the last message of each trial
-        self._has_drafts = False  # for the pass under way, or the next one
         self._began_s = 0.0
         self._judged: Sequence[Governor] = ()  # the trials that the pass under way counts for
 
@@ -54,11 +54,6 @@ class PrefetchDriver(Generic[PassT]):
         """The last messages of all trials."""
         return "; ".join(self._notes[trial] for trial in self._trials if trial in self._notes)
 
-    @property
-    def has_drafts(self) -> bool:
-        """Whether draft models ran for the pass under way, or the next one."""
-        return self._has_drafts
-
     def expect(self, request: Request) -> None:
         """Receive a request of a later pass."""
         for source in self._followed:
@@ -66,8 +61,8 @@ class PrefetchDriver(Generic[PassT]):
 
     def begin_drafting(self) -> None:
         """Count the time from now on as time of the next pass."""
-        if not self._has_drafts:
-            self._has_drafts, self._began_s = True, self._clock()
+        if not self.has_drafts:
+            self.has_drafts, self._began_s = True, self._clock()
 
     def expect_drafted(self, experts: Collection[int]) -> None:
         """Prefetch for drafted tokens. `experts` are numbered over all layers."""
@@ -76,7 +71,7 @@ class PrefetchDriver(Generic[PassT]):
 
     def begin_pass(self, batch: PassT) -> None:
         """Prefetch for the pass that begins. Blocks: while sources compute."""
-        if self._has_drafts:
+        if self.has_drafts:
             self._judged = [self.draft_trial]
             return
         self._began_s = self._clock()
@@ -121,7 +116,7 @@ class PrefetchDriver(Generic[PassT]):
 
     def drop_pass(self) -> None:
         """Forget a pass, for example a failed one."""
-        self._has_drafts, self._judged = False, ()
+        self.has_drafts, self._judged = False, ()
 
     def close(self) -> None:
         """End the sources' threads. Blocks: until their current work is done."""

@@ -7,8 +7,9 @@ layer's time is cut evenly over the experts it needs: it computes on those that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from moeflow.core.errors import ConfigError
@@ -17,6 +18,7 @@ from moeflow.experts.cache.eviction import Belady, EvictionPolicy
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
 from moeflow.experts.cache.policies import POLICIES
+from moeflow.experts.leased_experts import run_leased
 from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.experts.spans import untraced
 from moeflow.experts.streamed_experts import ExpertStream
@@ -85,18 +87,18 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
     for one in passes:
         cache.begin_pass()
         driver.begin_pass(one)
+        layer_s = one.compute_s / header.num_layers
         for layer, needed in enumerate(one.needed):
-            layer_s = one.compute_s / header.num_layers
-            if case.policy != BELADY and stream.takes(len(needed)):
-                stream.run(layer, _Streamed(needed, disk, layer_s / len(needed)), untraced)
-                driver.see(layer, replayed_input(one, layer), one.ids[layer])
-                continue
-            for number, lease in enumerate(_leases(cache, layer, needed)):
-                if number == 0:  # behind what is needed for certain
-                    driver.see(layer, replayed_input(one, layer), one.ids[layer])
-                _compute(lease, disk, layer_s / len(needed))
+            see = partial(driver.see, layer, replayed_input(one, layer), one.ids[layer])
             if not needed:
                 disk.pass_time(layer_s)
+                continue
+            work = _TimedWork(needed, disk, layer_s / len(needed))
+            if case.policy != BELADY and stream.takes(len(needed)):
+                stream.run(layer, work, untraced)
+                see()
+            else:
+                run_leased(cache, layer, work, untraced, see)
         num_followed += driver.is_followed
         driver.end_pass(one.num_tokens)
         num_read.append(disk.num_asked - sum(num_read))
@@ -110,28 +112,8 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
     )
 
 
-def _leases(cache: ExpertCache, layer: int, needed: Sequence[int]) -> Iterator[Lease]:
-    """Yield leases on all experts that a layer needs; if they do not fit, each portion loads during the one before."""
-    size = len(needed) if len(needed) <= cache.num_slots else cache.num_slots // 2
-    lease: Lease | None = None
-    for start in range(0, len(needed), max(size, 1)):
-        before, lease = lease, cache.acquire(layer, needed[start : start + size])
-        if before is not None:
-            yield before
-            before.release()
-    if lease is not None:
-        yield lease
-        lease.release()
-
-
-def _compute(lease: Lease, disk: VirtualDisk, expert_s: float) -> None:
-    disk.pass_time(expert_s * len(lease.hits))
-    for arrived in lease.arriving():
-        disk.pass_time(expert_s * len(arrived))
-
-
-class _Streamed:
-    """The work of a layer in a stream: time."""
+class _TimedWork:
+    """The work of a layer: time."""
 
     def __init__(self, experts: Sequence[int], disk: VirtualDisk, expert_s: float) -> None:
         self.experts = experts

@@ -16,7 +16,6 @@ from moeflow.core.errors import StorageError
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import CachedExperts, ExpertPool
-from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader
 from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
@@ -78,8 +77,8 @@ class Fetched:
         )
         slots = PackedExperts(num_slots, CONFIG.hidden_size, CONFIG.intermediate_size, "float32", storage=arena.slots)
         self.pool = ExpertPool(self.cache, slots)
-        self.pool.fetcher = DiskFetcher(self.disk, self.cache)
-        self.cache.attach(self.pool.fetcher)
+        self.pool.fetcher = self.disk
+        self.disk.serve(self.cache)
         if not is_lent:
             self.pool.lend_slots = lambda *_: None
         formats = WeightFormats("float32", "float32")
