@@ -1,6 +1,6 @@
-"""Everything between packed weights and the experts of a model, put together: slots, reader, lane, cache.
+"""The experts of a model that come from disk: combines slots, disk reader, cache and prefetching.
 
-Owns the threads that read and ends them.
+Owns the reading threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from moeflow.pipeline.runtime.trace import Label, Row, Trace
 from moeflow.planner.choices.packed_files import ensure_packed_weights_file
 
 T = TypeVar("T")
-COMPUTING = "experts"  # a trace's row of what the pass itself computes and waits for
+COMPUTING = "experts"  # a trace's row of the pass's own computation and waits
 
 
 class ExpertStore:
@@ -58,7 +58,8 @@ class ExpertStore:
         is_wide: bool = False,
         trace: Trace | None = None,
     ) -> None:
-        """Open the packed weights and reserve the slots; `memory_bytes` is what all together may take, 0: not limited.
+        """Open the packed weights and reserve the slots; `memory_bytes` limits the whole process, 0: no limit.
+
         `is_wide` as in `PackedWeight`.
 
         Raises: CheckpointError, CapacityError.
@@ -99,7 +100,7 @@ class ExpertStore:
     def _remote_experts(
         self, config: RemoteExpertsConfig | None, shape: ModelConfig, *, is_wide: bool
     ) -> RemoteExperts | None:
-        """Begin to place experts in other machines' memory. Raises: ConfigError if there is no token."""
+        """Begin to place experts in other machines' memory. Raises: ConfigError without a token."""
         if config is None:
             return None
         spec = self._spec
@@ -118,14 +119,14 @@ class ExpertStore:
         on_bytes: Callable[[int, int], None] | None = None,
         trace: Trace | None = None,
     ) -> ExpertStore:
-        """Open the packed weights of a checkpoint, which is made first if it is not there.
+        """Open the packed weights of a checkpoint, after packing if they do not exist.
 
         Raises: ConfigError, CheckpointError, CapacityError.
         """
         assert config.experts is not None
         file = Path(config.experts.packed_weights_file)
         index = ensure_packed_weights_file(checkpoint, file, config, on_bytes)
-        if config.memory is not None:  # what packing has read lies in the page cache, which may be limited, too
+        if config.memory is not None:  # packing has filled the page cache, which may be limited as well
             for file in {info.file for info in checkpoint.tensors.values()}:
                 drop_cached_file(file)
         shape = read_model_config(checkpoint)
@@ -159,7 +160,7 @@ class ExpertStore:
 
     @property
     def stall_s(self) -> float:
-        """How long passes have waited for experts, in seconds."""
+        """Seconds that passes have waited for experts."""
         return self.cache.stall_s
 
     def stats(self) -> ExpertStats:
@@ -184,7 +185,7 @@ class ExpertStore:
         )
 
     def close(self) -> None:
-        """End the reading threads. Blocks: until the reads that have begun are done."""
+        """End the reading threads. Blocks: until reads under way end."""
         with ExitStack() as closing:  # from the last to the first
             closing.callback(self._reader.close)
             closing.callback(self._disk.close)
@@ -195,7 +196,7 @@ class ExpertStore:
 
 
 def remote_stats(remote: RemoteExperts) -> dict[str, Any]:
-    """Return what of the statistics is about experts that lenders have."""
+    """Return the statistics about experts at lenders."""
     counters = [lender.counters for lender in remote.lenders]
     return {
         "experts_remote": int(remote.placed.sum()),
@@ -209,7 +210,7 @@ def remote_stats(remote: RemoteExperts) -> dict[str, Any]:
 
 
 def _views(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: bool) -> list[PackedExperts]:
-    """Return the memory of slots as kernels see it in each layer with experts; if that is the same in all, once."""
+    """Return the kernels' view of the slots for each layer with experts; one for all if formats are the same."""
     made: dict[tuple[str, str], PackedExperts] = {}
     formats_of_layers = spec.expert_formats or ((spec.weight_format, spec.weight_format),)
     for formats in formats_of_layers:
@@ -229,7 +230,7 @@ def _views(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: boo
 
 
 def traced_on(row: Row, slab_bytes: int) -> Spanned:
-    """Return a caller of functions that records on a row how long they took, and what they read of experts."""
+    """Return a caller of functions that records their times and the bytes of their experts on a row."""
 
     def spanned(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
         start_ns = perf_counter_ns()

@@ -1,7 +1,7 @@
-"""Experts of which only some are in memory: those that a pass needs are computed with as they come from disk.
+"""Experts that are partly in memory: a layer computes with its experts as they arrive from disk.
 
-An expert's results for its tokens are computed whenever it is there; a token's results are added up in ascending order
-of expert, as the kernels do where all are resident. So neither what was in memory nor what arrived first changes a bit.
+An expert's results for its tokens are computed at its arrival. A token's results are added up in ascending order of
+expert, as the kernels do for resident experts. So the contents of memory and the order of arrival change no bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from moeflow.kernels.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FEW_CHOICES: Final = 2  # of a layer in a pass, as a multiple of its experts
+_FEW_CHOICES: Final = 2  # of a layer in a pass, as a multiple of the layer's experts
 
 
 class ExpertPool:
@@ -38,16 +38,15 @@ class ExpertPool:
         prefetch: PrefetchDriver[Any] | None = None,
         slots_of_layers: Sequence[PackedExperts] = (),
     ) -> None:
-        """Take a cache and the memory of its slots, seen as experts: slot by slot.
+        """Take a cache and the memory of its slots, viewed as experts.
 
-        Where experts of different layers differ in formats, `slots_of_layers` are the same slots as each layer sees
-        them.
+        If the experts of layers differ in formats, `slots_of_layers` are views of the same slots for each layer.
         """
         self.cache = cache
         self.slots = slots
         self._slots_of_layers = slots_of_layers
         self.prefetch = prefetch
-        self.remote: RemoteExperts | None = None  # those of other machines, if there are any
+        self.remote: RemoteExperts | None = None  # experts on other machines
         self.fetcher: DiskReader | None = None  # brings experts while kernels run
         self.stream = ExpertStream(cache)
         self.spanned: Spanned = untraced
@@ -59,24 +58,24 @@ class ExpertPool:
         return None if self.fetcher is None else self.fetcher.handle
 
     def slots_of(self, layer: int) -> PackedExperts:
-        """Return the memory of the slots as a layer sees it; `layer` counts those with experts."""
+        """Return the view of the slots for a layer; `layer` counts layers with experts."""
         return self._slots_of_layers[layer] if self._slots_of_layers else self.slots
 
     def lend_slots(self, num_layers: int, num_choices: int) -> None:
-        """Let kernels bring experts until the end of the pass's call, for so many layers of so many choices each.
+        """Let kernels load experts until the end of their call, for `num_layers` layers of `num_choices` each.
 
-        They do not where others compute some of them, nor in a trace, which shows what each layer reads and waits for,
-        nor for passes so large that layers will stream.
+        They do not if other machines compute some experts, or if a trace records each layer's reads and waits. In large
+        passes they do not either, since layers stream.
         """
         if self.fetcher is None or self.remote is not None or self.spanned is not untraced:
             return
         if num_choices <= _FEW_CHOICES * self.cache.num_experts:
-            # Of the experts in the order of eviction as many may be passed over: the pass turns out to need them.
+            # Twice the need: the pass may turn out to need experts at the front of the order of eviction.
             at_most = min(2 * num_layers * num_choices, self.cache.num_slots)
             self.cache.kernel_reads.lend(at_most, max_needed=self.stream.least - 1)
 
     def add_layer(self, biases: ExpertBiases | None = None) -> CachedExperts:
-        """Return the experts of the next layer that has some."""
+        """Return the experts of the next layer that has experts."""
         self.num_layers += 1
         return CachedExperts(self, self.num_layers - 1, biases)
 
@@ -85,11 +84,9 @@ class CachedExperts:
     """The experts of one layer."""
 
     def __init__(self, pool: ExpertPool, layer: int, biases: ExpertBiases | None = None) -> None:
-        """`layer` counts those with experts."""
+        """`layer` counts layers with experts."""
         self.pool, self.layer, self.biases = pool, layer, biases
-        self.slots = torch.from_numpy(pool.cache.kernel_reads.slot_table)[
-            layer
-        ]  # [E] int32, as it was when last brought up to date
+        self.slots = torch.from_numpy(pool.cache.kernel_reads.slot_table)[layer]  # [E] int32, as of the last update
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each token's experts plus the residual.
@@ -126,7 +123,7 @@ class CachedExperts:
             run_leased(pool.cache, self.layer, work, pool.spanned, prefetch)
 
     def needed(self, topk_ids: Tensor) -> list[int]:
-        """Return the experts that have to be there, ascending. Shapes: topk_ids [T, K]."""
+        """Return the needed experts, ascending. Shapes: topk_ids [T, K]."""
         return sorted(set(topk_ids.flatten().tolist()))
 
     def parts(self) -> tuple[()]:
@@ -142,7 +139,7 @@ class CachedExperts:
 
 
 class _Work:
-    """What a layer has to compute: (token, k) pairs, by expert."""
+    """The computation of a layer: (token, k) pairs, by expert."""
 
     def __init__(
         self, of: CachedExperts, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None
@@ -153,19 +150,19 @@ class _Work:
         self._residual = residual
         self._sums: Tensor | None = None
         self._pairs: Tensor | None = None
-        self.experts = of.needed(topk_ids)  # those of them that are computed here
+        self.experts = of.needed(topk_ids)  # computed on this machine
         self._num_needed = len(self.experts)
 
     @property
     def pairs(self) -> Tensor:
-        """Where the results of pairs go, [T * K, H], until they are added up."""
+        """The results of pairs, [T * K, H], until they are added up."""
         if self._pairs is None:
             hidden, topk_ids, _ = self._arguments
             self._pairs = torch.empty(topk_ids.numel(), hidden.shape[1])
         return self._pairs
 
     def leave(self, experts: Collection[int]) -> None:
-        """Leave some experts to others, who write to `pairs`."""
+        """Leave some experts to other machines, whose results go to `pairs`."""
         self.experts = [expert for expert in self.experts if expert not in experts]
 
     def compute(self, experts: Sequence[int], lease: Lease) -> None:

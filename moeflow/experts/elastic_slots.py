@@ -10,7 +10,7 @@ class ElasticSlots:
     """The slots that experts are in."""
 
     def __init__(self, cache: ExpertCache, arena: SlotArena) -> None:
-        """Take a cache whose slots lie in an arena, the first of those there is room for."""
+        """Take a cache and the arena of its slots, which may hold more than the cache uses."""
         self._cache = cache
         self._arena = arena
 
@@ -29,9 +29,9 @@ class ElasticSlots:
         return min(num_slots_in(num_bytes, self._arena.slot_bytes), self._arena.num_slots)
 
     def resize(self, num_slots: int) -> int:
-        """Set the number of slots, or as few as leases allow; return how many there are.
+        """Set the number of slots, or as few as leases allow; return the new number.
 
-        Blocks: while loads that have begun write into slots that go.
+        Blocks: while loads write into slots to be removed.
         """
         have = self._cache.resize(num_slots, self._arena.copy)
         self._arena.give_back(have)

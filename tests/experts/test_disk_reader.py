@@ -206,7 +206,7 @@ def test_a_reader_that_closes_says_so_to_those_who_wait(machine):
     (load,) = m.start(3, first_slot=3)
     assert not load.cancel()
     assert [str(error) for error in m.wait_for(4).values()] == [
-        "experts are not read any more: the engine is stopping"
+        "experts cannot be read: the engine is stopping"
     ] * 4
 
 

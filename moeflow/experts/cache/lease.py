@@ -1,4 +1,4 @@
-"""A pass's hold on the experts that its tokens chose: until it ends, these experts keep their slots."""
+"""A lease on experts of a layer: until it ends, these experts keep their slots."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Lease:
 
     @property
     def hits(self) -> list[int]:
-        """The experts that can be computed on at once."""
+        """The experts that were resident."""
         return [expert for expert in self.slots if expert not in self._pending]
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether all experts are resident."""
         return all(job.is_done for job in self._pending.values())
 
     def arriving(self) -> Iterator[list[int]]:
-        """Yield the other experts as they arrive, several at once if they do.
+        """Yield the other experts as they arrive, one or several at a time.
 
         Blocks: until the next arrives. Raises: StorageError if one of them cannot be loaded.
         """
@@ -53,7 +53,7 @@ class Lease:
             yield arrived
 
     def wait(self) -> None:
-        """Wait until all are there. Raises: StorageError if one of them cannot be loaded."""
+        """Wait until all are resident. Raises: StorageError if one of them cannot be loaded."""
         for _ in self.arriving():
             pass
 

@@ -79,5 +79,5 @@ class ServingTable:
 
 
 def slots_per_rank(num_experts: int, num_ranks: int, num_redundant: int) -> int:
-    """Return how many experts of a layer a rank may have, where so many replicas have to find room."""
+    """Return how many experts of a layer a rank may have, with `num_redundant` replicas."""
     return ceil((num_experts + num_redundant) / num_ranks)

@@ -1,7 +1,7 @@
-"""A trace of routing, replayed with other memory, policy or predictor: what would have been read, and how fast it ran.
+"""Replays a trace of routing with other memory, policy or predictor: computes reads and speed.
 
-The expert cache, streaming, policies, predictors and governor are those that serve; only disk and clock are virtual. A
-layer's time is cut evenly over the experts it needs: it computes on those that are there, then on each as it arrives.
+Expert cache, streaming, policies, predictors and trials are the code that serves; only disk and clock are virtual. A
+layer's time is split evenly over its needed experts: first resident ones compute, then each as it arrives.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from moeflow.workload.routing_trace import TraceHeader
 
 BELADY: Final = "belady"
 POLICY_NAMES: Final = (*POLICIES, BELADY)
-MIN_SLOTS: Final = 2  # one to compute on while the other is filled
+MIN_SLOTS: Final = 2  # one computes while the other is filled
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the replay is to assume."""
+    """The assumed machine."""
 
     disk_bytes_per_s: float
     slab_bytes: int
@@ -42,7 +42,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What to try."""
+    """The memory, policy and predictor of a replay."""
 
     num_slots: int
     policy: str
@@ -51,14 +51,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What came of a case."""
+    """The result of a case."""
 
     case: Case
     stats: CacheStats  # with virtual seconds of stall
     seconds: float  # of the whole trace
     num_generated: int  # tokens
-    prefetching_share: float  # of the passes in which the governor let the predictor prefetch
-    num_read: tuple[int, ...] = ()  # experts that each pass has asked the disk for
+    prefetching_share: float  # of passes that prefetched by prediction
+    num_read: tuple[int, ...] = ()  # experts that each pass read
 
     @property
     def tokens_per_s(self) -> float:

@@ -1,4 +1,4 @@
-"""The passes of a trace of routing as a replay needs them."""
+"""The passes of a trace of routing, prepared for a replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from moeflow.core.errors import ConfigError
 from moeflow.workload.routing_trace import ExpertIds, RoutingTrace
 
-Named = Sequence[Sequence[int]]  # of each layer the experts that a network names, likeliest first
+Named = Sequence[Sequence[int]]  # a network's experts of each layer, likeliest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class ReplayedPass:
     ids: ExpertIds  # [layers, tokens, K], the experts that routers chose
     needed: list[list[int]]  # of each layer: the distinct ones, ascending
     num_generated: int
-    compute_s: float  # if nothing had to be waited for
-    ahead: ExpertIds | None = None  # [layers, A, tokens, K], what the next routers would have chosen; None: not known
-    named: Named | None = None  # by a network, before it began; None: it was not asked
+    compute_s: float  # without waits
+    ahead: ExpertIds | None = None  # [layers, A, tokens, K], the choices of the next routers; None: unknown
+    named: Named | None = None  # a network's prediction before the pass; None: no prediction
 
     @classmethod
     def of(
@@ -33,7 +33,7 @@ class ReplayedPass:
         ahead: ExpertIds | None = None,
         named: Named | None = None,
     ) -> ReplayedPass:
-        """Return the pass in which routers chose these experts."""
+        """Return a pass whose routers chose these experts."""
         return cls(ids, [np.unique(layer).tolist() for layer in ids], num_generated, compute_s, ahead, named)
 
     @property
@@ -48,7 +48,7 @@ def prepare_passes(
 ) -> list[ReplayedPass]:
     """Return a trace's passes; each computes for `compute_s`, None: as long as it was recorded.
 
-    `named` is what a network says of each; empty: there is none.
+    `named` has a network's prediction for each; empty: no network.
 
     Raises: ConfigError if there is no pass, or its time is needed and not known.
     """
