@@ -128,7 +128,7 @@ def made():
     predictor = ExpertPredictor(SHAPE).requires_grad_(False)
     governor, cache, trace = Governor("sida", is_trusted=True), Cache(), Trace()
     tables = ExpertTables(predictor, embed, top_k=SHAPE.top_k, trace=trace)
-    driver = PrefetchDriver(cache, [InputSource(governor, tables, EXPERTS)])
+    driver = PrefetchDriver(cache, [InputSource(governor, EXPERTS, tables)])
     with closing(driver):
         yield driver, tables, predictor, governor, cache, trace
 

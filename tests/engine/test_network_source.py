@@ -209,7 +209,7 @@ def test_failed_and_large_passes_are_not_judged():
 
     trial = Governor("sida")
     trial.end_pass = refuse
-    one = PrefetchDriver(Cache(), [NetworkSource(trial, refuse, EXPERTS)])
+    one = PrefetchDriver(Cache(), [NetworkSource(trial, EXPERTS, refuse)])
     many = Request("a", list(range(2, 50)), SamplingParams(), max_tokens=9)
     one.begin_pass(Batch((BatchEntry(many, 0, MAX_TOKENS + 1, (), samples=True),)))
     one.end_pass(MAX_TOKENS + 1)

@@ -205,9 +205,7 @@ def test_a_reader_that_closes_says_so_to_those_who_wait(machine):
     m.reader.close()
     (load,) = m.start(3, first_slot=3)
     assert not load.cancel()
-    assert [str(error) for error in m.wait_for(4).values()] == [
-        "experts cannot be read: the engine is stopping"
-    ] * 4
+    assert [str(error) for error in m.wait_for(4).values()] == ["experts cannot be read: the engine is stopping"] * 4
 
 
 def test_closing_lets_reads_end_that_have_begun(machine):

@@ -17,10 +17,10 @@ from moeflow.experts.prefetch.source import Source, numbered
 class InputSource(Source[Batch]):
     """Ranks experts for the passes that encode inputs: first those of the pass, then those of waiting inputs."""
 
-    def __init__(self, trial: Governor, tables: ExpertTables, num_experts: int) -> None:
-        """Take the tables, which `close` closes; `num_experts` is the number in a layer."""
-        super().__init__(trial)
-        self._tables, self._num_experts = tables, num_experts
+    def __init__(self, trial: Governor, num_experts: int, tables: ExpertTables) -> None:
+        """Take the tables, which `close` closes."""
+        super().__init__(trial, num_experts)
+        self._tables = tables
 
     def expect(self, request: Request) -> None:
         """See `Source`: begin the table of the request's input."""

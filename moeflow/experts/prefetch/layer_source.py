@@ -19,19 +19,15 @@ class LayerSource(Source[PassT]):
     def __init__(
         self,
         trial: Governor,
-        predictor: Predictor,
         num_experts: int,
+        predictor: Predictor,
         network: Network[PassT] | None = None,
+        *,
         max_tokens: float = MAX_TOKENS,
     ) -> None:
-        """`num_experts` is the number in a layer; `network` is for a predictor that weighs its ranking with others."""
-        super().__init__(trial)
-        self._max_tokens = max_tokens
-        self._predictor, self._num_experts, self._network = predictor, num_experts, network
-
-    def begin_pass(self, batch: PassT) -> bool:
-        """See `Source`: large passes need so many experts that reads on demand keep the disk busy."""
-        return batch.num_tokens <= self._max_tokens
+        """`network` is for a predictor that weighs its ranking with others."""
+        super().__init__(trial, num_experts, max_tokens=max_tokens)
+        self._predictor, self._network = predictor, network
 
     def rank_pass(self, batch: PassT) -> Sequence[int]:
         """See `Source`. Only a predictor with a network ranks whole passes."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from moeflow.core.request import Request
 from moeflow.experts.predict.governor import Governor
+from moeflow.experts.predict.predictor import MAX_TOKENS
 from moeflow.kernels.cpu.decoder import NOTHING, Expected
 
 
@@ -22,19 +22,22 @@ class Pass(Protocol):
 PassT = TypeVar("PassT", bound=Pass)
 
 
-class Source(ABC, Generic[PassT]):
+class Source(Generic[PassT]):
     """Ranks experts before a pass begins, or layer by layer. `PrefetchDriver` prefetches them in this order."""
 
-    def __init__(self, trial: Governor) -> None:
-        """`trial` decides from measured times of passes whether the driver follows this source."""
-        self.trial = trial
+    def __init__(self, trial: Governor, num_experts: int, *, max_tokens: float = MAX_TOKENS) -> None:
+        """`trial` decides from measured times of passes whether the driver follows this source.
+
+        `num_experts` is the number in a layer; `max_tokens` limits the passes that the source ranks experts for.
+        """
+        self.trial, self._num_experts, self._max_tokens = trial, num_experts, max_tokens
 
     def expect(self, request: Request) -> None:
         """Receive a request of a later pass."""
 
-    @abstractmethod
     def begin_pass(self, batch: PassT) -> bool:
         """Begin a pass; return whether the source can rank experts for it. The trial judges only such passes."""
+        return batch.num_tokens <= self._max_tokens
 
     def rank_pass(self, batch: PassT) -> Sequence[int]:
         """Return experts of the pass that begins, numbered over all layers, in the order of need."""

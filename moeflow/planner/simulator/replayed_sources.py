@@ -32,12 +32,12 @@ def replayed_sources(name: str, passes: Sequence[ReplayedPass], header: TraceHea
     if name == NO_PREDICTOR:
         return []
     if name == PERFECT:
-        return [LayerSource(_AlwaysOn(name), _PerfectPredictor(passes), header.num_experts, max_tokens=math.inf)]
+        return [LayerSource(_AlwaysOn(name), header.num_experts, _PerfectPredictor(passes), max_tokens=math.inf)]
     has_network = any(one.named is not None for one in passes)
     if name == WHOLE_PASS:
         if not has_network:
             raise ConfigError(f"{WHOLE_PASS} is a network that predicts from the text: name its model (--model)")
-        return [NetworkSource(Governor(name), _named, header.num_experts)]
+        return [NetworkSource(Governor(name), header.num_experts, _named)]
     has_routers = any(one.ahead is not None for one in passes)
     if name in BY_ROUTERS and not has_routers:
         raise ConfigError(
@@ -46,7 +46,7 @@ def replayed_sources(name: str, passes: Sequence[ReplayedPass], header: TraceHea
     has_network &= name == COMBINED
     routers = [_RecordedRouter(layer) for layer in range(header.num_layers)] if has_routers else []
     predictor = PREDICTORS[name](RoutedModel(header.num_layers, header.num_experts, routers, has_network=has_network))
-    return [LayerSource(Governor(name), predictor, header.num_experts, _named if has_network else None)]
+    return [LayerSource(Governor(name), header.num_experts, predictor, _named if has_network else None)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Machine:
 
 
 def by_layers(predictor, network=None):
-    return LayerSource(Governor("a predictor"), predictor, EXPERTS, network)
+    return LayerSource(Governor("a predictor"), EXPERTS, predictor, network)
 
 
 def trusted(source):
@@ -157,7 +157,7 @@ def test_a_network_is_prefetched_for_at_once_and_then_weighed_against_routers():
 
 
 def test_a_networks_experts_are_numbered_from_its_first_layer():
-    source = NetworkSource(Governor("a network", is_trusted=True), lambda _: [[3, 4], [7, 0]], EXPERTS, first_layer=2)
+    source = NetworkSource(Governor("a network", is_trusted=True), EXPERTS, lambda _: [[3, 4], [7, 0]], first_layer=2)
     machine = Machine(source)
     machine.run(1.0)
     assert machine.of_passes == [[19, 20, 31, 24]]
@@ -206,7 +206,7 @@ def test_a_pass_with_drafts_is_judged_for_them_alone_and_a_failed_one_for_nothin
         def end_pass(self, num_tokens, seconds):
             judged.append((self, seconds))
 
-    source = NetworkSource(Trial("a network", is_trusted=True), lambda _: [[1], [2]], EXPERTS)
+    source = NetworkSource(Trial("a network", is_trusted=True), EXPERTS, lambda _: [[1], [2]])
     machine = Machine(source)
     drafts = machine.driver.draft_trial = Trial("drafts", is_trusted=True)
     machine.run(1.0, drafting_s=0.5)

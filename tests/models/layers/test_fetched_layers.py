@@ -87,7 +87,7 @@ class Fetched:
         if predictor != NO_PREDICTOR:
             routers = [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]
             made = PREDICTORS[predictor](RoutedModel(NUM_LAYERS, NUM_EXPERTS, routers))
-            self.pool.prefetch = PrefetchDriver(self.cache, [LayerSource(AlwaysOn(), made, NUM_EXPERTS)])
+            self.pool.prefetch = PrefetchDriver(self.cache, [LayerSource(AlwaysOn(), NUM_EXPERTS, made)])
 
     def run(self, batch):
         self.cache.begin_pass()

@@ -176,7 +176,7 @@ class Cached:
         if predictor != NO_PREDICTOR:
             routers = [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]
             made = PREDICTORS[predictor](RoutedModel(NUM_LAYERS, NUM_EXPERTS, routers))
-            self.pool.prefetch = PrefetchDriver(self.cache, [LayerSource(AlwaysOn(), made, NUM_EXPERTS)])
+            self.pool.prefetch = PrefetchDriver(self.cache, [LayerSource(AlwaysOn(), NUM_EXPERTS, made)])
         self.names = []
 
     def _spanned(self, name, layer, function, /, *args):
