@@ -43,5 +43,5 @@ def run(config, prompts=PROMPTS):
 
 def follow_all(driver: PrefetchDriver[Any], *, is_on: bool = True) -> None:
     """Have a driver follow all of its sources and drafts from now on, or none."""
-    for trial in (*(source.trial for source in driver.sources), driver.draft_trial):
+    for trial in driver.trials:
         trial.is_on, trial.end_pass = is_on, lambda *_: None

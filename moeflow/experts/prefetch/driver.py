@@ -40,9 +40,14 @@ class PrefetchDriver(Generic[PassT]):
         self._judged: Sequence[Governor] = ()  # the trials that the pass under way counts for
 
     @property
+    def trials(self) -> list[Governor]:
+        """The trials of all sources, and of drafts."""
+        return [*(source.trial for source in self.sources), self.draft_trial] if self.sources else []
+
+    @property
     def is_on(self) -> bool:
         """Whether the driver prefetches now."""
-        return bool(self.sources) and any(trial.is_on for trial in self._trials)
+        return any(trial.is_on for trial in self.trials)
 
     @property
     def is_followed(self) -> bool:
@@ -52,7 +57,7 @@ class PrefetchDriver(Generic[PassT]):
     @property
     def note(self) -> str:
         """The last messages of all trials."""
-        return "; ".join(self._notes[trial] for trial in self._trials if trial in self._notes)
+        return "; ".join(self._notes[trial] for trial in self.trials if trial in self._notes)
 
     def expect(self, request: Request) -> None:
         """Receive a request of a later pass."""
@@ -123,10 +128,6 @@ class PrefetchDriver(Generic[PassT]):
         with ExitStack() as closing:
             for source in self.sources:
                 closing.callback(source.close)
-
-    @property
-    def _trials(self) -> list[Governor]:
-        return [*(source.trial for source in self.sources), self.draft_trial]
 
     @property
     def _followed(self) -> list[Source[PassT]]:

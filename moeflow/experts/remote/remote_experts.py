@@ -67,9 +67,7 @@ class RemoteExperts:
         self.placed = np.zeros(borrowing.num_layers * borrowing.num_experts, bool)  # the experts that lenders have
         self._trial = PassTrial()
         self._is_used: bool | None = None  # whether this pass uses lenders; None: undecided
-        self._is_hot: NDArray[np.bool_] | None = (
-            None  # the experts that deserve a slot here; None: not yet computed in this pass
-        )
+        self._is_hot: NDArray[np.bool_] | None = None  # experts that deserve a slot here; None: not yet computed
         self.lenders: list[RemoteLender] = []
         self.lenders += [RemoteLender(address, token, borrowing, size, self) for address in addresses]
 
