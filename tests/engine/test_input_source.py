@@ -86,7 +86,9 @@ def embed(token_ids):
 
 
 class Cache:
-    """Notes what is to be read."""
+    """Notes prefetches."""
+
+    stall_s = 0.0
 
     def __init__(self):
         self.asked = []

@@ -202,7 +202,7 @@ def test_what_is_switched_off_is_said(target, slabs):
 
 def test_failed_and_large_passes_are_not_judged():
     class Cache:
-        num_experts, has_absent = EXPERTS, True
+        has_absent, stall_s = True, 0.0
 
     def refuse(*_):
         raise AssertionError("asked")
