@@ -14,14 +14,14 @@ from torch import Tensor
 
 from moeflow.core.batch import Batch
 from moeflow.core.request import Request
-from moeflow.engine.input_tables import InputTables
+from moeflow.experts.prefetch.expert_tables import ExpertTables
 from moeflow.models.layers.moe import MoE
 
 
 class LossyRouting:
     """Gives an encoder's layers the experts and weights of the tables: alpha, the network's probabilities."""
 
-    def __init__(self, tables: InputTables, blocks: Sequence[MoE], *, top_k: int) -> None:
+    def __init__(self, tables: ExpertTables, blocks: Sequence[MoE], *, top_k: int) -> None:
         """Take the encoder's layers with experts, in order, and how many experts compute for a token."""
         self._tables, self._top_k = tables, top_k
         self._experts = self._alpha = torch.empty(0)  # of all input tokens of a pass: [T, layers, K]
