@@ -26,6 +26,7 @@ from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.settings import Settings
 from moeflow.train.builtin_sampling import add_sampling_defaults
 from moeflow.train.calibration_text import CALIBRATION_FOLDER
+from moeflow.train.phases import OnProgress, Phase
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 
 if TYPE_CHECKING:
@@ -153,14 +154,12 @@ def _recipe_digest() -> hashlib._Hash:
     return digest
 
 
-def _whole(
-    on_progress: Callable[[int, int], None] | None, *, is_fitting: bool
-) -> Callable[[upcycling.Phase, int, int], None] | None:
+def _whole(on_progress: Callable[[int, int], None] | None, *, is_fitting: bool) -> OnProgress | None:
     """Return what counts the phases as one whole; if routers are not fitted, that is writing alone."""
     if on_progress is None:
         return None
 
-    def report(phase: upcycling.Phase, done: int, total: int) -> None:
+    def report(phase: Phase, done: int, total: int) -> None:
         begin, end = _PHASE_SPANS[phase] if is_fitting else (0, _MADE)
         on_progress(begin + (end - begin) * done // total, _PROGRESS_TOTAL)
 

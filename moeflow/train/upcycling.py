@@ -6,9 +6,8 @@ here the dense model runs over calibration text, so that each router is fitted o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
@@ -26,23 +25,12 @@ from moeflow.models.registry import read_model_config
 from moeflow.train.bare_model import ffn_inputs, load_bare_model, run_sequence
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, windows
+from moeflow.train.phases import OnProgress, Phase, ignore
 from moeflow.train.router_fitting import fit_router
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycled_checkpoint import check_source, mixtral_shapes, write_mixtral
 
 _OTHER_FILES_BYTES = 16 * MIB  # tokenizer and configs
-
-
-class Phase(StrEnum):
-    """What upcycling is busy with, in order, and what its progress counts."""
-
-    READING = "reading"  # bytes
-    CALIBRATING = "calibrating"  # tokens
-    FITTING = "fitting"  # layers
-    WRITING = "writing"  # bytes
-
-
-OnProgress = Callable[[Phase, int, int], None]  # phase, done, total
 
 
 def upcycle(
@@ -63,7 +51,7 @@ def upcycle(
     Raises: CheckpointError if the source is damaged or of another kind, ConfigError if `out` is taken or the
     calibration text unusable, CapacityError if disk or memory do not suffice.
     """
-    report: OnProgress = on_progress or (lambda phase, done, total: None)
+    report = on_progress or ignore
     if out.resolve() in (source.resolve(), *source.resolve().parents):
         raise ConfigError(f"{out} holds the model to start from, which would be lost. Choose another place")
     with closing(open_checkpoint(source)) as checkpoint:

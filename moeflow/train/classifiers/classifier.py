@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,30 +19,16 @@ from moeflow.train.classifiers.expert_use import ExpertUse, expert_use
 from moeflow.train.classifiers.labelled_text import LabelledText, labelled_text, read_lines, sorted_labels
 from moeflow.train.classifiers.network import ClassifierShape, SwitchClassifier
 from moeflow.train.classifiers.saved import load_classifier, save_classifier
-from moeflow.train.classifiers.training import ClassifierTraining, accuracy
-from moeflow.train.predictors.training import Limits, Progress
-from moeflow.train.work_folder import WorkFolder, work_folder
+from moeflow.train.classifiers.training import ClassifierTask, accuracy
+from moeflow.train.loop import Progress, Schedule, TrainingLoop
+from moeflow.train.phases import OnProgress, Phase, ignore
+from moeflow.train.recipe_checks import check_recipe, require
+from moeflow.train.work_folder import work_folder
 
-SAVE_EVERY_S: Final = 60.0
-_SAVING_SHARE: Final = 0.1  # of the time, at most: a large classifier's state takes seconds to write
 _TRAINING: Final = "training"
 _EMBEDDINGS: Final = "model.embed_tokens.weight"
 _TABLE: Final = "embed.weight"
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class Phase(StrEnum):
-    """What the making of a classifier is busy with, in order, and what its progress counts."""
-
-    TOKENS = "tokenizing"  # files
-    START = "enlarging"  # classifiers: the one to enlarge
-    TRAINING = "training"  # seconds, or epochs where so many are wanted
-    MEASURING = "measuring"  # sets of texts
-    WRITING = "writing"  # bytes
-
-
-_Kept = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and what can be said in JSON of them
-OnProgress = Callable[[Phase, int, int], None]  # phase, done, total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,27 +53,17 @@ class ClassifierRecipe:
     dtype: str = "float32"  # of the checkpoint
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "layers", "sparse_layers", "heads", "head_dim", "ffn_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name.replace('_', '-')} is {value}; it must be at least 1")
-        if self.experts < 2:
-            raise ConfigError(f"experts is {self.experts}; it must be at least 2")
-        if self.layers % self.sparse_layers:
-            raise ConfigError(f"layers is {self.layers}; it must be a multiple of sparse-layers, {self.sparse_layers}")
-        if not 0 < self.minutes <= 100_000:
-            raise ConfigError(f"minutes is {self.minutes:g}; it must be above 0")
-        if not 0 < self.learning_rate <= 1:
-            raise ConfigError(f"learning-rate is {self.learning_rate:g}; it must be above 0, and 1 at most")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout is {self.dropout:g}; it must be 0 or more, and below 1")
-        if self.dtype not in _DTYPES:
-            raise ConfigError(f"dtype is {self.dtype}; it must be one of {', '.join(_DTYPES)}")
+        check_recipe(self, "epochs", "batch_size", "layers", "sparse_layers", "heads", "head_dim", "ffn_size")
+        require("experts", self.experts, "at least 2", is_valid=self.experts >= 2)
+        rule = f"a multiple of sparse-layers, {self.sparse_layers}"
+        require("layers", self.layers, rule, is_valid=self.layers % self.sparse_layers == 0)
+        require("dropout", self.dropout, "at least 0 and below 1", is_valid=0 <= self.dropout < 1)
+        require("dtype", self.dtype, f"one of {', '.join(_DTYPES)}", is_valid=self.dtype in _DTYPES)
 
     @property
-    def limits(self) -> Limits:
-        """How long to train: a number of epochs takes the time that it takes."""
-        return Limits(seconds=self.minutes * 60) if self.epochs is None else Limits(epochs=self.epochs)
+    def schedule(self) -> Schedule:
+        """The limit of the training: epochs if given, else the time."""
+        return Schedule(seconds=self.minutes * 60) if self.epochs is None else Schedule(epochs=self.epochs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +117,7 @@ def train_classifier(
     with more experts (`upcycle_from`). One of the two must be given.
     Raises: CheckpointError, ConfigError, CapacityError.
     """
-    report = on_progress or (lambda phase, done, total: None)
+    report = on_progress or ignore
     folder = out.absolute()
     if not overwrite and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} exists already. Replace it (--overwrite), or choose another place (--out)")
@@ -151,16 +125,17 @@ def train_classifier(
     if source is None:
         raise ConfigError("there is no model whose tokens are to be used. Name one (--tokens-from)")
     with work_folder(folder.with_name(f".{folder.name}.training")) as work:
-        kept = None if restart else work.load(_TRAINING)
-        if kept is None:
-            work.clear()  # what failed before its training had begun binds nobody to its options
+        state = work.file(_TRAINING)
+        if restart or not state.path.exists():
+            work.clear()
         files = {name: str(file.absolute()) for name, file in texts.files().items()}
         work.check_recipe({"source": str(source.absolute()), "labels": texts.labels, **files, **asdict(recipe)})
         making = _Making(texts, recipe, source, report)
-        training = making.training(kept, is_enlarged=upcycle_from is not None)
-        _train(training, recipe, work, report)
-        trained = making.measured(training, folder)
-        making.save(training.best_network(), folder, overwrite=overwrite)
+        task = making.task(is_enlarged=upcycle_from is not None, is_resumed=state.path.exists())
+        loop = TrainingLoop(task, recipe.schedule, state)
+        loop.run(lambda progress: report(Phase.TRAINING, *recipe.schedule.count(progress)))
+        trained = making.measured(task, loop.progress, folder)
+        making.save(task.network.eval(), folder, overwrite=overwrite)
         work.clear()
     return trained
 
@@ -180,41 +155,38 @@ class _Making:
             self._sets[name] = labelled_text(file, lines[name], found, self._tokenizer.encode)
         report(Phase.TOKENS, len(lines), len(lines))
 
-    def training(self, kept: _Kept | None, *, is_enlarged: bool) -> ClassifierTraining:
-        """Return the training as it begins, or as it was stopped."""
+    def task(self, *, is_enlarged: bool, is_resumed: bool) -> ClassifierTask:
+        """Return the training at its start; a resumed one gets its weights from its state."""
         torch.manual_seed(self._recipe.seed)
-        network = self._enlarged(fits=kept is None) if is_enlarged else self._fresh()
-        training = ClassifierTraining(
+        network = self._enlarged(fits=not is_resumed) if is_enlarged else self._fresh()
+        return ClassifierTask(
             network,
             self._sets["data"],
             learning_rate=self._recipe.learning_rate,
             batch_size=self._recipe.batch_size,
             seed=self._recipe.seed,
         )
-        if kept is not None:
-            training.restore(Progress(**kept[1]["progress"]), kept[0])
-        return training
 
-    def measured(self, training: ClassifierTraining, folder: Path) -> TrainedClassifier:
-        """Return how well the best classifier does."""
-        network = training.best_network()
-        sets = {"held_out": training.held_out} | {name: self._sets[name] for name in self._sets if name != "data"}
+    def measured(self, task: ClassifierTask, progress: Progress, folder: Path) -> TrainedClassifier:
+        """Return the quality of the trained classifier."""
+        network = task.network
+        sets = {"held_out": task.held_out} | {name: self._sets[name] for name in self._sets if name != "data"}
         accuracies: dict[str, float] = {}
         for name, text in sets.items():
             self._report(Phase.MEASURING, len(accuracies), len(sets) + 1)
             accuracies[name] = accuracy(network, text)
         self._report(Phase.MEASURING, len(sets), len(sets) + 1)
-        use = expert_use(network, training.held_out)
+        use = expert_use(network, task.held_out)
         self._report(Phase.MEASURING, len(sets) + 1, len(sets) + 1)
         return TrainedClassifier(
             folder=folder,
             shape=network.shape,
             labels=self._labels,
-            epochs=training.progress.epoch,
-            loss=training.progress.best_loss,
+            epochs=progress.begun_epochs,
+            loss=progress.best_loss,
             accuracies=accuracies,
             use=use,
-            training_s=training.progress.spent_s,
+            training_s=progress.spent_s,
         )
 
     def save(self, network: SwitchClassifier, folder: Path, *, overwrite: bool) -> None:
@@ -262,11 +234,11 @@ class _Making:
         rows = self._own_rows(table)
         large = SwitchClassifier(_with_experts(shape, self._recipe.experts), rows, self._recipe.dropout)
         if fits:
-            self._report(Phase.START, 0, 1)
+            self._report(Phase.ENLARGING, 0, 1)
             small = SwitchClassifier(shape, rows, self._recipe.dropout)
             _load(small, weights | {_TABLE: rows}, self._source)
             enlarge(small, large, self._sets["data"], self._recipe.seed)
-            self._report(Phase.START, 1, 1)
+            self._report(Phase.ENLARGING, 1, 1)
         return large
 
     def _own_rows(self, table: Tensor) -> Tensor:
@@ -306,25 +278,3 @@ def _load(network: SwitchClassifier, weights: dict[str, Tensor], source: Path) -
         raise CheckpointError(
             f"has other weights than its config says ({error})", file=source, remedy="Train it again"
         ) from error
-
-
-def _train(training: ClassifierTraining, recipe: ClassifierRecipe, work: WorkFolder, report: OnProgress) -> None:
-    saved_s, saving_s = time.monotonic(), 0.0
-
-    def save() -> None:
-        nonlocal saved_s, saving_s
-        start_s = time.monotonic()
-        work.save(_TRAINING, training.tensors(), {"progress": asdict(training.progress)})
-        saved_s = time.monotonic()
-        saving_s = saved_s - start_s
-
-    def on_step(progress: Progress) -> None:
-        done, total = progress.spent_s, recipe.limits.seconds
-        if recipe.epochs is not None:
-            done, total = progress.epoch, recipe.epochs
-        report(Phase.TRAINING, int(min(done, total)), max(int(total), 1))
-        if time.monotonic() - saved_s > max(SAVE_EVERY_S, saving_s / _SAVING_SHARE):
-            save()
-
-    training.run(recipe.limits, on_step)
-    save()

@@ -1,6 +1,6 @@
-"""Which text a predictor learns from: pieces of the user's, or what the model itself says, round by round.
+"""Sources of text for a predictor: pieces of the user's file, or the model's own text, round by round.
 
-A round depends on its number and the seed alone, so that work that was stopped goes on with the same text.
+A round depends on its number and the seed alone, so that resumed work has the same text.
 """
 
 from __future__ import annotations
@@ -13,31 +13,29 @@ from typing import Final, Protocol
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.train.speculators.prompts import around_a_question, prompts, read_texts
-from moeflow.train.speculators.teacher_text import QUESTION_TOKENS, answers, said, say_round
+from moeflow.train.speculators.prompts import read_texts
+from moeflow.train.speculators.teacher_text import Teacher, answers, half_context, said
 
 ROUND_SEQUENCES: Final = 64
-SEQUENCE_TOKENS: Final = 256  # of a piece, or of an answer, at most
+SEQUENCE_TOKENS: Final = 256  # of a piece or an answer, at most
 _PIECE_CHARACTERS: Final = 4 * SEQUENCE_TOKENS
-_PROMPT_TOKENS: Final = 192
-_REPLACED: Final = 0.2  # of the tokens of text that is made
+_REPLACED: Final = 0.2  # of a variant's tokens
 _TEMPERATURE: Final = 0.8
-_ANSWER_TOKENS: Final = 64  # of a decoder behind an encoder, at most
-_LEAST_CHAT: Final = 2 * QUESTION_TOKENS  # tokens of half a context, below which a model makes up no questions
+_ANSWER_TOKENS: Final = 64  # of an encoder-decoder, at most
 
 
 class LearningText(Protocol):
-    """Where sequences come from."""
+    """A source of sequences."""
 
     def round(self, number: int) -> list[list[int]]:
-        """Return a round's sequences, of one token or more; none: there are no more. Blocks: while a model speaks."""
+        """Return a round's sequences of one token or more; [] after the last. Blocks: while a model generates."""
 
 
 class UsersText:
-    """Pieces of a file, or the first column of a .tsv line by line; each once, in an order that the seed decides."""
+    """Pieces of a file, or the first column of each line of a .tsv; each once, in random order."""
 
     def __init__(self, file: Path, tokenizer: Tokenizer, max_tokens: int, seed: int) -> None:
-        """`max_tokens` is the longest context of the model. Raises: ConfigError if it is no text, or too short."""
+        """`max_tokens` is the model's context. Raises: ConfigError if the file is not text, or too short."""
         self._tokenizer, self._max_tokens = tokenizer, min(SEQUENCE_TOKENS, max_tokens)
         (text,) = read_texts(file)
         self._pieces = _inputs(text) if file.suffix == ".tsv" else _pieces(text)
@@ -59,14 +57,13 @@ def _inputs(table: str) -> list[str]:
 
 
 class MadeText:
-    """Text that was found, with some tokens replaced by any others, as much as is asked for.
+    """Variants of sequences with some tokens replaced at random, without end.
 
-    A router's choice is mostly that of a token wherever it stands, and most tokens are rare: so more of them are seen,
-    and between others than where they were found.
+    Routing depends mostly on the token itself, and most tokens are rare. Variants show more of them, in new contexts.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]], vocab_size: int, seed: int) -> None:
-        """Take sequences, of which there is at least one, and how many tokens there are."""
+        """There is at least one sequence."""
         self._sequences, self._vocab_size, self._seed = sequences, vocab_size, seed
 
     def round(self, number: int) -> list[list[int]]:
@@ -80,16 +77,16 @@ class MadeText:
 
 
 class AnsweredText:
-    """The user's text as inputs of an encoder-decoder, each with what its decoder begins with and continues."""
+    """The user's text as inputs of an encoder-decoder, each with the decoder's start token and answer."""
 
     def __init__(self, inputs: UsersText, engine: Engine, seed: int, on_tokens: Callable[[int], None]) -> None:
-        """on_tokens(num_tokens) is called after each pass that generates."""
+        """on_tokens(num_tokens) is called after each pass."""
         assert engine.model.encoder is not None
         self._inputs, self._engine, self._seed, self._on_tokens = inputs, engine, seed, on_tokens
         self._start = engine.model.encoder.decoder_start_token_id
 
     def round(self, number: int) -> list[tuple[list[int], list[int]]]:
-        """Return a round's inputs and the decoder's tokens; none: there are no more. Raises: EngineError."""
+        """Return a round's inputs and the decoder's tokens; [] after the last. Raises: EngineError."""
         inputs = self._inputs.round(number)
         sampling = SamplingParams(max_tokens=_ANSWER_TOKENS, temperature=_TEMPERATURE)
         outputs = answers(self._engine, inputs, sampling, self._seed * 1_000_003 + number, self._on_tokens)
@@ -97,30 +94,20 @@ class AnsweredText:
 
 
 class ModelsText:
-    """What the model says, half of it about questions that it makes up, and as `moeflow train speculator` asks it."""
+    """The model's own text, prompted as by `moeflow train speculator`."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, seed: int, on_tokens: Callable[[int], None]) -> None:
-        """on_tokens(num_tokens) is called after each pass that generates."""
-        self._engine, self._tokenizer, self._seed, self._on_tokens = engine, tokenizer, seed, on_tokens
-        self._longest = max(engine.config.scheduler.max_model_len // 2 - 1, 1)
-        self._chat = around_a_question(tokenizer) if self._longest > _LEAST_CHAT else None
-        self._texts = read_texts(None)
+    def __init__(self, engine: Engine, seed: int, on_tokens: Callable[[int], None]) -> None:
+        """on_tokens(num_tokens) is called after each pass."""
+        self._teacher = Teacher(
+            engine,
+            read_texts(None),
+            answer_tokens=min(SEQUENCE_TOKENS, half_context(engine)),
+            temperature=_TEMPERATURE,
+            seed=seed,
+            on_tokens=on_tokens,
+        )
 
     def round(self, number: int) -> list[list[int]]:
         """See `LearningText.round`. Raises: EngineError if the model fails."""
-        asked = prompts(
-            self._texts,
-            self._tokenizer,
-            max_tokens=min(_PROMPT_TOKENS, self._longest),
-            seed=self._seed * 1_000_003 + number,
-        )
-        said = say_round(
-            self._engine,
-            asked,
-            number,
-            chat=self._chat,
-            max_tokens=min(SEQUENCE_TOKENS, self._longest),
-            temperature=_TEMPERATURE,
-            on_tokens=self._on_tokens,
-        )
-        return [said.token_ids[where].tolist() for where in said.sequences()]
+        text = self._teacher.round(number)
+        return [text.token_ids[where].tolist() for where in text.sequences()]

@@ -49,14 +49,14 @@ def test_a_round_depends_on_its_number_alone(rounds):
     (first, second, again), counted = rounds
     assert all(torch.equal(first.tensors()[name], again.tensors()[name]) for name in first.tensors())
     assert not torch.equal(first.token_ids, second.token_ids)
-    assert sum(counted) > first.num_said + second.num_said + again.num_said  # questions were counted, too
+    assert sum(counted) > first.num_tokens + second.num_tokens + again.num_tokens  # questions were counted, too
 
 
 def test_what_was_likely_is_the_models_own_distribution(rounds, model):
     (text, *_), _ = rounds
     with closing(open_checkpoint(model)) as checkpoint:
         plain = load_bare_model(checkpoint)
-    for where in list(text.sequences())[:: ROUND_SEQUENCES // 4]:
+    for where in text.sequences()[:: ROUND_SEQUENCES // 4]:
         logprobs = plain.logits(run_sequence(plain, text.token_ids[where].tolist())).log_softmax(dim=-1)
         is_said = text.likeliest[where][1:, 0] != UNKNOWN
         found = logprobs[:-1][is_said].gather(1, text.likeliest[where][1:][is_said])
@@ -66,7 +66,7 @@ def test_what_was_likely_is_the_models_own_distribution(rounds, model):
 
 def test_half_of_a_round_is_asked_by_the_model_itself_as_its_template_says(rounds, tokenizer):
     (text, *_), _ = rounds
-    sequences = list(text.sequences())
+    sequences = text.sequences()
     assert len(sequences) == ROUND_SEQUENCES
     for where in sequences[: ROUND_SEQUENCES // 2]:
         assert text.token_ids[where][: len(PROMPT)].tolist() == PROMPT
