@@ -131,7 +131,7 @@ def test_errors_name_the_remedy(folder, small, tmp_path):
         (("--layers", "3"), "multiple of sparse-layers"),
         (("--minutes", "0"), "minutes is 0"),
         (("--dropout", "1"), "dropout is 1"),
-        (("--upcycle-from", str(folder / "small")), "leave --tokens-from out"),
+        (("--upcycle-from", str(folder / "small")), "remove --tokens-from"),
     ):
         done = run(folder, "never", *options)
         assert (done.exit_code, complaint in done.stderr) == (2, True), (options, done.output)
