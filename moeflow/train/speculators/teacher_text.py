@@ -64,7 +64,10 @@ def running_target(settings: Settings, report: OnProgress) -> Iterator[tuple[Eng
 
 
 class Teacher:
-    """Generates rounds: half of a chat model's questions are its own, the others are made of `texts`."""
+    """Generates rounds of answers to prompts from `texts`.
+
+    A chat model generates half of its questions itself (Magpie, 2406.08464), since these resemble real ones.
+    """
 
     def __init__(
         self,
@@ -85,52 +88,22 @@ class Teacher:
 
     def round(self, number: int) -> TeacherText:
         """Return a round's text. Raises: EngineError if a pass fails."""
-        return say_round(
-            self._engine,
-            prompts(
-                self._texts,
-                self._tokenizer,
-                max_tokens=min(_PROMPT_TOKENS, self._longest),
-                seed=self._seed * 1_000_003 + number,
-            ),
-            number,
-            chat=self._chat,
-            max_tokens=self._answer_tokens,
-            temperature=self._temperature,
-            on_tokens=self._on_tokens,
-        )
+        chat, longest = self._chat, min(_PROMPT_TOKENS, self._longest)
+        num_questions = 0 if chat is None else ROUND_SEQUENCES // 2
+        pieces = prompts(self._texts, self._tokenizer, max_tokens=longest, seed=self._seed * 1_000_003 + number)
+        asked = list(islice(pieces, ROUND_SEQUENCES - num_questions))
+        if chat is not None:
+            sampling = SamplingParams(max_tokens=QUESTION_TOKENS, temperature=1.0)
+            begun = answers(self._engine, [chat[0]] * num_questions, sampling, 2 * number, self._on_tokens)
+            asked += [[*chat[0], *_without_end(said(outputs), chat[1]), *chat[1]] for outputs in begun]
+        sampling = SamplingParams(max_tokens=self._answer_tokens, temperature=self._temperature, logprobs=TOP_K)
+        outputs = answers(self._engine, asked, sampling, 2 * number + 1, self._on_tokens)
+        return TeacherText.joined(list(map(_sequence, asked, outputs)))
 
 
 def half_context(engine: Engine) -> int:
     """Return the longest prompt, in tokens, that leaves room for an answer of the same length."""
     return max(engine.config.scheduler.max_model_len // 2 - 1, 1)
-
-
-def say_round(
-    engine: Engine,
-    prompts: Iterator[list[int]],
-    number: int,
-    *,
-    chat: tuple[list[int], list[int]] | None,
-    max_tokens: int,
-    temperature: float,
-    on_tokens: Callable[[int], None],
-) -> TeacherText:
-    """Return the engine's answers to the prompts of a round.
-
-    `chat` are the tokens before and after a user's question. With it the model generates half of the questions itself
-    (Magpie, 2406.08464), since these resemble real ones. The others are the next of `prompts`.
-    on_tokens(num_tokens) is called after each pass. Raises: EngineError if a pass fails.
-    """
-    num_questions = 0 if chat is None else ROUND_SEQUENCES // 2
-    asked = list(islice(prompts, ROUND_SEQUENCES - num_questions))
-    if chat is not None:
-        sampling = SamplingParams(max_tokens=QUESTION_TOKENS, temperature=1.0)
-        begun = answers(engine, [chat[0]] * num_questions, sampling, 2 * number, on_tokens)
-        asked += [[*chat[0], *_without_end(said(outputs), chat[1]), *chat[1]] for outputs in begun]
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, logprobs=TOP_K)
-    said_of_each = answers(engine, asked, sampling, 2 * number + 1, on_tokens)
-    return TeacherText.joined([_sequence(prompt, outputs) for prompt, outputs in zip(asked, said_of_each, strict=True)])
 
 
 def answers(
@@ -177,12 +150,12 @@ def _without_end(question: list[int], behind: Sequence[int]) -> list[int]:
 def _sequence(prompt: list[int], outputs: Sequence[TokenOutput]) -> TeacherText:
     own = said(outputs)
     tops = [place.top for output in outputs for place in output.logprobs or ()]
-    unknown = torch.full((len(prompt), TOP_K), UNKNOWN)
-    likeliest = torch.tensor([[token_id for token_id, _ in top] for top in tops], dtype=torch.int64).view(-1, TOP_K)
-    logprobs = torch.tensor([[logprob for _, logprob in top] for top in tops], dtype=torch.float32).view(-1, TOP_K)
+    likeliest = torch.tensor([[token_id for token_id, _ in top] for top in tops], dtype=torch.int64)
+    logprobs = torch.tensor([[logprob for _, logprob in top] for top in tops], dtype=torch.float32)
+    shape = (len(prompt), TOP_K)
     return TeacherText(
         torch.tensor(prompt + own, dtype=torch.int64),
         torch.tensor([len(prompt) + len(own)]),
-        torch.cat([unknown, likeliest]),
-        torch.cat([torch.zeros(len(prompt), TOP_K), logprobs]),
+        torch.cat([torch.full(shape, UNKNOWN), likeliest.view(-1, TOP_K)]),
+        torch.cat([torch.zeros(shape), logprobs.view(-1, TOP_K)]),
     )

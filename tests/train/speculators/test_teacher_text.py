@@ -14,8 +14,9 @@ from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.bare_model import load_bare_model, run_sequence
+from moeflow.train.speculators import teacher_text
 from moeflow.train.speculators.prompts import around_a_question
-from moeflow.train.speculators.teacher_text import QUESTION_TOKENS, ROUND_SEQUENCES, UNKNOWN, say_round
+from moeflow.train.speculators.teacher_text import QUESTION_TOKENS, ROUND_SEQUENCES, UNKNOWN, Teacher
 from tests.tiny_llama import write_tiny_llama
 
 PROMPT = [5, 9, 200]
@@ -36,13 +37,16 @@ def tokenizer(model):
 
 
 @pytest.fixture(scope="module")
-def rounds(model, tokenizer):
-    """Return what is said in two rounds, the first of them once more, and tokens that were counted."""
+def rounds(model):
+    """Return the text of two rounds, the first of them repeated, and the counted tokens."""
     counted = []
-    with closing(Engine.load(resolve(Settings(model=str(model), max_num_seqs=32)).config)) as engine:
-        asked = {"max_tokens": ANSWER_TOKENS, "temperature": 0.8, "on_tokens": counted.append}
-        chat = around_a_question(tokenizer)
-        return [say_round(engine, repeat(PROMPT), number, chat=chat, **asked) for number in (0, 1, 0)], counted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher_text, "prompts", lambda *_, **__: repeat(PROMPT))
+        with closing(Engine.load(resolve(Settings(model=str(model), max_num_seqs=32)).config)) as engine:
+            teacher = Teacher(
+                engine, [], answer_tokens=ANSWER_TOKENS, temperature=0.8, seed=0, on_tokens=counted.append
+            )
+            return [teacher.round(number) for number in (0, 1, 0)], counted
 
 
 def test_a_round_depends_on_its_number_alone(rounds):
