@@ -1,7 +1,7 @@
 """The one training loop: steps, evaluation on held-out data, early stopping, a time budget, and resuming.
 
-It is ours because neither transformers' Trainer nor Lightning Fabric resumes a time budget to the same bits, and both
-add seconds of import and a dependency.
+It is ours because transformers' Trainer and Lightning Fabric do not resume a time budget to the same bits. Both add a
+dependency and seconds of import.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class TrainingLoop(Generic[Batch]):
         """Train to the end, then put the best weights in place. `on_step` is called after each step.
 
         The state is saved at the start, once a minute, on Ctrl-C and at the end. Raises: ConfigError if there is no
-        batch, or no room for the state.
+        batch, or the disk is full.
         """
         if not self.progress.steps:
             self._save()

@@ -33,7 +33,7 @@ class StateFile:
     path: Path
 
     def save(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any] | None = None) -> None:
-        """Replace the file. Raises: ConfigError if there is no room; OSError."""
+        """Replace the file. Raises: ConfigError if the disk is full; OSError."""
         unfinished = self.path.with_suffix(".unfinished")
         texts = {key: json.dumps(value) for key, value in (metadata or {}).items()}
         try:

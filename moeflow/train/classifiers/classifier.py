@@ -1,10 +1,10 @@
-"""From labelled texts to a classifier with experts: reading, a start, training, measuring and a checkpoint."""
+"""Trains a classifier with experts: reads labelled texts, initializes, trains, measures, saves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,9 +33,9 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierRecipe:
-    """What decides the result, beside the texts. Raises: ConfigError when a value is out of its range.
+    """The options that decide the result, besides the texts. Raises: ConfigError when a value is out of its range.
 
-    Layers, heads and ffn-size are those of the classifier to enlarge where there is one.
+    A classifier to enlarge has its own layers, heads and ffn-size.
     """
 
     minutes: float = 5.0  # of training
@@ -68,21 +68,21 @@ class ClassifierRecipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierTexts:
-    """Which files there are: lines of `text<TAB>label`."""
+    """Files with lines of `text<TAB>label`."""
 
-    data: Path  # of which a tenth is held out
+    data: Path  # a tenth is held out
     dev: Path | None = None
     test: Path | None = None
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the sorted labels; none: the labels
 
     def files(self) -> dict[str, Path]:
-        """Return those that there are, by name."""
+        """Return the given files by name."""
         return {name: file for name in ("data", "dev", "test") if (file := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedClassifier:
-    """What was trained, and how well."""
+    """A trained classifier and its quality."""
 
     folder: Path
     shape: ClassifierShape
@@ -91,13 +91,11 @@ class TrainedClassifier:
     loss: float  # of the best epoch on held-out texts, in nats
     accuracies: dict[str, float]  # by set of texts: held_out, dev, test
     use: ExpertUse  # on held-out texts
-    training_s: float  # of all starts together
+    training_s: float  # of all starts
 
     def in_figures(self) -> dict[str, Any]:
-        """Return all but the place, as JSON has it."""
-        figures = asdict(self)
-        del figures["folder"]
-        return figures
+        """Return all but the folder, for JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 
 def train_classifier(
@@ -111,19 +109,18 @@ def train_classifier(
     restart: bool = False,
     on_progress: OnProgress | None = None,
 ) -> TrainedClassifier:
-    """Train a classifier and save it in folder `out`; unfinished work is gone on with.
+    """Train a classifier and save it in folder `out`; resume unfinished work.
 
-    Tokenizer and first embeddings are those of the model `tokens_from`; or all is a classifier's, which is trained on
-    with more experts (`upcycle_from`). One of the two must be given.
-    Raises: CheckpointError, ConfigError, CapacityError.
+    It starts with the tokenizer and embeddings of the model `tokens_from`, or with the classifier `upcycle_from`, which
+    gets more experts. One of the two must be given. Raises: CheckpointError, ConfigError, CapacityError.
     """
     report = on_progress or ignore
     folder = out.absolute()
     if not overwrite and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists already. Replace it (--overwrite), or choose another place (--out)")
+        raise ConfigError(f"{folder} exists already. Replace it (--overwrite), or choose another folder (--out)")
     source = upcycle_from or tokens_from
     if source is None:
-        raise ConfigError("there is no model whose tokens are to be used. Name one (--tokens-from)")
+        raise ConfigError("no model is given for the tokenizer and embeddings. Name one (--tokens-from)")
     with work_folder(folder.with_name(f".{folder.name}.training")) as work:
         state = work.file(_TRAINING)
         if restart or not state.path.exists():
@@ -141,7 +138,7 @@ def train_classifier(
 
 
 class _Making:
-    """What a classifier is made of."""
+    """The texts, tokens and labels of a classifier."""
 
     def __init__(self, texts: ClassifierTexts, recipe: ClassifierRecipe, source: Path, report: OnProgress) -> None:
         self._recipe, self._source, self._report = recipe, source, report
@@ -173,11 +170,10 @@ class _Making:
         sets = {"held_out": task.held_out} | {name: self._sets[name] for name in self._sets if name != "data"}
         accuracies: dict[str, float] = {}
         for name, text in sets.items():
-            self._report(Phase.MEASURING, len(accuracies), len(sets) + 1)
+            self._report(Phase.MEASURING, len(accuracies), len(sets))
             accuracies[name] = accuracy(network, text)
-        self._report(Phase.MEASURING, len(sets), len(sets) + 1)
         use = expert_use(network, task.held_out)
-        self._report(Phase.MEASURING, len(sets) + 1, len(sets) + 1)
+        self._report(Phase.MEASURING, len(sets), len(sets))
         return TrainedClassifier(
             folder=folder,
             shape=network.shape,
@@ -190,7 +186,7 @@ class _Making:
         )
 
     def save(self, network: SwitchClassifier, folder: Path, *, overwrite: bool) -> None:
-        """Write the checkpoint, with learnt embeddings where there are any."""
+        """Write the checkpoint, with the trained embeddings."""
         self._table[self._rows] = network.embed.weight.detach()
         save_classifier(
             network,
@@ -210,7 +206,7 @@ class _Making:
                 raise CheckpointError(
                     f"has no {_EMBEDDINGS}",
                     file=checkpoint.path,
-                    remedy="Take the tokens of a language model that is a decoder (--tokens-from)",
+                    remedy="Use the tokens of a decoder-only model (--tokens-from)",
                 )
             table = checkpoint.read(_EMBEDDINGS).float()
         shape = ClassifierShape(
@@ -226,13 +222,13 @@ class _Making:
         return SwitchClassifier(shape, self._own_rows(table / table.std()), recipe.dropout)  # T5's start with 1
 
     def _enlarged(self, *, fits: bool) -> SwitchClassifier:
-        """Return a classifier made from another; `fits`: with its weights, which else are to be restored."""
+        """Return a larger classifier, with weights if `fits`."""
         shape, weights, table, labels = load_classifier(self._source)
         if labels != self._labels:
-            raise ConfigError(f"the labels are {self._labels}, those of {self._source} are {labels}. Give --labels")
+            raise ConfigError(f"the labels are {self._labels}, but {self._source} has {labels}. Give --labels")
         check_enlarging(shape.num_experts, self._recipe.experts)
         rows = self._own_rows(table)
-        large = SwitchClassifier(_with_experts(shape, self._recipe.experts), rows, self._recipe.dropout)
+        large = SwitchClassifier(replace(shape, num_experts=self._recipe.experts), rows, self._recipe.dropout)
         if fits:
             self._report(Phase.ENLARGING, 0, 1)
             small = SwitchClassifier(shape, rows, self._recipe.dropout)
@@ -242,12 +238,12 @@ class _Making:
         return large
 
     def _own_rows(self, table: Tensor) -> Tensor:
-        """Keep the embeddings of all tokens, and return those that occur, whose places texts name from here on."""
+        """Return the embeddings of the tokens that occur, and renumber the tokens of all texts accordingly."""
         self._table = table
         self._rows = torch.unique(torch.cat([ids for text in self._sets.values() for ids in text.token_ids]))
         if int(self._rows[-1]) >= len(table):
             raise CheckpointError(
-                f"the tokenizer has more tokens than the {len(table)} that there are embeddings of",
+                f"the tokenizer has more tokens than the table of {len(table)} embeddings",
                 file=self._source,
                 remedy="Download the model again",
             )
@@ -260,15 +256,11 @@ class _Making:
 
 def _names(found: Sequence[str], texts: ClassifierTexts) -> list[str]:
     if len(found) < 2:
-        raise ConfigError(f"{texts.data} has the label {found[0]!r} only: there is nothing to tell apart")
+        raise ConfigError(f"{texts.data} has only the label {found[0]!r}; at least two are needed")
     names = list(texts.labels or found)
     if len(set(names)) != len(found):
         raise ConfigError(f"labels names {', '.join(names)}; {texts.data} has {len(found)}: {', '.join(found)}")
     return names
-
-
-def _with_experts(shape: ClassifierShape, num_experts: int) -> ClassifierShape:
-    return ClassifierShape(**(asdict(shape) | {"num_experts": num_experts}))
 
 
 def _load(network: SwitchClassifier, weights: dict[str, Tensor], source: Path) -> None:
@@ -276,5 +268,5 @@ def _load(network: SwitchClassifier, weights: dict[str, Tensor], source: Path) -
         network.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(
-            f"has other weights than its config says ({error})", file=source, remedy="Train it again"
+            f"its weights do not match its config ({error})", file=source, remedy="Train it again"
         ) from error

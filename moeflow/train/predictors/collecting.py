@@ -5,19 +5,16 @@ The text of an encoder is inputs; the text of its decoder is the model's answers
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
 from moeflow.engine.engine import Engine
-from moeflow.engine.model_runner import ModelRunner
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.expert_predictor.network import PredictorShape
 from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.planner.settings import Settings
 from moeflow.train.phases import OnProgress
-from moeflow.train.predictors.learning_text import AnsweredText, LearningText, MadeText, ModelsText, UsersText
+from moeflow.train.predictors.learning_text import Source, decoder_answers, models_text, users_text, variants
 from moeflow.train.predictors.recipe import TEXT_SHARE, PredictorRecipe
 from moeflow.train.predictors.routed_text import RoutedText, routed, routed_answers
 from moeflow.train.predictors.training import sequences_to_learn
@@ -44,73 +41,51 @@ def collected_text(
     rounds = TextRounds(RoutedText, work, report, text_tokens=recipe.text_tokens, seconds=seconds)
     if not (work.file(TRAINING).path.exists() or rounds.is_enough):
         with running_target(settings, report) as (engine, runner):
-            source = _answer_rounds if is_behind_encoder else _text_rounds
-            rounds.collect(source(rounds, engine, runner, recipe, min(NUM_KEPT, shape.num_experts), data))
+            seed, on_tokens = recipe.seed, rounds.on_tokens
+            source = models_text(engine, seed, on_tokens) if data is None else users_text(data, engine, seed)
+            routing = _Routing(rounds, engine, runner.model, source, recipe, min(NUM_KEPT, shape.num_experts))
+            rounds.collect(routing.of_answers if is_behind_encoder else routing.of_text)
     return RoutedText.joined(rounds.rounds)
 
 
-NextRound = Callable[[int], RoutedText | None]
+class _Routing:
+    """Runs the rounds of a source through the model."""
 
+    def __init__(
+        self,
+        rounds: TextRounds[RoutedText],
+        engine: Engine,
+        model: LanguageModel,
+        source: Source,
+        recipe: PredictorRecipe,
+        num_kept: int,
+    ) -> None:
+        self._rounds, self._engine, self._model, self._source = rounds, engine, model, source
+        self._recipe, self._num_kept = recipe, num_kept
+        self._are_found = True  # until the source is exhausted
 
-def _answer_rounds(
-    rounds: TextRounds[RoutedText],
-    engine: Engine,
-    runner: ModelRunner,
-    recipe: PredictorRecipe,
-    num_kept: int,
-    data: Path | None,
-) -> NextRound:
-    """Return the source of the model's answers to the user's inputs."""
-    source = AnsweredText(_users_text(engine, recipe, data), engine, recipe.seed, rounds.on_tokens)
-    model = cast(EncoderDecoderLM, runner.model)
+    def of_answers(self, number: int) -> RoutedText | None:
+        """Return a round of the decoder's answers."""
+        seed = self._recipe.seed * 1_000_003 + number
+        pairs = decoder_answers(self._engine, self._source(number), seed, self._rounds.on_tokens)
+        return routed_answers(cast(EncoderDecoderLM, self._model), pairs, self._num_kept, self._tick) if pairs else None
 
-    def next_round(number: int) -> RoutedText | None:
-        pairs = source.round(number)
-        return routed_answers(model, pairs, num_kept, lambda _: rounds.on_tokens(0)) if pairs else None
-
-    return next_round
-
-
-def _text_rounds(
-    rounds: TextRounds[RoutedText],
-    engine: Engine,
-    runner: ModelRunner,
-    recipe: PredictorRecipe,
-    num_kept: int,
-    data: Path | None,
-) -> NextRound:
-    """Return the source of the text of the user or the model, then of variants of it with replaced tokens."""
-    own = data is None
-    source: LearningText = (
-        ModelsText(engine, recipe.seed, rounds.on_tokens) if own else _users_text(engine, recipe, data)
-    )
-    model = cast(LanguageModel, runner.model)
-    made: MadeText | None = None  # once the source is exhausted
-
-    def next_round(number: int) -> RoutedText | None:
-        nonlocal made
-        sequences = source.round(number) if made is None else []
-        if not sequences and made is None and rounds.rounds:
-            found = sequences_to_learn(RoutedText.joined(rounds.rounds))
-            made = MadeText(found, engine.model.vocab_size, recipe.seed)
-        if made is not None and not _has_made_enough(rounds, recipe):
-            sequences = made.round(number)
-        if not sequences:
+    def of_text(self, number: int) -> RoutedText | None:
+        """Return a round of the source, then of variants until these are half of the text."""
+        sequences = self._source(number)
+        if not sequences and self._are_found and self._rounds.rounds:
+            found = sequences_to_learn(RoutedText.joined(self._rounds.rounds))
+            self._source = variants(found, self._engine.model.vocab_size, self._recipe.seed)
+            self._are_found, sequences = False, self._source(number)
+        if not sequences or (not self._are_found and self._is_half_variants):
             return None
-        return routed(model, sequences, num_kept, lambda _: rounds.on_tokens(0), are_found=made is None)
+        return routed(self._model, sequences, self._num_kept, self._tick, are_found=self._are_found)
 
-    return next_round
+    @property
+    def _is_half_variants(self) -> bool:
+        """Whether half of the text is variants, unless the recipe has a number of tokens."""
+        num_found = sum(int(text.lengths[text.is_found].sum()) for text in self._rounds.rounds)
+        return self._recipe.text_tokens is None and self._rounds.num_tokens >= 2 * num_found
 
-
-def _has_made_enough(rounds: TextRounds[RoutedText], recipe: PredictorRecipe) -> bool:
-    """Whether half of the text is variants, unless the recipe has a number of tokens."""
-    num_found = sum(int(text.lengths[text.is_found].sum()) for text in rounds.rounds)
-    return recipe.text_tokens is None and rounds.num_tokens >= 2 * num_found
-
-
-def _users_text(engine: Engine, recipe: PredictorRecipe, data: Path | None) -> UsersText:
-    assert data is not None, "an encoder has the user's text"
-    tokenizer = Tokenizer.load(engine.config.model_path)
-    encoder = engine.model.encoder
-    longest = engine.model.max_model_len if encoder is None else encoder.max_input_tokens
-    return UsersText(data, tokenizer, longest, recipe.seed)
+    def _tick(self, _: int) -> None:
+        self._rounds.on_tokens(0)

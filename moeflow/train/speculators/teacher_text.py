@@ -35,7 +35,7 @@ UNKNOWN: Final = -1  # token id in prompts, for which the target was not run
 ROUND_SEQUENCES: Final = 64  # generated concurrently
 QUESTION_TOKENS: Final = 64  # of a question from the model
 _PROMPT_TOKENS: Final = 192
-_MIN_CHAT: Final = 2 * QUESTION_TOKENS  # tokens of half a context; shorter ones have no room for questions
+_MIN_CHAT: Final = 2 * QUESTION_TOKENS  # tokens of half a context; shorter ones are too short for questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Teacher:
 
 
 def half_context(engine: Engine) -> int:
-    """Return the longest prompt, in tokens, that leaves room for an answer of the same length."""
+    """Return the longest prompt, in tokens, with space for an answer of the same length."""
     return max(engine.config.scheduler.max_model_len // 2 - 1, 1)
 
 

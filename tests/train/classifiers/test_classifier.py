@@ -125,7 +125,7 @@ def test_errors_name_the_remedy(folder, small, tmp_path):
     write_json(tmp_path / "bare" / "config.json", {"architectures": ["Other"]})
     for options, complaint in (
         (("--data", str(tmp_path / "bad.tsv")), "bad.tsv, line 1"),
-        (("--data", str(tmp_path / "one.tsv")), "nothing to tell apart"),
+        (("--data", str(tmp_path / "one.tsv")), "at least two are needed"),
         (("--labels", "a,b,c"), "labels names a, b, c"),
         (("--experts", "1"), "experts is 1"),
         (("--layers", "3"), "multiple of sparse-layers"),
