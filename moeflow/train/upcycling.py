@@ -1,7 +1,6 @@
-"""Makes a Mixture-of-Experts model from a dense one: reads, listens, fits routers, writes.
+"""Upcycles a dense model: runs it over calibration text, fits a router to each layer's inputs, writes experts.
 
-The arithmetic of experts and files is in `train/upcycled_checkpoint.py`, that of routers in `router_fitting.py`;
-here the dense model runs over calibration text, so that each router is fitted on what its layer sees.
+`upcycled_checkpoint.py` makes experts and files, `router_fitting.py` makes routers.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ def upcycle(
 ) -> None:
     """Make a Mixtral-architecture model in folder `out` from a dense Llama-architecture one.
 
-    Whatever goes wrong, `out` is afterwards what it was before. The same arguments give the same bytes. `routers`, one
-    [E, H] a layer, are taken instead of being fitted to calibration text; there is only a phase of writing then.
+    An error leaves `out` unchanged. The same arguments give the same bytes. With `routers`, [E, H] for each layer,
+    nothing is fitted, and the only phase is writing.
 
-    Raises: CheckpointError if the source is damaged or of another kind, ConfigError if `out` is taken or the
-    calibration text unusable, CapacityError if disk or memory do not suffice.
+    Raises: CheckpointError if the source is damaged or of another kind; ConfigError if `out` exists or the calibration
+    text is unusable; CapacityError if disk or memory are too small.
     """
     report = on_progress or ignore
     if out.resolve() in (source.resolve(), *source.resolve().parents):
-        raise ConfigError(f"{out} holds the model to start from, which would be lost. Choose another place")
+        raise ConfigError(f"{out} holds the source model and would replace it. Choose another folder (--out)")
     with closing(open_checkpoint(source)) as checkpoint:
         check_source(checkpoint)
         shape = read_model_config(checkpoint)
@@ -70,9 +69,9 @@ def upcycle(
 def fit_routers(
     checkpoint: Checkpoint, texts: list[list[int]], recipe: UpcycleRecipe, report: OnProgress
 ) -> list[torch.Tensor]:
-    """Return one router a layer, [E, H], fitted to what the dense model's layers see of the texts, token ids each.
+    """Return one router per layer, [E, H], fitted to the layer's inputs for texts of token ids.
 
-    Raises: CapacityError if memory does not hold the model, CheckpointError.
+    Raises: CapacityError if memory does not hold the model; CheckpointError.
     """
     collected = listen(load_bare_model(checkpoint, partial(report, Phase.READING)), texts, report)
     routers = []
@@ -84,7 +83,7 @@ def fit_routers(
 
 
 def listen(model: CausalLM, texts: list[list[int]], report: OnProgress) -> list[list[torch.Tensor]]:
-    """Return what each layer's feed-forward block gets, a window at a time, [T, H]."""
+    """Return the inputs of each layer's feed-forward block, [T, H] for each window."""
     total = sum(map(len, texts))
     done = 0
     with ffn_inputs(model.layers) as collected:
