@@ -10,8 +10,8 @@ from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.hardware.host import HostResources
 from moeflow.train import bare_model
 from moeflow.train.bare_model import load_bare_model, run_sequence
-from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.phases import Phase
+from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycling import upcycle
 from moeflow.train.upcycling_quality import measure_quality
 from tests.tiny_llama import LAYERS, write_tiny_llama
