@@ -7,13 +7,10 @@ fingerprint of all inputs, so another recipe makes another model.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import json
 import logging
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +23,7 @@ from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.settings import Settings
 from moeflow.train.builtin_sampling import add_sampling_defaults
 from moeflow.train.calibration_text import CALIBRATION_FOLDER
+from moeflow.train.folder_lock import folder_lock
 from moeflow.train.phases import OnProgress, Phase
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 
@@ -87,7 +85,7 @@ def ensure_builtin_model(cache_dir: Path, on_progress: Callable[[int, int], None
 def _make(target: Path, cache_dir: Path, on_progress: Callable[[int, int], None] | None) -> None:
     """Make and pack the model, unless another process has done so."""
     source = builtin_source()
-    with _only_one(target.parent):
+    with folder_lock(target.parent, "--cache-dir", waits=True):
         if not target.is_dir():
             routers = builtin_routers.read_routers(builtin_routers.ROUTERS_FILE, fingerprint(source))
             report = _whole(on_progress, is_fitting=routers is None)
@@ -159,20 +157,3 @@ def _whole(on_progress: Callable[[int, int], None] | None, *, is_fitting: bool) 
         on_progress(begin + (end - begin) * done // total, _PROGRESS_TOTAL)
 
     return report
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; wait for another process. The kernel releases it when a process ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to the cache folder {folder}: {error.strerror}. Choose another folder (--cache-dir)"
-        ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -5,9 +5,7 @@ A file is written under another name and renamed, so that a kill leaves a comple
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from moeflow.checkpoint.json_file import read_json_object
 from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.train.folder_lock import folder_lock
 
 _RECIPE = "recipe.json"
 _REMEDY = "Remove the folder to start again"
@@ -103,18 +102,7 @@ def work_folder(path: Path) -> Iterator[WorkFolder]:
 
     Raises: ConfigError if it cannot be made, or another process holds it.
     """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise ConfigError(f"cannot write to {path.parent}: {error.strerror}. Choose another folder (--out)") from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(f"another process trains for {path.parent} already; wait for it") from error
+    with folder_lock(path, "--out", waits=False):
         yield WorkFolder(path)
         if [file.name for file in path.iterdir()] == [".lock"]:
             shutil.rmtree(path)
-    finally:
-        os.close(handle)

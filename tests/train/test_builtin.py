@@ -187,7 +187,7 @@ def test_a_failed_build_leaves_nothing_and_the_lock_free(tmp_path, tiny_source, 
 
 def test_an_unusable_cache_folder_is_a_clear_error(tmp_path, tiny_source):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write to the cache folder"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*--cache-dir"):
         ensure_builtin_model(tmp_path / "file")
 
 
@@ -341,5 +341,5 @@ def test_a_process_of_its_own_reports_progress_and_errors(tmp_path, monkeypatch)
 
 def test_the_error_of_a_real_process_is_raised_here(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot write to the cache folder|is not installed"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*--cache-dir|is not installed"):
         make_builtin_apart(tmp_path / "file")

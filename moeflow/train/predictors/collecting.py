@@ -43,7 +43,8 @@ def collected_text(
         with running_target(settings, report) as (engine, runner):
             seed, on_tokens = recipe.seed, rounds.on_tokens
             source = models_text(engine, seed, on_tokens) if data is None else users_text(data, engine, seed)
-            routing = _Routing(rounds, engine, runner.model, source, recipe, min(NUM_KEPT, shape.num_experts))
+            model, num_kept = cast(LanguageModel, runner.model), min(NUM_KEPT, shape.num_experts)
+            routing = _Routing(rounds, engine, model, source, recipe, num_kept)
             rounds.collect(routing.of_answers if is_behind_encoder else routing.of_text)
     return RoutedText.joined(rounds.rounds)
 

@@ -51,18 +51,8 @@ def routed(
 
     on_tokens(num_tokens) is called before each sequence. Blocks: for one pass per sequence.
     """
-    kept = []
-    for token_ids in sequences:
-        on_tokens(len(token_ids))
-        kept.append(router_logits(model, token_ids).topk(num_kept, dim=-1))
-    return RoutedText(
-        token_ids=torch.tensor([token_id for token_ids in sequences for token_id in token_ids]),
-        lengths=torch.tensor([len(token_ids) for token_ids in sequences]),
-        experts=torch.cat([likeliest.indices.to(torch.int16) for likeliest in kept]),
-        logits=torch.cat([likeliest.values.to(torch.float16) for likeliest in kept]),
-        is_found=torch.full((len(sequences),), are_found),
-        is_known=torch.ones(sum(map(len, sequences)), dtype=torch.bool),
-    )
+    pairs = [((), token_ids) for token_ids in sequences]
+    return _kept(pairs, lambda _, own: router_logits(model, own), num_kept, on_tokens, are_found=are_found)
 
 
 def routed_answers(
@@ -75,23 +65,34 @@ def routed_answers(
 
     Each part has at least one token.
     """
+    return _kept(pairs, lambda given, own: decoder_router_logits(model, given, own), num_kept, on_tokens)
+
+
+def _kept(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    logits_of: Callable[[Sequence[int], Sequence[int]], Tensor],
+    num_kept: int,
+    on_tokens: Callable[[int], None],
+    *,
+    are_found: bool = True,
+) -> RoutedText:
     token_ids: list[int] = []
-    experts: list[Tensor] = []
-    logits: list[Tensor] = []
+    columns: tuple[list[Tensor], list[Tensor]] = ([], [])
     is_known: list[bool] = []
     for given, own in pairs:
         on_tokens(len(own))
         token_ids += [*given, *own]
-        likeliest = decoder_router_logits(model, given, own).topk(num_kept, dim=-1)
-        for kept, found in ((experts, likeliest.indices.to(torch.int16)), (logits, likeliest.values.to(torch.float16))):
-            kept += [found.new_zeros(len(given), *found.shape[1:]), found]
         is_known += [False] * len(given) + [True] * len(own)
+        likeliest = logits_of(given, own).topk(num_kept, dim=-1)
+        found = (likeliest.indices.to(torch.int16), likeliest.values.to(torch.float16))
+        for column, tensor in zip(columns, found, strict=True):
+            column += [tensor.new_zeros(len(given), *tensor.shape[1:]), tensor]
     return RoutedText(
         token_ids=torch.tensor(token_ids),
         lengths=torch.tensor([len(given) + len(own) for given, own in pairs]),
-        experts=torch.cat(experts),
-        logits=torch.cat(logits),
-        is_found=torch.ones(len(pairs), dtype=torch.bool),
+        experts=torch.cat(columns[0]),
+        logits=torch.cat(columns[1]),
+        is_found=torch.full((len(pairs),), are_found),
         is_known=torch.tensor(is_known),
     )
 
