@@ -226,6 +226,11 @@ def saved_schedule(state: StateFile) -> Schedule | None:
     return None if metadata is None else Schedule(**metadata["schedule"])
 
 
+def limited(epochs: int | None, seconds: float) -> Schedule:
+    """Return the schedule of a number of epochs, or else of a time."""
+    return Schedule(seconds=seconds) if epochs is None else Schedule(epochs=epochs)
+
+
 def cosine(share_done: float, last: float) -> float:
     """Return the share of the peak rate on half a cosine from 1 down to `last`."""
     return last + (1 - last) * (1 + math.cos(math.pi * share_done)) / 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeflow.train.recipe_checks import require
+from moeflow.train.recipe import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ import click
 from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.phase_bars import phase_bars
-from moeflow.cli.train.common import TEXT_FILE, epoch_options, folder_bytes, run_options, show
+from moeflow.cli.train.common import TEXT_FILE, folder_bytes, recipe_options, run_options, show
+from moeflow.train.classifiers.recipe import ClassifierRecipe
 
 _MODEL = click.Path(exists=True, path_type=Path)
 
@@ -40,18 +41,8 @@ folder."""
     "--tokens-from", type=_MODEL, help="Model with the tokenizer and embeddings to use.  [default: the built-in one]"
 )
 @click.option("--upcycle-from", type=_MODEL, help="Classifier to enlarge: its sizes and tokens are used.")
-@click.option("--experts", type=int, default=8, show_default=True, help="Experts of a layer.")
-@click.option("--layers", type=int, default=2, show_default=True, help="Number of layers.")
-@click.option("--sparse-layers", type=int, default=2, show_default=True, help="Number of layers with experts.")
-@click.option("--heads", type=int, default=9, show_default=True, help="Attention heads.")
-@click.option("--head-dim", type=int, default=64, show_default=True, help="Size of a head.")
-@click.option("--ffn-size", type=int, default=512, show_default=True, help="Size of an expert.")
-@click.option("--dropout", type=float, default=0.2, show_default=True, help="Dropout in training.")
-@click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Saved type."
-)
-@epoch_options(6e-4, "Texts")
-@run_options(5.0, "Folder of the classifier.", limits="the training", needs_out=True)
+@recipe_options(ClassifierRecipe)
+@run_options("Folder of the classifier.", needs_out=True)
 def classifier(
     data: Path,
     dev: Path | None,
@@ -69,7 +60,7 @@ def classifier(
     """Train a Switch Transformer that sorts texts into classes."""
     if tokens_from is not None and upcycle_from is not None:
         raise click.UsageError("--upcycle-from uses the tokens of its classifier: remove --tokens-from.")
-    recipe = lazy.ClassifierRecipe(**options)
+    recipe = ClassifierRecipe(**options)
     names = tuple(name.strip() for name in labels.split(",")) if labels else ()
     with phase_bars() as bars:
         trained = lazy.train_classifier(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option
 from moeflow.cli.params import MODEL_PATH
 from moeflow.cli.phase_bars import phase_bars
+from moeflow.train.recipe import Recipe
 
 TEXT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _MAX_SEQUENCES = 48  # that the model computes concurrently
@@ -24,37 +26,33 @@ _MAX_SEQUENCES = 48  # that the model computes concurrently
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
+def recipe_options(recipe: type[Recipe]) -> Callable[[Verb], Verb]:
+    """Return one option for each field of a recipe."""
+    return lambda verb: _with(verb, *map(_option, fields(recipe)))
+
+
+def _option(field: Field[Any]) -> Callable[[Any], Any]:
+    choices, default = field.metadata["choices"], field.default
+    return click.option(
+        f"--{field.name.replace('_', '-')}",
+        type=click.Choice(choices) if choices else int if default is None else type(default),
+        default=default,
+        show_default=default is not None,
+        help=field.metadata["help"] + ("  [default: by --minutes]" if default is None else ""),
+    )
+
+
 def target_options(verb: Verb) -> Verb:
-    """Add MODEL and the options of its text."""
-    return _with(
-        verb,
-        click.argument("model", required=False, type=MODEL_PATH),
-        click.option(
-            "--text-tokens", type=int, help="Number of text tokens, without a time limit.  [default: by --minutes]"
-        ),
-        click.option("--memory", help="Memory for the model, such as 4GiB.  [default: all free memory]"),
-    )
+    """Add MODEL and its memory."""
+    memory = click.option("--memory", help="Memory for the model, such as 4GiB.  [default: all free memory]")
+    return _with(verb, click.argument("model", required=False, type=MODEL_PATH), memory)
 
 
-def epoch_options(learning_rate: float, unit: str) -> Callable[[Verb], Verb]:
-    """Return the options of a training in epochs. A batch counts in `unit`."""
-    return lambda verb: _with(
-        verb,
-        click.option("--epochs", type=int, help="Most epochs, without a time limit.  [default: by --minutes]"),
-        click.option(
-            "--learning-rate", type=float, default=learning_rate, show_default=True, help="Highest learning rate."
-        ),
-        click.option("--batch-size", type=int, default=32, show_default=True, help=f"{unit} in a step."),
-    )
-
-
-def run_options(minutes: float, out_help: str, *, limits: str, needs_out: bool = False) -> Callable[[Verb], Verb]:
-    """Return the options of every training. `limits` names the phases that `--minutes` limits."""
+def run_options(out_help: str, *, needs_out: bool = False) -> Callable[[Verb], Verb]:
+    """Return the options of every training that do not change the weights."""
     out = click.Path(file_okay=False, path_type=Path)
     return lambda verb: _with(
         verb,
-        click.option("--minutes", type=float, default=minutes, show_default=True, help=f"Time budget of {limits}."),
-        click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same weights."),
         click.option("--out", type=out, required=needs_out, help=out_help),
         click.option("--overwrite", is_flag=True, help="Replace an existing result."),
         click.option("--restart", is_flag=True, help="Discard unfinished work."),

@@ -14,12 +14,13 @@ from moeflow.cli import lazy
 from moeflow.cli.train.common import (
     TEXT_FILE,
     distilled,
-    epoch_options,
     folder_bytes,
+    recipe_options,
     run_options,
     show,
     target_options,
 )
+from moeflow.train.predictors.recipe import PredictorRecipe
 
 EPILOG = """\b
 Examples:
@@ -44,11 +45,9 @@ resumes it."""
     help="Text similar to your use, or a .tsv with inputs in its first column; encoder-decoders need it.  "
     "[default: the model's own text]",
 )
-@click.option("--hidden-size", type=int, default=256, show_default=True, help="Hidden size of the network.")
-@click.option("--window", type=int, default=128, show_default=True, help="Tokens of its attention.")
-@epoch_options(3e-3, "Pieces of text")
 @target_options
-@run_options(20.0, "Folder.  [default: MODEL/predictor, or MODEL.predictor for a file]", limits="text and training")
+@recipe_options(PredictorRecipe)
+@run_options("Folder.  [default: MODEL/predictor, or MODEL.predictor for a file]")
 def predictor(
     model: Path | None,
     memory: str | None,
@@ -65,7 +64,7 @@ def predictor(
     MODEL is a Hugging Face folder or a .gguf file; by default the built-in model.
     """
     began_s = time.perf_counter()
-    recipe = lazy.PredictorRecipe(**options)
+    recipe = PredictorRecipe(**options)
     place = {"data": data, "out": out, "overwrite": overwrite, "restart": restart}
     trained = distilled(lazy.train_predictor, recipe, model, cache_dir, memory, **place)
     result = {

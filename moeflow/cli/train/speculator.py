@@ -11,7 +11,16 @@ from typing import Any
 import click
 
 from moeflow.cli import lazy
-from moeflow.cli.train.common import TEXT_FILE, distilled, folder_bytes, run_options, show, target_options
+from moeflow.cli.train.common import (
+    TEXT_FILE,
+    distilled,
+    folder_bytes,
+    recipe_options,
+    run_options,
+    show,
+    target_options,
+)
+from moeflow.train.speculators.recipe import SpeculatorRecipe
 
 EPILOG = """\b
 Examples:
@@ -31,19 +40,12 @@ command resumes it."""
 
 
 @click.command(epilog=EPILOG)
-@click.option("--pool", type=int, default=1, show_default=True, help="Number of draft models.")
-@click.option("--layers", type=int, default=6, show_default=True, help="Layers of each: more predict better.")
-@click.option("--steps", type=int, help="Steps of each training, without a time limit.  [default: by --minutes]")
 @click.option(
     "--data", type=TEXT_FILE, help="Text for prompts, similar to your use.  [default: the package's own texts]"
 )
-@click.option("--temperature", type=float, default=0.8, show_default=True, help="Temperature of the model's answers.")
 @target_options
-@run_options(
-    25.0,
-    "Folder for 1/, 2/, ...  [default: MODEL/speculators, or MODEL.speculators for a file]",
-    limits="text and training",
-)
+@recipe_options(SpeculatorRecipe)
+@run_options("Folder for 1/, 2/, ...  [default: MODEL/speculators, or MODEL.speculators for a file]")
 def speculator(
     model: Path | None,
     memory: str | None,
@@ -60,7 +62,7 @@ def speculator(
     MODEL is a Hugging Face folder or a .gguf file; by default the built-in model.
     """
     began_s = time.perf_counter()
-    recipe = lazy.SpeculatorRecipe(**options)
+    recipe = SpeculatorRecipe(**options)
     place = {"data": data, "out": out, "overwrite": overwrite, "restart": restart}
     pool = distilled(lazy.train_speculators, recipe, model, cache_dir, memory, **place)
     result = {

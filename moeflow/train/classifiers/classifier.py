@@ -18,52 +18,16 @@ from moeflow.train.classifiers.enlarging import check_enlarging, enlarge
 from moeflow.train.classifiers.expert_use import ExpertUse, expert_use
 from moeflow.train.classifiers.labelled_text import LabelledText, labelled_text, read_lines, sorted_labels
 from moeflow.train.classifiers.network import ClassifierShape, SwitchClassifier
+from moeflow.train.classifiers.recipe import ClassifierRecipe
 from moeflow.train.classifiers.saved import load_classifier, save_classifier
 from moeflow.train.classifiers.training import ClassifierTask, accuracy
-from moeflow.train.loop import Progress, Schedule, TrainingLoop
+from moeflow.train.loop import Progress, TrainingLoop, limited
 from moeflow.train.phases import OnProgress, Phase, ignore
-from moeflow.train.recipe_checks import check_recipe, require
 from moeflow.train.work_folder import work_folder
 
 _TRAINING: Final = "training"
 _EMBEDDINGS: Final = "model.embed_tokens.weight"
 _TABLE: Final = "embed.weight"
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassifierRecipe:
-    """The options that decide the result, besides the texts. Raises: ConfigError when a value is out of its range.
-
-    A classifier to enlarge has its own layers, heads and ffn-size.
-    """
-
-    minutes: float = 5.0  # of training
-    epochs: int | None = None  # at most; None: as many as the time allows
-    learning_rate: float = 6e-4
-    batch_size: int = 32  # texts
-    dropout: float = 0.2
-    layers: int = 2
-    sparse_layers: int = 2  # with experts: every (layers / sparse_layers)-th
-    experts: int = 8
-    heads: int = 9
-    head_dim: int = 64
-    ffn_size: int = 512
-    seed: int = 0
-    dtype: str = "float32"  # of the checkpoint
-
-    def __post_init__(self) -> None:
-        check_recipe(self, "epochs", "batch_size", "layers", "sparse_layers", "heads", "head_dim", "ffn_size")
-        require("experts", self.experts, "at least 2", is_valid=self.experts >= 2)
-        rule = f"a multiple of sparse-layers, {self.sparse_layers}"
-        require("layers", self.layers, rule, is_valid=self.layers % self.sparse_layers == 0)
-        require("dropout", self.dropout, "at least 0 and below 1", is_valid=0 <= self.dropout < 1)
-        require("dtype", self.dtype, f"one of {', '.join(_DTYPES)}", is_valid=self.dtype in _DTYPES)
-
-    @property
-    def schedule(self) -> Schedule:
-        """The limit of the training: epochs if given, else the time."""
-        return Schedule(seconds=self.minutes * 60) if self.epochs is None else Schedule(epochs=self.epochs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +93,9 @@ def train_classifier(
         work.check_recipe({"source": str(source.absolute()), "labels": texts.labels, **files, **asdict(recipe)})
         making = _Making(texts, recipe, source, report)
         task = making.task(is_enlarged=upcycle_from is not None, is_resumed=state.path.exists())
-        loop = TrainingLoop(task, recipe.schedule, state)
-        loop.run(lambda progress: report(Phase.TRAINING, *recipe.schedule.count(progress)))
+        schedule = limited(recipe.epochs, recipe.minutes * 60)
+        loop = TrainingLoop(task, schedule, state)
+        loop.run(lambda progress: report(Phase.TRAINING, *schedule.count(progress)))
         trained = making.measured(task, loop.progress, folder)
         making.save(task.network.eval(), folder, overwrite=overwrite)
         work.clear()
@@ -194,7 +159,7 @@ class _Making:
             self._labels,
             self._tokenizer,
             folder,
-            dtype=_DTYPES[self._recipe.dtype],
+            dtype=getattr(torch, self._recipe.dtype),
             overwrite=overwrite,
             on_bytes=lambda done, total: self._report(Phase.WRITING, done, total),
         )

@@ -15,7 +15,7 @@ from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.planner.settings import Settings
 from moeflow.train.phases import OnProgress
 from moeflow.train.predictors.learning_text import Source, decoder_answers, models_text, users_text, variants
-from moeflow.train.predictors.recipe import TEXT_SHARE, PredictorRecipe
+from moeflow.train.predictors.recipe import PredictorRecipe
 from moeflow.train.predictors.routed_text import RoutedText, routed, routed_answers
 from moeflow.train.predictors.training import sequences_to_learn
 from moeflow.train.speculators.teacher_text import running_target
@@ -23,6 +23,7 @@ from moeflow.train.text_rounds import TextRounds
 from moeflow.train.work_folder import WorkFolder
 
 NUM_KEPT: Final = 30  # logits of a token and layer, the paper's T
+TEXT_SHARE: Final = 0.5  # of the time, for text and its routing
 TRAINING: Final = "training"  # the state of the training; with it the text is complete
 
 

@@ -21,9 +21,9 @@ from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorSh
 from moeflow.models.expert_predictor.saved import decoder_folder, is_saved, predictor_folder, save_predictor
 from moeflow.models.registry import read_model_config
 from moeflow.planner.settings import Settings
-from moeflow.train.loop import Progress, TrainingLoop
+from moeflow.train.loop import Progress, TrainingLoop, limited
 from moeflow.train.phases import OnProgress, Phase, ignore
-from moeflow.train.predictors.collecting import TRAINING, collected_text
+from moeflow.train.predictors.collecting import TEXT_SHARE, TRAINING, collected_text
 from moeflow.train.predictors.hit_rates import HitRates, count_uses, hit_rates
 from moeflow.train.predictors.recipe import PredictorRecipe
 from moeflow.train.predictors.routed_text import RoutedText
@@ -125,8 +125,9 @@ def _train_part(
             settings, recipe, part.shape, data, work, report, is_behind_encoder=part.is_behind_encoder
         )
         task = _task(checkpoint, part.shape, text, recipe)
-        loop = TrainingLoop(task, recipe.schedule, work.file(TRAINING))
-        loop.run(lambda progress: report(Phase.TRAINING, *recipe.schedule.count(progress)))
+        schedule = limited(recipe.epochs, recipe.minutes * 60 * (1 - TEXT_SHARE))
+        loop = TrainingLoop(task, schedule, work.file(TRAINING))
+        loop.run(lambda progress: report(Phase.TRAINING, *schedule.count(progress)))
         trained = _measured(task, loop.progress, text, part.folder)
         save_predictor(task.predictor, checkpoint, part.folder, trained.in_figures())
         work.clear()

@@ -19,11 +19,11 @@ from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.settings import Settings
 from moeflow.train.loop import Schedule, TrainingLoop, saved_schedule
 from moeflow.train.phases import OnProgress, Phase, ignore
-from moeflow.train.recipe_checks import check_recipe, require
 from moeflow.train.speculators.batches import split, vocabulary_of
 from moeflow.train.speculators.coverage import coverage, is_covered
 from moeflow.train.speculators.loss import boost_weights
 from moeflow.train.speculators.prompts import read_texts
+from moeflow.train.speculators.recipe import SpeculatorRecipe
 from moeflow.train.speculators.saved_student import load_student, save_student
 from moeflow.train.speculators.student import Student, student_from
 from moeflow.train.speculators.teacher_text import Teacher, TeacherText, running_target
@@ -34,23 +34,6 @@ from moeflow.train.work_folder import StateFile, WorkFolder, work_folder
 TEXT_SHARE: Final = 0.4  # of the time, for the target's text
 _NUM_LIKELIEST: Final = (1, 3)
 _ANSWER_TOKENS: Final = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculatorRecipe:
-    """The options that decide the result, besides the target. Raises: ConfigError when a value is out of its range."""
-
-    pool: int = 1
-    layers: int = 6
-    minutes: float = 25.0  # for everything
-    text_tokens: int | None = None  # of the target's answers; None: `minutes` decide
-    steps: int | None = None  # of each training; None: `minutes` decide
-    temperature: float = 0.8  # of the target's answers
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_recipe(self, "pool", "layers", "text_tokens", "steps")
-        require("temperature", self.temperature, "from 0 to 2", is_valid=0 <= self.temperature <= 2)
 
 
 @dataclass(frozen=True, slots=True)
