@@ -10,7 +10,8 @@ import torch
 
 from moeflow.core.errors import ConfigError
 from moeflow.train import loop
-from moeflow.train.loop import Progress, Schedule, TrainingLoop, cosine, saved_schedule
+from moeflow.train.loop import TrainingLoop, saved_schedule
+from moeflow.train.schedule import Progress, Schedule, cosine
 from moeflow.train.work_folder import StateFile
 
 STEPS_OF_EPOCH = 3

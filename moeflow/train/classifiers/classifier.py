@@ -21,8 +21,9 @@ from moeflow.train.classifiers.network import ClassifierShape, SwitchClassifier
 from moeflow.train.classifiers.recipe import ClassifierRecipe
 from moeflow.train.classifiers.saved import load_classifier, save_classifier
 from moeflow.train.classifiers.training import ClassifierTask, accuracy
-from moeflow.train.loop import Progress, TrainingLoop, limited
+from moeflow.train.loop import TrainingLoop
 from moeflow.train.phases import OnProgress, Phase, ignore
+from moeflow.train.schedule import Progress, limited
 from moeflow.train.work_folder import work_folder
 
 _TRAINING: Final = "training"

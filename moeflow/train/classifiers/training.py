@@ -13,7 +13,8 @@ from moeflow.core.errors import ConfigError
 from moeflow.train.classifiers.labelled_text import LabelledText
 from moeflow.train.classifiers.network import SwitchClassifier
 from moeflow.train.held_out import hold_out
-from moeflow.train.loop import Progress, TrainingTask
+from moeflow.train.loop import TrainingTask
+from moeflow.train.schedule import Progress
 
 BALANCE: Final = 0.01  # alpha of 2101.03961, equation 4
 Z_LOSS: Final = 0.001  # as in ST-MoE (2202.08906)

@@ -21,13 +21,14 @@ from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorSh
 from moeflow.models.expert_predictor.saved import decoder_folder, is_saved, predictor_folder, save_predictor
 from moeflow.models.registry import read_model_config
 from moeflow.planner.settings import Settings
-from moeflow.train.loop import Progress, TrainingLoop, limited
+from moeflow.train.loop import TrainingLoop
 from moeflow.train.phases import OnProgress, Phase, ignore
 from moeflow.train.predictors.collecting import TEXT_SHARE, TRAINING, collected_text
 from moeflow.train.predictors.hit_rates import HitRates, count_uses, hit_rates
 from moeflow.train.predictors.recipe import PredictorRecipe
 from moeflow.train.predictors.routed_text import RoutedText
 from moeflow.train.predictors.training import Embeddings, PredictorTask, in_groups, predict, split
+from moeflow.train.schedule import Progress, limited
 from moeflow.train.work_folder import work_folder
 
 

@@ -13,9 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 from moeflow.core.errors import ConfigError
 from moeflow.models.expert_predictor.network import ExpertPredictor
 from moeflow.train.held_out import hold_out
-from moeflow.train.loop import Progress, TrainingTask, cosine
+from moeflow.train.loop import TrainingTask
 from moeflow.train.predictors.loss import routing_loss
 from moeflow.train.predictors.routed_text import RoutedText
+from moeflow.train.schedule import Progress, cosine
 
 _HELD_OUT_EVERY: Final = 10  # sequences
 _MIN_SEQUENCES: Final = 2

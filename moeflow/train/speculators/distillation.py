@@ -17,8 +17,9 @@ from moeflow.core.errors import ConfigError
 from moeflow.planner.choices.trained_speculators import speculators_folder
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.settings import Settings
-from moeflow.train.loop import Schedule, TrainingLoop, saved_schedule
+from moeflow.train.loop import TrainingLoop, saved_schedule
 from moeflow.train.phases import OnProgress, Phase, ignore
+from moeflow.train.schedule import Schedule
 from moeflow.train.speculators.batches import split, vocabulary_of
 from moeflow.train.speculators.coverage import coverage, is_covered
 from moeflow.train.speculators.loss import boost_weights

@@ -11,7 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from moeflow.train.loop import Progress, Schedule, TrainingLoop, TrainingTask, cosine
+from moeflow.train.loop import TrainingLoop, TrainingTask
+from moeflow.train.schedule import Progress, Schedule, cosine
 from moeflow.train.speculators.batches import Batch, batches, epoch_order, vocabulary_of
 from moeflow.train.speculators.loss import distillation_loss
 from moeflow.train.speculators.student import FROZEN, Student

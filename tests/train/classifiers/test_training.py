@@ -8,7 +8,8 @@ from moeflow.train.classifiers.enlarging import check_enlarging, enlarge
 from moeflow.train.classifiers.labelled_text import LabelledText, labelled_text, read_lines
 from moeflow.train.classifiers.network import ClassifierShape, SwitchClassifier
 from moeflow.train.classifiers.training import ClassifierTask, accuracy, class_logits, split
-from moeflow.train.loop import Schedule, TrainingLoop
+from moeflow.train.loop import TrainingLoop
+from moeflow.train.schedule import Schedule
 from moeflow.train.work_folder import StateFile
 from tests.train.classifiers.test_network import shape
 from tests.train.classifiers.toy import write_texts

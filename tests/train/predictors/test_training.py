@@ -7,7 +7,7 @@ import torch
 
 from moeflow.core.errors import ConfigError
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
-from moeflow.train.loop import Schedule, TrainingLoop
+from moeflow.train.loop import TrainingLoop
 from moeflow.train.predictors.routed_text import RoutedText
 from moeflow.train.predictors.training import (
     Embeddings,
@@ -18,6 +18,7 @@ from moeflow.train.predictors.training import (
     sequences_to_learn,
     split,
 )
+from moeflow.train.schedule import Schedule
 from moeflow.train.work_folder import StateFile
 
 VOCAB, LAYERS, EXPERTS, TOP_K = 12, 2, 4, 2
