@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
@@ -19,7 +19,7 @@ from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.settings import Settings
 from moeflow.train.loop import TrainingLoop, saved_schedule
 from moeflow.train.phases import OnProgress, Phase, ignore
-from moeflow.train.schedule import Schedule
+from moeflow.train.schedule import Progress, Schedule
 from moeflow.train.speculators.batches import split, vocabulary_of
 from moeflow.train.speculators.coverage import coverage, is_covered
 from moeflow.train.speculators.loss import boost_weights
@@ -75,7 +75,7 @@ def train_speculators(
             raise ConfigError(f"{taken[0]} exists already. Replace it (--overwrite), or choose another folder (--out)")
         work.check_recipe({"model": str(model), "data": str(data), **asdict(recipe)})
         text = _text(settings, recipe, texts, work, on_progress or ignore)
-        _Pool(student, checkpoint, text, recipe, work, folders, on_progress or ignore).train()
+        _train(student, checkpoint, text, recipe, work, folders, on_progress or ignore)
         pool = _measure(student, text, folders)
         work.clear()
     return pool
@@ -105,59 +105,40 @@ def _text(
     return TeacherText.joined(rounds.rounds)
 
 
-class _Pool:
-    """The trainings, one after the other."""
+def _train(
+    student: Student,
+    checkpoint: Checkpoint,
+    text: TeacherText,
+    recipe: SpeculatorRecipe,
+    work: WorkFolder,
+    folders: Sequence[Path],
+    report: OnProgress,
+) -> None:
+    """Train and save all students, one after the other. A complete training ends at once."""
+    learn, held_out = split(text)
+    covered = torch.zeros(len(text.token_ids), dtype=torch.bool)
+    vocabulary, _ = vocabulary_of(text, student.shape.vocab_size)
+    for number, folder in enumerate(folders):
+        seed, state = recipe.seed + number, _state(work, number)
+        make = partial(SpeculatorTask, student, text, learn, held_out, boost_weights(covered), seed=seed)
+        schedule = saved_schedule(state) or _schedule(recipe, make)
+        task = make(schedule=schedule)
+        TrainingLoop(task, schedule, state).run(_reporter(report, number, len(folders), schedule.steps or 1))
+        save_student(task.student, vocabulary, checkpoint, folder, overwrite=True)
+        if number + 1 < len(folders):
+            found, where = predictions(load_student(student, folder), text, learn, 1)
+            covered[where] |= is_covered([found], text.token_ids[where], 1)
 
-    def __init__(
-        self,
-        student: Student,
-        checkpoint: Checkpoint,
-        text: TeacherText,
-        recipe: SpeculatorRecipe,
-        work: WorkFolder,
-        folders: Sequence[Path],
-        report: OnProgress,
-    ) -> None:
-        self._student, self._checkpoint, self._text, self._recipe = student, checkpoint, text, recipe
-        self._work, self._folders, self._report = work, folders, report
-        self._learn, self._held_out = split(text)
 
-    def train(self) -> None:
-        """Train and save all students. A complete training ends at once."""
-        covered = torch.zeros(len(self._text.token_ids), dtype=torch.bool)
-        vocabulary, _ = vocabulary_of(self._text, self._student.shape.vocab_size)
-        for number, folder in enumerate(self._folders):
-            trained = self._train_one(number, boost_weights(covered))
-            save_student(trained, vocabulary, self._checkpoint, folder, overwrite=True)
-            if number + 1 < len(self._folders):
-                saved = load_student(self._student, folder)
-                found, where = predictions(saved, self._text, self._learn, 1)
-                covered[where] |= is_covered([found], self._text.token_ids[where], 1)
+def _reporter(report: OnProgress, number: int, pool: int, steps: int) -> Callable[[Progress], None]:
+    return lambda progress: report(Phase.TRAINING, number * steps + progress.steps, pool * steps)
 
-    def _train_one(self, number: int, place_weights: Tensor) -> Student:
-        def make(schedule: Schedule) -> SpeculatorTask:
-            return SpeculatorTask(
-                self._student,
-                self._text,
-                self._learn,
-                self._held_out,
-                place_weights,
-                seed=self._recipe.seed + number,
-                schedule=schedule,
-            )
 
-        state, recipe = _state(self._work, number), self._recipe
-        schedule = saved_schedule(state)
-        if schedule is None and recipe.steps is not None:
-            schedule = stepped_schedule(recipe.steps)
-        elif schedule is None:
-            budget_s = recipe.minutes * 60 * (1 - TEXT_SHARE) / recipe.pool
-            schedule = timed_schedule(make, budget_s, host_resources().num_cores)
-        steps, task = schedule.steps or 1, make(schedule)
-        TrainingLoop(task, schedule, state).run(
-            lambda progress: self._report(Phase.TRAINING, number * steps + progress.steps, steps * len(self._folders))
-        )
-        return task.student
+def _schedule(recipe: SpeculatorRecipe, make: Callable[..., SpeculatorTask]) -> Schedule:
+    if recipe.steps is not None:
+        return stepped_schedule(recipe.steps)
+    budget_s = recipe.minutes * 60 * (1 - TEXT_SHARE) / recipe.pool
+    return timed_schedule(make, budget_s, host_resources().num_cores)
 
 
 def _measure(student: Student, text: TeacherText, folders: Sequence[Path]) -> Pool:

@@ -101,16 +101,17 @@ def stepped_schedule(steps: int) -> Schedule:
     return Schedule(steps=steps, evaluate_every=every, patience=_PATIENCE, num_threads=1)
 
 
-def timed_schedule(make: Callable[[Schedule], SpeculatorTask], budget_s: float, num_cores: int) -> Schedule:
+def timed_schedule(make: Callable[..., SpeculatorTask], budget_s: float, num_cores: int) -> Schedule:
     """Return a schedule that takes `budget_s`, with the threads and precision of the fastest steps.
 
+    `make(schedule=...)` returns a new task.
     One thread is the fastest where other programs use the cores, since several threads wait for each other.
     """
     seconds: dict[Schedule, float] = {}
     for num_threads in sorted({1, num_cores}):
         for in_bfloat16 in (False, True):
             schedule = replace(stepped_schedule(_EVALUATIONS), num_threads=num_threads, in_bfloat16=in_bfloat16)
-            seconds[schedule] = _step_s(make(schedule), schedule)
+            seconds[schedule] = _step_s(make(schedule=schedule), schedule)
     fastest = min(seconds, key=seconds.__getitem__)
     whole = stepped_schedule(max(int(budget_s / seconds[fastest]), _EVALUATIONS))
     return replace(whole, num_threads=fastest.num_threads, in_bfloat16=fastest.in_bfloat16)
