@@ -122,13 +122,7 @@ class _Making:
         """Return the training at its start; a resumed one gets its weights from its state."""
         torch.manual_seed(self._recipe.seed)
         network = self._enlarged(fits=not is_resumed) if is_enlarged else self._fresh()
-        return ClassifierTask(
-            network,
-            self._sets["data"],
-            learning_rate=self._recipe.learning_rate,
-            batch_size=self._recipe.batch_size,
-            seed=self._recipe.seed,
-        )
+        return ClassifierTask(network, self._sets["data"], self._recipe)
 
     def measured(self, task: ClassifierTask, progress: Progress, folder: Path) -> TrainedClassifier:
         """Return the quality of the trained classifier."""

@@ -100,7 +100,7 @@ class _Encoder(nn.Module):
         self.final_layer_norm = _norm(shape)
 
     def forward(self, hidden: Tensor, is_there: Tensor) -> tuple[Tensor, list[Routed]]:
-        bias = self._blocks[0].parts[0].SelfAttention.position_bias(is_there.shape[1])
+        bias = self._blocks[0].attention[0].position_bias(is_there.shape[1])
         bias = bias.masked_fill(~is_there[:, None, None, :], -math.inf)
         routed = []
         for block in self._blocks:
@@ -114,40 +114,17 @@ class _Block(nn.Module):
 
     def __init__(self, shape: ClassifierShape, layer: int, dropout: float) -> None:
         super().__init__()
-        self.parts = (_AttentionPart(shape, has_bias=layer == 0), _FeedForwardPart(shape, layer))
-        self.layer = nn.ModuleList(self.parts)
+        self.attention = (_Attention(shape, has_bias=layer == 0), _norm(shape))
+        self.network = (_SparseMLP(shape) if shape.is_sparse(layer) else _Expert(shape), _norm(shape))
+        parts = {"SelfAttention": self.attention, "mlp": self.network}.items()
+        self.layer = nn.ModuleList([nn.ModuleDict({name: part, "layer_norm": norm}) for name, (part, norm) in parts])
         self._dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor, is_there: Tensor, bias: Tensor) -> tuple[Tensor, Routed | None]:
-        attention, feed_forward = self.parts
-        hidden = hidden + self._dropout(attention(hidden, is_there, bias))
-        added, routed = feed_forward(hidden)
+        (attention, norm), (network, network_norm) = self.attention, self.network
+        hidden = hidden + self._dropout(attention(norm(hidden), is_there, bias))
+        added, routed = network(network_norm(hidden))
         return hidden + self._dropout(added), routed
-
-
-class _AttentionPart(nn.Module):
-    def __init__(self, shape: ClassifierShape, *, has_bias: bool) -> None:
-        super().__init__()
-        self.SelfAttention = _Attention(shape, has_bias=has_bias)
-        self.layer_norm = _norm(shape)
-
-    def forward(self, hidden: Tensor, is_there: Tensor, bias: Tensor) -> Tensor:
-        output: Tensor = self.SelfAttention(self.layer_norm(hidden), is_there, bias)
-        return output
-
-
-class _FeedForwardPart(nn.Module):
-    def __init__(self, shape: ClassifierShape, layer: int) -> None:
-        super().__init__()
-        self.mlp = _SparseMLP(shape) if shape.is_sparse(layer) else _Expert(shape)
-        self.layer_norm = _norm(shape)
-
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Routed | None]:
-        normed = self.layer_norm(hidden)
-        if isinstance(self.mlp, _Expert):
-            return self.mlp(normed), None
-        added, routed = self.mlp(normed)
-        return added, routed
 
 
 class _Attention(nn.Module):
@@ -183,16 +160,15 @@ class _Attention(nn.Module):
 
 
 class _Expert(nn.Module):
-    """wo(relu(wi(x)))."""
+    """wo(relu(wi(x))), and no routing."""
 
     def __init__(self, shape: ClassifierShape) -> None:
         super().__init__()
         self.wi = _linear(shape.hidden_size, shape.ffn_size, shape.hidden_size**-0.5)
         self.wo = _linear(shape.ffn_size, shape.hidden_size, shape.ffn_size**-0.5)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        output: Tensor = self.wo(F.relu(self.wi(hidden)))
-        return output
+    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
+        return self.wo(F.relu(self.wi(hidden))), None
 
 
 class _SparseMLP(nn.Module):
@@ -211,7 +187,7 @@ class _SparseMLP(nn.Module):
         order = experts.argsort(stable=True)
         counts = torch.bincount(experts, minlength=len(self.experts)).tolist()
         parts = torch.split(hidden[order], counts)
-        outputs = [self.experts[f"expert_{at}"](part) for at, part in enumerate(parts) if len(part)]
+        outputs = [self.experts[f"expert_{at}"](part)[0] for at, part in enumerate(parts) if len(part)]
         output = torch.cat(outputs)[order.argsort()] * chosen[:, None]
         return output, Routed(hidden.detach(), logits, probabilities, experts)
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from moeflow.core.errors import ConfigError
 from moeflow.train.classifiers.labelled_text import LabelledText
 from moeflow.train.classifiers.network import SwitchClassifier
+from moeflow.train.classifiers.recipe import ClassifierRecipe
 from moeflow.train.held_out import hold_out
 from moeflow.train.loop import TrainingTask
 from moeflow.train.schedule import Progress
@@ -26,31 +27,31 @@ _PASS_TEXTS: Final = 64
 class ClassifierTask(TrainingTask[Sequence[int]]):
     """Cross entropy with the router's losses."""
 
-    def __init__(
-        self, network: SwitchClassifier, text: LabelledText, *, learning_rate: float, batch_size: int, seed: int
-    ) -> None:
+    def __init__(self, network: SwitchClassifier, text: LabelledText, recipe: ClassifierRecipe) -> None:
         """Raises: ConfigError if there are too few texts."""
         self.network = network
         self.weights = dict(network.named_parameters())
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=recipe.learning_rate, fused=True)
         self.learn, self.held_out = split(text)
-        self._peak_rate, self._batch, self._seed = learning_rate, batch_size, seed
+        self._recipe = recipe
 
     def batches(self, epoch: int) -> list[list[int]]:
         """See `TrainingTask`."""
-        chance = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        chance = torch.Generator().manual_seed(self._recipe.seed * 1_000_003 + epoch)
         order = torch.randperm(len(self.learn.token_ids), generator=chance).tolist()
-        return [order[start : start + self._batch] for start in range(0, len(order), self._batch)]
+        size = self._recipe.batch_size
+        return [order[start : start + size] for start in range(0, len(order), size)]
 
     def learning_rate(self, progress: Progress, share_done: float) -> float:
         """Return a linear rise in the first epoch, then a constant."""
-        return self._peak_rate * (1.0 if progress.epoch else min((progress.steps + 1) / _WARM_UP_STEPS, 1.0))
+        warm_up = 1.0 if progress.epoch else min((progress.steps + 1) / _WARM_UP_STEPS, 1.0)
+        return self._recipe.learning_rate * warm_up
 
     def loss(self, batch: Sequence[int], progress: Progress) -> Tensor:
         """Return the loss, whose dropout depends on the step alone."""
         text = self.learn.part(batch)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed((self._seed * 1_000_003 + progress.epoch) * 1_000_003 + progress.epoch_step)
+            torch.manual_seed((self._recipe.seed * 1_000_003 + progress.epoch) * 1_000_003 + progress.epoch_step)
             logits, routed = self.network.train()(text.token_ids)
         extra = [BALANCE * layer.balance_loss() + Z_LOSS * layer.z_loss() for layer in routed]
         return F.cross_entropy(logits, text.classes) + torch.stack(extra).sum()

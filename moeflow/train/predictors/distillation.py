@@ -165,14 +165,7 @@ def _task(checkpoint: Checkpoint, shape: PredictorShape, text: RoutedText, recip
     used = torch.unique(text.token_ids)
     places = torch.zeros(len(rows), dtype=torch.int64)
     places[used] = torch.arange(len(used))
-    return PredictorTask(
-        ExpertPredictor(shape),
-        text,
-        Embeddings(rows[used], places),
-        learning_rate=recipe.learning_rate,
-        batch_sequences=recipe.batch_size,
-        seed=recipe.seed,
-    )
+    return PredictorTask(ExpertPredictor(shape), text, Embeddings(rows[used], places), recipe)
 
 
 @torch.inference_mode()

@@ -15,6 +15,7 @@ from moeflow.models.expert_predictor.network import ExpertPredictor
 from moeflow.train.held_out import hold_out
 from moeflow.train.loop import TrainingTask
 from moeflow.train.predictors.loss import routing_loss
+from moeflow.train.predictors.recipe import PredictorRecipe
 from moeflow.train.predictors.routed_text import RoutedText
 from moeflow.train.schedule import Progress, cosine
 
@@ -43,39 +44,31 @@ class PredictorTask(TrainingTask[Sequence[slice]]):
     """Distillation into a predictor."""
 
     def __init__(
-        self,
-        predictor: ExpertPredictor,
-        text: RoutedText,
-        embeddings: Embeddings,
-        *,
-        learning_rate: float,
-        batch_sequences: int,
-        seed: int,
+        self, predictor: ExpertPredictor, text: RoutedText, embeddings: Embeddings, recipe: PredictorRecipe
     ) -> None:
         """Raises: ConfigError if the text is too short."""
-        self.predictor, self.embeddings = predictor, embeddings
+        self.predictor, self.embeddings, self._text, self._recipe = predictor, embeddings, text, recipe
         self.weights = dict(predictor.named_parameters())
-        self.optimizer = torch.optim.AdamW(predictor.parameters(), lr=learning_rate)
-        self.peak_rate = learning_rate
-        self._text, self._seed, self._batch = text, seed, batch_sequences
+        self.optimizer = torch.optim.AdamW(predictor.parameters(), lr=recipe.learning_rate)
         learn, self.held_out = split(text)
         parts = (piece for where in learn for piece in pieces(where, predictor.shape.window))
         self.learn = [piece for piece in parts if text.is_known[piece].any()]
 
     def batches(self, epoch: int) -> list[list[slice]]:
         """See `TrainingTask`."""
-        chance = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        chance = torch.Generator().manual_seed(self._recipe.seed * 1_000_003 + epoch)
         order = [self.learn[at] for at in torch.randperm(len(self.learn), generator=chance).tolist()]
         batches: list[list[slice]] = []
-        for start in range(0, len(order), _SORTED_BATCHES * self._batch):
-            alike = sorted(order[start : start + _SORTED_BATCHES * self._batch], key=_length)
-            batches += [alike[at : at + self._batch] for at in range(0, len(alike), self._batch)]
+        size = self._recipe.batch_size
+        for start in range(0, len(order), _SORTED_BATCHES * size):
+            alike = sorted(order[start : start + _SORTED_BATCHES * size], key=_length)
+            batches += [alike[at : at + size] for at in range(0, len(alike), size)]
         return [batches[at] for at in torch.randperm(len(batches), generator=chance).tolist()]
 
     def learning_rate(self, progress: Progress, share_done: float) -> float:
         """Return a linear rise over some steps, and half a cosine over all."""
         rising = max((progress.steps + 1) / _WARM_UP_STEPS, share_done / _WARM_UP_SHARE)
-        return self.peak_rate * cosine(share_done, _LAST_RATE) * min(rising, 1.0)
+        return self._recipe.learning_rate * cosine(share_done, _LAST_RATE) * min(rising, 1.0)
 
     def loss(self, batch: Sequence[slice], progress: Progress) -> Tensor:
         """See `TrainingTask`."""

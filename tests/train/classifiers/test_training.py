@@ -7,6 +7,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.train.classifiers.enlarging import check_enlarging, enlarge
 from moeflow.train.classifiers.labelled_text import LabelledText, labelled_text, read_lines
 from moeflow.train.classifiers.network import ClassifierShape, SwitchClassifier
+from moeflow.train.classifiers.recipe import ClassifierRecipe
 from moeflow.train.classifiers.training import ClassifierTask, accuracy, class_logits, split
 from moeflow.train.loop import TrainingLoop
 from moeflow.train.schedule import Schedule
@@ -28,7 +29,7 @@ def task(text, **changes):
     torch.manual_seed(0)
     sizes = shape(num_classes=2, **changes)
     network = SwitchClassifier(sizes, torch.randn(16, sizes.hidden_size), dropout=0.1)
-    return ClassifierTask(network, text, learning_rate=1e-2, batch_size=16, seed=3)
+    return ClassifierTask(network, text, ClassifierRecipe(learning_rate=1e-2, batch_size=16, seed=3))
 
 
 @pytest.fixture(scope="module")

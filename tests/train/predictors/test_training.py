@@ -8,6 +8,7 @@ import torch
 from moeflow.core.errors import ConfigError
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.train.loop import TrainingLoop
+from moeflow.train.predictors.recipe import PredictorRecipe
 from moeflow.train.predictors.routed_text import RoutedText
 from moeflow.train.predictors.training import (
     Embeddings,
@@ -51,8 +52,8 @@ def text():
 def task(text, learning_rate=1e-2):
     torch.manual_seed(0)
     embeddings = Embeddings(torch.randn(VOCAB, SHAPE.embedding_size), torch.arange(VOCAB))
-    predictor = ExpertPredictor(SHAPE)
-    return PredictorTask(predictor, text, embeddings, learning_rate=learning_rate, batch_sequences=8, seed=5)
+    recipe = PredictorRecipe(learning_rate=learning_rate, batch_size=8, seed=5)
+    return PredictorTask(ExpertPredictor(SHAPE), text, embeddings, recipe)
 
 
 def trained(text, epochs, on_step=lambda _: None, state=None, **more):
