@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from moeflow.planner.settings import Settings
 from moeflow.train.builtin_sampling import add_sampling_defaults
 from moeflow.train.calibration_text import CALIBRATION_FOLDER
 from moeflow.train.folder_lock import folder_lock
-from moeflow.train.phases import OnProgress, Phase
+from moeflow.train.phases import OnDone, OnProgress, Phase
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def builtin_source() -> Path:
     return files[0]
 
 
-def ensure_builtin_model(cache_dir: Path, on_progress: Callable[[int, int], None] | None = None) -> Path:
+def ensure_builtin_model(cache_dir: Path, on_progress: OnDone = lambda *_: None) -> Path:
     """Return the built-in model's folder. If it is missing, make the model and pack its weights.
 
     If several processes call this, one makes it and the others wait. on_progress(done, total) counts the whole work in
@@ -82,7 +81,7 @@ def ensure_builtin_model(cache_dir: Path, on_progress: Callable[[int, int], None
     return target
 
 
-def _make(target: Path, cache_dir: Path, on_progress: Callable[[int, int], None] | None) -> None:
+def _make(target: Path, cache_dir: Path, on_progress: OnDone) -> None:
     """Make and pack the model, unless another process has done so."""
     source = builtin_source()
     with folder_lock(target.parent, "--cache-dir", waits=True):
@@ -93,12 +92,11 @@ def _make(target: Path, cache_dir: Path, on_progress: Callable[[int, int], None]
             _pack(target, cache_dir, on_progress)
 
 
-def _pack(model: Path, cache_dir: Path, on_progress: Callable[[int, int], None] | None) -> None:
+def _pack(model: Path, cache_dir: Path, on_progress: OnDone) -> None:
     """Pack the weights for quick starts. An error leaves the model usable."""
 
     def report(done: int, total: int) -> None:
-        if on_progress is not None:
-            on_progress(_MADE + (_PROGRESS_TOTAL - _MADE) * done // max(total, 1), _PROGRESS_TOTAL)
+        on_progress(_MADE + (_PROGRESS_TOTAL - _MADE) * done // max(total, 1), _PROGRESS_TOTAL)
 
     if not extension.is_available():
         return
@@ -147,10 +145,8 @@ def _recipe_digest() -> hashlib._Hash:
     return digest
 
 
-def _whole(on_progress: Callable[[int, int], None] | None, *, is_fitting: bool) -> OnProgress | None:
+def _whole(on_progress: OnDone, *, is_fitting: bool) -> OnProgress:
     """Return a callback that reports all phases as one, or writing alone if no router is fitted."""
-    if on_progress is None:
-        return None
 
     def report(phase: Phase, done: int, total: int) -> None:
         begin, end = _PHASE_SPANS[phase] if is_fitting else (0, _MADE)

@@ -6,7 +6,7 @@ All text passes through one layer, then through the next. Memory holds one layer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -38,9 +38,9 @@ from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.known_importance import importance_place
 from moeflow.train.bare_model import sequences_context
 from moeflow.train.calibration_text import calibration_text
+from moeflow.train.phases import OnDone
 
 Floats = NDArray[np.float32]
-OnDone = Callable[[int, int], None]  # done, total
 
 SEQUENCE_TOKENS: Final = 512
 TOKENS_PER_TEXT: Final = 1024  # of each text of the package

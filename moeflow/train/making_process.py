@@ -6,7 +6,6 @@ The process reports progress, or its error, in lines of JSON.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from moeflow.core import errors
 from moeflow.core.apart import run_apart
 from moeflow.core.errors import CapacityError, MoeflowError
 from moeflow.train.builtin import builtin_folder, ensure_builtin_model
+from moeflow.train.phases import OnDone
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class _Report(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def make_builtin_apart(cache_dir: Path, on_progress: Callable[[int, int], None] | None = None) -> Path:
+def make_builtin_apart(cache_dir: Path, on_progress: OnDone | None = None) -> Path:
     """Return the built-in model's folder. If it is missing, another process makes it.
 
     Raises: as `ensure_builtin_model`; CapacityError if the process ends early.

@@ -25,7 +25,7 @@ def perplexity(
     texts: Iterable[Sequence[int]],
     *,
     window: int = WINDOW,
-    on_tokens: Callable[[int], None] | None = None,
+    on_tokens: Callable[[int], None] = lambda _: None,
 ) -> float:
     """Return the perplexity over all tokens of `texts` (token ids). on_tokens(num_tokens) is called for each window.
 
@@ -36,8 +36,7 @@ def perplexity(
         for token_ids in windows(text, window):
             total += _negative_log_likelihood(model, token_ids)
             count += len(token_ids) - 1
-            if on_tokens is not None:
-                on_tokens(len(token_ids))
+            on_tokens(len(token_ids))
     if count == 0:
         raise ConfigError("perplexity needs a text of at least 2 tokens; add text")
     return math.exp(total / count)

@@ -21,6 +21,7 @@ class Phase(StrEnum):
     WRITING = "writing"  # bytes
 
 
+OnDone = Callable[[int, int], None]  # done, total
 OnProgress = Callable[[Phase, int, int], None]  # phase, done, total
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -27,9 +26,8 @@ from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.planner.simulator.routing_study import ROUND_TOKENS, study_routing
 from moeflow.train.calibration_text import calibration_text
+from moeflow.train.phases import OnDone
 from moeflow.workload.routing_trace import ExpertIds, RoutingTrace, read_routing_trace
-
-OnDone = Callable[[int, int], None]  # done, total
 
 NUM_TOKENS: Final = 4096
 SEQUENCE_TOKENS: Final = ROUND_TOKENS  # the length of replayed sequences

@@ -40,7 +40,7 @@ def upcycle(
     calibration: Path | None = None,
     routers: Sequence[torch.Tensor] | None = None,
     overwrite: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = ignore,
 ) -> None:
     """Make a Mixtral-architecture model in folder `out` from a dense Llama-architecture one.
 
@@ -50,7 +50,6 @@ def upcycle(
     Raises: CheckpointError if the source is damaged or of another kind; ConfigError if `out` exists or the calibration
     text is unusable; CapacityError if disk or memory are too small.
     """
-    report = on_progress or ignore
     if out.resolve() in (source.resolve(), *source.resolve().parents):
         raise ConfigError(f"{out} holds the source model and would replace it. Choose another folder (--out)")
     with closing(open_checkpoint(source)) as checkpoint:
@@ -62,8 +61,8 @@ def upcycle(
             tokenizer.save(folder)
             if routers is None:
                 texts = calibration_text(tokenizer.encode, calibration).fitting
-                routers = fit_routers(checkpoint, texts, recipe, report)
-            write_mixtral(checkpoint, shape, routers, recipe, folder, on_bytes=partial(report, Phase.WRITING))
+                routers = fit_routers(checkpoint, texts, recipe, on_progress)
+            write_mixtral(checkpoint, shape, routers, recipe, folder, on_bytes=partial(on_progress, Phase.WRITING))
 
 
 def fit_routers(

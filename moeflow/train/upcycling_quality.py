@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import repeat
@@ -17,6 +16,7 @@ from moeflow.models.layers.moe import MoE
 from moeflow.train.bare_model import ffn_inputs, load_bare_model
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import perplexity
+from moeflow.train.phases import OnDone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,12 @@ class Quality:
     @property
     def busiest_shares(self) -> tuple[float, float]:
         """Return the lowest and highest share of a layer's busiest expert, over layers."""
-        shares = [max(layer) for layer in self.expert_shares]
-        return min(shares), max(shares)
+        return min(map(max, self.expert_shares)), max(map(max, self.expert_shares))
 
     @property
     def idlest_shares(self) -> tuple[float, float]:
         """Return the lowest and highest share of a layer's idlest expert, over layers."""
-        shares = [min(layer) for layer in self.expert_shares]
-        return min(shares), max(shares)
+        return min(map(min, self.expert_shares)), max(map(min, self.expert_shares))
 
 
 def measure_quality(
@@ -46,7 +44,7 @@ def measure_quality(
     upcycled: Path,
     *,
     calibration: Path | None = None,
-    on_tokens: Callable[[int, int], None] | None = None,
+    on_tokens: OnDone = lambda *_: None,
 ) -> Quality:
     """Measure on the held-out part of the calibration text. on_tokens(done, total) counts both runs.
 
@@ -59,8 +57,7 @@ def measure_quality(
     def count(num_tokens_done: int) -> None:
         nonlocal done
         done += num_tokens_done
-        if on_tokens is not None:
-            on_tokens(done, 2 * num_tokens)
+        on_tokens(done, 2 * num_tokens)
 
     with closing(open_checkpoint(source)) as checkpoint:
         dense_perplexity = perplexity(load_bare_model(checkpoint), texts, on_tokens=count)

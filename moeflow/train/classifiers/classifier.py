@@ -72,14 +72,13 @@ def train_classifier(
     upcycle_from: Path | None = None,
     overwrite: bool = False,
     restart: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = ignore,
 ) -> TrainedClassifier:
     """Train a classifier and save it in folder `out`; resume unfinished work.
 
     It starts with the tokenizer and embeddings of the model `tokens_from`, or with the classifier `upcycle_from`, which
     gets more experts. One of the two must be given. Raises: CheckpointError, ConfigError, CapacityError.
     """
-    report = on_progress or ignore
     folder = out.absolute()
     if not overwrite and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} exists already. Replace it (--overwrite), or choose another folder (--out)")
@@ -92,11 +91,11 @@ def train_classifier(
             work.clear()
         files = {name: str(file.absolute()) for name, file in texts.files().items()}
         work.check_recipe({"source": str(source.absolute()), "labels": texts.labels, **files, **asdict(recipe)})
-        making = _Making(texts, recipe, source, report)
+        making = _Making(texts, recipe, source, on_progress)
         task = making.task(is_enlarged=upcycle_from is not None, is_resumed=state.path.exists())
         schedule = limited(recipe.epochs, recipe.minutes * 60)
         loop = TrainingLoop(task, schedule, state)
-        loop.run(lambda progress: report(Phase.TRAINING, *schedule.count(progress)))
+        loop.run(lambda progress: on_progress(Phase.TRAINING, *schedule.count(progress)))
         trained = making.measured(task, loop.progress, folder)
         making.save(task.network.eval(), folder, overwrite=overwrite)
         work.clear()

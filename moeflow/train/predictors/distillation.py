@@ -79,13 +79,12 @@ def train_predictor(
     data: Path | None = None,
     overwrite: bool = False,
     restart: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = ignore,
 ) -> TrainedPredictor:
     """Train a predictor for `settings.model` and save it; resume unfinished work.
 
     Raises: CheckpointError, ConfigError, CapacityError; EngineError if the model fails.
     """
-    report = on_progress or ignore
     model = Path(settings.model or "").absolute()
     folder = (out or predictor_folder(model)).absolute()
     with closing(open_checkpoint(model)) as checkpoint:
@@ -97,7 +96,7 @@ def train_predictor(
                         work.clear()
         todo = _to_do(parts, overwrite=overwrite)
         each = replace(recipe, minutes=recipe.minutes / len(parts))
-        trained = [_train_part(checkpoint, part, settings, each, model, data, report) for part in todo]
+        trained = [_train_part(checkpoint, part, settings, each, model, data, on_progress) for part in todo]
     return replace(trained[0], decoder=trained[1]) if len(trained) > 1 else trained[0]
 
 

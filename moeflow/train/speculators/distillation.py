@@ -56,7 +56,7 @@ def train_speculators(
     data: Path | None = None,
     overwrite: bool = False,
     restart: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = ignore,
 ) -> Pool:
     """Train speculators for `settings.model` and save them as `out`/1, 2, ...; resume unfinished work.
 
@@ -74,8 +74,8 @@ def train_speculators(
         if not overwrite and not has_begun and (taken := [each for each in folders if each.exists()]):
             raise ConfigError(f"{taken[0]} exists already. Replace it (--overwrite), or choose another folder (--out)")
         work.check_recipe({"model": str(model), "data": str(data), **asdict(recipe)})
-        text = _text(settings, recipe, texts, work, on_progress or ignore)
-        _train(student, checkpoint, text, recipe, work, folders, on_progress or ignore)
+        text = _text(settings, recipe, texts, work, on_progress)
+        _train(student, checkpoint, text, recipe, work, folders, on_progress)
         pool = _measure(student, text, folders)
         work.clear()
     return pool

@@ -125,25 +125,22 @@ def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
 
 def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
     """Return the target's layers to copy, all of one kind and size."""
-    if target.latent is not None:
-        raise ConfigError(
-            f"{target.model_type} models have latent attention, which the draft model lacks: use a speculator without "
-            "training"
-        )
     if target.recurrent is not None:
         raise ConfigError(
             f"{target.model_type} models have recurrent layers, whose states cannot be rolled back after a rejected "
             "draft: run them without speculators"
         )
-    if any(rope.rotary_dim or rope.is_interleaved for rope in target.ropes):
+    traits = {
+        "latent attention": target.latent is not None,
+        "partly or pairwise rotated heads": any(rope.rotary_dim or rope.is_interleaved for rope in target.ropes),
+        "no rotary positions": target.rope is None,
+        "layer norms": target.has_layer_norms,
+        "no gates": not target.is_gated,
+    }
+    if found := [trait for trait, has_it in traits.items() if has_it]:
         raise ConfigError(
-            f"{target.model_type} models rotate a part of each head, or neighbours, which the draft model lacks: use a "
-            "speculator without training"
-        )
-    if target.rope is None or target.has_layer_norms or not target.is_gated:
-        raise ConfigError(
-            f"{target.model_type} models have layer norms, no gates or no rotary positions, which the draft model "
-            "lacks: use a speculator without training"
+            f"{target.model_type} models have {', '.join(found)}, unlike the draft model: use a speculator without "
+            "training"
         )
     usable = [layer for layer in range(target.num_layers) if layer not in target.dense_layers]
     if not 1 <= num_layers <= len(usable):
