@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, SwitchTransformersEncoderModel
 from moeflow.checkpoint.safetensors.writer import write_json
 from moeflow.cli.main import main
 from moeflow.train.classifiers.classifier import ClassifierRecipe, ClassifierTexts, train_classifier
-from moeflow.train.phases import Phase
+from moeflow.train.phases import Phase, ignore
 from tests.train.classifiers.toy import write_model, write_texts
 
 SIZES = (
@@ -100,7 +100,7 @@ def test_work_that_was_stopped_ends_with_the_same_bytes(folder):
     )
     texts = ClassifierTexts(data=folder / "train.tsv")
 
-    def train(name, on_progress=None):
+    def train(name, on_progress=ignore):
         train_classifier(texts, recipe, folder / name, tokens_from=folder / "model", on_progress=on_progress)
 
     def stop(phase, done, total):
