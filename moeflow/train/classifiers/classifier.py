@@ -21,6 +21,7 @@ from moeflow.train.classifiers.network import ClassifierShape, SwitchClassifier
 from moeflow.train.classifiers.recipe import ClassifierRecipe
 from moeflow.train.classifiers.saved import load_classifier, save_classifier
 from moeflow.train.classifiers.training import ClassifierTask, accuracy
+from moeflow.train.examples import used_rows
 from moeflow.train.loop import TrainingLoop
 from moeflow.train.phases import OnProgress, Phase, ignore
 from moeflow.train.schedule import Progress, limited
@@ -198,16 +199,14 @@ class _Making:
 
     def _own_rows(self, table: Tensor) -> Tensor:
         """Return the embeddings of the tokens that occur, and renumber the tokens of all texts accordingly."""
-        self._table = table
-        self._rows = torch.unique(torch.cat([ids for text in self._sets.values() for ids in text.token_ids]))
-        if int(self._rows[-1]) >= len(table):
+        token_ids = torch.cat([ids for text in self._sets.values() for ids in text.token_ids])
+        if int(token_ids.max()) >= len(table):
             raise CheckpointError(
                 f"the tokenizer has more tokens than the table of {len(table)} embeddings",
                 file=self._source,
                 remedy="Download the model again",
             )
-        places = torch.zeros(len(table), dtype=torch.int64)
-        places[self._rows] = torch.arange(len(self._rows))
+        self._table, (self._rows, places) = table, used_rows(token_ids, len(table))
         for text in self._sets.values():
             text.token_ids[:] = [places[ids] for ids in text.token_ids]
         return table[self._rows]

@@ -13,7 +13,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.train.classifiers.labelled_text import LabelledText
 from moeflow.train.classifiers.network import SwitchClassifier
 from moeflow.train.classifiers.recipe import ClassifierRecipe
-from moeflow.train.held_out import hold_out
+from moeflow.train.examples import epoch_order, hold_out
 from moeflow.train.loop import TrainingTask
 from moeflow.train.schedule import Progress
 
@@ -37,9 +37,7 @@ class ClassifierTask(TrainingTask[Sequence[int]]):
 
     def batches(self, epoch: int) -> list[list[int]]:
         """See `TrainingTask`."""
-        chance = torch.Generator().manual_seed(self._recipe.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.learn.token_ids), generator=chance).tolist()
-        size = self._recipe.batch_size
+        order, size = epoch_order(len(self.learn.token_ids), epoch, self._recipe.seed), self._recipe.batch_size
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def learning_rate(self, progress: Progress, share_done: float) -> float:

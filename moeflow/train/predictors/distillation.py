@@ -21,6 +21,7 @@ from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorSh
 from moeflow.models.expert_predictor.saved import decoder_folder, is_saved, predictor_folder, save_predictor
 from moeflow.models.registry import read_model_config
 from moeflow.planner.settings import Settings
+from moeflow.train.examples import used_rows
 from moeflow.train.loop import TrainingLoop
 from moeflow.train.phases import OnProgress, Phase, ignore
 from moeflow.train.predictors.collecting import TEXT_SHARE, TRAINING, collected_text
@@ -161,9 +162,7 @@ def _parts(checkpoint: Checkpoint, recipe: PredictorRecipe, data: Path | None, f
 def _task(checkpoint: Checkpoint, shape: PredictorShape, text: RoutedText, recipe: PredictorRecipe) -> PredictorTask:
     torch.manual_seed(recipe.seed)
     rows = read_embeddings(checkpoint)
-    used = torch.unique(text.token_ids)
-    places = torch.zeros(len(rows), dtype=torch.int64)
-    places[used] = torch.arange(len(used))
+    used, places = used_rows(text.token_ids, len(rows))
     return PredictorTask(ExpertPredictor(shape), text, Embeddings(rows[used], places), recipe)
 
 

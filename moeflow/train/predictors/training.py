@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from moeflow.core.errors import ConfigError
 from moeflow.models.expert_predictor.network import ExpertPredictor
-from moeflow.train.held_out import hold_out
+from moeflow.train.examples import hold_out
 from moeflow.train.loop import TrainingTask
 from moeflow.train.predictors.loss import routing_loss
 from moeflow.train.predictors.recipe import PredictorRecipe

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moeflow.core.errors import ConfigError
-from moeflow.train.held_out import hold_out
+from moeflow.train.examples import hold_out
 from moeflow.train.speculators.teacher_text import UNKNOWN, TeacherText
 
 BATCH_TOKENS: Final = 512
@@ -52,12 +52,6 @@ def batches(text: TeacherText, sequences: Sequence[slice], order: Sequence[int])
             group, size = [], 0
     if group:
         yield _batch(text, group)
-
-
-def epoch_order(num_sequences: int, epoch: int, seed: int) -> list[int]:
-    """Return the order of an epoch."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return torch.randperm(num_sequences, generator=generator).tolist()
 
 
 def vocabulary_of(text: TeacherText, vocab_size: int) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moeflow.train.examples import epoch_order
 from moeflow.train.loop import TrainingLoop, TrainingTask
 from moeflow.train.schedule import Progress, Schedule, cosine
-from moeflow.train.speculators.batches import Batch, batches, epoch_order, vocabulary_of
+from moeflow.train.speculators.batches import Batch, batches, vocabulary_of
 from moeflow.train.speculators.loss import distillation_loss
 from moeflow.train.speculators.student import FROZEN, Student
 from moeflow.train.speculators.teacher_text import TeacherText
