@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
 from queue import SimpleQueue
 from time import perf_counter_ns
 from types import TracebackType
@@ -20,6 +18,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from moeflow.pipeline.priority import DEMAND
 from moeflow.pipeline.runtime.future import Future
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
+from moeflow.pipeline.runtime.urgent_first import UrgentFirst
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -35,9 +34,8 @@ class Lane:
     def __init__(self, name: str, num_threads: int = 1, *, trace: Trace | None = None) -> None:
         """Start the threads; `close` ends them."""
         self.name = name
-        self._queue: list[tuple[int, int, _Job[Any]]] = []  # a heap: priority, number, job
+        self._queue = UrgentFirst[_Job[Any]]()
         self._lock = threading.Lock()  # of the queue
-        self._numbers = count()
         self._bell: SimpleQueue[None] = SimpleQueue()  # rung for each job; waiting at it costs no polling
         self._is_closed = False
         names = [name] if num_threads == 1 else [f"{name} {i}" for i in range(num_threads)]
@@ -61,7 +59,7 @@ class Lane:
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:
-                heappush(self._queue, (priority, next(self._numbers), job))
+                self._queue.put(job, priority)
         if is_closed:
             job.cancel()
         else:
@@ -75,7 +73,7 @@ class Lane:
         """
         with self._lock:
             self._is_closed = True
-            queued = [job for _, _, job in self._queue]
+            queued = list(self._queue)
         for job in queued:
             job.cancel()
         for _ in self._threads:
@@ -104,7 +102,7 @@ class Lane:
 
     def _next(self) -> _Job[Any] | None:
         with self._lock:
-            return heappop(self._queue)[2] if self._queue else None
+            return self._queue.take()
 
 
 class _Job(Future[T]):
