@@ -101,7 +101,7 @@ TORCH_FREE = (
     "planner/costs/model_costs.py",
     "planner/costs/parallel_costs.py",
     "planner/model_files.py",
-    "planner/search/device_search.py",
+    "planner/search/milp.py",
     "planner/forecast.py",
     "planner/search/host_search.py",
     "planner/search/objective.py",
@@ -166,7 +166,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "huggingface_hub": ("checkpoint/hub/hub_client.py",),
     "httpx2": ("checkpoint/hub/hub_client.py",),
     "httpx": ("cli/", "bench/http_target.py"),
-    "scipy": ("planner/search/device_search.py",),
+    "scipy": ("planner/search/milp.py",),
     "matplotlib": (
         "bench/plots.py",
         "bench/plan_plots.py",

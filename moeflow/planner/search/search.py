@@ -48,7 +48,7 @@ def search_policy(model: CostModel, objective: Objective, ratio: float = FINE) -
     """
     if not model.has_device:
         return search_host(model, objective, 1 + (ratio - 1) / _HOST_FINENESS)
-    from moeflow.planner.search.device_search import search_device  # its solver takes long to import, and few need it
+    from moeflow.planner.search.milp import search_device  # its solver takes long to import, and few need it
 
     return search_device(model, objective, ratio)
 

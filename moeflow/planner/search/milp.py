@@ -1,4 +1,4 @@
-"""Finds the best policy of a machine with a device: a mixed-integer programme over the cost model, solved by HiGHS.
+"""Finds the best policy of a machine with a device: a mixed-integer linear programme (MILP), solved by HiGHS.
 
 Micro-batch and number of micro-batches are chosen from a grid, fine where numbers are small, then from finer ones
 around what was found; shares are continuous. Each choice has a binary variable z, and shares of its own
