@@ -91,6 +91,7 @@ TORCH_FREE = (
     "planner/search/scaling.py",
     "planner/costs/disk_waits.py",
     "planner/costs/expected_routing.py",
+    "planner/costs/expected_experts.py",
     "planner/costs/layout_estimate.py",
     "planner/hardware/other_work.py",
     "planner/figures/policy_map.py",

@@ -26,10 +26,10 @@ from moeflow.planner.costs.roofline import divided, processor_of, work_seconds
 
 if TYPE_CHECKING:
     from moeflow.parallel.placement import whole_experts
-    from moeflow.planner.costs import layout_estimate
+    from moeflow.planner.costs import expected_experts
 else:  # which starts of one process do without
     whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
-    layout_estimate = on_demand("moeflow.planner.costs.layout_estimate")
+    expected_experts = on_demand("moeflow.planner.costs.expected_experts")
 
 COPY_PASSES: Final = 2  # through memory of a byte that is put in order: read, written
 _SMALL, _LARGE = 256, 2 * MIB
@@ -196,24 +196,23 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
             exchange_s = self._exchange_s(pairs_bytes / number**2 * (number - 1))
             exchange_s += self._gather_s(num_tokens * row_bytes)
             copied_bytes += 2 * pairs_bytes / number
-        return layout_estimate.placed_experts_s(layer, placement) + exchange_s + self._copy_s(copied_bytes)
+        return layer.placed_s(placement) + exchange_s + self._copy_s(copied_bytes)
 
     def _sliced_experts_s(self, num_tokens: float, distinct: float) -> float:
         shape, size = self.costs.shape, num_tokens * self.costs.formats.activation_bytes
         width = max(ceil(self._most.experts * shape.intermediate_size), 1)
         costs = replace(self.costs, shape=replace(shape, intermediate_size=width))
-        seconds = layout_estimate.uneven_experts_s(self._layer(num_tokens, distinct, costs), costs)
+        seconds = self._layer(num_tokens, distinct, costs).all_s()
         return (
             seconds
             + self._gather_s(size * shape.top_k * shape.intermediate_size)
             + self._gather_s(size * shape.hidden_size)
         )
 
-    def _layer(self, num_tokens: float, distinct: float, costs: ModelCosts) -> layout_estimate.ExpectedLayer:
+    def _layer(self, num_tokens: float, distinct: float, costs: ModelCosts) -> expected_experts.ExpectedExperts:
         shape = costs.shape
-        return layout_estimate.ExpectedLayer(
+        return expected_experts.ExpectedExperts(
             level=self.level,
-            link=None,
             costs=costs,
             num_ranks=self.parallel.num_ranks,
             num_tokens=max(round(num_tokens), 1),
