@@ -17,6 +17,7 @@ from moeflow.pipeline.runtime.future import Future
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.ready_tasks import WINDOW, Entry, ReadyTasks
 from moeflow.pipeline.runtime.trace import Label, Trace, waiting
+from moeflow.pipeline.runtime.traced_tasks import task_label
 from moeflow.pipeline.task import COMPUTE, Task
 
 _UNTRACED = Label("task")
@@ -178,5 +179,4 @@ class _Run(ReadyTasks):
 
 
 def _label(task: Task, cost: Cost | None) -> Label:
-    num_bytes, flops = cost or (0, 0)
-    return Label(task.op, task.layer, task.micro_batch, num_bytes, flops, task.id, task.after)
+    return task_label(task, *(cost or (0, 0)))

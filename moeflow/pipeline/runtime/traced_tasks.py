@@ -11,8 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from moeflow.pipeline.runtime.trace import Row, Span, Trace
+from moeflow.pipeline.runtime.trace import Label, Row, Span, Trace
 from moeflow.pipeline.task import Task, TaskMaker
+
+
+def task_label(task: Task, num_bytes: int, flops: int) -> Label:
+    """Return the label of a task's span."""
+    return Label(task.op, task.layer, task.micro_batch, num_bytes, flops, task.id, task.after)
 
 
 def tasks_of_last_pass(trace: Trace, passes: str, computing: str) -> Iterator[Task]:

@@ -185,7 +185,7 @@ class RankMemory(msgspec.Struct, frozen=True):
             return cls((int(costs.model_bytes),), False, (shape,))
         ranks = range(parallel.num_ranks)
         return cls(
-            tuple(round(costs.bytes_of(RankShares.of(shape, parallel, rank))) for rank in ranks),
+            tuple(round(costs.bytes_of(shares)) for shares in RankShares.of_all(shape, parallel)),
             parallel.join is not None,
             tuple(_kept_of(shape, parallel, rank) for rank in ranks),
         )

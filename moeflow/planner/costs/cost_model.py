@@ -10,7 +10,7 @@ compute one thing after another; kernel efficiencies. Average lengths are taken 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -151,12 +151,9 @@ class CostModel:
                 DISK_OFFLOAD: LinearCost(misses=self.reads(choice)[0].waits.all_on_disk_s),
             }
         costs, layers, mu = self.costs, self.costs.shape.num_layers, choice.micro_batch
-        device = layers * self._device_s(costs.pre_attention(mu), costs.output_projection(mu))
-        device += self._device_s(costs.head(mu))
         attention = costs.decode_attention(*self._decoding(mu))
-        host = 0.0 if choice.attention_on_device else layers * self._host_s(attention)
-        device += layers * self._device_s(attention) if choice.attention_on_device else 0.0
-        device += sum(count * self._device_s(work) for count, work in costs.feed_forward(mu))
+        device = self._device_s(costs.pass_works(mu, attention if choice.attention_on_device else None, mu))
+        host = 0.0 if choice.attention_on_device else self._host_s([(layers, attention)])
         times = choice.num_micro_batches
         return {
             DEVICE_COMPUTE: LinearCost(device * times),
@@ -172,10 +169,7 @@ class CostModel:
             return self._host_prefill(choice)
         costs, mu = self.costs, choice.micro_batch
         tokens = mu * length
-        layer = self._device_s(costs.pre_attention(tokens), costs.output_projection(tokens))
-        layer += self._device_s(costs.prefill_attention(mu, length))
-        device = costs.shape.num_layers * layer + self._device_s(costs.head(mu))
-        device += sum(count * self._device_s(work) for count, work in costs.feed_forward(tokens))
+        device = self._device_s(costs.pass_works(tokens, costs.prefill_attention(mu, length), mu))
         weights = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes)
         all_kv = num_prompts * length * costs.kv_bytes
         kv = LinearCost(all_kv, kv=-all_kv if choice.attention_on_device else 0.0)
@@ -243,6 +237,12 @@ class CostModel:
             prefill_busy=prefill_busy,
             memory={tier: used.at(*shares) for tier, used in self.memory(choice).items()},
         )
+
+    def memory_of(self, policy: Policy) -> dict[str, float]:
+        """Return the bytes that a policy takes of each tier at the peak."""
+        choice = IntegerPolicy.of(policy)
+        shares = self._shares(policy, choice)
+        return {tier: used.at(*shares) for tier, used in self.memory(choice).items()}
 
     def _times(self, choice: IntegerPolicy) -> _Times:
         if choice not in self._known_times:
@@ -357,18 +357,16 @@ class CostModel:
 
         It uses a share of the experts that even routers would: `distinct`.
         """
-        costs, layers = self.costs, self.costs.shape.num_layers
+        costs = self.costs
         sampled = num_tokens if num_sampled is None else num_sampled
         processor = processor_of(self.machine.level(RAM))
-        beside_s = self._host_s(costs.sampling(sampled)) + processor.pass_s + sampled * processor.token_s
+        beside_s = processor.pass_s + sampled * processor.token_s
         if (ranked := self._ranked_layers) is not None:
-            return ranked.seconds(num_tokens, attention, distinct) + ranked.head_s(sampled) + beside_s
+            sampling_s = self._host_s([(1, costs.sampling(sampled))])
+            return ranked.seconds(num_tokens, attention, distinct) + ranked.head_s(sampled) + sampling_s + beside_s
         used = distinct * expected_distinct(costs.shape.num_experts, costs.shape.top_k, num_tokens)
-        stages = self._host_s(costs.pre_attention(num_tokens), attention, costs.output_projection(num_tokens))
-        compute_s = layers * stages
-        compute_s += sum(count * self._host_s(work) for count, work in costs.feed_forward(num_tokens, used))
-        compute_s += layers * self._host_s(costs.row_operations(num_tokens))
-        return compute_s + self._host_s(costs.head(sampled)) + beside_s
+        works = costs.pass_works(num_tokens, attention, sampled, used) + costs.host_works(num_tokens, sampled)
+        return self._host_s(works) + beside_s
 
     @cached_property
     def _ranked_layers(self) -> RankedLayers | None:
@@ -395,12 +393,12 @@ class CostModel:
             DISK_OFFLOAD: LinearCost(streamed=self.reads(choice)[1].waits.all_on_disk_s * passes),
         }
 
-    def _device_s(self, *works: Work) -> float:
+    def _device_s(self, works: Iterable[tuple[int, Work]]) -> float:
         level = self.machine.level(DEVICE)
-        return sum(work_seconds(level, work, self.num_devices) for work in works)
+        return sum(count * work_seconds(level, work, self.num_devices) for count, work in works)
 
-    def _host_s(self, *works: Work) -> float:
-        return sum(work_seconds(self._host_level, work) for work in works)
+    def _host_s(self, works: Iterable[tuple[int, Work]]) -> float:
+        return sum(count * work_seconds(self._host_level, work) for count, work in works)
 
     def _link_s(self, link: Link, transfer_bytes: float) -> float:
         """Return the seconds of a byte over the links of all devices."""

@@ -453,6 +453,21 @@ class ModelCosts:
         inputs = [(shape.num_layers if shape.layer_embeddings else 0, self.layer_input(num_tokens))]
         return [(count, work) for count, work in moe + dense + inputs if count]
 
+    def pass_works(
+        self, num_tokens: float, attention: Work | None, num_sampled: float, distinct: float | None = None
+    ) -> list[tuple[int, Work]]:
+        """Return the works of a pass: (how many times, work). None: attention runs elsewhere, or `distinct` is average.
+
+        Operations on rows and the choice of tokens are not included: kernels of devices fuse them.
+        """
+        stages = (self.pre_attention(num_tokens), attention, self.output_projection(num_tokens))
+        works = [(self.shape.num_layers, work) for work in stages if work is not None]
+        return [*works, *self.feed_forward(num_tokens, distinct), (1, self.head(num_sampled))]
+
+    def host_works(self, num_tokens: float, num_sampled: float) -> list[tuple[int, Work]]:
+        """Return the works that a pass has on a host only: operations on rows, and the choice of tokens."""
+        return [(self.shape.num_layers, self.row_operations(num_tokens)), (1, self.sampling(num_sampled))]
+
     def layer_input(self, num_tokens: float) -> Work:
         """Return what makes one layer's own input, of token embeddings, and what the layer makes of that."""
         values = self.shape.layer_input_values

@@ -59,19 +59,15 @@ class Sharing:
         """Return what an engine holds of the weights here; where others join, as much as any of them does."""
         if self.parallel is None:
             return costs.model_bytes
-        of_ranks = [costs.bytes_of(shares) for shares in self._shares(costs)]
+        of_ranks = [costs.bytes_of(shares) for shares in RankShares.of_all(costs.shape, self.parallel)]
         return sum(of_ranks) if self.num_here > 1 else max(of_ranks)
 
     def kv_copies(self, costs: ModelCosts) -> float:
         """Return how often an engine keeps a token's keys and values here."""
         if self.parallel is None:
             return 1.0
-        keys = [shares.keys for shares in self._shares(costs)]
+        keys = [shares.keys for shares in RankShares.of_all(costs.shape, self.parallel)]
         return sum(keys) if self.num_here > 1 else max(keys)
-
-    def _shares(self, costs: ModelCosts) -> list[RankShares]:
-        assert self.parallel is not None
-        return [RankShares.of(costs.shape, self.parallel, rank) for rank in range(self.parallel.num_ranks)]
 
 
 ALONE: Final = Sharing()
@@ -139,8 +135,8 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def _most(self) -> RankShares:
         """The largest share of each part that any rank has."""
-        shares = [RankShares.of(self.costs.shape, self.parallel, rank) for rank in range(self.parallel.num_ranks)]
-        names = ("queries", "keys", "outputs", "dense", "head", "experts")
+        shares = RankShares.of_all(self.costs.shape, self.parallel)
+        names = ("queries", "keys", "outputs", "dense", "shared", "head", "experts")
         return RankShares(**{name: max(getattr(it, name) for it in shares) for name in names})
 
     @cached_property

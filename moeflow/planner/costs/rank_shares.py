@@ -54,6 +54,11 @@ class RankShares:
             head=_band_share(shape.vocab_size, number, rank),
         )
 
+    @classmethod
+    def of_all(cls, shape: ModelConfig, parallel: ParallelConfig) -> list[RankShares]:
+        """Return the shares of each rank."""
+        return [cls.of(shape, parallel, rank) for rank in range(parallel.num_ranks)]
+
 
 WHOLE = RankShares()
 

@@ -6,14 +6,13 @@ in memory. What is left is a search over whole numbers, each of which costs a pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 from moeflow.core.hardware import DISK, RAM
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
-from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, too_little
+from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, grid, too_little
 
 ALL_UP_TO: Final = 32  # sequences: each number is tried, and of larger ones a grid
 _HALVINGS: Final = 24  # to a share of the experts that is exact to six places
@@ -25,7 +24,7 @@ def search_host(model: CostModel, objective: Objective, ratio: float) -> Policy:
     Raises: CapacityError if none fits.
     """
     fixed = objective.num_sequences
-    numbers = [objective.most] if fixed is not None else list(_numbers(model, objective, ratio))
+    numbers = [objective.most] if fixed is not None else _numbers(model, objective, ratio)
     found = [policy for number in numbers if (policy := host_policy(model, objective, number)) is not None]
     if not found:
         raise too_little(model, objective, [IntegerPolicy(number, 1, False) for number in numbers or [1]])
@@ -62,15 +61,10 @@ def _max_on_disk(model: CostModel) -> float:
     return 1.0 - model.min_experts if model.machine.has(DISK) else 0.0
 
 
-def _numbers(model: CostModel, objective: Objective, ratio: float) -> Iterator[int]:
-    """Yield numbers of sequences that fit, the largest of them included."""
+def _numbers(model: CostModel, objective: Objective, ratio: float) -> list[int]:
+    """Return numbers of sequences that fit, the largest of them included."""
     largest = largest_batch(model, objective)
-    value = 1.0
-    while value < largest:
-        yield round(value)
-        value = max(value * ratio, value + 1) if value >= ALL_UP_TO else value + 1
-    if largest:
-        yield largest
+    return [*range(1, min(largest + 1, ALL_UP_TO)), *grid(ALL_UP_TO, largest, ratio)]
 
 
 def largest_batch(model: CostModel, objective: Objective) -> int:

@@ -21,7 +21,16 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DISK
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy, LinearCost
-from moeflow.planner.search.objective import FINE, KEPT_SPEED, Objective, capacities, cost_per_token, least, too_little
+from moeflow.planner.search.objective import (
+    FINE,
+    KEPT_SPEED,
+    Objective,
+    capacities,
+    cost_per_token,
+    grid,
+    least,
+    too_little,
+)
 
 TIME_LIMIT_S: Final = 60.0  # of one programme, which takes a second or two; by the wall
 _OUT_OF_TIME: Final = 1  # what scipy calls it
@@ -63,23 +72,14 @@ def _choices(
     most = objective.most
     low, high = (1, most) if around is None else _about(around.micro_batch, times)
     found = []
-    for mu in _grid(max(low, 1), min(high, most), ratio):
+    for mu in grid(max(low, 1), min(high, most), ratio):
         if objective.num_sequences is not None:
             counts = [-(-objective.num_sequences // mu)]
         else:
             near = (1, most // mu) if around is None else _about(around.num_micro_batches, times)
-            counts = _grid(max(near[0], 1), min(near[1], most // mu), ratio)
+            counts = grid(max(near[0], 1), min(near[1], most // mu), ratio)
         found += [IntegerPolicy(mu, count, attends) for count in counts for attends in (False, True)]
     return found
-
-
-def _grid(low: int, high: int, ratio: float) -> list[int]:
-    """Return whole numbers from low to high, each at least 1 and about `ratio` times the one before."""
-    numbers, value = [], float(low)
-    while value < high:
-        numbers.append(round(value))
-        value = max(value * ratio, value + 1)
-    return [*dict.fromkeys(numbers), high] if high >= low and (not numbers or numbers[-1] != high) else numbers
 
 
 def _beside(
@@ -116,7 +116,7 @@ def _solve(model: CostModel, objective: Objective, choices: Sequence[IntegerPoli
 def _min_memory(model: CostModel, objective: Objective, best: IntegerPolicy, others: Sequence[IntegerPolicy]) -> Policy:
     """Return the policy that takes the least memory of those that are nearly as fast as the best."""
     programme = _Programme(model, objective)
-    smaller = [dataclasses.replace(best, micro_batch=mu) for mu in _grid(1, best.micro_batch, FINE)]
+    smaller = [dataclasses.replace(best, micro_batch=mu) for mu in grid(1, best.micro_batch, FINE)]
     for choice in dict.fromkeys([best, *others, *smaller]):
         programme.add(choice)
     fastest = programme.minimise(programme.seconds)

@@ -60,6 +60,15 @@ def fits(model: CostModel, policy: Policy, limits: Mapping[str, int]) -> bool:
     return all(used[tier] <= room[tier] * (1 + _SLACK) for tier in used)
 
 
+def grid(low: int, high: int, ratio: float) -> list[int]:
+    """Return whole numbers from `low` to `high`, each at least 1 and about `ratio` times larger than the previous."""
+    numbers, value = [], float(low)
+    while value < high:
+        numbers.append(round(value))
+        value = max(value * ratio, value + 1)
+    return [*dict.fromkeys(numbers), high] if high >= low and (not numbers or numbers[-1] != high) else numbers
+
+
 def least(linear: LinearCost) -> float:
     """Return the least value for any shares, which is at a corner."""
     return linear.const + sum(min(term, 0.0) for term in linear.terms[1:])

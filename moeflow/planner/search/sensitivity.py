@@ -143,22 +143,18 @@ def _smaller_formats(model: CostModel) -> Iterator[tuple[str, CostModel]]:
             )
 
 
-def _with_level(machine: Machine, name: str, change: Callable[[MemoryLevel], MemoryLevel]) -> Machine:
-    levels = tuple(change(level) if level.name == name else level for level in machine.levels)
+def _with_levels(machine: Machine, names: Sequence[str], change: Callable[[MemoryLevel], MemoryLevel]) -> Machine:
+    levels = tuple(change(level) if level.name in names else level for level in machine.levels)
     return replace(machine, levels=levels)
 
 
 def _larger(machine: Machine, name: str) -> Machine:
-    larger = _with_level(machine, name, lambda level: replace(level, capacity_bytes=2 * level.capacity_bytes))
-    return (
-        larger
-        if name != RAM
-        else _with_level(larger, PINNED, lambda it: replace(it, capacity_bytes=2 * it.capacity_bytes))
-    )
+    names = (RAM, PINNED) if name == RAM else (name,)
+    return _with_levels(machine, names, lambda level: replace(level, capacity_bytes=2 * level.capacity_bytes))
 
 
 def _faster_memory(machine: Machine, name: str) -> Machine:
-    return _with_level(machine, name, lambda level: replace(level, read_bytes_per_s=2 * level.read_bytes_per_s))
+    return _with_levels(machine, [name], lambda level: replace(level, read_bytes_per_s=2 * level.read_bytes_per_s))
 
 
 def _faster_processor(machine: Machine, name: str) -> Machine:
@@ -169,7 +165,7 @@ def _faster_processor(machine: Machine, name: str) -> Machine:
         halves = {name: getattr(processor, name) / 2 for name in ("launch_s", "pass_s", "token_s", "stop_s", "load_s")}
         return replace(level, processor=dataclasses.replace(processor, peak_flops_per_s=peaks, **halves))
 
-    return _with_level(machine, name, faster)
+    return _with_levels(machine, [name], faster)
 
 
 def _faster_link(machine: Machine, source: str) -> Machine:

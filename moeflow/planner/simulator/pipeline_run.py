@@ -19,7 +19,7 @@ from moeflow.core.plan import Policy, Workload
 from moeflow.pipeline.catalog import Pipeline
 from moeflow.pipeline.task import Task
 from moeflow.pipeline.zero_inference import zero_inference
-from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
+from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.task_costs import TaskCost, TaskShape, compute_cost, decode_shape, task_cost
 from moeflow.planner.simulator.time_line import TimeLine
@@ -182,7 +182,4 @@ def make_policy(
 
 def memory_of(machine: Machine, costs: ModelCosts, workload: Workload, policy: Policy) -> dict[str, float]:
     """Return the bytes that a policy takes of each tier at its peak."""
-    model = CostModel(machine, costs, workload, num_devices=policy.num_devices)
-    uses = model.memory(IntegerPolicy.of(policy))
-    shares = (policy.weights_on_device, policy.kv_on_device, policy.experts_on_disk, 0.0, 0.0)
-    return {tier: use.at(*shares) for tier, use in uses.items()}
+    return CostModel(machine, costs, workload, num_devices=policy.num_devices).memory_of(policy)

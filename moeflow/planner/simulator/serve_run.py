@@ -187,18 +187,16 @@ class _Replica:
 
 def pass_seconds_of(machine: Machine, costs: ModelCosts, num_devices: int = 1) -> PassSeconds:
     """Return the function that returns how long a pass takes where the machine computes."""
-    level, shape = machine.compute_level, costs.shape
+    level = machine.compute_level
     processor = processor_of(level)
 
     def seconds(batch: Batch) -> float:
         tokens, sampled = batch.num_tokens, sum(entry.samples for entry in batch.entries)
         seen = sum(entry.num_tokens * (entry.start + (entry.num_tokens + 1) / 2) for entry in batch.entries)
         read = sum(entry.stop for entry in batch.entries)
-        stages = [costs.pre_attention(tokens), costs.attention(tokens, seen, read), costs.output_projection(tokens)]
-        works = [(shape.num_layers, work) for work in stages] + costs.feed_forward(tokens)
-        works.append((1, costs.head(sampled)))
-        if not machine.num_devices:  # their kernels take rows along
-            works += [(shape.num_layers, costs.row_operations(tokens)), (1, costs.sampling(sampled))]
+        works = costs.pass_works(tokens, costs.attention(tokens, seen, read), sampled)
+        if not machine.num_devices:
+            works += costs.host_works(tokens, sampled)
         compute_s = sum(count * work_seconds(level, work, num_devices) for count, work in works)
         return compute_s + processor.pass_s + sampled * processor.token_s
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HOST_TO_PINNED
 from moeflow.pipeline.runtime.trace import Label, Trace
+from moeflow.pipeline.runtime.traced_tasks import task_label
 from moeflow.pipeline.task import COMPUTE
 from moeflow.planner.simulator.virtual_clock import TimedTask
 
@@ -75,15 +76,7 @@ class TimeLine:
             row = trace.row(lane)
             for one in ones:
                 task, cost = one.task, one.cost
-                label = Label(
-                    task.op,
-                    task.layer,
-                    task.micro_batch,
-                    round(cost.num_bytes),
-                    round(cost.num_flops),
-                    task.id,
-                    task.after,
-                )
+                label = task_label(task, round(cost.num_bytes), round(cost.num_flops))
                 row.record(label, round(one.start_s * _NS), round(one.end_s * _NS))
             for start_s, end_s in self.idle(lane):
                 row.record(Label("idle"), round(start_s * _NS), round(end_s * _NS), is_blocked=True)
