@@ -1,4 +1,4 @@
-"""The pipelines by name, and what a cost model or an executor has to know of each before it runs one."""
+"""The pipelines by name, and the properties that a cost model or an executor needs before it runs one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MakeTasks(Protocol):
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """One of those that stream weights from the host.
+    """A pipeline that streams weights from the host.
 
     A new one is a file and a row below, or an entry point of another package.
     """
@@ -89,7 +89,7 @@ _OWN: Final = {
 }
 PIPELINES: Final = ExtensibleTable("moeflow.pipelines", _OWN, Pipeline)
 SEQUENTIAL: Final = Pipeline(
-    "sequential", "one thing after another", sequential, is_paged=False, attends_on_host=True, has_kv_on_host=True
+    "sequential", "one task after another", sequential, is_paged=False, attends_on_host=True, has_kv_on_host=True
 )
 OFFLOADING: Final = ExtensibleTable(
     "moeflow.pipelines", {SEQUENTIAL.name: SEQUENTIAL, **_OWN}, Pipeline

@@ -1,9 +1,9 @@
-"""A lane: threads that do what they are given, the most urgent first, and otherwise in the order in which it came.
+"""A lane: threads that run queued work, the most urgent first, and among equals the oldest first.
 
-A link has a lane of one thread, a disk one of many, since it is fastest with many reads at once. What waits can be
-cancelled, what runs cannot (thesis 3.2: tasks are non-preemptible). Does not know what it runs.
+A link has a lane of one thread. A disk has one of many, since concurrent reads are fastest. Queued work can be
+cancelled, running work cannot (thesis 3.2: tasks are non-preemptible). A lane does not know its work.
 
-The threads are Python's: work that takes long has to give up the interpreter's lock, as reads and kernels do.
+The threads are Python's: long work must release the interpreter's lock, as reads and kernels do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNNAMED = Label("work")
 
 
 class Lane:
-    """Some threads and the queue that they share."""
+    """Threads and their common queue."""
 
     def __init__(self, name: str, num_threads: int = 1, *, trace: Trace | None = None) -> None:
         """Start the threads; `close` ends them."""
@@ -50,7 +50,7 @@ class Lane:
     def submit(
         self, work: Callable[[*Ts], T], *args: *Ts, priority: int = DEMAND, label: Label | LabelOf[T] = _UNNAMED
     ) -> Future[T]:
-        """Queue `work(*args)` and return what will be its result, or the error it raises.
+        """Queue `work(*args)` and return its future result, or the error it raises.
 
         Smaller priorities go first. A label that only the result tells (None after an error) is a function of it.
         After `close` the result is a CancelledError.
@@ -67,7 +67,7 @@ class Lane:
         return job
 
     def close(self) -> None:
-        """Cancel what is queued, and end the threads once they have done what they are at.
+        """Cancel queued work, and end the threads after their running work.
 
         Blocks: until they have ended. May be called again, also after an interrupted call.
         """
@@ -92,11 +92,11 @@ class Lane:
     def _serve(self, row: Row | None) -> None:
         while True:
             self._bell.get()
-            is_last = self._is_closed  # asked first: from then on nothing is added
-            # All that is there, not one job a ring: an interrupt in `submit` may have cost a ring.
+            is_last = self._is_closed  # read first: after it nothing is added
+            # All queued jobs, not one per ring: an interrupt in `submit` may have lost a ring.
             while (job := self._next()) is not None:
                 job.run(row)
-                del job  # with what it holds
+                del job  # and the objects it holds
             if is_last:
                 return
 
@@ -106,7 +106,7 @@ class Lane:
 
 
 class _Job(Future[T]):
-    """Work in a queue, which is its own future."""
+    """Queued work, and its future."""
 
     __slots__ = ("_args", "_label", "_work")
 
@@ -117,7 +117,7 @@ class _Job(Future[T]):
         self._label = label
 
     def cancel(self) -> bool:
-        """As for any future; lets go of what the work would have needed."""
+        """Cancel as any future, and drop the work's arguments."""
         if not super().cancel():
             return False
         self._work, self._args = None, ()
@@ -133,7 +133,7 @@ class _Job(Future[T]):
         start_ns = 0 if row is None else perf_counter_ns()
         try:
             value = work(*args)
-        except BaseException as error:  # whoever waits has to get it, whatever it is
+        except BaseException as error:  # the waiting caller gets every error
             self._record(row, start_ns, None)
             self.set_error(error)
             del self  # the error's traceback holds this frame, and would hold the future that holds the error

@@ -1,7 +1,7 @@
 """Writes a trace as JSON for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-One row for each thread of a lane, waits as slices inside or between the work, arrows from a task to those that come
-after it, and for each lane the bytes it moves a second. Format: "Trace Event Format", times in microseconds.
+Each thread of a lane has a row, with waits as slices inside or between the work. Arrows lead from a task to its
+successors, and each lane shows its bytes per second. Format: "Trace Event Format", times in microseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PROCESS = 1
 
 
 def write_perfetto(trace: Trace, path: Path) -> None:
-    """Write all that the rows hold. Raises: OSError."""
+    """Write all spans of the rows. Raises: OSError."""
     with path.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
         for number, event in enumerate(perfetto_events(trace)):
@@ -45,7 +45,7 @@ def perfetto_events(trace: Trace) -> Iterator[Event]:
 
 
 def _by_start(span: Span) -> tuple[int, int]:
-    return span.start_ns, -span.end_ns  # what lies within another comes after it
+    return span.start_ns, -span.end_ns  # an inner span comes after its outer one
 
 
 def _row_names(number: int, row: Row) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""Which tasks of a stream may start, and in which order: the rules of the executor and of the virtual clock.
+"""The order of tasks of a stream: the common rules of the executor and of the virtual clock.
 
 A task starts once all tasks in its `after` are done and its lane is free. The caller is the lane `COMPUTE`: it takes
 the most urgent task, and among equals the earliest of the stream. The other lanes order their tasks by `UrgentFirst`.

@@ -1,9 +1,9 @@
-"""The tasks of a pass as it ran, from its trace: what each lane did, and after what.
+"""The tasks of a finished pass, from its trace.
 
-Tasks of a pipeline carry their numbers and say themselves what they wait for. Where a pass is no pipeline, as with
-experts that come from disk, its spans become tasks: each comes after what its thread did before it; a read comes after
-the computation that had ended when it began, and a computation after the reads for its layer that it found done.
-Waiting is no task.
+Tasks of a pipeline carry their numbers and dependencies. Other passes, such as those with experts from disk, have
+spans only, and these become tasks. A span comes after the previous one of its thread. A read also comes after the last
+computation that had ended when it began. A computation also comes after the reads for its layer that had ended by then.
+Waits are not tasks.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def _numbered(spans: list[tuple[Row, Span]]) -> Iterator[Task]:
 
 @dataclass(slots=True)
 class _Done:
-    """What has ended so far."""
+    """The tasks that have ended so far."""
 
     in_row: dict[int, Task] = field(default_factory=dict)  # the latest of each thread
     computed: list[tuple[int, Task]] = field(default_factory=list)  # (when it ended, task)
-    read: list[tuple[int, Task]] = field(default_factory=list)  # likewise, that nobody has used yet
+    read: list[tuple[int, Task]] = field(default_factory=list)  # likewise; no computation has used it yet
 
 
 def _by_time(spans: list[tuple[Row, Span]], computing: str) -> Iterator[Task]:

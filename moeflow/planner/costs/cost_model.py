@@ -1,11 +1,11 @@
-"""How long passes take and what memory they need under a policy. Source: MoE-Lightning 4.2, equations 12 to 14.
+"""Time and memory of passes under a policy. Source: MoE-Lightning 4.2, equations 12 to 14.
 
-For a choice of the whole numbers (micro-batch, number of micro-batches, where attention runs), the time of every
-resource and the bytes in every tier are linear in the shares (weights and KV on the device, experts on disk,
-misses of the expert cache). The same `LinearCost` serves the prediction for a policy and the search for the best one.
+A choice of whole numbers is the micro-batch, the number of micro-batches, and the place of attention. For each choice,
+the time of every resource and the bytes in every tier are linear in shares. The shares are those of weights and KV on
+the device, experts on disk, and misses of the expert cache. The same `LinearCost` serves predictions and searches.
 
-Beyond the paper: prefill; a disk under RAM, behind an expert cache; tensor parallelism; hosts without a device, which
-compute one thing after another; kernel efficiencies. Average lengths are taken for times, the longest for memory.
+Beyond the paper: prefill; a disk under RAM, behind an expert cache; tensor parallelism; kernel efficiencies; hosts
+without a device, which compute sequentially. Times use average lengths, memory the longest.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class IntegerPolicy:
 
     @property
     def batch_size(self) -> int:
-        """Sequences that decode together: N."""
+        """Sequences of a decoding step: N."""
         return self.micro_batch * self.num_micro_batches
 
     @classmethod
@@ -91,18 +91,18 @@ Resources = Mapping[str, LinearCost]  # seconds of each in a step, or bytes of e
 
 
 class _Times(msgspec.Struct, frozen=True):
-    """The seconds of each resource that a choice takes."""
+    """The seconds of each resource for a choice."""
 
     decode: Resources
     prefill: Resources
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy brings."""
+    """The predicted time and memory of a policy."""
 
     decode_s: float  # one step of the whole batch
     prefill_s: float  # of the whole batch
-    first_token_s: float  # of a request that finds nobody else
+    first_token_s: float  # of a request on an idle engine
     tokens_per_s: float  # generated, over prefill and decode
     busy: Mapping[str, float]  # seconds that each resource works in a decoding step
     prefill_busy: Mapping[str, float]  # likewise in the prefill of the whole batch
@@ -134,7 +134,7 @@ class CostModel:
     sampled_bytes: float = 0.0  # of a host's memory that sampling takes for each sequence
     min_experts: float = 0.0  # share of experts that must have a place in memory
     chunk_tokens: int = 512  # of prompts in one pass, on a host without a device
-    sharing: Sharing = ALONE  # of such a host by processes; what is predicted is one engine's, while all others work
+    sharing: Sharing = ALONE  # of such a host by processes; predictions are for one engine, while all others work
 
     @cached_property
     def has_device(self) -> bool:
@@ -208,16 +208,16 @@ class CostModel:
 
     @cached_property
     def _held(self) -> tuple[float, float]:
-        """What an engine holds of the weights, in bytes, and how often of a token's keys and values."""
+        """An engine's bytes of weights, and its copies of a token's keys and values."""
         return self.sharing.weight_bytes(self.costs), self.sharing.kv_copies(self.costs)
 
     @staticmethod
     def combine(seconds: Mapping[str, float], overlap: float) -> float:
-        """Return how long something takes whose resources work so long (equation 12)."""
+        """Return the time of resources that work so long (equation 12)."""
         return overlap * max(seconds.values()) + (1 - overlap) * sum(seconds.values())
 
     def predict(self, policy: Policy) -> Prediction:
-        """Return what a policy brings."""
+        """Return the prediction for a policy."""
         assert policy.ffn_on_device == self.has_device, "feed-forward networks run where the device is, if there is one"
         choice = IntegerPolicy.of(policy)
         shares = self._shares(policy, choice)
@@ -251,22 +251,22 @@ class CostModel:
 
     @cached_property
     def _known_times(self) -> dict[IntegerPolicy, _Times]:
-        return {}  # of choices that were asked for: one sequence alone is part of every prediction
+        return {}  # by choice: every prediction includes one sequence alone
 
     @cached_property
     def weight_link(self) -> Link:
-        """The way of weights to the device."""
+        """The link of weights to the device."""
         return self.machine.link(PINNED if self.machine.has(PINNED) else RAM, DEVICE)
 
     def reads(self, choice: IntegerPolicy) -> tuple[ExpertReads, ExpertReads]:
-        """Return what a step, and what a pass over prompts, reads of experts on disk, on a host that computes all."""
+        """Return the reads of experts of a step and of a pass over prompts, on a host that computes all."""
         if choice not in self._reads:
             self._reads[choice] = self._make_reads(choice)
         return self._reads[choice]
 
     @cached_property
     def _reads(self) -> dict[IntegerPolicy, tuple[ExpertReads, ExpertReads]]:
-        return {}  # of choices that were asked for: a search asks again and again
+        return {}  # by choice: a search asks for the same one many times
 
     def _make_reads(self, choice: IntegerPolicy) -> tuple[ExpertReads, ExpertReads]:
         routing, tokens = self.routing, self._prompt_pass(choice)
@@ -275,13 +275,13 @@ class CostModel:
         return step, replace(prompts, stop_s=0.0)
 
     def num_read(self, policy: Policy) -> tuple[float, float]:
-        """Return how many experts a host reads for a step, and for the prefill of the whole batch."""
+        """Return the experts that a host reads for a step, and for the prefill of the whole batch."""
         choice = IntegerPolicy.of(policy)
         step, prompts = (reads.num_read(policy.experts_on_disk) for reads in self.reads(choice))
         return step, prompts * self._num_prompt_passes(choice)
 
     def read_s(self, policy: Policy) -> tuple[float, float]:
-        """Return how long it reads them, in seconds."""
+        """Return the seconds of these reads."""
         choice = IntegerPolicy.of(policy)
         step, prompts = (reads.read_s(reads.num_read(policy.experts_on_disk)) for reads in self.reads(choice))
         return step, prompts * self._num_prompt_passes(choice)
@@ -304,11 +304,11 @@ class CostModel:
         )
 
     def _prompt_pass(self, choice: IntegerPolicy) -> float:
-        """Return how many tokens of prompts a pass takes."""
+        """Return the prompt tokens of a pass."""
         return choice.batch_size * self.workload.prompt_len / self._num_prompt_passes(choice)
 
     def _num_prompt_passes(self, choice: IntegerPolicy) -> int:
-        """Return how many passes the prompts of the whole batch take."""
+        """Return the passes over the prompts of the whole batch."""
         return ceil(choice.batch_size * self.workload.prompt_len / self.chunk_tokens)
 
     def _step(self, resources: Resources, shares: Sequence[float], overlap: float) -> tuple[float, dict[str, float]]:
@@ -317,7 +317,7 @@ class CostModel:
 
     def _shares(self, policy: Policy, choice: IntegerPolicy) -> tuple[float, ...]:
         on_disk = policy.experts_on_disk
-        if self.has_device:  # streams what is on disk, whatever routers choose
+        if self.has_device:  # it streams all experts on disk, whatever routers choose
             return (policy.weights_on_device, policy.kv_on_device, on_disk, 0.0, 0.0)
         missing = (reads.waits.curve.misses(on_disk) for reads in self.reads(choice))
         return (policy.weights_on_device, policy.kv_on_device, on_disk, *missing)
@@ -353,7 +353,7 @@ class CostModel:
     def _host_pass_s(
         self, num_tokens: float, attention: Work, distinct: float, num_sampled: float | None = None
     ) -> float:
-        """Return the seconds of a pass of a host that computes everything, one thing after another.
+        """Return the seconds of a pass of a host that computes everything sequentially.
 
         It uses a share of the experts that even routers would: `distinct`.
         """
@@ -376,7 +376,7 @@ class CostModel:
 
     @cached_property
     def _host_level(self) -> MemoryLevel:
-        """What a process has of the host's memory."""
+        """A process's part of the host's memory."""
         return self.sharing.level(self.machine.level(RAM))
 
     def _host_prefill(self, choice: IntegerPolicy) -> dict[str, LinearCost]:

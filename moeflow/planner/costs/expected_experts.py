@@ -2,8 +2,8 @@
 
 Approximate: expected values stand for counts. The time is the larger of two, both a little too short. By skew, each
 expert has its average rows. By chance, a rank has the largest expected numbers of experts and pairs, all rows alike.
-Ranks share chances, but `expected_max` takes them as independent. Where all ranks have a fixed total, such as that of
-all pairs, their spread is widened by P / (P - 1), so that differences between ranks are exact.
+Ranks share chances, but `expected_max` takes them as independent. If the total of all ranks is fixed, their spread is
+widened by P / (P - 1). So differences between ranks are exact.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class ExpectedLayer(RankedLayer, ExpectedExperts):
     def _moved(self, per_token: Values, variance: Values) -> Moved:
         """Return the expected items of all tokens, if each rank gets so many items of a token: mean and variance, [P].
 
-        The number that a rank sends varies with the items that stay on it. Where a token goes to a rank once, it also
-        varies with experts that share a rank: as often as on average, or as often as ranks get items if that is less.
+        The number that a rank sends varies with the items that stay on it. Where a token goes to a rank once,
+        experts that share a rank add variance: their average number, or the items' variance if it is less.
         """
         tokens = self.num_tokens // self.num_ranks + (np.arange(self.num_ranks) < self.num_tokens % self.num_ranks)
         shared = max(min(self.costs.shape.top_k - per_token.sum(), variance.sum()), 0.0)

@@ -1,22 +1,24 @@
-"""What one MoE layer costs each rank, by how its experts lie on the ranks, for tokens whose experts are known.
+"""The price of one MoE layer for each rank, by the layout of its experts on the ranks.
 
-Tokens are spread evenly over the ranks, and each rank routes its own. Layouts:
+Tokens are spread evenly over the ranks, and each rank routes its own. The source of counts is either known choices
+(`ParallelLayer`) or the chances of routers (`layout_estimate.py`). Below, B are tokens, P ranks, E experts, K experts
+per token, H the hidden size, and b bytes per value. Layouts:
 
 - replicated: every rank has all experts; nothing is sent.
-- expert: every rank has whole experts. A token goes once to each rank that has some of its experts, and a row for each
-  of these comes back, so that sums can be added up in order: B/P (r + k) H b bytes a rank for r remote ranks and k
-  experts there on average (B tokens, P ranks, H hidden, b bytes).
-- expert-by-load: the same, experts placed by how many tokens they have had, with a slot more a rank for replicas.
-- capacity: as DeepSpeed's: each rank sends every expert C = f K B / (P E) rows, padding included, whatever the router
-  chose; tokens beyond that are dropped (study of sliced experts, equation 6.1). One-hot products are left out.
-- capacity-dropless: the same, C being the most tokens that an expert gets from a rank.
-- sliced: every rank has a slice of every expert (algorithm 1 of that study): all-gather of tokens and their choices,
-  all slices on all tokens, reduce-scatter: 2 (P-1)/P B H b bytes a rank. A token travels once, whatever K is.
-- what other packages add: as expert, with experts placed as they say.
+- expert: every rank has whole experts. A token goes once to each rank with some of its experts. A row comes back for
+  each of these experts, so that the sum has a fixed order. A rank sends B/P (r + k) H b bytes, for r remote ranks and
+  k experts there on average.
+- expert-by-load: the same, with experts placed by their past tokens, and one more slot per rank for replicas.
+- capacity, as DeepSpeed's: each rank sends every expert C = f K B / (P E) rows, padding included. Tokens beyond that
+  are dropped (study of sliced experts, equation 6.1). One-hot products are left out.
+- capacity-dropless: the same, where C is the largest number of tokens that an expert gets from a rank.
+- sliced: every rank has a slice of every expert (algorithm 1 of that study). Ranks gather all tokens and choices, run
+  all slices on all tokens, and reduce-scatter: 2 (P-1)/P B H b bytes per rank. A token travels once, whatever K is.
+- layouts of other packages: as expert, with their placement.
 
-Experts run one after the other, each by the roofline at the rows it has; in large calls activations come on top.
-Messages go at the link's rate for their size: between devices both ways at once; a rank of a host copies what it sends
-and what it gets itself. Rows that are put in order, or together, pass through the rank's own memory.
+Experts run one after the other, each by the roofline at its number of rows; large calls add activations. Messages go
+at the link's rate for their size. Between devices both directions are concurrent; a rank of a host copies the rows
+that it sends and receives. Reordered and joined rows pass through the rank's own memory.
 """
 
 from __future__ import annotations
@@ -46,14 +48,14 @@ PerRank: TypeAlias = NDArray[Any]  # of numbers: [P], or [1] for the slowest ran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRates:
-    """What a rank of a host pays beside products, where it was measured; as it stands, only bytes count."""
+    """Measured costs of a rank of a host beyond products. By default only bytes count."""
 
     choose_token_s: float = 0.0  # of softmax and the choice of experts: for each token,
     choose_logit_s: float = 0.0  # and for each of a token's experts to choose from
-    copy_bytes_per_s: float | None = None  # of rows that are put in order, read and written; None: as memory is read
+    copy_bytes_per_s: float | None = None  # of reordered rows, read and written; None: as memory is read
     exchange_s: float = 0.0  # of a collective, however little it moves
-    exchange_bytes_per_s: float | None = None  # of what it copies; None: as memory is read
-    measured_rows: int = MEASURED_ROWS  # of a call, up to which kernels' efficiencies have all that it takes
+    exchange_bytes_per_s: float | None = None  # copied by a collective; None: as memory is read
+    measured_rows: int = MEASURED_ROWS  # of a call, up to which kernels' efficiencies include all costs
 
 
 class Experts(NamedTuple):
@@ -70,7 +72,7 @@ class Moved(NamedTuple):
     arrived: PerRank  # at a rank's experts
     sent: PerRank  # of `chosen`, to other ranks
     received: PerRank  # of `arrived`, from other ranks
-    passing: PerRank  # sent or received, whichever is more; through a host's memory, both
+    passing: PerRank  # the larger of sent and received; through a host's memory, their sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ class RankedLayer:
         return _each(num_tokens, seconds)
 
     def exchange_s(self, num_items: PerRank, item_bytes: int | None = None) -> PerRank:
-        """Return the seconds in which so many items pass each rank, about as many to or from each other rank.
+        """Return the seconds of so many items that pass each rank, spread evenly over the other ranks.
 
         Items are rows, if they have no other size.
         """
@@ -121,7 +123,7 @@ class RankedLayer:
         return self.link.seconds(chunk_bytes * (self.num_ranks - 1), chunk_bytes)
 
     def copy_s(self, num_rows: PerRank) -> PerRank:
-        """Return the seconds in which each rank copies so many rows in its own memory."""
+        """Return each rank's seconds to copy so many rows in its own memory."""
         rate = self.rates.copy_bytes_per_s or self.level.read_bytes_per_s
         return num_rows * (COPY_PASSES * float(self.row_bytes)) / rate
 
@@ -205,9 +207,9 @@ class ParallelLayer(RankedLayer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """What a layout brings."""
+    """The price of a layout."""
 
-    sections: Mapping[str, PerRank]  # seconds of each rank, in order; all ranks begin each together
+    sections: Mapping[str, PerRank]  # seconds of each rank, in order; all ranks begin each at the same time
     num_flops: PerRank  # of experts, padding included
     sent_bytes: PerRank
     weight_bytes: PerRank  # of one layer's experts
@@ -215,7 +217,7 @@ class LayerCost:
 
 
 def rank_link(machine: Machine, bytes_per_s: float | None) -> Link | None:
-    """Return the way between ranks: of a given rate, or through the host's memory where none is given.
+    """Return the link between ranks: of a given rate, or through the host's memory where none is given.
 
     Devices then write to it and read from it at once, at the slower rate; of ranks of a host there is no link.
     """
@@ -228,7 +230,7 @@ def rank_link(machine: Machine, bytes_per_s: float | None) -> Link | None:
 
 
 def padded_rows(capacity_factor: float, top_k: int, num_tokens: int, num_experts: int) -> int:
-    """Return C, the rows that a rank of so many tokens sends each expert; with as many as tokens, none is dropped."""
+    """Return C, the rows that a rank of so many tokens sends each expert: at most its tokens, then none is dropped."""
     return min(ceil(capacity_factor * top_k * num_tokens / num_experts), num_tokens)
 
 
@@ -267,10 +269,10 @@ def placed_cost(
             "route": at.route_s(own_tokens),
             "dispatch": at.exchange_s(rows.passing)
             + at.exchange_s(rows.passing, at.choice_bytes)
-            + at.copy_s(rows.chosen + rows.arrived),  # picked by destination; put together
+            + at.copy_s(rows.chosen + rows.arrived),  # picked by destination; joined
             "experts": experts.seconds,
             "combine": at.exchange_s(results.passing)
-            + at.copy_s(results.arrived + 2 * own_pairs),  # picked by source; put in place; added up
+            + at.copy_s(results.arrived + 2 * own_pairs),  # picked by source; reordered; added up
         },
         num_flops=experts.num_pairs * _pair_flops(at.costs),
         sent_bytes=rows.sent * float(at.row_bytes + at.choice_bytes) + results.received * float(at.row_bytes),
@@ -296,7 +298,7 @@ def sliced_cost(
     return LayerCost(
         sections={
             "route": at.route_s(own_tokens),
-            "dispatch": gathered_s + at.copy_s(np.full_like(own_tokens, num_tokens)),  # put together
+            "dispatch": gathered_s + at.copy_s(np.full_like(own_tokens, num_tokens)),  # joined
             "experts": each_rank(experts_s),
             "combine": tokens_s + at.copy_s(at.num_ranks * own_tokens),  # added up
         },
@@ -313,7 +315,7 @@ def _capacity(at: ParallelLayer) -> LayerCost:
 
 
 def _capacity_dropless(at: ParallelLayer) -> LayerCost:
-    """Return the cost of the padded baseline with room for the most tokens that an expert gets from a rank."""
+    """Return the cost of the padded baseline that pads to the most tokens of an expert from a rank."""
     return _padded(at, int(at.own_pairs.max()))
 
 

@@ -1,7 +1,7 @@
-"""What more processes would bring: twice the ranks, an engine more, or another machine of the same kind.
+"""The gain of more processes: twice the ranks, one more engine, or another machine of the same kind.
 
-Several engines are as fast as they are on a machine that all of them use at once. Of a machine more, nothing is lost
-but what ranks pay for TCP, as fast as it is here: a network in between is not known.
+Several engines share one machine, and are as fast as it permits. A second machine loses only the ranks' cost of TCP, as
+measured on this machine: a network between them is unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.search.objective import Objective
 
-SOMEWHERE: Final = JoinConfig(host="", port=0, token_file="")  # another machine, whichever
+SOMEWHERE: Final = JoinConfig(host="", port=0, token_file="")  # any other machine
 
 Cost = Callable[[CostModel, Objective], float]  # of an engine's token, or of its step
 
@@ -32,12 +32,12 @@ Cost = Callable[[CostModel, Objective], float]  # of an engine's token, or of it
 @dataclass(frozen=True, slots=True)
 class _Change:
     name: str
-    sharings: tuple[Sharing, ...]  # of which the best counts
+    sharings: tuple[Sharing, ...]  # the best of these counts
     num_machines: int = 1
 
 
 def scaling_helps(cost: Cost, model: CostModel, objective: Objective) -> tuple[Sensitivity, ...]:
-    """Return what more processes would bring, also where that is a loss; best first. Nothing on a device."""
+    """Return the gain of more processes, losses included; best first. Empty for a device."""
     if model.has_device:
         return ()
     try:
@@ -53,13 +53,13 @@ def scaling_helps(cost: Cost, model: CostModel, objective: Objective) -> tuple[S
 
 
 def _engines(change: _Change, objective: Objective) -> int:
-    """Return by how many machines throughput is multiplied whose engines share nothing."""
+    """Return the number of machines if their engines share nothing: it multiplies the throughput."""
     shares_nothing = all(it.parallel is None or it.parallel.join is None for it in change.sharings)
     return change.num_machines if shares_nothing and objective.goal != "latency" else 1
 
 
 def _speedup(cost: Cost, model: CostModel, objective: Objective, sharing: Sharing, before: float) -> float | None:
-    """Return how much faster all engines of this machine are together; for latency, one of them; None: no room."""
+    """Return the speedup of all engines of this machine, or for latency of one; None: they do not fit."""
     number, now = sharing.num_replicas, model.sharing.num_replicas
     limit = objective.memory_limits.get(RAM, model.machine.level(RAM).capacity_bytes)
     limits = {**objective.memory_limits, RAM: limit * now // number}
@@ -89,7 +89,7 @@ def _changes(model: CostModel) -> Iterator[_Change]:
 
 
 def _ranks(model: CostModel, number: int, *, joined: bool) -> Iterator[ParallelConfig]:
-    """Yield the ways in which so many ranks can share the model."""
+    """Yield the ways to share the model among so many ranks."""
     shape, now = model.costs.shape, model.sharing.parallel
     for attention in ATTENTION_LAYOUTS:
         for experts in EXPERT_LAYOUTS if shape.num_experts else EXPERT_LAYOUTS[:1]:

@@ -1,7 +1,7 @@
-"""A trace of routing, replayed with other memory, policy or predictor: what would have been read, and how fast it ran.
+"""A routing trace, replayed with other memory, policy or predictor: its reads and its speed.
 
-The expert cache, streaming, policies, predictors and governor are those that serve; only disk and clock are virtual. A
-layer's time is cut evenly over the experts it needs: it computes on those that are there, then on each as it arrives.
+Expert cache, streaming, policies, predictors and governor are the serving ones; only disk and clock are virtual. A
+layer's time is divided evenly over its needed experts. It computes on present experts, then on each as it arrives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIN_SLOTS: Final = 2  # one to compute on while the other is filled
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the replay is to assume."""
+    """The assumed machine of a replay."""
 
     disk_bytes_per_s: float
     slab_bytes: int
@@ -39,7 +39,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What to try."""
+    """One case of a replay."""
 
     num_slots: int
     policy: str
@@ -48,14 +48,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What came of a case."""
+    """The result of a case."""
 
     case: Case
     stats: CacheStats  # with virtual seconds of stall
     seconds: float  # of the whole trace
     num_generated: int  # tokens
-    prefetching_share: float  # of the passes in which the governor let the predictor prefetch
-    num_read: tuple[int, ...] = ()  # experts that each pass has asked the disk for
+    prefetching_share: float  # of passes with prefetches that the governor permitted
+    num_read: tuple[int, ...] = ()  # experts that each pass requested from the disk
 
     @property
     def tokens_per_s(self) -> float:
@@ -91,7 +91,7 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
                 prefetcher.see_streamed(layer)
                 continue
             for number, lease in enumerate(_leases(cache, layer, needed)):
-                if number == 0:  # behind what is needed for certain
+                if number == 0:  # prefetches go after certain needs
                     prefetcher.see(layer)
                 _compute(lease, disk, layer_s / len(needed))
             if not needed:
@@ -109,7 +109,7 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
 
 
 def _leases(cache: ExpertCache, layer: int, needed: Sequence[int]) -> Iterator[Lease]:
-    """Yield leases on all experts that a layer needs; if they do not fit, each portion loads during the one before."""
+    """Yield leases on all needed experts of a layer; if they do not fit, each portion loads during the previous one."""
     size = len(needed) if len(needed) <= cache.num_slots else cache.num_slots // 2
     lease: Lease | None = None
     for start in range(0, len(needed), max(size, 1)):
@@ -129,7 +129,7 @@ def _compute(lease: Lease, disk: VirtualDisk, expert_s: float) -> None:
 
 
 class _Streamed:
-    """The work of a layer in a stream: time."""
+    """The work of a streamed layer: its time."""
 
     def __init__(self, experts: Sequence[int], disk: VirtualDisk, expert_s: float) -> None:
         self.experts = experts
@@ -137,7 +137,7 @@ class _Streamed:
         self._expert_s = expert_s
 
     def compute(self, experts: Sequence[int], lease: Lease) -> None:
-        """Advance the clock by the time that they take."""
+        """Advance the clock by the experts' time."""
         self._disk.pass_time(self._expert_s * len(experts))
 
 

@@ -1,4 +1,4 @@
-"""The passes of a trace of routing as a replay needs them."""
+"""The passes of a routing trace, prepared for a replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from moeflow.core.errors import ConfigError
 from moeflow.workload.routing_trace import ExpertIds, RoutingTrace
 
-Named = Sequence[Sequence[int]]  # of each layer the experts that a network names, likeliest first
+Named = Sequence[Sequence[int]]  # of each layer: experts named by a network, likeliest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,11 @@ class ReplayedPass:
     needed: list[list[int]]  # of each layer: the distinct ones, ascending
     num_tokens: int
     num_generated: int
-    compute_s: float  # if nothing had to be waited for
-    ahead: ExpertIds | None = None  # [layers, A, tokens, K], what the next routers would have chosen; None: not known
-    named: Named | None = None  # by a network, before it began; None: it was not asked
+    compute_s: float  # without waits
+    ahead: ExpertIds | None = (
+        None  # [layers, A, tokens, K], the next routers' choices for the same input; None: not known
+    )
+    named: Named | None = None  # by a network before the pass; None: no network
 
 
 def prepare_passes(
@@ -31,14 +33,14 @@ def prepare_passes(
 ) -> list[ReplayedPass]:
     """Return a trace's passes; each computes for `compute_s`, None: as long as it was recorded.
 
-    `named` is what a network says of each; empty: there is none.
+    `named` has a network's experts for each; empty: no network.
 
     Raises: ConfigError if there is no pass, or its time is needed and not known.
     """
     if not trace.passes:
-        raise ConfigError("the trace has no pass in it. Record one with --record-routing and generate something")
+        raise ConfigError("the trace has no passes. Record one with --record-routing and generate some tokens")
     if compute_s is None and not any(routed.compute_s for routed in trace.passes):
-        raise ConfigError("the trace does not report how long its passes computed. Give it with --compute-time")
+        raise ConfigError("the trace lacks its passes' computing times. Give one with --compute-time")
     return [
         ReplayedPass(
             chosen=[layer.ravel().tolist() for layer in routed.ids],

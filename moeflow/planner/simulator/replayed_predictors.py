@@ -1,7 +1,7 @@
-"""Predictors in a replay: they are told, and asked, what they would be while a model serves.
+"""Predictors in a replay: they get the inputs and the calls of a serving model.
 
-Routers of later layers say what was recorded of them, and a network what it says of the recorded text. The time that
-either takes is not counted.
+Recorded choices stand for routers of later layers, and a network's answers for the recorded text stand for the network.
+The time of both is not counted.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class ReplayedPrefetcher:
     """Calls predictor, governor and cache as the engine does."""
 
     def __init__(self, cache: ExpertCache, name: str, passes: Sequence[ReplayedPass], header: TraceHeader) -> None:
-        """Raises: ConfigError if what the predictor goes by is not known of the passes."""
+        """Raises: ConfigError if the passes lack the predictor's inputs."""
         self.num_passes_on = 0
         self._cache = cache
         self._hears_network = name in (WHOLE_PASS, COMBINED)
         self._predictor = _make_predictor(name, passes, header)
         self._is_active = name != NO_PREDICTOR
-        self._governor = None if name == PERFECT else Governor(name)  # a bound is not doubted
+        self._governor = None if name == PERFECT else Governor(name)  # a bound has no governor
         self._pass = passes[0]
         self._is_streamed_pass = False
 
     def begin_pass(self, one: ReplayedPass) -> None:
-        """Begin a pass, and prefetch for all of it what a network names."""
+        """Begin a pass, and prefetch the experts that a network names for all layers."""
         self._pass = one
-        if one.named is None or not self._hears_network or not self._may_guess:
+        if one.named is None or not self._hears_network or not self._may_prefetch:
             return
         if self._predictor is not None:
             self._predictor.expect(one.named)
@@ -50,11 +50,11 @@ class ReplayedPrefetcher:
         )
 
     def see(self, layer: int) -> None:
-        """Receive a layer's experts and prefetch for those to come."""
+        """Receive a layer's experts and prefetch for later layers."""
         if self._predictor is None:
             return
         self._predictor.observe(layer, self._pass.chosen[layer])
-        if not self._may_guess:
+        if not self._may_prefetch:
             return
         if self._pass.ahead is not None:
             self._predictor.observe_input(layer, _RecordedInput(layer, self._pass.ahead[layer]))
@@ -62,30 +62,30 @@ class ReplayedPrefetcher:
             self._cache.prefetch(later, self._predictor.predict(later))
 
     def see_streamed(self, layer: int) -> None:
-        """Receive the experts of a layer whose followers are read ahead anyway."""
+        """Receive the experts of a streamed layer, without prefetches."""
         self._is_streamed_pass = True
         if self._predictor is not None:
             self._predictor.observe(layer, self._pass.chosen[layer])
 
     def end_pass(self, seconds: float) -> None:
-        """Report to the governor how long a pass took."""
+        """Report the seconds of a pass to the governor."""
         if not self._is_active:
             return
-        self.num_passes_on += self._may_guess
+        self.num_passes_on += self._may_prefetch
         is_streamed, self._is_streamed_pass = self._is_streamed_pass, False
         if self._governor is not None and not is_streamed and self._pass.num_tokens <= MAX_TOKENS:
             self._governor.end_pass(self._pass.num_tokens, seconds)
 
     @property
-    def _may_guess(self) -> bool:
-        """Whether guesses are followed in this pass; a bound's always are."""
+    def _may_prefetch(self) -> bool:
+        """Whether this pass prefetches by prediction; a bound always does."""
         if self._governor is None:
             return True
         return self._is_active and self._governor.is_on and self._pass.num_tokens <= MAX_TOKENS
 
 
 class PerfectPredictor(Predictor):
-    """Knows the trace: what the best predictor could bring that looks one layer ahead."""
+    """Knows the trace: the upper bound for predictors that look one layer ahead."""
 
     def __init__(self, passes: Sequence[ReplayedPass]) -> None:
         super().__init__(RoutedModel(len(passes[0].needed), 0))
@@ -97,13 +97,13 @@ class PerfectPredictor(Predictor):
         self._position += 1
 
     def predict(self, layer: int) -> list[int]:
-        """Return what the next layer will need."""
+        """Return the next layer's needed experts."""
         return self._needed[self._position] if self._position < len(self._needed) else []
 
 
 @dataclass(frozen=True, slots=True)
 class _RecordedInput:
-    """Stands for what a layer's experts got: what the next routers would have chosen for it, [A, tokens, K]."""
+    """Stands for the input of a layer's experts: the next routers' choices for it, [A, tokens, K]."""
 
     layer: int
     ahead: ExpertIds
@@ -121,18 +121,18 @@ class _RecordedRouter:
 
 
 def _make_predictor(name: str, passes: Sequence[ReplayedPass], header: TraceHeader) -> Predictor | None:
-    """Return what is asked layer by layer; None: nothing is."""
+    """Return the predictor that is called layer by layer; None: no predictor."""
     if name == PERFECT:
         return PerfectPredictor(passes)
     has_network = any(one.named is not None for one in passes)
     if name == WHOLE_PASS and not has_network:
-        raise ConfigError(f"{WHOLE_PASS} is a network that is asked about the text: name its model (--model)")
+        raise ConfigError(f"{WHOLE_PASS} is a network that reads the text: name its model (--model)")
     if name in (NO_PREDICTOR, WHOLE_PASS):
         return None
     has_routers = any(one.ahead is not None for one in passes)
     if name in BY_ROUTERS and not has_routers:
         raise ConfigError(
-            f"{name} asks routers, which are recorded in passes of {MAX_TOKENS} tokens or fewer, and the trace has none"
+            f"{name} needs routers, which are recorded in passes of at most {MAX_TOKENS} tokens, and the trace has none"
         )
     routers = [_RecordedRouter(layer) for layer in range(header.num_layers)] if has_routers else []
     model = RoutedModel(header.num_layers, header.num_experts, routers, has_network=has_network and name == COMBINED)

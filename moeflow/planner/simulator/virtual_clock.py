@@ -32,7 +32,7 @@ class TimedTask(NamedTuple):
 
 
 def run_virtually(tasks: Iterable[Task], cost_of: CostOf, *, window: int = WINDOW) -> list[TimedTask]:
-    """Return the time of each task, in the order in which tasks end. Raises: ValueError if the stream is invalid."""
+    """Return the time of each task, in order of their ends. Raises: ValueError if the stream is invalid."""
     return _timed(_Run(tasks, lambda joined: cost_of(joined[0]), window))
 
 

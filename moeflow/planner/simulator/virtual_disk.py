@@ -1,6 +1,6 @@
 """A disk on a virtual clock: one read at a time, demand before prefetches; a running read is not interrupted.
 
-The given bandwidth is that of all concurrent reads together, hence one read at a time.
+The given bandwidth is that of all concurrent reads, hence one read at a time.
 """
 
 from __future__ import annotations

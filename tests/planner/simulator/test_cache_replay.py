@@ -125,7 +125,7 @@ def test_traces_that_say_too_little_are_refused():
     trace = make_trace(3, compute_s=0)
     with pytest.raises(ConfigError, match="--compute-time"):
         prepare_passes(trace, None)
-    with pytest.raises(ConfigError, match="no pass"):
+    with pytest.raises(ConfigError, match="no passes"):
         prepare_passes(RoutingTrace(trace.header, [], 0), 1)
     with pytest.raises(ConfigError, match="1 slots are too few"):
         run(trace, 1, compute_s=1)
@@ -161,5 +161,5 @@ def test_a_network_that_is_right_hides_reads_from_the_beginning_of_a_pass(name):
 def test_what_a_trace_does_not_tell_is_said():
     with pytest.raises(ConfigError, match="--model"):
         run(make_trace(3), 8, predictor="sida")
-    with pytest.raises(ConfigError, match="asks routers"):
+    with pytest.raises(ConfigError, match="needs routers"):
         run(make_trace(3), 8, predictor="next-router:2")
