@@ -36,21 +36,13 @@ class ExpectedExperts:
     def placed_s(self, placement: ExpertPlacement) -> float:
         """Return the seconds of whole experts on their ranks."""
         served = self.served(placement)
-        even_s = self._even_s(self._most_pairs(served), self._most_distinct(served))
-        on_average_s = max(self._uneven_s(self.num_tokens * each) for each in np.unique(served, axis=0))
+        even_s = self.even_s(self._most_pairs(served), self._most_distinct(served))
+        on_average_s = max(self.uneven_s(self.num_tokens * each) for each in np.unique(served, axis=0))
         return max(even_s, on_average_s)
 
     def all_s(self) -> float:
         """Return the seconds of all experts for all tokens on each rank."""
-        return self._uneven_s(np.full(self.costs.shape.num_experts, float(self.num_tokens)))
-
-    def own_s(self, num_tokens: int) -> float:
-        """Return the seconds of all experts on each rank, for at most so many tokens of its own."""
-        tokens = np.full(self.costs.shape.num_experts, float(num_tokens))
-        mean, variance = self.routing.distinct(tokens)
-        num_busy = min(self.num_ranks, self.num_tokens)
-        distinct = expected_max(np.full(num_busy, mean), np.full(num_busy, variance), is_any=True)
-        return max(self._even_s(num_tokens * self.costs.shape.top_k, distinct), self._uneven_s(tokens))
+        return self.uneven_s(np.full(self.costs.shape.num_experts, float(self.num_tokens)))
 
     def served(self, placement: ExpertPlacement) -> Values:
         """Return the share of each expert's tokens that each rank computes, [P, E]."""
@@ -59,12 +51,12 @@ class ExpectedExperts:
             served[list(ranks), expert] = 1 / len(ranks)
         return served
 
-    def _even_s(self, num_pairs: float, distinct: float) -> float:
+    def even_s(self, num_pairs: float, distinct: float) -> float:
         """Return the seconds of pairs of a token and an expert, where each of `distinct` experts has as many."""
         work = self.costs.experts(num_pairs / distinct / self.costs.shape.top_k, 1)
         return self._launch_s([(distinct, work)], num_pairs)
 
-    def _uneven_s(self, tokens: Values) -> float:
+    def uneven_s(self, tokens: Values) -> float:
         """Return the seconds of experts with their average rows, if so many tokens may reach each, [E]."""
         reached = 1 - (1 - self.routing.chances) ** tokens
         some = reached > 0

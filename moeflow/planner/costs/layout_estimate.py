@@ -51,8 +51,8 @@ class ExpectedLayer(RankedLayer, ExpectedExperts):
         """Return the cost of a layout. Raises: ConfigError if it is another package's and cannot be used."""
         own_tokens = self.own_tokens
         if layout == REPLICATED:
-            own_s = self.own_s(int(own_tokens.max()))
-            return replicated_cost(self, own_tokens, Experts(own_tokens * self.routing.top_k, np.array([own_s])))
+            experts = Experts(own_tokens * self.routing.top_k, np.array([self._own_s(int(own_tokens.max()))]))
+            return replicated_cost(self, own_tokens, experts)
         if layout == SLICED:
             return sliced_cost(self, own_tokens, self.num_tokens, lambda costs: replace(self, costs=costs).all_s())
         placement = place_experts(layout, self.routing.chances[None], self.num_ranks)
@@ -61,6 +61,14 @@ class ExpectedLayer(RankedLayer, ExpectedExperts):
         experts = Experts(self.num_tokens * pairs[0], np.array([self.placed_s(placement)]))
         rows, results = self._moved(reached, reached * (1 - reached)), self._moved(*pairs)
         return placed_cost(self, own_tokens, placement, experts, rows, results)
+
+    def _own_s(self, num_tokens: int) -> float:
+        """Return the seconds of all experts on each rank, for at most so many tokens of its own."""
+        tokens = np.full(self.costs.shape.num_experts, float(num_tokens))
+        mean, variance = self.routing.distinct(tokens)
+        num_busy = min(self.num_ranks, self.num_tokens)
+        distinct = expected_max(np.full(num_busy, mean), np.full(num_busy, variance), is_any=True)
+        return max(self.even_s(num_tokens * self.routing.top_k, distinct), self.uneven_s(tokens))
 
     def _moved(self, per_token: Values, variance: Values) -> Moved:
         """Return the expected items of all tokens, if each rank gets so many items of a token: mean and variance, [P].

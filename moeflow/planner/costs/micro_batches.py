@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from moeflow.core.parallel_config import MicroBatchCosts
-from moeflow.planner.costs.model_costs import ModelCosts, bits_per_value, expected_distinct
+from moeflow.planner.costs.model_costs import ModelCosts, expected_distinct
 
 MOST_PER_STAGE: Final = 4  # micro-batches; then stages are idle for a fifth of the time at most
 HAND_OVER_S: Final = 3e-4  # of a micro-batch in each stage: preparing it, and its message
@@ -25,17 +25,13 @@ _FLOPS_PER_S: Final = (
 
 def micro_batch_costs(costs: ModelCosts) -> MicroBatchCosts:
     """Return the costs of a model's passes without head and embeddings."""
-    shape = costs.shape
-    routers_bytes = costs.num_moe_layers * costs.router_values * bits_per_value(costs.formats.of_routers) / 8
-    outside = shape.num_layers * (costs.qkv_values + costs.output_values) + costs.num_dense_layers * costs.dense_values
-    outside += costs.num_moe_layers * costs.shared_values
-    used = outside + costs.num_moe_layers * (costs.router_values + shape.top_k * costs.expert_values)
+    flops_of_token = sum(count * work.num_flops for count, work in costs.pass_works(1, None, 0))
     return MicroBatchCosts(
-        fixed_s=(outside * costs.formats.weight_bytes + routers_bytes) / _READ_BYTES_PER_S,
+        fixed_s=(costs.layers_bytes - costs.experts_bytes) / _READ_BYTES_PER_S,
         expert_s=costs.num_moe_layers * costs.expert_bytes / _READ_BYTES_PER_S,
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
-        token_s=2.0 * used / _FLOPS_PER_S,
+        num_experts=costs.shape.num_experts,
+        top_k=costs.shape.top_k,
+        token_s=flops_of_token / _FLOPS_PER_S,
     )
 
 

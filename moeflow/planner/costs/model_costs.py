@@ -422,16 +422,16 @@ class ModelCosts:
     def dense(self, num_tokens: float) -> Work:
         """Return the feed-forward network of one layer without experts: one expert that all tokens use."""
         layers = range(self.shape.num_layers)
-        dense = sorted(set(layers).difference(self._moe_layers(layers)))
-        num_bytes = self._network_bytes(self.dense_values, dense)
-        flops = 2.0 * num_tokens * self.dense_values
-        return Work("experts", self.formats.matrices, num_bytes, flops, num_tokens, self.dense_values)
+        num_bytes = self._network_bytes(self.dense_values, sorted(set(layers).difference(self._moe_layers(layers))))
+        return self._network(self.dense_values, num_tokens, num_bytes)
 
     def shared(self, num_tokens: float) -> Work:
         """Return one layer's shared expert: one that all tokens use."""
         num_bytes = self._network_bytes(self.shared_values, self.shape.moe_layers, is_shared=True)
-        flops = 2.0 * num_tokens * self.shared_values
-        return Work("experts", self.formats.matrices, num_bytes, flops, num_tokens, self.shared_values)
+        return self._network(self.shared_values, num_tokens, num_bytes)
+
+    def _network(self, values: int, num_tokens: float, num_bytes: float) -> Work:
+        return Work("experts", self.formats.matrices, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
 
     def until_experts(self, num_tokens: float) -> list[Work]:
         """Return the works between a layer's attention and its chosen experts."""

@@ -32,14 +32,6 @@ class Roofs:
         """Return the rate of level j on its own data (equation 8)."""
         return min(self.far_peak, self.far_bandwidth * far_intensity)
 
-    def attainable(self, intensity: float, far_intensity: float) -> float:
-        """Return the rate of level i on data from j (equation 7)."""
-        return min(self.local(intensity), self.link * far_intensity)
-
-    def turning_point_1(self, far_intensity: float) -> float:
-        """Return the intensity on j's data below which to compute where the data lies (equation 9)."""
-        return self.far(far_intensity) / self.link
-
     def turning_point_2(self, intensity: float) -> float:
         """Return the intensity on j's data below which the link bounds (equation 10)."""
         return self.local(intensity) / self.link
