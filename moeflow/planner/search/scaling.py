@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 from moeflow.core.errors import CapacityError
@@ -20,6 +21,8 @@ from moeflow.core.parallel_config import (
     ParallelConfig,
 )
 from moeflow.core.plan import Sensitivity
+from moeflow.planner.choices.rank_limits import why_not_shared
+from moeflow.planner.choices.refused_settings import RANKS, why_refused
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.search.objective import Objective
@@ -76,33 +79,31 @@ def _changes(model: CostModel) -> Iterator[_Change]:
     parallel, number = sharing.parallel, sharing.num_replicas
     ranks = 1 if parallel is None else parallel.num_ranks
     is_joined = parallel is not None and parallel.join is not None
-    twice = tuple(replace(sharing, parallel=it) for it in _ranks(model, 2 * ranks, joined=is_joined))
+    twice = tuple(replace(sharing, parallel=it) for it in rank_ways(model, 2 * ranks, joined=is_joined))
     if is_joined:
         yield _Change(f"twice the ranks (--ranks {2 * ranks}), a machine each", twice)
         return
     yield _Change(f"{2 * ranks} ranks on this machine (--ranks {2 * ranks})", twice)
     if number == 1 and ranks == 1:
-        joined = tuple(replace(sharing, parallel=it) for it in _ranks(model, 2, joined=True))
+        joined = tuple(replace(sharing, parallel=it) for it in rank_ways(model, 2, joined=True))
         yield _Change("a second such machine, as a rank (--listen-ranks)", joined, 2)
     yield _Change(f"an engine more (--replicas {number + 1})", (replace(sharing, num_replicas=number + 1),))
     yield _Change("a second such machine, which serves on its own", (sharing,), 2)
 
 
-def _ranks(model: CostModel, number: int, *, joined: bool) -> Iterator[ParallelConfig]:
+def rank_ways(model: CostModel, number: int, *, joined: bool) -> Iterator[ParallelConfig]:
     """Yield the ways to share the model among so many ranks."""
-    shape, now = model.costs.shape, model.sharing.parallel
-    for attention in ATTENTION_LAYOUTS:
-        for experts in EXPERT_LAYOUTS if shape.num_experts else EXPERT_LAYOUTS[:1]:
-            has_too_few = experts == WHOLE and 0 < shape.num_experts < number
-            cuts_nothing = attention == "replicated" and not shape.num_experts
-            if has_too_few or cuts_nothing or (attention == "tensor" and number > shape.num_heads):
-                continue
-            made = ParallelConfig(num_ranks=number) if now is None else now
-            yield replace(
-                made,
-                num_ranks=number,
-                expert_layout=experts,
-                attention_layout=attention,
-                num_redundant_experts=made.num_redundant_experts if experts == WHOLE else 0,
-                join=SOMEWHERE if joined else None,
-            )
+    shape, now = model.costs.shape, model.sharing.parallel or ParallelConfig(num_ranks=number)
+    if why_refused(shape, RANKS):
+        return
+    for attention, experts in product(ATTENTION_LAYOUTS, EXPERT_LAYOUTS if shape.num_experts else EXPERT_LAYOUTS[:1]):
+        made = replace(
+            now,
+            num_ranks=number,
+            expert_layout=experts,
+            attention_layout=attention,
+            num_redundant_experts=now.num_redundant_experts if experts == WHOLE else 0,
+            join=SOMEWHERE if joined else None,
+        )
+        if not why_not_shared(made, shape):
+            yield made
