@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -13,19 +14,30 @@ from moeflow.workload.routing_trace import ExpertIds, RoutingTrace
 Named = Sequence[Sequence[int]]  # of each layer: experts named by a network, likeliest first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReplayedPass:
     """A pass."""
 
-    chosen: list[list[int]]  # of each layer: the experts of all tokens, repeated
-    needed: list[list[int]]  # of each layer: the distinct ones, ascending
-    num_tokens: int
-    num_generated: int
-    compute_s: float  # without waits
-    ahead: ExpertIds | None = (
-        None  # [layers, A, tokens, K], the next routers' choices for the same input; None: not known
-    )
-    named: Named | None = None  # by a network before the pass; None: no network
+    ids: ExpertIds  # [layers, tokens, K]
+    num_generated: int = 0
+    compute_s: float = 1.0  # without waits
+    ahead: ExpertIds | None = None  # [layers, A, tokens, K], the next routers' choices for the same input
+    named: Named | None = None  # by a network before the pass
+
+    @cached_property
+    def chosen(self) -> list[list[int]]:
+        """Of each layer: the experts of all tokens, repeated."""
+        return [layer.ravel().tolist() for layer in self.ids]
+
+    @cached_property
+    def needed(self) -> list[list[int]]:
+        """Of each layer: the distinct experts, ascending."""
+        return [np.unique(layer).tolist() for layer in self.ids]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the pass."""
+        return int(self.ids.shape[1])
 
 
 def prepare_passes(
@@ -43,13 +55,11 @@ def prepare_passes(
         raise ConfigError("the trace lacks its passes' computing times. Give one with --compute-time")
     return [
         ReplayedPass(
-            chosen=[layer.ravel().tolist() for layer in routed.ids],
-            needed=[np.unique(layer).tolist() for layer in routed.ids],
-            num_tokens=routed.ids.shape[1],
-            num_generated=routed.num_generated,
-            compute_s=routed.compute_s if compute_s is None else compute_s,
-            ahead=routed.ahead,
-            named=of_pass,
+            routed.ids,
+            routed.num_generated,
+            routed.compute_s if compute_s is None else compute_s,
+            routed.ahead,
+            of_pass,
         )
         for routed, of_pass in zip(trace.passes, named or [None] * len(trace.passes), strict=True)
     ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
 from moeflow.planner.simulator.cache_replay import POLICY_NAMES, Case, Machine, replay
-from moeflow.planner.simulator.replayed_passes import prepare_passes
+from moeflow.planner.simulator.replayed_passes import ReplayedPass, prepare_passes
 from moeflow.planner.simulator.replayed_predictors import PREDICTOR_NAMES
 from moeflow.workload.routing_trace import RoutingTrace
 from tests.marks import thorough_unless
@@ -103,11 +104,7 @@ def test_guessing_on_a_busy_disk_is_switched_off():
 def test_by_hand():
     """One layer, two slots: what is computed on, what is waited for, to the millisecond."""
     trace = make_trace(0, num_layers=1, num_experts=4)
-    passes = prepare_passes(make_trace(3, num_layers=1, num_experts=4), compute_s=0.004)
-    by_hand = [
-        type(one)(chosen=[needed], needed=[needed], num_tokens=2, num_generated=1, compute_s=0.004)
-        for one, needed in zip(passes, ([0, 1], [0, 2], [2, 3]), strict=True)
-    ]
+    by_hand = [ReplayedPass(np.array([[[one], [other]]]), 1, 0.004) for one, other in ((0, 1), (0, 2), (2, 3))]
     result = replay(by_hand, trace.header, MACHINE, Case(2, "lru", "none"))
     # pass 1: 0 arrives after 1 ms, is computed until 3; 1 is there since 2, computed until 5.
     # pass 2: 0 until 7, while 2 arrives; until 9. pass 3: 2 until 11, 3 is there; until 13.
