@@ -64,7 +64,7 @@ class Executor:
 
         Blocks: until no task runs any more, also after an interrupt. Raises: the error of the failed task.
         """
-        failure = _Run(self, tasks).go()
+        failure = _ExecutorRun(self, tasks).go()
         try:
             if failure is not None:
                 raise failure
@@ -72,7 +72,7 @@ class Executor:
             del failure  # its traceback holds this frame
 
 
-class _Run(ReadyTasks):
+class _ExecutorRun(ReadyTasks):
     """One run. The lock guards `failure` and `num_running`, too."""
 
     def __init__(self, executor: Executor, tasks: Iterable[Task]) -> None:

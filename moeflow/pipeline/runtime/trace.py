@@ -28,7 +28,7 @@ class Label(NamedTuple):
     after: tuple[int, ...] = ()  # the tasks it waited for
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """Work or a wait of a row."""
 
     label: Label
@@ -45,11 +45,11 @@ class Row:
     def __init__(self, name: str, lane: str) -> None:
         self.name = name
         self.lane = lane
-        self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
+        self.spans: deque[TraceSpan] = deque(maxlen=MAX_SPANS)
 
     def record(self, label: Label, start_ns: int, end_ns: int, *, is_blocked: bool = False) -> None:
         """Record a span at its end; a wait lies within the waiting work, or between two works."""
-        self.spans.append(Span(label, start_ns, end_ns, is_blocked))
+        self.spans.append(TraceSpan(label, start_ns, end_ns, is_blocked))
 
 
 class Trace:

@@ -77,7 +77,7 @@ class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
         """A token's chance to take both of two experts, [E, E]; on the diagonal, the one."""
         total = np.zeros((self.rates.shape[1],) * 2)
         for share, rates in zip(self.shares, self.rates, strict=True):
-            kind = _Kind.of(rates)
+            kind = _TokenKind.of(rates)
             together = np.outer(rates, rates)
             together[np.ix_(~kind.is_certain, ~kind.is_certain)] *= kind.pair_factor
             total += share * together
@@ -107,11 +107,11 @@ class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
         """Return a token's chance to reach each rank, [P], which serves shares of the experts' tokens, [P, E]."""
         missed = np.zeros(len(served))
         for share, rates in zip(self.shares, self.rates, strict=True):
-            missed += share * _Kind.of(rates).missed(served)
+            missed += share * _TokenKind.of(rates).missed(served)
         return 1 - missed
 
 
-class _Kind(msgspec.Struct, frozen=True):
+class _TokenKind(msgspec.Struct, frozen=True):
     """Tokens that always take some experts, and others by chance."""
 
     is_certain: NDArray[np.bool_]  # [E]
@@ -120,7 +120,7 @@ class _Kind(msgspec.Struct, frozen=True):
     num_open: float  # from how many these are drawn, were they all alike
 
     @classmethod
-    def of(cls, rates: Values) -> _Kind:
+    def of(cls, rates: Values) -> _TokenKind:
         is_certain = rates > 1 - 1e-9
         rest = np.where(is_certain, 0.0, rates)
         drawn = round(float(rest.sum()))

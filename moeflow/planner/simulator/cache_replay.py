@@ -30,7 +30,7 @@ MIN_SLOTS: Final = 2  # one to compute on while the other is filled
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ReplayMachine:
     """The assumed machine of a replay."""
 
     disk_bytes_per_s: float
@@ -38,7 +38,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ReplayCase:
     """One case of a replay."""
 
     num_slots: int
@@ -50,7 +50,7 @@ class Case:
 class ReplayResult:
     """The result of a case."""
 
-    case: Case
+    case: ReplayCase
     stats: CacheStats  # with virtual seconds of stall
     seconds: float  # of the whole trace
     num_generated: int  # tokens
@@ -63,7 +63,9 @@ class ReplayResult:
         return self.num_generated / self.seconds if self.seconds else 0.0
 
 
-def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine, case: Case) -> ReplayResult:
+def replay(
+    passes: Sequence[ReplayedPass], header: TraceHeader, machine: ReplayMachine, case: ReplayCase
+) -> ReplayResult:
     """Run the passes through a cache that starts empty."""
     if case.num_slots < MIN_SLOTS:
         raise ConfigError(f"{case.num_slots} slots are too few; a replay needs at least {MIN_SLOTS}")

@@ -17,8 +17,8 @@ from moeflow.planner.costs.model_costs import expected_distinct
 from moeflow.planner.costs.routing_profile import SHARES_ON_DISK, PassReads, RoutingProfile
 from moeflow.planner.simulator.cache_replay import (
     MIN_SLOTS,
-    Case,
-    Machine,
+    ReplayCase,
+    ReplayMachine,
     replay,
 )
 from moeflow.planner.simulator.replayed_passes import ReplayedPass, prepare_passes
@@ -28,7 +28,7 @@ BATCH_SIZES: Final = (1, 4, 16, 64)
 PROMPT_TOKENS: Final = (128, 512, 2048)  # of a pass over prompts
 ROUND_TOKENS: Final = 320  # of a sequence at most, before the next one
 PROMPT_SHARE: Final = 0.8  # of a sequence
-_ANY: Final = Machine(disk_bytes_per_s=1e9, slab_bytes=1)  # only the number of reads counts
+_ANY: Final = ReplayMachine(disk_bytes_per_s=1e9, slab_bytes=1)  # only the number of reads counts
 
 
 def study_routing(
@@ -42,7 +42,7 @@ def study_routing(
     batches = [size for size in BATCH_SIZES if size * 4 <= num_tokens]
     prompts = [size for size in PROMPT_TOKENS if size * 2 <= num_tokens] or [max(num_tokens // 2, 1)]
     studies = [list(_decode_passes(ids, size)) for size in batches] + [list(_prompt_passes(ids, it)) for it in prompts]
-    found: dict[_Kind, PassReads] = {}
+    found: dict[_PassKind, PassReads] = {}
     for done, passes in enumerate(studies, 1):
         found |= _study(passes, header)
         on_done(done, len(studies))
@@ -57,18 +57,20 @@ def study_trace(trace: RoutingTrace) -> RoutingProfile:
     passes = prepare_passes(trace, 1.0)  # without prefetches, times change no hits
     sizes = [routed.ids.shape[1] for routed in trace.passes]
     are_decode = [routed.num_generated == size for routed, size in zip(trace.passes, sizes, strict=True)]
-    kinds = [_Kind(is_decode, 2 ** round(math.log2(size))) for is_decode, size in zip(are_decode, sizes, strict=True)]
+    kinds = [
+        _PassKind(is_decode, 2 ** round(math.log2(size))) for is_decode, size in zip(are_decode, sizes, strict=True)
+    ]
     return _profile(_study(list(zip(passes, kinds, strict=True)), trace.header), sum(sizes))
 
 
-class _Kind(NamedTuple):
+class _PassKind(NamedTuple):
     """The kind of a pass; passes of one kind are counted as one."""
 
     is_decode: bool
     num_tokens: int
 
 
-_Counted = tuple[ReplayedPass, _Kind | None]  # None: it only fills the cache
+_Counted = tuple[ReplayedPass, _PassKind | None]  # None: it only fills the cache
 
 
 def _decode_passes(ids: ExpertIds, batch_size: int) -> Iterator[_Counted]:
@@ -81,21 +83,21 @@ def _decode_passes(ids: ExpertIds, batch_size: int) -> Iterator[_Counted]:
         for begin in range(0, batch_size * prompt, max(PROMPT_TOKENS)):
             yield ReplayedPass(prompts[:, begin : begin + max(PROMPT_TOKENS)]), None
         for place in range(prompt, length):
-            yield ReplayedPass(texts[:, :, place]), _Kind(True, batch_size)
+            yield ReplayedPass(texts[:, :, place]), _PassKind(True, batch_size)
 
 
 def _prompt_passes(ids: ExpertIds, num_tokens: int) -> Iterator[_Counted]:
     """Yield the text in parts of one size; the first finds an empty cache and does not count."""
     for start in range(0, ids.shape[1] - num_tokens + 1, num_tokens):
-        yield ReplayedPass(ids[:, start : start + num_tokens]), _Kind(False, num_tokens) if start else None
+        yield ReplayedPass(ids[:, start : start + num_tokens]), _PassKind(False, num_tokens) if start else None
 
 
-def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_Kind, PassReads]:
+def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_PassKind, PassReads]:
     """Replay passes in their order at all sizes of the cache; return the used and read experts of each kind."""
     total = header.num_layers * header.num_experts
-    even: dict[_Kind, float] = {}
-    distinct: Counter[_Kind] = Counter()
-    reads: dict[_Kind, list[float]] = {kind: [] for _, kind in passes if kind is not None}
+    even: dict[_PassKind, float] = {}
+    distinct: Counter[_PassKind] = Counter()
+    reads: dict[_PassKind, list[float]] = {kind: [] for _, kind in passes if kind is not None}
     for one, kind in passes:
         if kind is not None:
             pairs = len(one.chosen[0]) / header.top_k
@@ -103,8 +105,8 @@ def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_Kind, PassR
             even[kind] = even.get(kind, 0.0) + more
             distinct[kind] += sum(map(len, one.needed))
     for share in SHARES_ON_DISK:
-        case = Case(max(round(total * (1 - share)), MIN_SLOTS), DEFAULT_POLICY, NO_PREDICTOR)
-        num_read: Counter[_Kind | None] = Counter()
+        case = ReplayCase(max(round(total * (1 - share)), MIN_SLOTS), DEFAULT_POLICY, NO_PREDICTOR)
+        num_read: Counter[_PassKind | None] = Counter()
         for (_, kind), number in zip(
             passes, replay([it for it, _ in passes], header, _ANY, case).num_read, strict=True
         ):
@@ -114,7 +116,7 @@ def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_Kind, PassR
     return {kind: PassReads(kind.num_tokens, distinct[kind] / even[kind], tuple(it)) for kind, it in reads.items()}
 
 
-def _profile(found: Mapping[_Kind, PassReads], num_tokens: int) -> RoutingProfile:
+def _profile(found: Mapping[_PassKind, PassReads], num_tokens: int) -> RoutingProfile:
     decode, prefill = (
         tuple(found[kind] for kind in sorted(found) if kind.is_decode is is_decode) for is_decode in (True, False)
     )

@@ -39,7 +39,7 @@ class ServedVirtually:
     end_s: float
 
 
-class Clock:
+class TrafficClock:
     """The virtual time."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class _Service:
         self, arrivals: Sequence[Arrival], config: SchedulerConfig, pass_seconds: PassSeconds, num_replicas: int
     ) -> None:
         self._arrivals = arrivals
-        self._clock = Clock()
+        self._clock = TrafficClock()
         self._replicas = [_Replica(config, pass_seconds, self._clock) for _ in range(num_replicas)]
         self._rule = Dispatch()
         self._queue: deque[Request] = deque()  # in no engine
@@ -119,7 +119,7 @@ class _Service:
 class _Replica:
     """An engine: the serving scheduler, and the running pass."""
 
-    def __init__(self, config: SchedulerConfig, pass_seconds: PassSeconds, clock: Clock) -> None:
+    def __init__(self, config: SchedulerConfig, pass_seconds: PassSeconds, clock: TrafficClock) -> None:
         is_continuous = config.policy == "continuous"
         self._scheduler: SchedulingPolicy = Scheduler(config) if is_continuous else StaticBatching(config, clock)
         self._config, self._pass_seconds, self._clock = config, pass_seconds, clock

@@ -33,7 +33,7 @@ class TimedTask(NamedTuple):
 
 def run_virtually(tasks: Iterable[Task], cost_of: CostOf, *, window: int = WINDOW) -> list[TimedTask]:
     """Return the time of each task, in order of their ends. Raises: ValueError if the stream is invalid."""
-    return _timed(_Run(tasks, lambda joined: cost_of(joined[0]), window))
+    return _timed(_VirtualRun(tasks, lambda joined: cost_of(joined[0]), window))
 
 
 def run_joining(tasks: Iterable[Task], cost_of: JointCostOf, joins: Joins, *, window: int = WINDOW) -> list[TimedTask]:
@@ -41,10 +41,10 @@ def run_joining(tasks: Iterable[Task], cost_of: JointCostOf, joins: Joins, *, wi
 
     Each task gets an equal part of their time. The lane "compute" joins nothing.
     """
-    return _timed(_Run(tasks, cost_of, window, joins))
+    return _timed(_VirtualRun(tasks, cost_of, window, joins))
 
 
-def _timed(run: _Run) -> list[TimedTask]:
+def _timed(run: _VirtualRun) -> list[TimedTask]:
     run.run_all()
     return run.done
 
@@ -57,7 +57,7 @@ class _Lane:
         self.is_busy = False
 
 
-class _Run(ReadyTasks):
+class _VirtualRun(ReadyTasks):
     """One run; the clock stands at `now_s`."""
 
     def __init__(self, tasks: Iterable[Task], cost_of: JointCostOf, window: int, joins: Joins | None = None) -> None:

@@ -10,18 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
-from moeflow.planner.simulator.cache_replay import POLICY_NAMES, Case, Machine, replay
+from moeflow.planner.simulator.cache_replay import POLICY_NAMES, ReplayCase, ReplayMachine, replay
 from moeflow.planner.simulator.replayed_passes import ReplayedPass, prepare_passes
 from moeflow.planner.simulator.replayed_predictors import PREDICTOR_NAMES
 from moeflow.workload.routing_trace import RoutingTrace
 from tests.marks import thorough_unless
 from tests.planner.simulator.traces import make_trace, named_in, with_routers_ahead
 
-MACHINE = Machine(disk_bytes_per_s=1e9, slab_bytes=1_000_000)  # a read takes 1 ms
+MACHINE = ReplayMachine(disk_bytes_per_s=1e9, slab_bytes=1_000_000)  # a read takes 1 ms
 
 
 def run(trace, num_slots, policy="lru", predictor="none", *, machine=MACHINE, compute_s=None, named=()):
-    return replay(prepare_passes(trace, compute_s, named), trace.header, machine, Case(num_slots, policy, predictor))
+    return replay(
+        prepare_passes(trace, compute_s, named), trace.header, machine, ReplayCase(num_slots, policy, predictor)
+    )
 
 
 def lru_misses(trace, num_slots):
@@ -105,7 +107,7 @@ def test_by_hand():
     """One layer, two slots: what is computed on, what is waited for, to the millisecond."""
     trace = make_trace(0, num_layers=1, num_experts=4)
     by_hand = [ReplayedPass(np.array([[[one], [other]]]), 1, 0.004) for one, other in ((0, 1), (0, 2), (2, 3))]
-    result = replay(by_hand, trace.header, MACHINE, Case(2, "lru", "none"))
+    result = replay(by_hand, trace.header, MACHINE, ReplayCase(2, "lru", "none"))
     # pass 1: 0 arrives after 1 ms, is computed until 3; 1 is there since 2, computed until 5.
     # pass 2: 0 until 7, while 2 arrives; until 9. pass 3: 2 until 11, 3 is there; until 13.
     assert result.seconds == pytest.approx(0.013)
