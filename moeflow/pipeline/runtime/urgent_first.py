@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterator
+from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -24,14 +24,6 @@ class UrgentFirst(Generic[T]):
     def take(self) -> T | None:
         """Remove and return the first item; None: there is no item."""
         return heappop(self._heap)[2] if self._heap else None
-
-    def take_all(self, is_taken: Callable[[T], bool]) -> list[T]:
-        """Remove and return all items that match, in their order."""
-        taken = sorted(one for one in self._heap if is_taken(one[2]))
-        if taken:
-            self._heap = [one for one in self._heap if not is_taken(one[2])]
-            heapify(self._heap)
-        return [item for _, _, item in taken]
 
     def __iter__(self) -> Iterator[T]:
         """Yield all items in no particular order."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moeflow.pipeline.catalog import PIPELINES
 from moeflow.pipeline.task import COMPUTE, Task, TaskMaker
 from moeflow.planner.costs.task_costs import TaskCost
-from moeflow.planner.simulator.virtual_clock import run_joining, run_virtually
+from moeflow.planner.simulator.virtual_clock import run_virtually
 
 
 def timed(tasks, seconds_of, window=256):
@@ -89,19 +89,3 @@ def test_nothing_takes_no_time_and_a_wrong_stream_is_refused():
     assert run_virtually([], lambda _: TaskCost(0, 0, 1)) == []
     with pytest.raises(ValueError, match="do not come before"):
         run_virtually([Task(0, "do", None, None, COMPUTE, (0,))], lambda _: TaskCost(0, 0, 1))
-
-
-def test_a_lane_does_what_waits_and_joins_as_one():
-    """While task 0 keeps the lane, 1 to 4 come to wait; 2 and 4 join 1, which is first; each has a part of the time."""
-    make = TaskMaker()
-    ops = ["first", "even", "even", "odd", "even"]
-    tasks = [make(op, lane="other") for op in ops]
-    run = run_joining(
-        tasks,
-        lambda joined: TaskCost(6.0 * len(joined), 0, 1.0 + 0.5 * (len(joined) - 1)),
-        lambda one, other: one.op == other.op,
-    )
-    assert [one.task.id for one in run] == [0, 1, 2, 4, 3]
-    assert [one.end_s for one in run] == pytest.approx([1, 1 + 2 / 3, 1 + 4 / 3, 3, 4])
-    assert [one.start_s for one in run] == pytest.approx([0, *(one.end_s for one in run[:-1])])
-    assert [one.cost.num_bytes for one in run] == [6] * 5
