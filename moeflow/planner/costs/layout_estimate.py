@@ -1,18 +1,13 @@
-"""How long an MoE layer takes in each layout of its experts, by formula: from how routers choose on average.
+"""Expected seconds of an MoE layer in each layout of its experts, from the chances of its routers.
 
-Layouts, volumes and rates are those of `parallel_costs.py`, but where that counts the experts of given tokens, here
-stand expected values, the slowest rank's. From first principles: rows, volumes, experts reached, the roofline.
-Approximate: the slowest of ranks that share chances is `expected_max` of independent ones; where the total is fixed, as
-that of all pairs, their spread is widened by P / (P - 1), so that differences between ranks stay exact. Of a rank's
-experts, the time is the larger of two, both a little too short: by skew, with rows as on average; by chance, with the
-most experts and pairs that a rank is expected to get, rows alike. Padded baselines are no layouts to choose.
+`parallel_costs.py` prices the layouts. The counts of the slowest rank come from `ExpectedRouting`. The padded baselines
+are no layouts to choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import ceil
 from typing import Final
 
@@ -27,62 +22,84 @@ from moeflow.parallel.placement.layouts import (
     REPLICATED,
     place_experts,
 )
-from moeflow.parallel.placement.placement import ExpertPlacement
-from moeflow.planner.costs.expected_routing import ExpectedRouting, Values, expected_max
-from moeflow.planner.costs.model_costs import ModelCosts, Work
-from moeflow.planner.costs.parallel_costs import RankedLayer, activations_s
-from moeflow.planner.costs.roofline import launch_seconds, work_seconds
+from moeflow.planner.costs.expected_experts import ExpectedExperts, each_rank
+from moeflow.planner.costs.expected_routing import Values, expected_max
+from moeflow.planner.costs.parallel_costs import (
+    Experts,
+    LayerCost,
+    Moved,
+    PerRank,
+    RankedLayer,
+    placed_cost,
+    replicated_cost,
+    sliced_cost,
+)
+
+CHOICES: Final = tuple(name for name in LAYOUTS if name not in (CAPACITY, CAPACITY_DROPLESS, *ADDED_LAYOUTS))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpectedLayer(RankedLayer):
-    """A layer and how its router is expected to choose."""
-
-    num_tokens: int  # of all ranks together
-    routing: ExpectedRouting
-
-    @cached_property
-    def most_tokens(self) -> int:
-        """Tokens of the rank that has most."""
-        return ceil(self.num_tokens / self.num_ranks)
+class ExpectedLayer(RankedLayer, ExpectedExperts):
+    """A layer and the chances of its router. Most figures are those of the slowest rank, [1]."""
 
     @property
-    def route_s(self) -> float:
-        """Seconds of the router."""
-        return sum(
-            work_seconds(self.level, work) for work in self.costs.until_experts(self.most_tokens)[1:]
-        ) + self.choose_s(self.most_tokens)
+    def own_tokens(self) -> PerRank:
+        """Tokens of the rank that has most, [1]."""
+        return np.array([ceil(self.num_tokens / self.num_ranks)])
 
-    def even_s(self, num_pairs: float, distinct: float) -> float:
-        """Return the seconds of so many pairs of a token and one of `distinct` experts, each with as many."""
-        work = self.costs.experts(num_pairs / distinct / self.costs.shape.top_k, 1)
-        return self._launch_s(self.costs, [(distinct, work)], num_pairs)
+    def cost(self, layout: str) -> LayerCost:
+        """Return the cost of a layout. Raises: ConfigError if it is another package's and cannot be used."""
+        own_tokens = self.own_tokens
+        if layout == REPLICATED:
+            experts = Experts(own_tokens * self.routing.top_k, np.array([self._own_s(int(own_tokens.max()))]))
+            return replicated_cost(self, own_tokens, experts)
+        if layout == SLICED:
+            return sliced_cost(self, own_tokens, self.num_tokens, lambda costs: replace(self, costs=costs).all_s())
+        placement = place_experts(layout, self.routing.chances[None], self.num_ranks)
+        served = self.served(placement)
+        pairs, reached = each_rank(served, self.routing.pairs), self.routing.reached(served)
+        experts = Experts(self.num_tokens * pairs[0], np.array([self.placed_s(placement)]))
+        rows, results = self._moved(reached, reached * (1 - reached)), self._moved(*pairs)
+        return placed_cost(self, own_tokens, placement, experts, rows, results)
 
-    def uneven_s(self, tokens: Values, costs: ModelCosts) -> float:
-        """Return the seconds of experts that so many of the tokens may reach each, [E]: their rows as on average."""
-        reached = 1 - (1 - self.routing.chances) ** tokens
-        some = reached > 0
-        pairs = tokens[some] * self.routing.chances[some]
-        rows, where = np.unique(pairs / reached[some], return_inverse=True)
-        numbers = np.bincount(where, weights=reached[some])
-        top_k = costs.shape.top_k
-        works = [(num, costs.experts(each / top_k, 1)) for each, num in zip(rows.tolist(), numbers, strict=True)]
-        return self._launch_s(costs, works, float(pairs.sum()))
+    def _own_s(self, num_tokens: int) -> float:
+        """Return the seconds of all experts on each rank, for at most so many tokens of its own."""
+        tokens = np.full(self.costs.shape.num_experts, float(num_tokens))
+        mean, variance = self.routing.distinct(tokens)
+        num_busy = min(self.num_ranks, self.num_tokens)
+        distinct = expected_max(np.full(num_busy, mean), np.full(num_busy, variance), is_any=True)
+        return max(self.even_s(num_tokens * self.routing.top_k, distinct), self.uneven_s(tokens))
 
-    def _launch_s(self, costs: ModelCosts, works: Sequence[tuple[float, Work]], num_pairs: float) -> float:
-        return launch_seconds(self.level, works) + activations_s(self.level, costs, num_pairs)
+    def _moved(self, per_token: Values, variance: Values) -> Moved:
+        """Return the expected items of all tokens, if each rank gets so many items of a token: mean and variance, [P].
+
+        The number that a rank sends varies with the items that stay on it. Where a token goes to a rank once,
+        experts that share a rank add variance: their average number, or the items' variance if it is less.
+        """
+        tokens = self.num_tokens // self.num_ranks + (np.arange(self.num_ranks) < self.num_tokens % self.num_ranks)
+        shared = max(min(self.costs.shape.top_k - per_token.sum(), variance.sum()), 0.0)
+        others = self.num_tokens - tokens
+        sent = tokens * (per_token.sum() - per_token), tokens * (variance + shared)
+        received = others * per_token, others * variance
+        if self.link is None:
+            most = expected_max(sent[0] + received[0], sent[1] + received[1])
+        else:
+            means, variances = (np.concatenate(both) for both in zip(sent, received, strict=True))
+            most = expected_max(means, variances)
+        arrived = expected_max(self.num_tokens * per_token, self.num_tokens * variance, is_any=True)
+        return Moved(self.own_tokens * per_token.sum(), np.array([arrived]), sent[0], received[0], np.array([most]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutEstimate:
-    """What a layout is expected to bring."""
+    """The expected cost of a layout."""
 
     layout: str
     route_s: float
-    exchange_s: float  # both ways, with putting rows in order
+    exchange_s: float  # both ways, with the copies of rows
     experts_s: float
     experts_bytes: float  # of all layers, on the rank that has most
-    fits: bool  # these
+    fits: bool  # these bytes
 
     @property
     def seconds(self) -> float:
@@ -91,148 +108,25 @@ class LayoutEstimate:
 
 
 def estimate_layouts(at: ExpectedLayer, added: Sequence[str] = ()) -> dict[str, LayoutEstimate]:
-    """Return each layout that can be chosen, by name: moeflow's own, and those of other packages that are named.
+    """Return each layout that can be chosen, by name: moeflow's own, and the named ones of other packages.
 
     Raises: ConfigError if one of these cannot be used.
     """
-    return {layout: _estimate(at, layout) for layout in (*CHOICES, *added)}
+    return {layout: _estimate(at, layout, at.cost(layout)) for layout in (*CHOICES, *added)}
 
 
-def _estimate(at: ExpectedLayer, layout: str) -> LayoutEstimate:
-    experts_s, exchange_s, held = _UNPLACED[layout](at) if layout in _UNPLACED else _as_placed(layout, at)
-    num_bytes = held * at.costs.expert_bytes * at.costs.num_moe_layers
+def _estimate(at: ExpectedLayer, layout: str, cost: LayerCost) -> LayoutEstimate:
+    seconds = {name: float(times.max()) for name, times in cost.sections.items()}
+    route_s, exchange_s = (
+        float(at.route_s(at.own_tokens).max()),
+        seconds.get("dispatch", 0.0) + seconds.get("combine", 0.0),
+    )
+    num_bytes = float(cost.weight_bytes.max()) * at.costs.num_moe_layers
     return LayoutEstimate(
         layout=layout,
-        route_s=at.route_s,
+        route_s=route_s,
         exchange_s=exchange_s,
-        experts_s=experts_s,
+        experts_s=sum(seconds.values()) - exchange_s - route_s,
         experts_bytes=num_bytes,
         fits=num_bytes <= at.level.capacity_bytes,
     )
-
-
-Parts = tuple[float, float, float]  # seconds of experts, seconds of exchanging, experts that a rank holds of a layer
-
-
-def _replicated(at: ExpectedLayer) -> Parts:
-    """Ranks with tokens compute them on their own."""
-    num_experts, tokens = at.costs.shape.num_experts, at.most_tokens
-    counted = np.full(num_experts, float(tokens))
-    mean, variance = at.routing.distinct(counted)
-    num_busy = min(at.num_ranks, at.num_tokens)
-    distinct = expected_max(np.full(num_busy, mean), np.full(num_busy, variance), is_any=True)
-    experts_s = max(at.even_s(tokens * at.costs.shape.top_k, distinct), at.uneven_s(counted, at.costs))
-    return experts_s, 0.0, num_experts
-
-
-def _sliced(at: ExpectedLayer) -> Parts:
-    """All ranks compute all tokens; widths differ by one at most."""
-    shape, tokens = at.costs.shape, at.num_tokens
-    width = ceil(shape.intermediate_size / at.num_ranks)
-    costs = replace(at.costs, shape=replace(shape, intermediate_size=width))
-    experts_s = uneven_experts_s(at, costs)
-    exchange_s = at.gather_all_s(tokens, at.choice_bytes) + 2 * at.gather_all_s(tokens, at.row_bytes)
-    copy_s = at.copy_s(tokens + at.num_ranks * at.most_tokens)
-    return experts_s, exchange_s + float(copy_s), shape.num_experts * width / shape.intermediate_size
-
-
-def _as_placed(layout: str, at: ExpectedLayer) -> Parts:
-    """A token goes once to each rank that has some of its experts, and the results of its experts come back."""
-    placement = place_experts(layout, at.routing.chances[None], at.num_ranks)
-    served = _served(placement, at.costs.shape.num_experts)
-    return placed_experts_s(at, placement), _exchange_s(at, served), float((served > 0).sum(axis=1).max())
-
-
-def placed_experts_s(at: ExpectedLayer, placement: ExpertPlacement) -> float:
-    """Return the seconds of whole experts on the rank that takes longest."""
-    served = _served(placement, at.costs.shape.num_experts)
-    even_s = at.even_s(_most_pairs(at, served), _most_distinct(at, served))
-    on_average_s = max(at.uneven_s(at.num_tokens * each, at.costs) for each in np.unique(served, axis=0))
-    return max(even_s, on_average_s)
-
-
-def uneven_experts_s(at: ExpectedLayer, costs: ModelCosts) -> float:
-    """Return the seconds of all experts on one rank, as `costs` has them, for all tokens."""
-    return at.uneven_s(np.full(costs.shape.num_experts, float(at.num_tokens)), costs)
-
-
-def _served(placement: ExpertPlacement, num_experts: int) -> Values:
-    """Return the share of each expert's tokens that each rank computes, [P, E]."""
-    served = np.zeros((placement.num_ranks, num_experts))
-    for expert, ranks in enumerate(placement.homes[0]):
-        served[list(ranks), expert] = 1 / len(ranks)
-    return served
-
-
-def _most_pairs(at: ExpectedLayer, served: Values) -> float:
-    """Return the pairs of the rank that has most; all ranks together always have as many."""
-    means, variances = _each_rank(served, at.routing.pairs)
-    widened = variances * at.num_ranks / max(at.num_ranks - 1, 1)
-    return expected_max(at.num_tokens * means, at.num_tokens * widened, is_any=True)
-
-
-def _most_distinct(at: ExpectedLayer, served: Values) -> float:
-    """Return the experts that tokens reach on the rank where they are most.
-
-    The spread is that of differences between ranks: what all ranks together vary by makes none of them slower.
-    """
-    means, variances = _each_rank(served, lambda share: at.routing.distinct(at.num_tokens * share))
-    if at.num_ranks == 1 or not variances.sum():
-        return expected_max(means, variances, is_any=True)
-    _, of_all = at.routing.distinct(np.full(served.shape[1], float(at.num_tokens)))
-    own = 1 - of_all / at.num_ranks / variances.sum()
-    widened = variances * max(own, 0.0) * at.num_ranks / (at.num_ranks - 1)
-    return expected_max(means, widened, is_any=True)
-
-
-def _each_rank(served: Values, count: Callable[[Values], tuple[float, float]]) -> tuple[Values, Values]:
-    """Return mean and variance of a count of each rank, [P] both."""
-    moments = np.array([count(row) for row in served])
-    return moments[:, 0], moments[:, 1]
-
-
-def _exchange_s(at: ExpectedLayer, served: Values) -> float:
-    """Return the seconds of sending tokens and getting results, rows that are put in order included."""
-    reached = at.routing.reached(served)
-    own_pairs = at.most_tokens * at.costs.shape.top_k
-    rows = _Moved.of(at, reached, reached * (1 - reached))
-    results = _Moved.of(at, *_each_rank(served, at.routing.pairs))
-    most = rows.most(is_shared=at.link is None)
-    dispatch_s = at.exchange_s(most, np.zeros(1)) + at.exchange_s(most, np.zeros(1), at.choice_bytes)
-    combine_s = at.exchange_s(results.most(is_shared=at.link is None), np.zeros(1))
-    copied = at.most_tokens * reached.sum() + rows.most_arrived + results.most_arrived + 2 * own_pairs
-    return float((dispatch_s + combine_s)[0] + at.copy_s(copied))
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    """Items that go from their tokens' ranks to those of the experts: means and variances of each rank, [P]."""
-
-    sent: tuple[Values, Values]  # to others
-    received: tuple[Values, Values]  # from others
-    most_arrived: float  # at a rank, its own included
-
-    @classmethod
-    def of(cls, at: ExpectedLayer, per_token: Values, variance: Values) -> _Moved:
-        """Take how many items of a token each rank gets: mean and variance, [P].
-
-        Those that are sent vary as a token's own rank gets more or fewer, and, of tokens that go once to a rank, as
-        experts share one: about as often as they do on average, or as ranks get some if that is less.
-        """
-        tokens = at.num_tokens // at.num_ranks + (np.arange(at.num_ranks) < at.num_tokens % at.num_ranks)
-        shared = max(min(at.costs.shape.top_k - per_token.sum(), variance.sum()), 0.0)
-        others = at.num_tokens - tokens
-        arrived = expected_max(at.num_tokens * per_token, at.num_tokens * variance, is_any=True)
-        sent = tokens * (per_token.sum() - per_token), tokens * (variance + shared)
-        return cls(sent, (others * per_token, others * variance), arrived)
-
-    def most(self, *, is_shared: bool) -> Values:
-        """Return the most that a rank sends or receives, [1]; `is_shared`: sends and receives, one after the other."""
-        if is_shared:
-            return np.array([expected_max(self.sent[0] + self.received[0], self.sent[1] + self.received[1])])
-        means, variances = (np.concatenate(both) for both in zip(self.sent, self.received, strict=True))
-        return np.array([expected_max(means, variances)])
-
-
-_UNPLACED: Final[Mapping[str, Callable[[ExpectedLayer], Parts]]] = {REPLICATED: _replicated, SLICED: _sliced}
-CHOICES: Final = tuple(name for name in LAYOUTS if name not in (CAPACITY, CAPACITY_DROPLESS, *ADDED_LAYOUTS))

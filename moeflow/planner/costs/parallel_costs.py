@@ -1,22 +1,24 @@
-"""What one MoE layer costs each rank, by how its experts lie on the ranks, for tokens whose experts are known.
+"""The price of one MoE layer for each rank, by the layout of its experts on the ranks.
 
-Tokens are spread evenly over the ranks, and each rank routes its own. Layouts:
+Tokens are spread evenly over the ranks, and each rank routes its own. The source of counts is either known choices
+(`ParallelLayer`) or the chances of routers (`layout_estimate.py`). Below, B are tokens, P ranks, E experts, K experts
+per token, H the hidden size, and b bytes per value. Layouts:
 
 - replicated: every rank has all experts; nothing is sent.
-- expert: every rank has whole experts. A token goes once to each rank that has some of its experts, and a row for each
-  of these comes back, so that sums can be added up in order: B/P (r + k) H b bytes a rank for r remote ranks and k
-  experts there on average (B tokens, P ranks, H hidden, b bytes).
-- expert-by-load: the same, experts placed by how many tokens they have had, with a slot more a rank for replicas.
-- capacity: as DeepSpeed's: each rank sends every expert C = f K B / (P E) rows, padding included, whatever the router
-  chose; tokens beyond that are dropped (study of sliced experts, equation 6.1). One-hot products are left out.
-- capacity-dropless: the same, C being the most tokens that an expert gets from a rank.
-- sliced: every rank has a slice of every expert (algorithm 1 of that study): all-gather of tokens and their choices,
-  all slices on all tokens, reduce-scatter: 2 (P-1)/P B H b bytes a rank. A token travels once, whatever K is.
-- what other packages add: as expert, with experts placed as they say.
+- expert: every rank has whole experts. A token goes once to each rank with some of its experts. A row comes back for
+  each of these experts, so that the sum has a fixed order. A rank sends B/P (r + k) H b bytes, for r remote ranks and
+  k experts there on average.
+- expert-by-load: the same, with experts placed by their past tokens, and one more slot per rank for replicas.
+- capacity, as DeepSpeed's: each rank sends every expert C = f K B / (P E) rows, padding included. Tokens beyond that
+  are dropped (study of sliced experts, equation 6.1). One-hot products are left out.
+- capacity-dropless: the same, where C is the largest number of tokens that an expert gets from a rank.
+- sliced: every rank has a slice of every expert (algorithm 1 of that study). Ranks gather all tokens and choices, run
+  all slices on all tokens, and reduce-scatter: 2 (P-1)/P B H b bytes per rank. A token travels once, whatever K is.
+- layouts of other packages: as expert, with their placement.
 
-Experts run one after the other, each by the roofline at the rows it has; in large calls activations come on top.
-Messages go at the link's rate for their size: between devices both ways at once; a rank of a host copies what it sends
-and what it gets itself. Rows that are put in order, or together, pass through the rank's own memory.
+Experts run one after the other, each by the roofline at its number of rows; large calls add activations. Messages go
+at the link's rate for their size. Between devices both directions are concurrent; a rank of a host copies the rows
+that it sends and receives. Reordered and joined rows pass through the rank's own memory.
 """
 
 from __future__ import annotations
@@ -25,40 +27,57 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.core.hardware import DEVICE, RAM, Link, LinkRate, Machine, MemoryLevel
 from moeflow.core.parallel_config import SLICED
-from moeflow.parallel.placement.layouts import CAPACITY, CAPACITY_DROPLESS, LAYOUTS, REPLICATED, place_experts
+from moeflow.parallel.placement.layouts import CAPACITY, CAPACITY_DROPLESS, REPLICATED, place_experts
 from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement, Loads, ServingTable
-from moeflow.planner.costs.model_costs import ModelCosts, Work
-from moeflow.planner.costs.roofline import launch_seconds, processor_of, work_seconds
+from moeflow.planner.costs.expected_experts import MEASURED_ROWS, activations_s
+from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.costs.roofline import launch_seconds, work_seconds
 
 CHOICE_BYTES: Final = 8  # of an expert's number and its weight
 COPY_PASSES: Final = 2  # through memory of a byte that is copied: read, written
-MEASURED_ROWS: Final = 512  # of a call: what activations cost up to there is part of a kernel's measured speed
 
-PerRank: TypeAlias = NDArray[np.floating]  # [P]
+PerRank: TypeAlias = NDArray[Any]  # of numbers: [P], or [1] for the slowest rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRates:
-    """What a rank of a host pays beside products, where it was measured; as it stands, only bytes count."""
+    """Measured costs of a rank of a host beyond products. By default only bytes count."""
 
     choose_token_s: float = 0.0  # of softmax and the choice of experts: for each token,
     choose_logit_s: float = 0.0  # and for each of a token's experts to choose from
-    copy_bytes_per_s: float | None = None  # of rows that are put in order, read and written; None: as memory is read
+    copy_bytes_per_s: float | None = None  # of reordered rows, read and written; None: as memory is read
     exchange_s: float = 0.0  # of a collective, however little it moves
-    exchange_bytes_per_s: float | None = None  # of what it copies; None: as memory is read
-    measured_rows: int = MEASURED_ROWS  # of a call, up to which kernels' efficiencies have all that it takes
+    exchange_bytes_per_s: float | None = None  # copied by a collective; None: as memory is read
+    measured_rows: int = MEASURED_ROWS  # of a call, up to which kernels' efficiencies include all costs
+
+
+class Experts(NamedTuple):
+    """The work of experts."""
+
+    num_pairs: PerRank  # of a token and an expert
+    seconds: PerRank
+
+
+class Moved(NamedTuple):
+    """Items that go from their tokens' ranks to those of the experts."""
+
+    chosen: PerRank  # of a rank's tokens
+    arrived: PerRank  # at a rank's experts
+    sent: PerRank  # of `chosen`, to other ranks
+    received: PerRank  # of `arrived`, from other ranks
+    passing: PerRank  # the larger of sent and received; through a host's memory, their sum
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankedLayer:
-    """One MoE layer on ranks that are alike."""
+    """One MoE layer on ranks that are alike, and the seconds of their operations."""
 
     level: MemoryLevel  # where a rank computes
     link: Link | None  # from a rank to all others, in each direction; None: ranks of a host, through its memory
@@ -73,23 +92,28 @@ class RankedLayer:
 
     @property
     def choice_bytes(self) -> int:
-        """What a token's experts and their weights take."""
+        """Experts of a token and their weights."""
         return self.costs.shape.top_k * CHOICE_BYTES
 
-    def exchange_s(
-        self,
-        num_sent: PerRank | NDArray[np.int64],
-        num_received: PerRank | NDArray[np.int64],
-        item_bytes: int | None = None,
-    ) -> PerRank:
-        """Return the seconds in which each rank sends and receives so many items, about as many to or from each other.
+    def route_s(self, num_tokens: PerRank) -> PerRank:
+        """Return the seconds of each rank's router and shared expert."""
+        choose_s = self.rates.choose_token_s + self.rates.choose_logit_s * self.costs.shape.num_experts
+
+        def seconds(tokens: float) -> float:
+            works = self.costs.until_experts(tokens)[1:]
+            return sum(work_seconds(self.level, work) for work in works) + tokens * choose_s
+
+        return _each(num_tokens, seconds)
+
+    def exchange_s(self, num_items: PerRank, item_bytes: int | None = None) -> PerRank:
+        """Return the seconds of so many items that pass each rank, spread evenly over the other ranks.
 
         Items are rows, if they have no other size.
         """
         size = item_bytes or self.row_bytes
         if self.link is None:
-            return self._memory_s(num_sent + num_received, size)
-        return _each(np.maximum(num_sent, num_received), lambda items: self._messages_s(items, size))
+            return self._memory_s(num_items, size)
+        return _each(num_items, lambda items: self._messages_s(items, size))
 
     def gather_all_s(self, num_items: int, item_bytes: int) -> float:
         """Return the seconds of an all-gather, or reduce-scatter, of so many items, in P-1 steps between devices."""
@@ -98,17 +122,12 @@ class RankedLayer:
         chunk_bytes = ceil(num_items / self.num_ranks) * item_bytes
         return self.link.seconds(chunk_bytes * (self.num_ranks - 1), chunk_bytes)
 
-    def copy_s(self, num_items: PerRank | NDArray[np.int64] | float, item_bytes: int | None = None) -> PerRank:
-        """Return the seconds in which each rank copies so many items, or rows, in its own memory."""
+    def copy_s(self, num_rows: PerRank) -> PerRank:
+        """Return each rank's seconds to copy so many rows in its own memory."""
         rate = self.rates.copy_bytes_per_s or self.level.read_bytes_per_s
-        return np.asarray(num_items, float) * (COPY_PASSES * float(item_bytes or self.row_bytes)) / rate
+        return num_rows * (COPY_PASSES * float(self.row_bytes)) / rate
 
-    def choose_s(self, num_tokens: float) -> float:
-        """Return the seconds of softmax and the choice of experts, where that was measured."""
-        rates = self.rates
-        return num_tokens * (rates.choose_token_s + rates.choose_logit_s * self.costs.shape.num_experts)
-
-    def _memory_s(self, num_items: PerRank | NDArray[np.int64] | float, item_bytes: int) -> PerRank:
+    def _memory_s(self, num_items: PerRank | float, item_bytes: int) -> PerRank:
         """Return the seconds of a collective through a host's memory."""
         rate = self.rates.exchange_bytes_per_s or self.level.read_bytes_per_s
         return self.rates.exchange_s + np.asarray(num_items, float) * (COPY_PASSES * float(item_bytes)) / rate
@@ -122,33 +141,26 @@ class RankedLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelLayer(RankedLayer):
-    """A layer and what its router chose."""
+    """A layer and its router's choices."""
 
     topk_ids: ExpertIds  # [T, K] of all ranks' tokens; rank 0 has the first
     loads: Loads  # [E] tokens that experts have had before
     capacity_factor: float  # f
 
     @cached_property
-    def num_tokens(self) -> NDArray[np.int64]:
+    def own_tokens(self) -> PerRank:
         """Tokens of each rank, [P]: as many as the others', or one more."""
-        share, rest = divmod(len(self.topk_ids), self.num_ranks)
-        return share + (np.arange(self.num_ranks) < rest)
+        return _even_parts(len(self.topk_ids), self.num_ranks)
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:
         """The rank of each token, [T]."""
-        return np.repeat(np.arange(self.num_ranks), self.num_tokens)
+        return np.repeat(np.arange(self.num_ranks), self.own_tokens)
 
     @property
-    def route_s(self) -> PerRank:
-        """Seconds of each rank's router, and of a shared expert."""
-        return _each(
-            self.num_tokens,
-            lambda tokens: (
-                sum(work_seconds(self.level, work) for work in self.costs.until_experts(tokens)[1:])
-                + self.choose_s(tokens)
-            ),
-        )
+    def own_pairs(self) -> NDArray[np.int64]:
+        """How many of a rank's tokens each expert has, [P, E]."""
+        return self.pairs_at(self.owners[:, None])
 
     def pairs_at(self, ranks: ExpertIds) -> NDArray[np.int64]:
         """Return how many tokens of each expert are at each rank, [P, E], if they are at `ranks`, [T, K]."""
@@ -156,16 +168,48 @@ class ParallelLayer(RankedLayer):
         cells = ranks * num_experts + self.topk_ids
         return np.bincount(cells.ravel(), minlength=self.num_ranks * num_experts).reshape(self.num_ranks, num_experts)
 
-    def gather_s(self, item_bytes: int) -> PerRank:
-        """Return each rank's seconds of an all-gather, or reduce-scatter, of an item a token."""
-        return np.full(self.num_ranks, self.gather_all_s(len(self.topk_ids), item_bytes))
+    def experts_of(self, pairs: NDArray[np.int64], num_calls: PerRank | int = 1) -> Experts:
+        """Return experts that have so many rows each, [P, E], in one call or more."""
+        calls = np.maximum(np.broadcast_to(num_calls, self.num_ranks), 1)
+        of_ranks = zip(pairs, pairs.sum(axis=1) // calls, calls, strict=True)
+        seconds = [self.call_s(self.costs, counts, rows, number) for counts, rows, number in of_ranks]
+        return Experts(pairs.sum(axis=1), np.array(seconds))
+
+    def passing(self, sent: PerRank, received: PerRank) -> PerRank:
+        """Return the items that pass each rank: a link has both directions at once, memory has not."""
+        return sent + received if self.link is None else np.maximum(sent, received)
+
+    def call_s(self, costs: ModelCosts, counts: NDArray[np.int64], num_pairs: float, num_calls: int = 1) -> float:
+        """Return the seconds of experts with so many rows each, [E], and of the activations of each call."""
+        different, numbers = np.unique(counts[counts > 0], return_counts=True)
+        cases = zip(different.tolist(), numbers.tolist(), strict=True)
+        works = [(num, costs.experts(rows / costs.shape.top_k, 1)) for rows, num in cases]
+        more_s = num_calls * activations_s(self.level, costs, num_pairs, self.rates.measured_rows)
+        return launch_seconds(self.level, works) + more_s
+
+    def moved(self, ranks: ExpertIds, *, is_once: bool = False) -> Moved:
+        """Count the choices that go to `ranks`, [T, K]; `is_once`: those of a token for the same rank as one."""
+        ordered = np.sort(ranks, axis=1)
+        counts = np.ones(ordered.shape, bool)
+        if is_once:
+            counts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        is_remote = counts & (ordered != self.owners[:, None])
+
+        def of_owners(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+            return np.bincount(self.owners, weights=chosen.sum(axis=1), minlength=self.num_ranks).astype(np.int64)
+
+        def at_ranks(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+            return np.bincount(ordered[chosen], minlength=self.num_ranks)
+
+        sent, received = of_owners(is_remote), at_ranks(is_remote)
+        return Moved(of_owners(counts), at_ranks(counts), sent, received, self.passing(sent, received))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """What a layout brings."""
+    """The price of a layout."""
 
-    sections: Mapping[str, PerRank]  # seconds of each rank, in order; all ranks begin each together
+    sections: Mapping[str, PerRank]  # seconds of each rank, in order; all ranks begin each at the same time
     num_flops: PerRank  # of experts, padding included
     sent_bytes: PerRank
     weight_bytes: PerRank  # of one layer's experts
@@ -173,7 +217,7 @@ class LayerCost:
 
 
 def rank_link(machine: Machine, bytes_per_s: float | None) -> Link | None:
-    """Return the way between ranks: of a given rate, or through the host's memory where none is given.
+    """Return the link between ranks: of a given rate, or through the host's memory where none is given.
 
     Devices then write to it and read from it at once, at the slower rate; of ranks of a host there is no link.
     """
@@ -186,121 +230,121 @@ def rank_link(machine: Machine, bytes_per_s: float | None) -> Link | None:
 
 
 def padded_rows(capacity_factor: float, top_k: int, num_tokens: int, num_experts: int) -> int:
-    """Return C, the rows that a rank of so many tokens sends each expert; with as many as tokens, none is dropped."""
+    """Return C, the rows that a rank of so many tokens sends each expert: at most its tokens, then none is dropped."""
     return min(ceil(capacity_factor * top_k * num_tokens / num_experts), num_tokens)
 
 
-def _replicated(at: ParallelLayer) -> LayerCost:
+def layer_cost(layout: str, at: ParallelLayer) -> LayerCost:
+    """Return the cost of one of `LAYOUTS`. Raises: ConfigError if it is another package's and cannot be used."""
+    if layout in _PADDED:
+        return _PADDED[layout](at)
+    if layout == REPLICATED:
+        return replicated_cost(at, at.own_tokens, at.experts_of(at.own_pairs))
+    if layout == SLICED:
+        counts, num_pairs = np.bincount(at.topk_ids.ravel()), at.topk_ids.size
+        return sliced_cost(at, at.own_tokens, len(at.topk_ids), lambda costs: at.call_s(costs, counts, num_pairs))
+    placement = place_experts(layout, at.loads[None], at.num_ranks)
+    ranks = ServingTable(placement.homes[0]).ranks(at.topk_ids)
+    rows, results = at.moved(ranks, is_once=True), at.moved(ranks)
+    return placed_cost(at, at.own_tokens, placement, at.experts_of(at.pairs_at(ranks)), rows, results)
+
+
+def replicated_cost(at: RankedLayer, own_tokens: PerRank, experts: Experts) -> LayerCost:
     """Return the cost without any exchange, hence in one section."""
-    flops, experts_s = _expert_work(at, at.pairs_at(at.owners[:, None]))
     return LayerCost(
-        sections={"experts": at.route_s + experts_s},
-        num_flops=flops,
+        sections={"experts": at.route_s(own_tokens) + experts.seconds},
+        num_flops=experts.num_pairs * _pair_flops(at.costs),
         sent_bytes=np.zeros(at.num_ranks),
-        weight_bytes=_weights(at, np.full(at.num_ranks, at.costs.shape.num_experts)),
+        weight_bytes=np.full(at.num_ranks, at.costs.shape.num_experts * at.costs.expert_bytes),
     )
 
 
-def _placed(layout: str, at: ParallelLayer) -> LayerCost:
+def placed_cost(
+    at: RankedLayer, own_tokens: PerRank, placement: ExpertPlacement, experts: Experts, rows: Moved, results: Moved
+) -> LayerCost:
     """Return the cost of whole experts on their ranks; a rank's own rows and pairs are copied like the others'."""
-    placement = place_experts(layout, at.loads[None], at.num_ranks)
-    ranks = ServingTable(placement.homes[0]).ranks(at.topk_ids)
-    pairs = at.pairs_at(ranks)
-    flops, experts_s = _expert_work(at, pairs)
-    rows, results = _moved(at, ranks, is_once=True), _moved(at, ranks, is_once=False)
-    own_pairs = at.num_tokens * at.costs.shape.top_k
+    own_pairs = own_tokens * at.costs.shape.top_k
     return LayerCost(
         sections={
-            "route": at.route_s,
-            "dispatch": at.exchange_s(rows.sent, rows.received)
-            + at.exchange_s(rows.sent, rows.received, at.choice_bytes)
-            + at.copy_s(rows.chosen + rows.arrived),  # picked by destination; put together
-            "experts": experts_s,
-            "combine": at.exchange_s(results.received, results.sent)
-            + at.copy_s(results.arrived + 2 * own_pairs),  # picked by source; put in place; added up
+            "route": at.route_s(own_tokens),
+            "dispatch": at.exchange_s(rows.passing)
+            + at.exchange_s(rows.passing, at.choice_bytes)
+            + at.copy_s(rows.chosen + rows.arrived),  # picked by destination; joined
+            "experts": experts.seconds,
+            "combine": at.exchange_s(results.passing)
+            + at.copy_s(results.arrived + 2 * own_pairs),  # picked by source; reordered; added up
         },
-        num_flops=flops,
+        num_flops=experts.num_pairs * _pair_flops(at.costs),
         sent_bytes=rows.sent * float(at.row_bytes + at.choice_bytes) + results.received * float(at.row_bytes),
-        weight_bytes=_weights(at, _num_held(placement)),
+        weight_bytes=_num_held(placement) * float(at.costs.expert_bytes),
+    )
+
+
+def sliced_cost(
+    at: RankedLayer, own_tokens: PerRank, num_tokens: int, experts_s: Callable[[ModelCosts], float]
+) -> LayerCost:
+    """Return the cost of slices, whose widths differ by one at most; `experts_s` are those of all tokens."""
+    shape = at.costs.shape
+    widths = _even_parts(shape.intermediate_size, at.num_ranks)
+
+    def each_rank(function: Callable[[ModelCosts], float]) -> PerRank:
+        return _each(
+            widths, lambda width: function(replace(at.costs, shape=replace(shape, intermediate_size=int(width))))
+        )
+
+    tokens_s = at.gather_all_s(num_tokens, at.row_bytes)
+    gathered_s = at.gather_all_s(num_tokens, at.choice_bytes) + tokens_s
+    sent_bytes = (at.num_ranks - 1.0) * own_tokens * (at.row_bytes + at.choice_bytes)
+    return LayerCost(
+        sections={
+            "route": at.route_s(own_tokens),
+            "dispatch": gathered_s + at.copy_s(np.full_like(own_tokens, num_tokens)),  # joined
+            "experts": each_rank(experts_s),
+            "combine": tokens_s + at.copy_s(at.num_ranks * own_tokens),  # added up
+        },
+        num_flops=num_tokens * shape.top_k * each_rank(_pair_flops),
+        sent_bytes=sent_bytes + (num_tokens - own_tokens) * at.row_bytes,
+        weight_bytes=shape.num_experts * each_rank(lambda costs: costs.expert_bytes),
     )
 
 
 def _capacity(at: ParallelLayer) -> LayerCost:
     """Return the cost of the padded baseline."""
     shape = at.costs.shape
-    return _padded(at, padded_rows(at.capacity_factor, shape.top_k, int(at.num_tokens.max()), shape.num_experts))
+    return _padded(at, padded_rows(at.capacity_factor, shape.top_k, int(at.own_tokens.max()), shape.num_experts))
 
 
 def _capacity_dropless(at: ParallelLayer) -> LayerCost:
-    """Return the cost of the padded baseline with room for the most tokens that an expert gets from a rank."""
-    return _padded(at, int(at.pairs_at(at.owners[:, None]).max()))
+    """Return the cost of the padded baseline that pads to the most tokens of an expert from a rank."""
+    return _padded(at, int(at.own_pairs.max()))
 
 
 def _padded(at: ParallelLayer, capacity: int) -> LayerCost:
     shape = at.costs.shape
-    num_held = _num_held(_by_index(at))
-    is_held = np.arange(shape.num_experts) < num_held[:, None]  # which they are does not matter: all have as many rows
-    flops, experts_s = _expert_work(at, is_held * at.num_ranks * capacity, num_calls=num_held)
+    num_held = _num_held(ExpertPlacement.by_index(1, shape.num_experts, at.num_ranks))
+    is_held = np.arange(shape.num_experts) < num_held[:, None]  # any of them: all have as many rows
+    experts = at.experts_of(is_held * at.num_ranks * capacity, num_calls=num_held)
     sent, received = (shape.num_experts - num_held) * capacity, num_held * (at.num_ranks - 1) * capacity
     held, own = num_held * at.num_ranks * capacity, np.full(at.num_ranks, shape.num_experts * capacity)
-    exchange_s, own_pairs = at.exchange_s(sent, received), at.num_tokens * shape.top_k
+    exchange_s, own_pairs = at.exchange_s(at.passing(sent, received)), at.own_tokens * shape.top_k
     return LayerCost(
         sections={
-            "route": at.route_s,
+            "route": at.route_s(at.own_tokens),
             "dispatch": exchange_s + at.copy_s(own + own_pairs + held),  # zeros; tokens among them; by expert
-            "experts": experts_s,
-            "combine": exchange_s + at.copy_s(held + own + 3 * own_pairs),  # by rank; together; weighted and added up
+            "experts": experts.seconds,
+            "combine": exchange_s + at.copy_s(held + own + 3 * own_pairs),  # by rank; joined; weighted and added up
         },
-        num_flops=flops,
-        sent_bytes=(sent + received) * float(at.row_bytes),  # what comes as a token goes back as a result
-        weight_bytes=_weights(at, num_held),
-        num_dropped=int(np.maximum(at.pairs_at(at.owners[:, None]) - capacity, 0).sum()),
+        num_flops=experts.num_pairs * _pair_flops(at.costs),
+        sent_bytes=(sent + received) * float(at.row_bytes),  # each token that arrives goes back as a result
+        weight_bytes=num_held * float(at.costs.expert_bytes),
+        num_dropped=int(np.maximum(at.own_pairs - capacity, 0).sum()),
     )
 
 
-def _sliced(at: ParallelLayer) -> LayerCost:
-    """Return the cost of slices; widths differ by one at most."""
-    shape, ranks = at.costs.shape, np.arange(at.num_ranks)
-    widths = shape.intermediate_size // at.num_ranks + (ranks < shape.intermediate_size % at.num_ranks)
-    counts = np.bincount(at.topk_ids.ravel(), minlength=shape.num_experts)
-    slices = {int(width): replace(at.costs, shape=replace(shape, intermediate_size=int(width))) for width in widths}
-    works = {width: _works(costs, counts) for width, costs in slices.items()}
-
-    def experts_s(width: float) -> float:
-        more_s = activations_s(at.level, slices[int(width)], at.topk_ids.size, at.rates.measured_rows)
-        return launch_seconds(at.level, works[int(width)]) + more_s
-
-    num_tokens = np.full(at.num_ranks, len(at.topk_ids))
-    others = num_tokens - at.num_tokens
-    tokens_s = at.gather_s(at.row_bytes)
-    return LayerCost(
-        sections={
-            "route": at.route_s,
-            "dispatch": at.gather_s(at.choice_bytes) + tokens_s + at.copy_s(num_tokens),  # put together
-            "experts": _each(widths, experts_s),
-            "combine": tokens_s + at.copy_s(at.num_ranks * at.num_tokens),  # added up
-        },
-        num_flops=_each(widths, lambda width: sum(count * work.num_flops for count, work in works[int(width)])),
-        sent_bytes=(at.num_ranks - 1.0) * at.num_tokens * (at.row_bytes + at.choice_bytes) + others * at.row_bytes,
-        weight_bytes=_each(widths, lambda width: shape.num_experts * slices[int(width)].expert_bytes),
-    )
-
-
-_UNPLACED: Final[Mapping[str, Callable[[ParallelLayer], LayerCost]]] = {
-    REPLICATED: _replicated,
+_PADDED: Final[Mapping[str, Callable[[ParallelLayer], LayerCost]]] = {
     CAPACITY: _capacity,
     CAPACITY_DROPLESS: _capacity_dropless,
-    SLICED: _sliced,
 }
-
-
-def layer_cost(layout: str, at: ParallelLayer) -> LayerCost:
-    """Return what one of `LAYOUTS` brings. Raises: ConfigError if it is another package's and cannot be used."""
-    return _placed(layout, at) if LAYOUTS[layout] is not None else _UNPLACED[layout](at)
-
-
-def _by_index(at: ParallelLayer) -> ExpertPlacement:
-    return ExpertPlacement.by_index(1, at.costs.shape.num_experts, at.num_ranks)
 
 
 def _num_held(placement: ExpertPlacement) -> NDArray[np.int64]:
@@ -309,78 +353,18 @@ def _num_held(placement: ExpertPlacement) -> NDArray[np.int64]:
     return np.bincount(ranks, minlength=placement.num_ranks)
 
 
-def _weights(at: ParallelLayer, num_held: NDArray[np.int64]) -> PerRank:
-    return num_held * float(at.costs.expert_bytes)
+def _pair_flops(costs: ModelCosts) -> float:
+    """Return the operations of a token and an expert."""
+    return 2.0 * costs.expert_values
 
 
-def _expert_work(
-    at: ParallelLayer, pairs: NDArray[np.int64], num_calls: NDArray[np.int64] | int = 1
-) -> tuple[PerRank, PerRank]:
-    """Return operations and seconds of each rank, whose experts have so many rows each, [P, E], in one call or more."""
-    works = [_works(at.costs, counts) for counts in pairs]
-    flops = [sum(count * work.num_flops for count, work in each) for each in works]
-    launches_s = np.array([launch_seconds(at.level, each) for each in works])
-    calls = np.maximum(np.broadcast_to(num_calls, at.num_ranks), 1)
-    more_s = _each(
-        pairs.sum(axis=1) // calls, lambda rows: activations_s(at.level, at.costs, rows, at.rates.measured_rows)
-    )
-    return np.array(flops), launches_s + calls * more_s
+def _even_parts(total: int, number: int) -> NDArray[np.int64]:
+    """Return a total in parts that differ by one at most, the larger first."""
+    share, rest = divmod(total, number)
+    return share + (np.arange(number) < rest)
 
 
-def activations_s(level: MemoryLevel, costs: ModelCosts, num_pairs: float, measured_rows: int = MEASURED_ROWS) -> float:
-    """Return what activations add to a call of a measured kernel that has too many rows for them to stay in the cache.
-
-    With up to `measured_rows` it is part of the kernel's measured speed; beyond, if those were few.
-    A row is read, written in the weights' format and read again; hidden units are written first; sums are cleared,
-    added to and handed out.
-    """
-    shape, formats = costs.shape, costs.formats
-    has_all = measured_rows > MEASURED_ROWS or num_pairs <= measured_rows
-    if has_all or not processor_of(level).measured("experts", formats.matrices):
-        return 0.0
-    prepared, kept = formats.weight_bytes, formats.activation_bytes
-    hidden_bytes = shape.hidden_size * (kept + 2 * prepared + 5 * kept)
-    unit_bytes = 2 * kept + 2 * prepared
-    return num_pairs * (hidden_bytes + shape.intermediate_size * unit_bytes) / level.read_bytes_per_s
-
-
-def _works(costs: ModelCosts, counts: NDArray[np.int64]) -> list[tuple[int, Work]]:
-    """Return what experts with so many rows each compute, [E], as numbers of experts that do the same."""
-    different, numbers = np.unique(counts[counts > 0], return_counts=True)
-    top_k = costs.shape.top_k
-    return [
-        (num, costs.experts(rows / top_k, 1)) for rows, num in zip(different.tolist(), numbers.tolist(), strict=True)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    """Items that go from their tokens' ranks to those of the experts: how many of each rank, [P]."""
-
-    chosen: NDArray[np.int64]  # of this rank's tokens
-    arrived: NDArray[np.int64]  # at this rank's experts
-    sent: NDArray[np.int64]  # of those, to others
-    received: NDArray[np.int64]  # from others
-
-
-def _moved(at: ParallelLayer, ranks: ExpertIds, *, is_once: bool) -> _Moved:
-    """Count the choices that go to `ranks`, [T, K], or if it `is_once` those of a token for the same rank as one."""
-    ordered = np.sort(ranks, axis=1)
-    counts = np.ones(ordered.shape, bool)
-    if is_once:
-        counts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    is_remote = counts & (ordered != at.owners[:, None])
-
-    def of_owners(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        return np.bincount(at.owners, weights=chosen.sum(axis=1), minlength=at.num_ranks).astype(np.int64)
-
-    def at_ranks(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        return np.bincount(ordered[chosen], minlength=at.num_ranks)
-
-    return _Moved(of_owners(counts), at_ranks(counts), of_owners(is_remote), at_ranks(is_remote))
-
-
-def _each(values: PerRank | NDArray[np.int64], function: Callable[[float], float]) -> PerRank:
-    """Return a function of each value, computed once for those that are equal."""
+def _each(values: PerRank, function: Callable[[float], float]) -> PerRank:
+    """Return a function of each value, computed once for equal values."""
     different, where = np.unique(values, return_inverse=True)
     return np.array([function(value) for value in different.tolist()], float)[where]

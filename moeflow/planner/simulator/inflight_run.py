@@ -34,8 +34,9 @@ from moeflow.planner.costs.model_costs import ModelCosts, Work
 from moeflow.planner.costs.parallel_costs import COPY_PASSES
 from moeflow.planner.costs.roofline import work_seconds
 from moeflow.planner.costs.task_costs import TaskCost
+from moeflow.planner.simulator.joining_clock import run_joining
 from moeflow.planner.simulator.time_line import TimeLine
-from moeflow.planner.simulator.virtual_clock import run_joining, run_virtually
+from moeflow.planner.simulator.virtual_clock import run_virtually
 
 SYNCHRONOUS: Final = "synchronous"
 SCHEDULES: Final[Mapping[str, Callable[[Batches], Iterator[Task]]]] = {

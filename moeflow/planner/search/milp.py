@@ -1,9 +1,8 @@
-"""Finds the best policy of a machine with a device: a mixed-integer programme over the cost model, solved by HiGHS.
+"""Finds the best policy of a machine with a device: a mixed-integer linear programme (MILP), solved by HiGHS.
 
-Micro-batch and number of micro-batches are chosen from a grid, fine where numbers are small, then from finer ones
-around what was found; shares are continuous. Each choice has a binary variable z, and shares of its own
-between 0 and z, so that the programme is linear and its relaxation nearly the answer.
-Source: MoE-Lightning 4.2 and appendix B.2.
+Micro-batch and number of micro-batches come from a grid, fine for small numbers, then from finer grids around the best
+so far. Shares are continuous. Each choice has a binary variable z, and its shares lie between 0 and z. So the programme
+is linear, and its relaxation is nearly the answer. Source: MoE-Lightning 4.2 and appendix B.2.
 """
 
 from __future__ import annotations
@@ -21,20 +20,29 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DISK
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy, LinearCost
-from moeflow.planner.search.objective import FINE, KEPT_SPEED, Objective, capacities, cost_per_token, least, too_little
+from moeflow.planner.search.objective import (
+    FINE,
+    KEPT_SPEED,
+    Objective,
+    capacities,
+    cost_per_token,
+    grid,
+    least,
+    too_little,
+)
 
-TIME_LIMIT_S: Final = 60.0  # of one programme, which takes a second or two; by the wall
-_OUT_OF_TIME: Final = 1  # what scipy calls it
+TIME_LIMIT_S: Final = 60.0  # of one programme, which usually takes a second or two
+_OUT_OF_TIME: Final = 1  # scipy's code
 _FINER: Final = ((1.03, 1.5), (1.005, 1.04))  # ratio of a finer grid, and up to how far from the best so far
 _MAX_MOVES: Final = 4  # of the finer grid, after a best that lies at its edge
-_FEWER: Final = 1.1  # from one point to the next where less memory is looked for,
-_FAR: Final = 4.0  # up to so many times smaller
+_FEWER: Final = 1.1  # ratio of a grid for less memory,
+_FAR: Final = 4.0  # and how far it reaches
 
 
 def search_device(model: CostModel, objective: Objective, ratio: float) -> Policy:
-    """Return the best policy; `ratio` is from one point of the first grid to the next, and finer ones need a fine one.
+    """Return the best policy; `ratio` is the step of the first grid; only a fine one is refined.
 
-    Raises: CapacityError if none fits, saying what is missing.
+    Raises: CapacityError if none fits.
     """
     best = _solve(model, objective, _choices(objective, ratio, None))
     if ratio > FINE:
@@ -48,7 +56,7 @@ def search_device(model: CostModel, objective: Objective, ratio: float) -> Polic
 
 
 def _climb(model: CostModel, objective: Objective, best: Policy, ratio: float, times: float) -> Policy:
-    """Return the best of a finer grid around a policy; if that lies at its edge, of one around that, and so on."""
+    """Return the best of a finer grid around a policy; repeat around it if it lies at the grid's edge."""
     for _ in range(_MAX_MOVES):
         around = IntegerPolicy.of(best)
         best = _solve(model, objective, [around, *_beside(model, objective, around, ratio, times)])
@@ -63,29 +71,20 @@ def _choices(
     most = objective.most
     low, high = (1, most) if around is None else _about(around.micro_batch, times)
     found = []
-    for mu in _grid(max(low, 1), min(high, most), ratio):
+    for mu in grid(max(low, 1), min(high, most), ratio):
         if objective.num_sequences is not None:
             counts = [-(-objective.num_sequences // mu)]
         else:
             near = (1, most // mu) if around is None else _about(around.num_micro_batches, times)
-            counts = _grid(max(near[0], 1), min(near[1], most // mu), ratio)
+            counts = grid(max(near[0], 1), min(near[1], most // mu), ratio)
         found += [IntegerPolicy(mu, count, attends) for count in counts for attends in (False, True)]
     return found
-
-
-def _grid(low: int, high: int, ratio: float) -> list[int]:
-    """Return whole numbers from low to high, each at least 1 and about `ratio` times the one before."""
-    numbers, value = [], float(low)
-    while value < high:
-        numbers.append(round(value))
-        value = max(value * ratio, value + 1)
-    return [*dict.fromkeys(numbers), high] if high >= low and (not numbers or numbers[-1] != high) else numbers
 
 
 def _beside(
     model: CostModel, objective: Objective, around: IntegerPolicy, ratio: float, times: float
 ) -> list[IntegerPolicy]:
-    """Return a grid of choices up to so many times larger and smaller, which run in the same places."""
+    """Return a grid of choices up to so many times larger and smaller, with attention in the same place."""
     choices = _choices(objective, ratio, around, times)
     return [choice for choice in choices if choice.attention_on_device == around.attention_on_device]
 
@@ -95,7 +94,7 @@ def _about(number: int, times: float) -> tuple[int, int]:
 
 
 def _is_at_edge(choice: IntegerPolicy, around: IntegerPolicy, times: float) -> bool:
-    """Return whether better ones may lie beyond the grid around a choice."""
+    """Return whether better choices may lie beyond the grid around a choice."""
     pairs = (
         (choice.micro_batch, around.micro_batch),
         (choice.num_micro_batches, around.num_micro_batches),
@@ -114,9 +113,9 @@ def _solve(model: CostModel, objective: Objective, choices: Sequence[IntegerPoli
 
 
 def _min_memory(model: CostModel, objective: Objective, best: IntegerPolicy, others: Sequence[IntegerPolicy]) -> Policy:
-    """Return the policy that takes the least memory of those that are nearly as fast as the best."""
+    """Return the policy with the least memory that is nearly as fast as the best."""
     programme = _Programme(model, objective)
-    smaller = [dataclasses.replace(best, micro_batch=mu) for mu in _grid(1, best.micro_batch, FINE)]
+    smaller = [dataclasses.replace(best, micro_batch=mu) for mu in grid(1, best.micro_batch, FINE)]
     for choice in dict.fromkeys([best, *others, *smaller]):
         programme.add(choice)
     fastest = programme.minimise(programme.seconds)
@@ -133,7 +132,7 @@ class _Programme:
     _STEP, _PREFILL, _NUM = len(_SHARES) + 1, len(_SHARES) + 2, len(_SHARES) + 3
 
     def __init__(self, model: CostModel, objective: Objective) -> None:
-        self.seconds: dict[int, float] = {}  # objective: variable -> what it costs
+        self.seconds: dict[int, float] = {}  # objective: cost of each variable
         self.memory: dict[int, float] = {}
         self._model = model
         self._goal = objective.goal
@@ -143,7 +142,7 @@ class _Programme:
         self._rows: list[tuple[dict[int, float], float]] = []  # sum of terms <= bound
 
     def add(self, choice: IntegerPolicy) -> None:
-        """Add a choice, unless even its least memory is too much."""
+        """Add a choice, unless its least memory does not fit."""
         memory = self._model.memory(choice)
         if any(least(linear) > self._capacities[tier] for tier, linear in memory.items()):
             return
@@ -162,7 +161,7 @@ class _Programme:
         self._times(choice, z, shares, z + self._STEP, z + self._PREFILL)
 
     def bound(self, terms: Mapping[int, float], limit: float) -> None:
-        """Demand that a sum is no more than `limit`."""
+        """Bound a sum by `limit`."""
         self._rows.append((dict(terms), limit))
 
     def minimise(self, objective: Mapping[int, float]) -> Policy | None:
@@ -184,8 +183,8 @@ class _Programme:
         )
         if done.x is None and done.status == _OUT_OF_TIME:
             raise ConfigError(
-                f"no plan was found in {TIME_LIMIT_S:.0f} s: plan again while this machine has less to do, or say how "
-                "many sequences decode together (--batch-size)"
+                f"no plan was found in {TIME_LIMIT_S:.0f} s: plan again while this machine is less busy, or fix the "
+                "number of sequences per decoding step (--batch-size)"
             )
         if done.x is None:
             return None
@@ -207,7 +206,7 @@ class _Programme:
         )
 
     def _one_place(self, choice: IntegerPolicy, z: int, shares: Mapping[str, int]) -> None:
-        """Demand that no weight is both on the device and on disk, and nothing where there is no such place."""
+        """Keep each weight either on the device or on disk, and use only places that exist."""
         has_disk = self._model.machine.has(DISK) and self._model.costs.experts_bytes > 0
         zeros = [] if has_disk else [shares["disk"]]
         if not choice.attention_on_device:
@@ -219,7 +218,7 @@ class _Programme:
             self._at_most({shares["weights"]: 1.0, shares["disk"]: experts, z: -1.0})
 
     def _times(self, choice: IntegerPolicy, z: int, shares: Mapping[str, int], step: int, prefill: int) -> None:
-        """Demand that step and prefill last as long as their slowest resource, and add them to the objective."""
+        """Make step and prefill as long as their slowest resource, and add them to the objective."""
         gen_len, overlaps = (
             self._model.workload.gen_len,
             {step: self._model.overlap, prefill: self._model.prefill_overlap},
@@ -238,7 +237,7 @@ class _Programme:
                 for name, factor in terms.items():
                     part = weights[variable] * share * (1 - overlap) * factor
                     self.seconds[name] = self.seconds.get(name, 0.0) + part
-        # Between equals, the one that leaves less to disk and moves less; too small to change what is best.
+        # Between equals, prefer less on disk; the term is too small to change the best policy.
         self.seconds[shares["disk"]] = self.seconds.get(shares["disk"], 0.0) + 1e-9 * share
 
     def _at_most(self, terms: Mapping[int, float]) -> None:
