@@ -72,7 +72,6 @@ TORCH_FREE = (
     "parallel/tcp/refusal_log.py",
     "workload",
     "pipeline/catalog.py",
-    "pipeline/expert_parallel.py",
     "pipeline/priority.py",
     "pipeline/sequential.py",
     "pipeline/runtime",
@@ -167,17 +166,11 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "httpx2": ("checkpoint/hub/hub_client.py",),
     "httpx": ("cli/", "bench/http_target.py"),
     "scipy": ("planner/search/device_search.py",),
-    "matplotlib": (
-        "bench/plots.py",
-        "bench/plan_plots.py",
-        "bench/parallel/plots.py",
-        "bench/sida/plots.py",
-        "bench/speculation/plots.py",
-    ),
+    "matplotlib": ("bench/plots.py", "bench/plan_plots.py"),
     "torch.distributed": (),
     "pickle": (),
     "tests": (),
-    "benchmarks": (),
+    "studies": (),
     "examples": (),
 }
 

@@ -13,8 +13,8 @@ from moeflow.planner.costs.expected_routing import ExpectedRouting
 from moeflow.planner.costs.layout_estimate import CHOICES, ExpectedLayer
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.parallel_costs import rank_link
-from moeflow.planner.simulator.parallel_run import run_layouts
-from moeflow.workload.skew_router import SkewRouter
+from studies.parallel.parallel_run import run_layouts
+from studies.parallel.skew_router import SkewRouter
 from tests.planner.costs.test_parallel_costs import layer
 from tests.planner.examples import HALF, SMALL, machine
 

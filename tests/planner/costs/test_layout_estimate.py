@@ -9,8 +9,8 @@ import pytest
 
 from moeflow.planner.costs.expected_routing import ExpectedRouting
 from moeflow.planner.costs.layout_estimate import CHOICES, ExpectedLayer, estimate_layouts
-from moeflow.planner.simulator.parallel_run import run_layouts
-from moeflow.workload.skew_router import SkewRouter
+from studies.parallel.parallel_run import run_layouts
+from studies.parallel.skew_router import SkewRouter
 from tests.planner.costs.test_parallel_costs import layer
 from tests.planner.examples import SMALL
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from moeflow.core.hardware import KernelEfficiency, Link, LinkRate, MemoryLevel
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.parallel_costs import ParallelLayer, layer_cost, rank_link
-from moeflow.workload.skew_router import SkewRouter
+from studies.parallel.skew_router import SkewRouter
 from tests.planner.examples import HALF, SMALL, machine
 
 ROUND = machine(ram=10**10, device=10**10)
