@@ -83,7 +83,6 @@ TORCH_FREE = (
     "speculation",
     "planner/simulator",
     "planner/costs/cost_model.py",
-    "planner/choices/layout_choice.py",
     "planner/choices/rank_layout_choice.py",
     "planner/costs/rank_costs.py",
     "planner/costs/rank_shares.py",

@@ -28,7 +28,6 @@ from moeflow.cli.progress import bar
 from moeflow.cli.simulate.common import choose_formats, read_shape
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import parse_bytes
-from moeflow.planner.choices.layout_choice import choose_layout
 from moeflow.planner.costs.layout_estimate import CHOICES
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.parallel_costs import ParallelLayer, rank_link
@@ -36,6 +35,7 @@ from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.model_files import shipped_models
 from studies.harness.command import run_study
 from studies.harness.records import publish
+from studies.parallel.layout_choice import choose_layout
 from studies.parallel.parallel_run import run_layouts
 from studies.parallel.simulated import expected_layer, loads_before, skew_router
 from studies.parallel.skew_router import SkewRouter

@@ -23,13 +23,13 @@ from moeflow.core.units import format_bytes, format_seconds, parse_bytes
 from moeflow.parallel.placement.expert_load import LoadTracker
 from moeflow.parallel.placement.layouts import ADDED_LAYOUTS, LAYOUTS
 from moeflow.parallel.placement.placement import Loads
-from moeflow.planner.choices.layout_choice import LayoutChoice, choose_layout
 from moeflow.planner.costs.expected_routing import ExpectedRouting
 from moeflow.planner.costs.layout_estimate import ExpectedLayer
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.parallel_costs import ParallelLayer, rank_link
 from moeflow.planner.hardware.machine_files import load_machine
 from studies.harness.command import run_study
+from studies.parallel.layout_choice import LayoutChoice, choose_layout
 from studies.parallel.parallel_run import ParallelRun, run_layouts
 from studies.parallel.plots import plot_simulated
 from studies.parallel.skew_router import SkewRouter

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moeflow.planner.choices.layout_choice import choose_layout
 from moeflow.planner.costs.expected_routing import ExpectedRouting
 from moeflow.planner.costs.layout_estimate import CHOICES, ExpectedLayer
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.parallel_costs import rank_link
+from studies.parallel.layout_choice import choose_layout
 from studies.parallel.parallel_run import run_layouts
 from studies.parallel.skew_router import SkewRouter
 from tests.planner.costs.test_parallel_costs import layer
