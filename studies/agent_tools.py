@@ -24,8 +24,11 @@ import click
 
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
+from moeflow.cli.bench.output import result_options
 from studies.harness.command import run_study
+from studies.harness.options import short_name
 from studies.harness.records import publish
+from studies.harness.server import serving
 from studies.server_under_long_prompts import (
     CHAT,
     COMPLETIONS,
@@ -33,7 +36,6 @@ from studies.server_under_long_prompts import (
     Client,
     Phase,
     figures_ms,
-    serving,
     stream,
 )
 from tests.mcp_tools import chat_tools
@@ -221,22 +223,21 @@ def table(record: Record) -> Table:
 @click.option("--tools", "num_tools", type=click.IntRange(1), default=30, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--seconds", type=click.FloatRange(1.0), default=15.0, show_default=True, help="For each stream.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the record.")
-def main(model: str | None, num_tools: int, rounds: int, seconds: float, out: Path | None, *, as_json: bool) -> None:
+@result_options
+def main(model: str | None, num_tools: int, rounds: int, seconds: float, as_json: bool, out: Path | None) -> None:
     """Measure and print."""
     offered, numbers = tools(num_tools), itertools.count()
-    with serving(model, "--log-level", "warning") as (address, _):
-        first_token(address, CHAT, {"messages": [{"role": "user", "content": "Hello."}]})
-        modes = [measure_mode(address, mode, offered, numbers, rounds) for mode in MODES]
-        modes.append(measure_bare(address, offered, modes[0]["prompt_tokens"], rounds))
-        stalls = measure_stalls(address, offered, seconds)
+    with serving(model, "--log-level", "warning") as server:
+        first_token(server.url, CHAT, {"messages": [{"role": "user", "content": "Hello."}]})
+        modes = [measure_mode(server.url, mode, offered, numbers, rounds) for mode in MODES]
+        modes.append(measure_bare(server.url, offered, modes[0]["prompt_tokens"], rounds))
+        stalls = measure_stalls(server.url, offered, seconds)
     publish(
         "agent_tools",
         table,
         out,
         as_json=as_json,
-        model=Path(model).name if model else "built-in",
+        model=short_name(model),
         num_tools=num_tools,
         rounds=rounds,
         seconds=seconds,

@@ -1,6 +1,6 @@
 """What holding answers to a form costs: decode steps with a schema and without, of the same model, alternately.
 
-    python -m studies.answer_forms [--model FOLDER] [--batch 1 8] [--tokens 64] [--rounds 9] [--out FILE]
+    python -m studies.answer_forms [--model FOLDER] [--batch 1 --batch 8] [--tokens 64] [--rounds 9] [--out FILE]
 
 A step's time is that of a long answer without that of its first token, which compiles the schema. Figures need a quiet
 machine.
@@ -8,18 +8,23 @@ machine.
 
 from __future__ import annotations
 
-import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import click
 
 from moeflow import LLM, SamplingParams
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table, spread_text
+from moeflow.cli.bench.output import result_options
 from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
 from moeflow.engine.text.answer_form.form import JsonForm
 from moeflow.planner.hardware.host import host_resources
+from studies.harness.command import run_study
 from studies.harness.records import publish
+from studies.harness.turns import measure_in_turns
 
 ITEM = {
     "type": "object",
@@ -46,38 +51,35 @@ def step_s(llm: LLM, batch: int, num_tokens: int, grammar: str) -> float:
 
 def measure(llm: LLM, batch: int, num_tokens: int, rounds: int) -> dict[str, Any]:
     """Return the steps of one batch size, in seconds, with a schema and without in turns; a first round warms up."""
-    found: dict[str, list[float]] = {"": [], FORM: []}
-    for number in range(rounds + 1):
-        for grammar, times in found.items():
-            step = step_s(llm, batch, num_tokens, grammar)
-            if number:
-                times.append(step)
-    return {"batch_size": batch, "plain_s": found[""], "formed_s": found[FORM]}
+    arms = {name: partial(step_s, llm, batch, num_tokens, form) for name, form in (("plain_s", ""), ("formed_s", FORM))}
+    return {"batch_size": batch, **measure_in_turns(arms, rounds)}
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@click.option("--model", help="[default: the built-in model]")
+@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, default=(1, 8), show_default=True)
+@click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="Of an answer.")
+@click.option("--rounds", type=click.IntRange(1), default=9, show_default=True)
+@result_options
+def main(
+    model: str | None, batches: tuple[int, ...], tokens: int, rounds: int, as_json: bool, out: Path | None
+) -> None:
     """Measure, print and keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="default: the built-in model")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, help="file to append the record to")
-    arguments = parser.parse_args()
     threads = host_resources().num_cores
-    settings = {"max_num_seqs": max(arguments.batch), "num_threads": threads, "generation_config": "none"}
-    with LLM(arguments.model, **settings) as llm:
-        rows = [measure(llm, batch, arguments.tokens, arguments.rounds) for batch in arguments.batch]
-        model = llm.model
+    settings = {"max_num_seqs": max(batches), "num_threads": threads, "generation_config": "none"}
+    with LLM(model, **settings) as llm:
+        rows = [measure(llm, batch, tokens, rounds) for batch in batches]
+        measured = llm.model
     publish(
         "answer_forms",
         table,
-        arguments.out,
+        out,
+        as_json=as_json,
         threads=threads,
-        model=model.name,
-        weight_format=model.weight_format,
-        vocab_size=model.vocab_size,
-        num_tokens=arguments.tokens,
+        model=measured.name,
+        weight_format=measured.weight_format,
+        vocab_size=measured.vocab_size,
+        num_tokens=tokens,
         rows=rows,
     )
 
@@ -98,4 +100,4 @@ def table(record: Record) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

@@ -17,9 +17,7 @@ import multiprocessing
 import os
 import queue
 import socket
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import reduction
@@ -31,8 +29,9 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from moeflow.bench.tables import Table
+from moeflow.cli.bench.output import show
 from moeflow.core.units import format_bytes
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
 from moeflow.parallel.tcp.connecting import Acceptor, listen
@@ -40,6 +39,7 @@ from moeflow.parallel.tcp.mesh import Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from moeflow.parallel.tcp.tcp_link import TcpLink
 from studies.harness.command import run_study
+from studies.harness.turns import measure_in_turns, microseconds_text, seconds
 
 SIZES = tuple(1 << shift for shift in range(10, 25, 2))  # bytes of each rank
 MOVED_BYTES = 64 << 20  # by a rank at each size, by either way
@@ -48,13 +48,6 @@ TIMEOUT_S = 60.0
 TOKEN = b"for benchmarks of one machine"
 WAYS = ("shared memory", "TCP", "there and back", "gloo")
 Times = dict[int, dict[str, list[float]]]  # bytes -> way -> seconds
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """Time one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def there_and_back(connection: socket.socket | None, rank: int, sent: memoryview, received: memoryview) -> None:
@@ -83,14 +76,15 @@ def measure(group: SharedMemoryGroup, tcp: TcpGroup, plain: socket.socket | None
             partial(there_and_back, plain, group.rank, *buffers),
             partial(dist.all_gather, outs, tensor),
         )
-        times[num_bytes] = {way: [] for way in WAYS}
-        for turn in range(max(10, min(500, MOVED_BYTES // num_bytes))):
-            for way, call in zip(WAYS, calls, strict=True):
-                group.barrier("turn")
-                took_s = seconds(call)
-                if turn >= 3:  # memory is touched for the first time before
-                    times[num_bytes][way].append(took_s)
+        arms = {way: partial(timed, group, call) for way, call in zip(WAYS, calls, strict=True)}
+        times[num_bytes] = measure_in_turns(arms, max(7, min(500, MOVED_BYTES // num_bytes)), warm_ups=3)
     return times
+
+
+def timed(group: SharedMemoryGroup, call: Callable[[], object]) -> float:
+    """Time a call that all ranks begin together."""
+    group.barrier("turn")
+    return seconds(call)
 
 
 def plain_connection(rank: int, connection: Connection) -> socket.socket | None:
@@ -158,12 +152,6 @@ def measure_ranks(num_ranks: int) -> Times:
     return times
 
 
-def describe(durations: list[float]) -> str:
-    """Return the median and half of what lies between the quartiles, in microseconds."""
-    low, median, high = statistics.quantiles(durations, n=4)
-    return f"{median * 1e6:.1f} ± {(high - low) / 2 * 1e6:.1f}"
-
-
 @click.command(help=__doc__)
 @click.option(
     "--ranks",
@@ -177,13 +165,12 @@ def describe(durations: list[float]) -> str:
 def main(counts: tuple[int, ...]) -> None:
     """Measure and print."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    table = Table("ranks", "bytes of each", *(f"{way} (us)" for way in WAYS))
+    rows = []
     for num_ranks in track(counts, console=Console(stderr=True)):
         for num_bytes, times in measure_ranks(num_ranks).items():
-            table.add_row(str(num_ranks), format_bytes(num_bytes), *(describe(times[way]) for way in WAYS))
-    console = Console()
-    console.print(f"{len(os.sched_getaffinity(0))} cores")
-    console.print(table)
+            texts = (microseconds_text(times[way]) for way in WAYS)
+            rows.append((f"{num_ranks} ranks, {format_bytes(num_bytes)} of each", *texts))
+    show(Table(f"Microseconds, {len(os.sched_getaffinity(0))} cores", ("", *WAYS), tuple(rows)))
 
 
 if __name__ == "__main__":

@@ -12,28 +12,25 @@ after the kills. All of it runs on this machine, bounded in count and time. Exit
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import random
-import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
-import psutil
 
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table, spread_text
+from moeflow.cli.bench.output import result_options
+from studies.harness.command import run_study
 from studies.harness.records import publish
+from studies.harness.server import Server, serving
 
 ABORT_OPTIONS = ["--max-num-seqs", "32", "--kv-cache", "256MiB"]  # all of it is in use after the first tenth
 PAUSE_LIMIT_S = 3.0  # beyond the time in which the engine is ready again
@@ -55,47 +52,6 @@ class Stream:
         """Return the longest time between two events of which some lies here; 0: it had not begun, or was over."""
         pairs = pairwise(self.times_s)
         return max((after - before for before, after in pairs if before < end_s and after > begin_s), default=0.0)
-
-
-class Server:
-    """`moeflow serve` as a user starts it."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        """Wait until it says where it listens."""
-        self.process = process
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        address = re.search(r"http://\S+", line)
-        if address is None:
-            raise SystemExit(f"the server did not start: {line}")
-        self.url = address[0]
-
-    @property
-    def engine(self) -> psutil.Process:
-        """The engine's process that runs now; of several, the one that has run for longest."""
-        return min(filter(_is_engine, psutil.Process(self.process.pid).children()), key=psutil.Process.create_time)
-
-
-def _is_engine(process: psutil.Process) -> bool:
-    """Whether this is an engine that has not ended: another process of the server renders chat templates."""
-    return process.status() != psutil.STATUS_ZOMBIE and "moeflow.engine.process.main" in process.cmdline()
-
-
-@contextlib.contextmanager
-def serving(model: str, options: list[str]) -> Iterator[Server]:
-    """Run a server; it has to end in order."""
-    arguments = ["serve", *([model] if model else []), "--port", "0", *options]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moeflow.cli.main", *arguments], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield Server(process)
-        process.send_signal(signal.SIGTERM)
-        if process.wait(60):
-            raise SystemExit(f"the server ended with {process.returncode}")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def make_bodies(number: int, num_tokens: int) -> list[dict[str, Any]]:
@@ -233,7 +189,7 @@ def connect(server: Server) -> httpx.AsyncClient:
 
 def measure(server: Server) -> dict[str, Any]:
     """Return what both processes hold now."""
-    http, engine = psutil.Process(server.process.pid), server.engine
+    http, engine = server.process, server.engine
     return {
         name: {
             "rss_bytes": process.memory_info().rss,
@@ -350,34 +306,38 @@ def aborts_table(record: Record) -> Table:
     return Table("Clients that hang up", columns, rows)
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description="What clients notice of an engine that dies.")
-    parser.add_argument("what", choices=("kills", "aborts"))
-    parser.add_argument("model", nargs="?", default="", help="a model; without one, the built-in")
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--replicas", type=int, default=1, help="engines, of which one is killed at a time")
-    parser.add_argument("--tokens", type=int, default=96, help="of each stream")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--aborts", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, help="file to append the record to")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Run it."""
-    args = parse()
+@click.command(help=__doc__)
+@click.argument("what", type=click.Choice(["kills", "aborts"]))
+@click.argument("model", required=False)
+@click.option("--clients", default=32, show_default=True)
+@click.option("--replicas", default=1, show_default=True, help="Engines, of which one is killed at a time.")
+@click.option("--tokens", default=96, show_default=True, help="Of each stream.")
+@click.option("--kills", default=20, show_default=True)
+@click.option("--aborts", default=10_000, show_default=True)
+@result_options
+def main(
+    what: str,
+    model: str | None,
+    clients: int,
+    replicas: int,
+    tokens: int,
+    kills: int,
+    aborts: int,
+    as_json: bool,
+    out: Path | None,
+) -> int:
+    """Run it; return 1 if a client noticed more than it may."""
     # Each replica has a place for every stream (some ask for two completions), so that none waits for others to end.
-    places = ["--max-num-seqs", str(args.clients), "--max-queue", str(args.clients)]
-    options = [*places, "--replicas", str(args.replicas)] if args.what == "kills" else ABORT_OPTIONS
-    with serving(args.model, options) as server:
-        if args.what == "kills":
-            found = asyncio.run(run_kills(server, args.clients, args.tokens, args.kills))
+    places = ["--max-num-seqs", str(clients), "--max-queue", str(clients)]
+    options = [*places, "--replicas", str(replicas)] if what == "kills" else ABORT_OPTIONS
+    with serving(model, *options) as server:
+        if what == "kills":
+            found = asyncio.run(run_kills(server, clients, tokens, kills))
         else:
-            found = asyncio.run(run_aborts(server, args.clients, args.aborts, args.kills))
-    publish(f"engine_{args.what}", kills_table if args.what == "kills" else aborts_table, args.out, seed=7, **found)
+            found = asyncio.run(run_aborts(server, clients, aborts, kills))
+    publish(f"engine_{what}", kills_table if what == "kills" else aborts_table, out, as_json=as_json, seed=7, **found)
     return 0 if is_good(found) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_study(main)

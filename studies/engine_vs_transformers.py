@@ -27,6 +27,7 @@ import transformers
 
 from moeflow.bench import engine_speed
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.cli.bench.output import result_options
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
@@ -152,8 +153,8 @@ def costs_in(config: EngineConfig) -> ModelCosts:
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--case", "cases", multiple=True, help="Only this row: the beginning of its name. May be given again.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
-def main(model: str, dtype: str, cases: tuple[str, ...], repeats: int, out: Path | None) -> None:
+@result_options
+def main(model: str, dtype: str, cases: tuple[str, ...], repeats: int, as_json: bool, out: Path | None) -> None:
     """Compare the engine with transformers' generate on MODEL, a Hugging Face folder."""
     config = resolve(Settings(model=model, dtype=dtype, max_num_seqs=64, max_model_len=1024)).config
     engine = Engine.load(config)
@@ -178,6 +179,7 @@ def main(model: str, dtype: str, cases: tuple[str, ...], repeats: int, out: Path
         "engine_vs_transformers",
         versus_table,
         out,
+        as_json=as_json,
         threads=num_threads,
         model=engine.model.name,
         weight_format=dtype,

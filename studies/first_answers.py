@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import click
 import httpx
-from rich.console import Console
-from rich.table import Table
 
+from moeflow.bench.tables import Table
+from moeflow.cli.bench.output import show
 from moeflow.llm import LLM
 from studies.harness.command import run_study
-from studies.server_under_long_prompts import serving
+from studies.harness.server import serving
 
 MOEFLOW = [sys.executable, "-m", "moeflow.cli.main"]
 MAX_TOKENS = 64  # of an answer, where the API has no limit of its own
@@ -66,9 +66,9 @@ def of_verb(*arguments: str, said: str | None = None) -> str:
 
 def answers(model: str | None, question: str, times: int) -> Iterator[tuple[str, list[str]]]:
     """Yield each interface with its answers."""
-    with serving(model, "--log-level", "warning") as (address, _):
-        yield from over_http(address, question, times)
-        yield "moeflow chat --url", [of_verb("chat", "--url", address, said=question) for _ in range(times)]
+    with serving(model, "--log-level", "warning") as server:
+        yield from over_http(server.url, question, times)
+        yield "moeflow chat --url", [of_verb("chat", "--url", server.url, said=question) for _ in range(times)]
     named = [model] if model else []
     yield "LLM.chat", in_process(model, question, times)
     asked = [of_verb("generate", *named, "--chat", "-p", question) for _ in range(times)]
@@ -83,11 +83,11 @@ def answers(model: str | None, question: str, times: int) -> Iterator[tuple[str,
 @click.option("--times", default=24, show_default=True, type=click.IntRange(1))
 def main(model: str | None, question: str, word: str, times: int) -> None:
     """Ask and print."""
-    table = Table("interface", f"{word} in", "first other answer")
+    rows = []
     for interface, found in answers(model, question, times):
         others = [text for text in found if word not in text]
-        table.add_row(interface, f"{len(found) - len(others)} of {times}", others[0].strip() if others else "")
-    Console().print(table)
+        rows.append((interface, f"{len(found) - len(others)} of {times}", others[0].strip() if others else ""))
+    show(Table("Right answers", ("", f"{word} in", "first other answer"), tuple(rows), words=(2,)))
 
 
 if __name__ == "__main__":

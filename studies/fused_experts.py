@@ -26,6 +26,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table, spread_text
+from moeflow.cli.bench.output import result_options
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
@@ -175,13 +176,14 @@ def table(record: Record) -> Table:
 @click.option("--threads", type=click.IntRange(1), help="Default: one a core.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Turns.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the records to this file.")
+@result_options
 def main(
     formats: tuple[WeightFormat, ...],
     tokens: tuple[int, ...],
     threads: int | None,
     repeats: int,
     seed: int,
+    as_json: bool,
     out: Path | None,
 ) -> None:
     """Measure the expert layer alone against transformers'."""
@@ -199,6 +201,7 @@ def main(
             "fused_experts",
             table,
             out,
+            as_json=as_json,
             seed=seed,
             threads=threads,
             format=weights,

@@ -28,6 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from moeflow import LLM, SamplingParams
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
+from moeflow.cli.bench.output import result_options
 from moeflow.core.plan import Plan
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.runner_loading import make_allocator
@@ -187,7 +188,7 @@ def _texts(tokenizer: Tokenizer, num_tokens: int) -> list[list[int]]:
 @click.option("--answers", default=len(QUESTIONS), show_default=True, help="How many questions are asked.")
 @click.option("--new-tokens", default=32, show_default=True, help="Of an answer, at most.")
 @click.option("--threads", default=2, show_default=True)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append records to this file.")
+@result_options
 def main(
     source: Path | None,
     formats: tuple[str, ...],
@@ -196,6 +197,7 @@ def main(
     answers: int,
     new_tokens: int,
     threads: int,
+    as_json: bool,
     out: Path | None,
 ) -> None:
     """Measure, print and keep."""
@@ -204,7 +206,7 @@ def main(
     tokenizer = Tokenizer.load(source)
     texts = _texts(tokenizer, tokens)
     prompts = [tokenizer.apply_chat_template([{"role": "user", "content": it}]) for it in QUESTIONS[:answers]]
-    to = recorder("gguf_answers", out)
+    to = recorder("gguf_answers", out, as_json=as_json)
     for name, file in _files(source, formats or (AS_IT_IS, *KINDS)):
         plan = resolve(
             Settings(model=str(file), quantize=quantize, device="cpu", num_threads=threads, exact_activations=True)

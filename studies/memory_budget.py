@@ -10,11 +10,9 @@ root). With --enforce the group's limit is that of moeflow: what needs more is k
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,12 +25,13 @@ import click
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
+from moeflow.core.errors import ConfigError
 from moeflow.core.units import format_bytes, parse_bytes
 from studies.harness.command import run_study
+from studies.harness.memory_limit import MemoryLimit
+from studies.harness.options import short_name
 from studies.harness.records import publish
 
-GROUPS = Path("/sys/fs/cgroup/memory")  # version 1
-UNIFIED = Path("/sys/fs/cgroup")  # version 2
 PERIOD_S = 0.02
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 90  # some 900 tokens: two chunks of prompt
 NUM_TOKENS = 64
@@ -47,41 +46,16 @@ class Peak:
     by_process: dict[int, int] = field(default_factory=dict)
 
 
-class Group:
-    """A control group that counts memory, and limits it if asked to."""
-
-    def __init__(self, limit_bytes: int | None) -> None:
-        self.is_unified = not GROUPS.is_dir()
-        self.path = (UNIFIED if self.is_unified else GROUPS) / f"moeflow-budget-{os.getpid()}"
-        self.path.mkdir()
-        if limit_bytes is not None:
-            (self.path / ("memory.max" if self.is_unified else "memory.limit_in_bytes")).write_text(str(limit_bytes))
-
-    def enter(self) -> None:
-        """Put this process into it; called in the child."""
-        (self.path / "cgroup.procs").write_text(str(os.getpid()))
-
-    def peak_bytes(self) -> int:
-        return int((self.path / ("memory.peak" if self.is_unified else "memory.max_usage_in_bytes")).read_text())
-
-    def num_failures(self) -> int:
-        """How often the limit was met; the system then takes back page cache."""
-        return 0 if self.is_unified else int((self.path / "memory.failcnt").read_text())
-
-    def close(self) -> None:
-        for _ in range(50):
-            try:
-                self.path.rmdir()
-                return
-            except OSError:
-                time.sleep(0.1)
-
-
-def make_group(limit_bytes: int | None) -> Group | None:
+@contextmanager
+def group_or_none(limit_bytes: int | None) -> Iterator[MemoryLimit | None]:
+    """Make a group that counts memory, where the system permits one."""
     try:
-        return Group(limit_bytes)
-    except OSError:
-        return None
+        group = MemoryLimit("budget", limit_bytes)
+    except ConfigError:
+        yield None
+        return
+    with group:
+        yield group
 
 
 def tree(root: int) -> list[int]:
@@ -109,11 +83,13 @@ def field_bytes(process: int, name: str) -> int:
 
 
 @contextmanager
-def watched(command: list[str], group: Group | None, **options: object) -> Iterator[tuple[subprocess.Popen[str], Peak]]:
+def watched(
+    command: list[str], group: MemoryLimit | None, **options: object
+) -> Iterator[tuple[subprocess.Popen[str], Peak]]:
     """Run a command and take down what it and its children hold; the peak is complete when the block ends."""
     peak, is_over = Peak(), threading.Event()
-    enter = None if group is None else group.enter
-    process = subprocess.Popen(command, text=True, preexec_fn=enter, **options)  # type: ignore[call-overload]
+    prefix = () if group is None else group.prefix
+    process = subprocess.Popen([*prefix, *command], text=True, **options)  # type: ignore[call-overload]
 
     def watch() -> None:
         while not is_over.wait(PERIOD_S):
@@ -131,10 +107,10 @@ def watched(command: list[str], group: Group | None, **options: object) -> Itera
         is_over.set()
         thread.join()
         if group is not None:
-            peak.group_bytes = group.peak_bytes()
+            peak.group_bytes = group.peak_bytes
 
 
-def generate(moeflow: list[str], overrides: list[str], group: Group | None) -> tuple[Peak, str]:
+def generate(moeflow: list[str], overrides: list[str], group: MemoryLimit | None) -> tuple[Peak, str]:
     asked = ["-p", PROMPT, "--max-tokens", str(NUM_TOKENS), "--temperature", "0", "--json", "--stats"]
     command = [*moeflow, "generate", *overrides, *asked]
     with watched(command, group, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as (process, peak):
@@ -144,7 +120,7 @@ def generate(moeflow: list[str], overrides: list[str], group: Group | None) -> t
     return peak, err.strip().splitlines()[-1]
 
 
-def serve(moeflow: list[str], overrides: list[str], group: Group | None) -> tuple[Peak, str]:
+def serve(moeflow: list[str], overrides: list[str], group: MemoryLimit | None) -> tuple[Peak, str]:
     command = [*moeflow, "serve", *overrides, "--port", "0"]
     with watched(command, group, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as (process, peak):
         line = (process.stdout.readline() if process.stdout else "").strip()
@@ -175,13 +151,9 @@ def run(model: str | None, weight_format: str, limit_bytes: int, is_served: bool
     """Run one format under one limit; return what was held."""
     overrides = [*([model] if model else []), f"--memory={limit_bytes}"]
     overrides += ["--dtype=bfloat16"] if weight_format == "bfloat16" else [f"--quantize={weight_format}"]
-    group = make_group(limit_bytes if is_enforced else None)
-    try:
-        moeflow = [str(Path(sys.executable).with_name("moeflow"))]
+    moeflow = [str(Path(sys.executable).with_name("moeflow"))]
+    with group_or_none(limit_bytes if is_enforced else None) as group:
         peak, at_end = (serve if is_served else generate)(moeflow, overrides, group)
-    finally:
-        if group is not None:
-            group.close()
     return {
         "weight_format": weight_format,
         "limit_bytes": limit_bytes,
@@ -212,7 +184,7 @@ def main(
         table,
         out,
         as_json=as_json,
-        model=Path(model).name if model else "built-in",
+        model=short_name(model),
         verb="serve" if is_served else "generate",
         is_enforced=is_enforced,
         runs=runs,

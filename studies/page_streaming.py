@@ -15,7 +15,6 @@ Wants Chromium and playwright, and a machine with nothing else to do.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -27,14 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Page, sync_playwright
 from starlette.responses import StreamingResponse
 
 from moeflow.bench.metrics import percentile
+from moeflow.cli.bench.output import result_options
 from moeflow.server.page import add_page
 from studies.browser import MISSING, find_browser, launch
+from studies.harness.command import run_study
 from studies.harness.records import publish
 from studies.page_streaming_table import FRAME_MS, table
 
@@ -199,35 +201,34 @@ def work_figures(old: Work, new: Work) -> dict[str, float]:
     return {"seconds": wall_s, **shares, "num_nodes": new.num_nodes}
 
 
-def main() -> None:
-    """Read the arguments, serve, and measure."""
-    parser = argparse.ArgumentParser(description="Measure the page while a long answer streams.")
-    parser.add_argument("--tokens", type=int, default=10_000, help="of the answer (10000)")
-    parser.add_argument("--rate", type=float, default=200, help="tokens a second (200)")
-    parser.add_argument("--phone", action="store_true", help="a small window, and a processor slowed down four times")
-    parser.add_argument("--out", type=Path, help="file to append the record to")
-    options = parser.parse_args()
+@click.command(help=__doc__)
+@click.option("--tokens", type=click.IntRange(1), default=10_000, show_default=True, help="Of the answer.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), default=200.0, show_default=True, help="Tokens/s.")
+@click.option("--phone", "is_phone", is_flag=True, help="A small window, and a processor slowed down four times.")
+@result_options
+def main(tokens: int, rate: float, is_phone: bool, as_json: bool, out: Path | None) -> None:
+    """Serve, and measure."""
     path = find_browser()
     if path is None:
-        parser.error(MISSING)
+        raise click.ClickException(MISSING)
 
     listener = socket.create_server(("127.0.0.1", 0))
-    app = make_app(made_text(options.tokens), options.rate)
+    app = make_app(made_text(tokens), rate)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:
         with sync_playwright() as playwright:
             browser = launch(playwright, path)
-            size = {"width": 390, "height": 800} if options.phone else {"width": 1280, "height": 900}
+            size = {"width": 390, "height": 800} if is_phone else {"width": 1280, "height": 900}
             page = browser.new_page(viewport=size)
             session = page.context.new_cdp_session(page)
             session.send("Performance.enable")
-            if options.phone:
+            if is_phone:
                 session.send("Emulation.setCPUThrottlingRate", {"rate": 4})
             page.goto(f"http://127.0.0.1:{listener.getsockname()[1]}/")
             page.get_by_role("heading", name=str(MODEL["name"])).wait_for()
-            found = quarters(page, *measure(page, session, options.tokens / options.rate))
+            found = quarters(page, *measure(page, session, tokens / rate))
             version = browser.version
             browser.close()
     finally:
@@ -236,14 +237,15 @@ def main() -> None:
     publish(
         "page_streaming",
         table,
-        options.out,
+        out,
+        as_json=as_json,
         browser=version,
-        num_tokens=options.tokens,
-        rate=options.rate,
-        is_phone=options.phone,
+        num_tokens=tokens,
+        rate=rate,
+        is_phone=is_phone,
         quarters=found,
     )
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

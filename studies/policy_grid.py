@@ -45,6 +45,7 @@ from moeflow.train.builtin import ensure_builtin_model
 from moeflow.train.routing_learning import other_text
 from studies.harness.command import run_study
 from studies.harness.records import publish
+from studies.harness.turns import in_turns
 
 CHOSEN = "as planned"
 
@@ -137,11 +138,10 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
     grid = list(points(planned, batches))
     rates: dict[str, list[float]] = {}
     with bar(rounds * len(grid)) as shown:
-        for number in range(rounds):
-            for point, settings in grid if number % 2 == 0 else reversed(grid):
-                shown.say(point)
-                rates.setdefault(point, []).append(run(settings, job))
-                shown.advance()
+        for _, (point, settings) in in_turns(grid, rounds):
+            shown.say(point)
+            rates.setdefault(point, []).append(run(settings, job))
+            shown.advance()
     publish(
         "policy_grid",
         table,

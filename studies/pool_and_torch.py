@@ -9,46 +9,31 @@ run interleaved, round by round; the table has the median round and the spread o
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
 import click
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from moeflow.bench.tables import Table
+from moeflow.cli.bench.output import show
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weight import PackedWeight
 from studies.harness.command import run_study
+from studies.harness.turns import measure_in_turns, microseconds_text, seconds
 
 TURNS = 200  # of a round, some milliseconds
 
 
-def microseconds_a_turn(*calls: Callable[[], object]) -> float:
-    """Time the calls one after the other, TURNS times over."""
-    start = time.perf_counter()
-    for _ in range(TURNS):
-        for call in calls:
-            call()
-    return (time.perf_counter() - start) / TURNS * 1e6
+def loop_s(*calls: Callable[[], object]) -> float:
+    """Time the calls one after the other, TURNS times over, for one of the TURNS."""
 
+    def loop() -> None:
+        for _ in range(TURNS):
+            for call in calls:
+                call()
 
-def measure(pool_call: Callable[[], object], torch_call: Callable[[], object], rounds: int) -> list[list[float]]:
-    """Return the times of each round: pool alone, torch alone, in turns."""
-    loops = [(pool_call,), (torch_call,), (pool_call, torch_call)]
-    times: list[list[float]] = [[], [], []]
-    for _ in range(rounds):
-        for loop, results in zip(loops, times, strict=True):
-            results.append(microseconds_a_turn(*loop))
-    return times
-
-
-def describe(times: list[float]) -> str:
-    """Return the median and half of what lies between the quartiles."""
-    low, median, high = statistics.quantiles(times, n=4)
-    return f"{median:.1f} ± {(high - low) / 2:.1f}"
+    return seconds(loop) / TURNS
 
 
 @click.command(help=__doc__)
@@ -59,7 +44,7 @@ def main(num_threads: int, torch_threads: int, rounds: int) -> None:
     """Measure and print."""
     torch.set_num_threads(torch_threads)
     extension.set_num_threads(num_threads)
-    table = Table("rows", "torch operation", "pool alone", "torch alone", "in turns", "price of a turn")
+    found: list[tuple[str, ...]] = []
     weight = PackedWeight.pack(torch.randn(1024, 1024), "bfloat16")
     for rows in (1, 32):
         pool_call = partial(extension.linear, torch.randn(rows, 1024), weight)
@@ -68,12 +53,13 @@ def main(num_threads: int, torch_threads: int, rounds: int) -> None:
             "softmax": partial(torch.softmax, torch.randn(rows, 32_000), dim=-1),
         }
         for name, torch_call in operations.items():
-            pool, alone, turns = measure(pool_call, torch_call, rounds)
+            arms = {"pool": (pool_call,), "torch": (torch_call,), "both": (pool_call, torch_call)}
+            loops = {arm: partial(loop_s, *calls) for arm, calls in arms.items()}
+            pool, alone, turns = measure_in_turns(loops, rounds, warm_ups=0).values()
             price = [both - a - b for a, b, both in zip(pool, alone, turns, strict=True)]
-            table.add_row(str(rows), name, *(describe(times) for times in (pool, alone, turns, price)))
-    console = Console()
-    console.print(f"{extension.isa_name()}, {num_threads} threads, torch {torch_threads}; microseconds")
-    console.print(table)
+            found.append((f"{rows} rows, {name}", *map(microseconds_text, (pool, alone, turns, price))))
+    title = f"Microseconds: {extension.isa_name()}, {num_threads} threads, torch {torch_threads}"
+    show(Table(title, ("", "pool alone", "torch alone", "in turns", "price of a turn"), tuple(found)))
 
 
 if __name__ == "__main__":

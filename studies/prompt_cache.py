@@ -40,6 +40,7 @@ from moeflow.kv.disk.extent import SUFFIX
 from moeflow.kv.disk.folder_usage import folder_bytes
 from moeflow.train.builtin import ensure_builtin_model
 from studies.harness.command import run_study
+from studies.harness.options import short_name
 from studies.harness.records import publish
 
 COMPUTED, WARM, COLD = "restarted: computed", "restarted: read, files in memory", "restarted: read from disk"
@@ -153,7 +154,7 @@ def main(
         out,
         as_json=as_json,
         threads=threads,
-        model=Path(model).name if model else "built-in",
+        model=short_name(model),
         kv_dtype=kv_dtype,
         prompt_tokens=len(turn),
         first_turn_s=first["first_token_s"],

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ from moeflow.parallel.child_processes import end_all
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from studies.harness.command import run_study
+from studies.harness.turns import measure_in_turns
 
 NUM_REPLICAS: Final = 2
 CHOSEN: Final = 0  # micro-batches: as many as the engine finds to be best
@@ -169,16 +171,14 @@ def measure(
     repeats: int,
 ) -> list[tuple[str, ...]]:
     """Return a line of the table for each number of micro-batches; the first run of each warms up."""
-    runs: dict[int, list[list[tuple[float, float, float]]]] = {number: [] for number in micro_batches}
-    for _ in range(repeats + 1):
-        for number, found in runs.items():
-            found.append(tell_all(processes, (number, num_requests, num_tokens)))
+    arms = {number: partial(tell_all, processes, (number, num_requests, num_tokens)) for number in micro_batches}
+    runs = measure_in_turns(arms, repeats)
     rows: list[tuple[str, ...]] = []
     for number, found in runs.items():
-        walls = [max(seconds for seconds, _, _ in each) for each in found[1:]]
+        walls = [max(seconds for seconds, _, _ in each) for each in found]
         wall = statistics.median(walls)
         waited, idle = (
-            [statistics.median(each[replica][what] for each in found[1:]) for replica in range(NUM_REPLICAS)]
+            [statistics.median(each[replica][what] for each in found) for replica in range(NUM_REPLICAS)]
             for what in (1, 2)
         )
         rows.append(

@@ -9,15 +9,13 @@ The table has the median round and half the spread of the middle half.
 
 from __future__ import annotations
 
-import statistics
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from moeflow.bench.tables import Table
+from moeflow.cli.bench.output import show
 from moeflow.pipeline.priority import PREFETCH
 from moeflow.pipeline.runtime.executor import Executor
 from moeflow.pipeline.runtime.future import Future
@@ -26,6 +24,7 @@ from moeflow.pipeline.runtime.trace import Trace
 from moeflow.pipeline.sequential import sequential
 from moeflow.pipeline.task import COMPUTE, Task, TaskMaker, checked
 from studies.harness.command import run_study
+from studies.harness.turns import measure_in_turns, microseconds_text, seconds
 
 LAYERS = 48
 SUBMISSIONS = 1000
@@ -51,13 +50,6 @@ def to_and_fro() -> Iterator[Task]:
         yield last
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Time one call."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def submit_while_busy(disk: Lane) -> float:
     """Time submissions to a disk whose threads are all at work; they are cancelled before it is free again."""
     is_over = threading.Event()
@@ -71,12 +63,6 @@ def submit_while_busy(disk: Lane) -> float:
     return time_s
 
 
-def describe(times_s: list[float], per: int) -> str:
-    """Return microseconds for one of the `per` things a round does."""
-    low, median, high = (time_s / per * 1e6 for time_s in statistics.quantiles(times_s, n=4))
-    return f"{median:.1f} ± {(high - low) / 2:.1f}"
-
-
 @click.command(help=__doc__)
 @click.option("--rounds", default=50, show_default=True)
 def main(rounds: int) -> None:
@@ -84,18 +70,17 @@ def main(rounds: int) -> None:
     here, traced = Executor(OPS, {}), Executor(OPS, {}, trace=Trace())
     with Lane("link") as link, Lane("disk", DISK_THREADS) as disk:
         both = Executor(OPS, {"link": link})
-        cases: list[tuple[str, Callable[[], float], int]] = [
-            ("the stream alone", lambda: seconds(lambda: list(checked(sequential(LAYERS, 1)))), 4 * LAYERS),
-            ("in the calling thread", lambda: seconds(lambda: here.run(sequential(LAYERS, 1))), 4 * LAYERS),
-            ("the same, traced", lambda: seconds(lambda: traced.run(sequential(LAYERS, 1))), 4 * LAYERS),
-            ("loads beside computing", lambda: seconds(lambda: both.run(loads_beside_computing())), 2 * LAYERS),
-            ("to and fro between two threads", lambda: seconds(lambda: both.run(to_and_fro())), 2 * LAYERS),
-            ("submitted to a busy disk", lambda: submit_while_busy(disk), SUBMISSIONS),
-        ]
-        table = Table("tasks that do nothing", "microseconds a task")
-        for name, run, per in cases:
-            table.add_row(name, describe([run() for _ in range(rounds)], per))
-    Console().print(table)
+        cases: dict[str, tuple[Callable[[], float], int]] = {
+            "the stream alone": (lambda: seconds(lambda: list(checked(sequential(LAYERS, 1)))), 4 * LAYERS),
+            "in the calling thread": (lambda: seconds(lambda: here.run(sequential(LAYERS, 1))), 4 * LAYERS),
+            "the same, traced": (lambda: seconds(lambda: traced.run(sequential(LAYERS, 1))), 4 * LAYERS),
+            "loads beside computing": (lambda: seconds(lambda: both.run(loads_beside_computing())), 2 * LAYERS),
+            "to and fro between two threads": (lambda: seconds(lambda: both.run(to_and_fro())), 2 * LAYERS),
+            "submitted to a busy disk": (lambda: submit_while_busy(disk), SUBMISSIONS),
+        }
+        times = measure_in_turns({name: run for name, (run, _) in cases.items()}, rounds)
+    rows = tuple((name, microseconds_text(found, cases[name][1])) for name, found in times.items())
+    show(Table("Tasks that do nothing", ("", "microseconds a task"), rows))
 
 
 if __name__ == "__main__":

@@ -9,19 +9,19 @@ Zipf's law with exponent 1.3, so that 90% of the mass lie on about a thousand to
 from __future__ import annotations
 
 import statistics
-import time
 
 import click
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from moeflow.bench.tables import Table
+from moeflow.cli.bench.output import show
 from moeflow.core.batch import BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.verification import verify
 from moeflow.kernels.cpu import extension
 from studies.harness.command import run_study
+from studies.harness.turns import seconds
 
 KINDS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
@@ -44,12 +44,7 @@ def make_requests(count: int, params: dict[str, float]) -> list[Request]:
 def microseconds(logits: torch.Tensor, requests: list[Request], calls: int) -> float:
     """Return the median time of a call, for the whole batch."""
     entries = [BatchEntry(request, 0, 1, (0,), samples=True) for request in requests]
-    times = []
-    for _ in range(calls):
-        start = time.perf_counter()
-        verify(logits, entries)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e6
+    return statistics.median(seconds(lambda: verify(logits, entries)) for _ in range(calls)) * 1e6
 
 
 @click.command(help=__doc__)
@@ -61,13 +56,13 @@ def main(vocab_size: int, num_threads: int, torch_threads: int, calls: int) -> N
     """Measure and print."""
     torch.set_num_threads(torch_threads)
     extension.set_num_threads(num_threads)
-    table = Table("microseconds a pass", *(f"{count} rows" for count in (1, 8, 32)))
+    rows = []
     ranks = torch.stack([torch.randperm(vocab_size) for _ in range(32)])
     logits = 10.0 - 1.3 * (ranks + 1).log()
     for kind, params in KINDS.items():
         results = [microseconds(logits[:count], make_requests(count, params), calls) for count in (1, 8, 32)]
-        table.add_row(kind, *(f"{result:.0f}" for result in results))
-    Console().print(table)
+        rows.append((kind, *(f"{result:.0f}" for result in results)))
+    show(Table("Microseconds a pass", ("", *(f"{count} rows" for count in (1, 8, 32))), tuple(rows)))
 
 
 if __name__ == "__main__":

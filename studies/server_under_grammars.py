@@ -23,8 +23,11 @@ import click
 
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
+from moeflow.cli.bench.output import result_options
 from studies.harness.command import run_study
+from studies.harness.options import short_name
 from studies.harness.records import publish
+from studies.harness.server import serving
 from studies.server_under_long_prompts import (
     CHAT,
     NUM_PROBES,
@@ -35,7 +38,6 @@ from studies.server_under_long_prompts import (
     probe,
     processes,
     run_threads,
-    serving,
     stream,
     summary,
 )
@@ -191,24 +193,32 @@ def table(record: Record) -> Table:
 @click.option("--streams", type=click.IntRange(0), default=2, show_default=True)
 @click.option("--seconds", type=click.FloatRange(1.0), default=20.0, show_default=True, help="For each attack.")
 @click.option("--attack", "names", type=click.Choice(list(ATTACKS)), multiple=True, help="Run only this attack.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
+@result_options
 def main(
-    model: str | None, attackers: int, streams: int, seconds: float, names: tuple[str, ...], out: Path | None
+    model: str | None,
+    attackers: int,
+    streams: int,
+    seconds: float,
+    names: tuple[str, ...],
+    as_json: bool,
+    out: Path | None,
 ) -> None:
     """Attack a server of MODEL (default: the built-in one) with grammars and measure what others feel."""
     phases = []
     with processes(NUM_PROCESSES) as pool:
         load = Load(attackers, streams, seconds, pool)
-        with serving(model) as (address, _):
-            _ask(address, body_of({"max_tokens": 1, "guided_regex": "a"}), PATIENCE_S)  # processes start with the first
+        with serving(model) as server:
+            first = body_of({"max_tokens": 1, "guided_regex": "a"})  # which starts the processes
+            _ask(server.url, first, PATIENCE_S)
             for name in (None, *(names or ATTACKS)):
-                phases.append(summary_of(run_phase(address, name, load)))
+                phases.append(summary_of(run_phase(server.url, name, load)))
                 click.echo(json.dumps(phases[-1]), err=True)
     publish(
         "server_under_grammars",
         table,
         out,
-        model=Path(model).name if model else "built-in",
+        as_json=as_json,
+        model=short_name(model),
         attackers=attackers,
         streams=streams,
         seconds=seconds,

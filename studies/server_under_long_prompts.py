@@ -18,9 +18,6 @@ import json
 import multiprocessing
 import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -35,8 +32,11 @@ import psutil
 
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
+from moeflow.cli.bench.output import result_options
 from studies.harness.command import run_study
+from studies.harness.options import short_name
 from studies.harness.records import publish
+from studies.harness.server import serving
 
 PROBE_S = 0.02
 NUM_PROBES = 5  # connections that take turns
@@ -193,23 +193,6 @@ class Client:
         self._connection.close()
 
 
-@contextlib.contextmanager
-def serving(model: str | None, *options: str) -> Iterator[tuple[str, psutil.Process]]:
-    """Yield the address and process of a fresh server with some more options."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "moeflow.cli.main", "serve", *([model] if model else [])]
-        command += ["--port", "0", "--data-dir", folder, *options]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            try:
-                line = server.stdout.readline()
-                if not line:
-                    raise click.ClickException(f"the server ended with {server.wait()} before it was ready")
-                yield line.split()[-1], psutil.Process(server.pid)
-            finally:
-                server.terminate()
-
-
 def probe(address: str, phase: Phase, until: float, number: int) -> None:
     """Ask for /health at fixed times and keep how late each answer was; `number` is whose turn it is."""
     client = Client(address)
@@ -350,9 +333,15 @@ def table(record: Record) -> Table:
 @click.option("--streams", type=click.IntRange(0), default=2, show_default=True)
 @click.option("--seconds", type=click.FloatRange(1.0), default=10.0, show_default=True, help="For each attack.")
 @click.option("--attack", "names", multiple=True, help="Run only this attack; may be given several times.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
+@result_options
 def main(
-    model: str | None, attackers: int, streams: int, seconds: float, names: tuple[str, ...], out: Path | None
+    model: str | None,
+    attackers: int,
+    streams: int,
+    seconds: float,
+    names: tuple[str, ...],
+    as_json: bool,
+    out: Path | None,
 ) -> None:
     """Attack a server of MODEL (default: the built-in one) and measure what others feel."""
     chosen = [kind for kind in attacks() if not names or kind.name in names]
@@ -360,15 +349,16 @@ def main(
     with processes(attackers) as pool:
         load = Load(attackers, streams, seconds, pool)
         for kind in (None, *chosen):
-            with serving(model) as (address, process):  # a fresh one, so that peaks of memory are the attack's own
-                phase = run_phase(address, process, kind, load)
+            with serving(model) as server:  # a fresh one, so that peaks of memory are the attack's own
+                phase = run_phase(server.url, server.process, kind, load)
             phases.append(summary(phase))
             click.echo(json.dumps(phases[-1]), err=True)
     publish(
         "server_under_long_prompts",
         table,
         out,
-        model=Path(model).name if model else "built-in",
+        as_json=as_json,
+        model=short_name(model),
         attackers=attackers,
         streams=streams,
         seconds=seconds,

@@ -32,6 +32,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +62,7 @@ from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from studies.asynchronous.inflight_run import InFlight, InFlightRun
 from studies.asynchronous.mapper import RoundRobinMapper
 from studies.harness.command import run_study
+from studies.harness.turns import measure_in_turns
 from studies.parallel.case import Case, LayerShape, Tokens
 from studies.parallel.layouts import WholeExperts
 from studies.parallel.meter import Meter
@@ -407,18 +409,15 @@ def main(
                         is_lasting=is_lasting,
                         folder=folder,
                     )
-                    runs: dict[str, list[list[Went]]] = {form: [] for form in FORMS}
                     with devices(study) as processes:
-                        for _ in range(repeats + 1):
-                            for form, found in runs.items():
-                                found.append(run(processes, form))
+                        runs = measure_in_turns({form: partial(run, processes, form) for form in FORMS}, repeats)
                 digests = {tuple(went.digest for went in each) for found in runs.values() for each in found}
                 assert len(digests) == 1, "both forms compute the same bits"
-                before = statistics.mean(idle_s(runs[SYNCHRONOUS][1:]))
+                before = statistics.mean(idle_s(runs[SYNCHRONOUS]))
                 name = f"skew {share:g}, {'lasting' if is_lasting else 'changing'}, {number} a device"
-                busy = statistics.median(sum(went.busy_s for went in each) for each in runs[SYNCHRONOUS][1:])
+                busy = statistics.median(sum(went.busy_s for went in each) for each in runs[SYNCHRONOUS])
                 simulated = simulate(study, busy)
-                rows += [row(name, form, found[1:], before, simulated[form]) for form, found in runs.items()]
+                rows += [row(name, form, found, before, simulated[form]) for form, found in runs.items()]
                 if trace is not None:
                     write_trace(runs[ASYNCHRONOUS][-1], trace)
     heads = ("routing, batches", "form", "wall", "busy", "idle", "idle share", "idle ratio", "simulated")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from studies.harness.memory_limit import MemoryLimit
 from studies.offload.contestants import RESIDENT, Model, ours
-from studies.offload.limit import MemoryLimit
 from studies.peers.contestants import Contestant
 from studies.peers.processes import EngineProcess
 

@@ -9,10 +9,11 @@ two folders above the page. Of records that say the same of the same machine, th
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import click
 
 from moeflow.bench.plots import plot_latencies, plot_throughput
 from moeflow.bench.records import Record, is_dirty, read
@@ -32,6 +33,7 @@ from studies.expert_cache_overhead import table as cache_table
 from studies.families_table import families_table, is_family, versus_table
 from studies.fused_experts import table as experts_table
 from studies.gguf_answers_table import table as gguf_table
+from studies.harness.command import run_study
 from studies.harness.needs import ROOT
 from studies.memory_budget import table as memory_table
 from studies.offload.tables import offload_table
@@ -57,6 +59,7 @@ from studies.speculation.plots import plot_speculation
 from studies.speculation.tables import speculation_tables
 from studies.trace_overhead import table as trace_table
 
+STUDIES = ROOT / "docs" / "studies"
 NOTHING = """
 ## Results
 
@@ -64,7 +67,7 @@ There are no records in `docs/studies/results` yet.
 """
 
 
-def main(results: Path, docs: Path) -> None:
+def write_page(results: Path, docs: Path) -> None:
     """Write the page."""
     records = read(sorted(results.glob("*.jsonl")))
     intro, explained = Path(__file__).with_name("page.md").read_text(encoding="utf-8").split("<!-- summary -->\n")
@@ -389,10 +392,13 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
 }
 
 
+@click.command(help=__doc__)
+@click.argument("results", type=click.Path(exists=True, file_okay=False, path_type=Path), default=STUDIES / "results")
+@click.argument("page", type=click.Path(exists=True, file_okay=False, path_type=Path), default=STUDIES)
+def main(results: Path, page: Path) -> None:
+    """Write the page, from the folder of records."""
+    write_page(results, page)
+
+
 if __name__ == "__main__":
-    folders = [Path(argument) for argument in sys.argv[1:]]
-    docs_folder = folders[1] if len(folders) > 1 else ROOT / "docs" / "studies"
-    try:
-        main(folders[0] if folders else docs_folder / "results", docs_folder)
-    except ConfigError as error:
-        sys.exit(f"error: {error}")
+    run_study(main)

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import MIB
+from studies.harness.memory_limit import MemoryLimit
 from studies.offload import measure
 from studies.offload.contestants import BIGMOE, BIGMOE_BESIDE_BYTES, OURS, PEER, UNPREDICTED, Built, Model, within
-from studies.offload.limit import MemoryLimit
 from studies.offload.prompts import cut_prompts
 from studies.offload.tables import offload_table
 from studies.peers import model
@@ -68,8 +68,8 @@ def test_prompts_are_pieces_of_the_text_or_noise(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("groups", "files"), [("4:memory:/a/b\n0::/\n", "memory/a/b"), ("0::/x\n", "x")])
 def test_a_limit_is_set_in_the_own_group_of_either_version(monkeypatch, tmp_path, groups, files):
     (tmp_path / files).mkdir(parents=True)
-    monkeypatch.setattr("studies.offload.limit._MOUNT", tmp_path)
-    monkeypatch.setattr("studies.offload.limit.Path.read_text", lambda path, *_: groups)
+    monkeypatch.setattr("studies.harness.memory_limit._MOUNT", tmp_path)
+    monkeypatch.setattr("studies.harness.memory_limit.Path.read_text", lambda path, *_: groups)
     limit = MemoryLimit("one", 4096)
     monkeypatch.undo()
     (made,) = (tmp_path / files).iterdir()

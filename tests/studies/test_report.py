@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
 from moeflow.core.errors import ConfigError
-from studies.report.__main__ import main
+from studies.report.__main__ import write_page as write
 from studies.report.summary import NUM_README, claims, readme_table
 from tests.bench.examples import (
     accuracy_record,
@@ -34,6 +32,7 @@ from tests.bench.examples import (
     trace_record,
     versus_record,
 )
+from tests.studies import running
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +45,7 @@ def write_page(tmp_path: Path, *records: dict) -> str:
     results.mkdir(exist_ok=True)
     docs.mkdir(parents=True, exist_ok=True)
     (results / "all.jsonl").write_text("\n".join(map(json.dumps, records)))
-    main(results, docs)
+    write(results, docs)
     return (docs / "benchmarks.md").read_text()
 
 
@@ -105,11 +104,11 @@ def test_without_records_the_page_says_so(tmp_path):
     assert "## How it is measured" in page
 
 
-def test_a_damaged_record_is_one_line(tmp_path, monkeypatch):
+def test_a_damaged_record_is_one_line(tmp_path):
     (tmp_path / "all.jsonl").write_text("{")
-    monkeypatch.setattr(sys, "argv", ["report", str(tmp_path), str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"^error: .*all\.jsonl, line 1"):  # Python prints it, and ends with code 1
-        runpy.run_module("studies.report", run_name="__main__", alter_sys=True)
+    done = running.run("studies.report", str(tmp_path), str(tmp_path))
+    assert done.exit_code == 2
+    assert re.match(r"error: .*all\.jsonl, line 1", done.stderr)
 
 
 def test_jobs_of_one_engine_share_a_table(tmp_path):
@@ -282,7 +281,7 @@ def test_page_and_readme_are_what_the_records_say(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     (tmp_path / "docs" / "studies").mkdir(parents=True)
     shutil.copyfile(ROOT / "README.md", tmp_path / "README.md")
-    main(ROOT / "docs" / "studies" / "results", tmp_path / "docs" / "studies")
+    write(ROOT / "docs" / "studies" / "results", tmp_path / "docs" / "studies")
     for name in ("docs/studies/benchmarks.md", "README.md"):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), f"run `python -m studies.report` for {name}"
     figures = rows_of((ROOT / "README.md").read_text(), "Measured on")

@@ -11,6 +11,7 @@ import click
 from moeflow.bench.records import Record
 from moeflow.cli.bench.output import show as show_table
 from moeflow.planner.hardware.host import host_resources
+from studies.harness.options import out_option
 from studies.harness.records import recorder
 from studies.peers import checking
 from studies.peers.commands.options import (
@@ -18,7 +19,6 @@ from studies.peers.commands.options import (
     folder_option,
     formats_option,
     isa_option,
-    out_option,
     peer_versions,
     peers_option,
     say,

@@ -32,9 +32,6 @@ isa_option = click.option(
     show_default=True,
     help="avx2: everyone as on a machine without AVX-512.",
 )
-out_option = click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the records to this file."
-)
 
 
 def available(peers: tuple[str, ...], weights: str, folder: Path, isa: str = NATIVE) -> list[Contestant]:

@@ -14,9 +14,10 @@ from moeflow.planner.hardware.host import host_resources
 from moeflow.train.builtin import builtin_source, ensure_builtin_model
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, windows
+from studies.harness.options import out_option
 from studies.harness.records import recorder
 from studies.peers import model, scoring, widened
-from studies.peers.commands.options import folder_option, isa_option, out_option, peer_versions, say, threads_option
+from studies.peers.commands.options import folder_option, isa_option, peer_versions, say, threads_option
 from studies.peers.contestants import GGUF_PEERS, LLAMA_NAMES, Contestant, exact, gguf_peer, ours_of_file
 from studies.peers.quantizer import FILE_TYPES, quantize
 from studies.peers.scores_table import scores_table

@@ -11,9 +11,10 @@ from moeflow.cli.options import default_cache_dir
 from moeflow.core.errors import ConfigError
 from moeflow.planner.hardware.host import host_resources
 from moeflow.train.builtin import builtin_source, ensure_builtin_model
+from studies.harness.options import out_option
 from studies.harness.records import publish
 from studies.peers import guessing, model, serving
-from studies.peers.commands.options import folder_option, formats_option, out_option, say, threads_option
+from studies.peers.commands.options import folder_option, formats_option, say, threads_option
 from studies.peers.contestants import FORMATS, SHARED
 from studies.peers.environments import LLAMA, LLAMA_SERVER
 from studies.peers.guessing_table import guessing_table

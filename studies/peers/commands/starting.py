@@ -11,9 +11,10 @@ from moeflow.cli.options import default_cache_dir
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware.host import host_resources
 from moeflow.train.builtin import builtin_source, ensure_builtin_model
+from studies.harness.options import out_option
 from studies.harness.records import recorder
 from studies.peers import guessing, starting
-from studies.peers.commands.options import folder_option, out_option, say, threads_option
+from studies.peers.commands.options import folder_option, say, threads_option
 from studies.peers.contestants import GGUF_PEERS, LLAMA_NAMES, convert, gguf_peer, ours
 from studies.peers.model import FILE
 from studies.peers.starts_table import starts_table

@@ -1,4 +1,4 @@
-"""A limit on memory and page cache from outside: a cgroup, of version 1 or 2, that processes are started in."""
+"""A limit on memory and page cache from outside: a cgroup, of version 1 or 2, in which processes start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class _Version:
-    """How the files of a version are called."""
+    """The names of a version's files."""
 
     limit: str
     peak: str
@@ -30,19 +30,20 @@ _V2 = _Version("memory.max", "memory.peak")
 class MemoryLimit:
     """A group below this process's own, removed at the end of a `with` block, when its processes have ended."""
 
-    def __init__(self, name: str, limit_bytes: int) -> None:
-        """Make the group. Raises: ConfigError if the system does not let us."""
+    def __init__(self, name: str, limit_bytes: int | None) -> None:
+        """Make the group; without a limit it only counts. Raises: ConfigError if the system forbids it."""
         parent, self._version = _own_group()
         self._folder = parent / f"moeflow-{os.getpid()}-{name}"
         try:
             self._folder.mkdir()
-            (self._folder / self._version.limit).write_text(str(limit_bytes))
+            if limit_bytes is not None:
+                (self._folder / self._version.limit).write_text(str(limit_bytes))
         except OSError as error:
             raise ConfigError(f"no limit can be set in {parent} ({error.strerror}); run this as root") from error
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What starts a command inside the group."""
+        """The words before a command that start it inside the group."""
         return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"))
 
     @property
