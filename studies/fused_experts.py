@@ -34,6 +34,7 @@ from moeflow.kernels.weight_format import WeightFormat
 from moeflow.planner.hardware.host import host_resources
 from studies.harness.command import run_study
 from studies.harness.records import publish
+from studies.harness.turns import in_turns
 
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 32, 1024, 768, 4
 NUM_LAYERS = 4  # in float32 300 MB each, and as much for our form of it
@@ -113,17 +114,16 @@ def measure(layers: dict[str, list[Layer]], num_tokens: int, weights: str, repea
     times: dict[str, list[float]] = {name: [] for name in names}
     calls = dict.fromkeys(names, NUM_LAYERS)
     foreign_before, began = foreign_cpu_s(), time.perf_counter()
-    for repeat in range(repeats + 1):
-        for name in names:
-            time.sleep(PAUSE_S)
-            start = time.perf_counter()
-            for layer in itertools.islice(turns[name], calls[name]):
-                layer(*arguments[name])
-            seconds = (time.perf_counter() - start) / calls[name]
-            if repeat:
-                times[name].append(seconds * 1e6)
-            else:
-                calls[name] = max(round(TIME_S / seconds), 1)
+    for repeat, name in in_turns(names, repeats + 1):
+        time.sleep(PAUSE_S)
+        start = time.perf_counter()
+        for layer in itertools.islice(turns[name], calls[name]):
+            layer(*arguments[name])
+        seconds = (time.perf_counter() - start) / calls[name]
+        if repeat:
+            times[name].append(seconds * 1e6)
+        else:
+            calls[name] = max(round(TIME_S / seconds), 1)
     foreign = (foreign_cpu_s() - foreign_before) / (time.perf_counter() - began)
     return {"num_tokens": num_tokens, "microseconds": times, "foreign_cpu": round(max(foreign, 0.0), 3)}
 

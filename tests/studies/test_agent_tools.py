@@ -43,7 +43,7 @@ def test_the_table_shows_what_is_no_prefill():
     assert rows[2][-1] == "gap 25, at most 31"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_short_measurement(tmp_path):
     model, out = tmp_path / "model", tmp_path / "out.jsonl"
     model.mkdir()

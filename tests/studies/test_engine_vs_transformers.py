@@ -14,7 +14,7 @@ from tests.bench.examples import family_record, versus_record
 from tests.tiny_mixtral import write_tiny_mixtral
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_rates_answers_and_what_is_read_are_recorded(tmp_path):
     """Prompts of 256 tokens and 63 passes of 8 meet all experts: each pass reads all matrices but the embedding."""
     model, out = tmp_path / "mixtral", tmp_path / "out.jsonl"

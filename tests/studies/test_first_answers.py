@@ -21,7 +21,7 @@ INTERFACES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_interface_is_asked(tmp_path):
     write_tiny_mixtral(tmp_path / "model")
     command = [

@@ -51,7 +51,7 @@ def outcome(arguments, tmp_path, step):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_without_a_gpu_it_says_what_it_would_run(tmp_path):
     environment = {**os.environ, "PYTHON": sys.executable}
     done = subprocess.run(
@@ -76,7 +76,7 @@ def test_tokens_are_compared_with_the_plain_run(arguments, tmp_path):
     assert min(equal["bfloat16"]["cgopipe"]) > 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_other_tokens_fail_the_step(arguments, monkeypatch, capfd):
     monkeypatch.setattr(gpu_check, "answers", lambda config: {"0": [1, 2 if config.offload else 3]})
     assert gpu_check.main([*arguments, "--step", "tokens"]) == 1
@@ -97,7 +97,7 @@ def test_time_that_two_share_is_measured():
     assert gpu_check.at_once(some, [(1.5, 5.5), (8.0, 9.0)]) == pytest.approx(1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_pipelines_are_compared_on_a_hollow_model(arguments, tmp_path):
     assert outcome(arguments, tmp_path, "hollow")["narrow"] == 1
     result = outcome(arguments, tmp_path, "pipelines 16MiB")
@@ -113,7 +113,7 @@ def test_a_model_too_large_for_main_memory_is_made_narrower(arguments, tmp_path,
     assert result["narrow"] == written[0] == 2  # 93 GB, of which a quarter has room
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_step_that_fails_leaves_the_others_their_turn(arguments, tmp_path, monkeypatch, capfd):
     really = gpu_check.in_process
 
@@ -134,7 +134,7 @@ def test_a_step_that_hangs_is_ended(arguments, tmp_path):
     assert gpu_check.in_process("speeds", options, tmp_path, 0.05)["error"] == "was not done after 0 s"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_torch_and_transformers_are_enough(arguments, tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "sitecustomize.py").write_text(BARE)

@@ -31,7 +31,7 @@ def test_frames_between_two_moments():
 
 
 @pytest.mark.browser
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(find_browser() is None, reason=MISSING)
 def test_a_short_stream(tmp_path):
     out = tmp_path / "out.jsonl"

@@ -53,7 +53,7 @@ def test_experts_are_holes_but_for_a_few_values(folder):
     assert size > 3 * 8 * 3 * 64 * 48 * 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("device", ["emulated:16MiB,1000", "emulated:16MiB,1000,torch"])
 def test_all_pipelines_are_compared(folder, device):
     records = measured(folder, device)
@@ -62,7 +62,7 @@ def test_all_pipelines_are_compared(folder, device):
     assert all(record["equal_tokens"] > (0.8 if "torch" in device else 0.999) for record in records)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_gpu_s_pipelines_come_one_after_the_other(folder, monkeypatch):
     """With what stands in for a GPU: the configuration is a GPU's, the device is this machine."""
     devices = []

@@ -29,7 +29,7 @@ def test_the_table_shows_what_was_seen():
     assert row == ("slow", "1", "500", "500", "20", "20", "20", "400", "400", "7 x 429")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_short_attack(tmp_path):
     model, out = tmp_path / "model", tmp_path / "out.jsonl"
     model.mkdir()

@@ -32,7 +32,7 @@ def test_the_table_shows_what_was_seen():
     assert row == ("text", "1", "500", "500", "20", "20", "20", "7 x 400", "3")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "answers"),
     thorough_unless(

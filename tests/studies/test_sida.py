@@ -73,6 +73,7 @@ def choices_of_transformers(encoder, token_ids):
     return torch.stack(chosen, dim=1)
 
 
+@pytest.mark.thorough
 def test_what_texts_use_and_what_is_guessed(study, classifier):
     model, _, (encoder, _) = classifier
     found = study.usage_fields(lambda: None)
@@ -93,6 +94,7 @@ def test_what_texts_use_and_what_is_guessed(study, classifier):
     assert found["hit_rates"] == {str(number): count / total for number, count in hits.items()}
 
 
+@pytest.mark.thorough
 def test_right_answers(study, classifier):
     _, _, (encoder, head) = classifier
     found = study.fidelity_fields(lambda: None)
@@ -103,6 +105,7 @@ def test_right_answers(study, classifier):
     assert set(found) == {"own", "sida", "sida:3"}
 
 
+@pytest.mark.thorough
 def test_all_ways_answer_alike_and_baselines_read_whole_layers(study):
     rows = study.rows(50, lossy_top_k=1, on_text=lambda: None)
     assert [row["way"] for row in rows] == [RESIDENT, *(way.name for way in WAYS)]
@@ -113,6 +116,7 @@ def test_all_ways_answer_alike_and_baselines_read_whole_layers(study):
     assert all(len(row["text_s"]) == 20 for row in rows)
 
 
+@pytest.mark.thorough
 def test_a_way_that_changes_a_bit_is_an_error(study, monkeypatch):
     compute = WholeLayers.compute
     monkeypatch.setattr(WholeLayers, "compute", lambda *args: compute(*args) * 1.001)
@@ -120,6 +124,7 @@ def test_a_way_that_changes_a_bit_is_an_error(study, monkeypatch):
         study.rows(50, lossy_top_k=1, on_text=lambda: None)
 
 
+@pytest.mark.thorough
 def test_without_time_as_little_is_measured_as_can_be_and_of_all_the_same(study):
     done = []
     assert len(study.usage_fields(lambda: done.append(1), budget_s=0)["num_tokens"]) == 1

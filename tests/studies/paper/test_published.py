@@ -56,7 +56,7 @@ def test_from_data_sheets_nothing_is_left_that_was_fitted():
         assert machine.link(source, target).bytes_per_s(1 << 14) == 31.5e9
 
 
-@pytest.mark.slow  # some seconds for tens of thousands of tasks
+@pytest.mark.thorough  # some seconds for tens of thousands of tasks
 @pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.title) for cell in CELLS])
 def test_figures_that_count_are_predicted_in_order_and_within_the_bar(cell):
     predicted = [predict(cell, row).tokens_per_s for row in cell.rows]
@@ -67,7 +67,7 @@ def test_figures_that_count_are_predicted_in_order_and_within_the_bar(cell):
             assert speed == pytest.approx(row.tokens_per_s, rel=BAR), row.system.name
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_one_figure_is_beyond_the_bar_as_the_page_says():
     cell = next(cell for cell in CELLS if cell.title.startswith("MTBench"))
     row = next(row for row in cell.rows if (row.system.name, row.micro_batch, row.num_micro_batches) == BEYOND_THE_BAR)
@@ -75,7 +75,7 @@ def test_one_figure_is_beyond_the_bar_as_the_page_says():
     assert BAR < predict(cell, row).tokens_per_s / row.tokens_per_s - 1 < 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.title) for cell in CELLS])
 def test_from_data_sheets_no_system_is_predicted_to_be_slower_than_it_was(cell):
     printed = [predict(cell, row, from_data_sheets=True) for row in cell.rows]
@@ -93,7 +93,7 @@ def test_the_settings_of_several_devices_are_those_of_table_2():
     assert GEN_LENS == (32, 64, 128, 256)
 
 
-@pytest.mark.slow  # eight searches
+@pytest.mark.thorough  # eight searches
 def test_four_t4s_scale_as_published_only_if_each_has_a_link_of_its_own():
     found = {
         (one["title"], one["links"]): one["tokens_per_s"][1] / one["tokens_per_s"][0] for one in scaling((128,), 1.5)
@@ -104,7 +104,7 @@ def test_four_t4s_scale_as_published_only_if_each_has_a_link_of_its_own():
     assert found["8x22B, S6-S7", "shared link"] < 0.75 * SCALINGS[0].published[0]  # which the page says
 
 
-@pytest.mark.slow  # four searches: the corners of the figure
+@pytest.mark.thorough  # four searches: the corners of the figure
 def test_what_the_paper_says_of_figure_10_holds_in_part_as_the_page_says():
     points = list(case_study((100, 500), (1, 8)))
     assert [holds(points) for holds in STATEMENTS.values()] == [False, True, False, True]

@@ -38,13 +38,13 @@ def test_what_makes_no_sense_is_refused(args, complaint):
     assert complaint in " ".join(done.output.split())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(not extension.is_available(), reason="needs the CPU extension")
 def test_a_grid_is_measured_recorded_and_drawn(tmp_path, monkeypatch):
     measured = []
     described = machine(ram=10**10)
     monkeypatch.setattr(
-        "moeflow.planner.hardware.this_machine.this_machine",
+        "studies.parallel.__main__.this_machine",
         lambda folder, *, shapes, **others: measured.append((others["num_threads"], len(shapes))) or described,
     )
     out, picture = tmp_path / "records.jsonl", tmp_path / "picture.png"

@@ -19,7 +19,7 @@ from tests.planner.examples import machine
 from tests.studies.parallel.cases import case, shape
 
 pytestmark = [
-    pytest.mark.slow,  # processes that import torch
+    pytest.mark.thorough,  # processes that import torch
     pytest.mark.skipif(not extension.is_available(), reason="needs the CPU extension"),
 ]
 

@@ -101,6 +101,7 @@ def test_many_experts_have_the_studys_defaults(model, tmp_path):
     assert objects(run(model, "--json"))["capacity"]["capacity_factor"] == 8
 
 
+@pytest.mark.thorough
 def test_thousands_of_ranks_and_a_machine_without_devices(model, tmp_path):
     assert len(objects(run(model, "--ranks", "1024", "--tokens", "20000", "--json"))) == len(LAYOUTS)
     host = {
