@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +35,7 @@ from moeflow.parallel.tcp.cluster_token import ensure_token
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.settings import Settings
+from studies.harness.children import Children
 from studies.harness.command import run_study
 from studies.harness.records import publish
 from studies.hollow_model import write_hollow_mixtral
@@ -119,43 +119,24 @@ def _on_core(namespace: str, core: int) -> list[str]:
     return ["ip", "netns", "exec", namespace, "taskset", "-c", str(core)]
 
 
-@dataclass
 class Head:
-    """An engine in a process of its own, which does what it is told."""
+    """An engine in a process of its own."""
 
-    process: subprocess.Popen[str]
-
-    @classmethod
-    def start(cls, namespace: str, settings: dict[str, Any]) -> Head:
+    def __init__(self, namespace: str, settings: dict[str, Any]) -> None:
         """Load one."""
+        self._engine = Children()
         command = [*_on_core(namespace, 0), sys.executable, "-m", "studies.remote_experts", "--worker"]
-        process = subprocess.Popen(
-            [*command, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        head = cls(process)
-        head.answer()
-        return head
+        self._engine.start([*command, json.dumps(settings)])
+        self._engine.answer(0)
 
     def ask(self, **question: Any) -> dict[str, Any]:
-        """Have it do something."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-    def answer(self) -> dict[str, Any]:
-        """Return what it has to say."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise click.ClickException("an engine has ended: see what it says above")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        """Have it answer prompts, or tell its counters."""
+        (found,) = self._engine.ask(question)
+        return dict(found)
 
     def end(self) -> None:
         """End it."""
-        self.process.kill()
-        self.process.wait()
+        self._engine.close()
 
 
 def work(settings: dict[str, Any]) -> None:
@@ -303,8 +284,8 @@ def main(
         with two_networks(rate) as (here, there), lender(there, folder.absolute(), core=1):
             heads: list[Head] = []
             try:
-                heads.append(Head.start(here, base))
-                heads.append(Head.start(here, base | {"remote_experts": f"{LENDER}:{PORT}"}))
+                heads.append(Head(here, base))
+                heads.append(Head(here, base | {"remote_experts": f"{LENDER}:{PORT}"}))
                 placed_s = wait_until_placed(heads[1])
                 num_remote = heads[1].ask()["num_remote"]
                 rows = measure(*heads, rounds, seed)

@@ -15,7 +15,6 @@ import dataclasses
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,9 +33,9 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.in_flight_choice import InFlightChoice
 from moeflow.engine.messages import Submission
 from moeflow.models.layers.moe import MoE
-from moeflow.parallel.child_processes import end_all
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from studies.harness.children import Children
 from studies.harness.command import run_study
 from studies.harness.turns import measure_in_turns
 
@@ -92,7 +91,7 @@ def work(model: str, folder: str, replica: int, bias: float) -> None:
     own = dataclasses.replace(config.expert_parallel, replica=replica, folder=folder)
     engine = Engine.load(dataclasses.replace(config, expert_parallel=own))
     bias_routers(engine, bias)
-    print("loaded", flush=True)
+    print("true", flush=True)
     while engine.stats().num_peers < NUM_REPLICAS - 1:
         time.sleep(0.01)
     for line in sys.stdin:
@@ -114,25 +113,13 @@ def run(engine: Engine, replica: int, number: int, num_requests: int, num_tokens
     return seconds, engine.stats().peer_wait_s_total - before_s, seconds - busy_s
 
 
-def start(model: Path, folder: Path, bias: float) -> list[subprocess.Popen[bytes]]:
+def start(model: Path, folder: Path, bias: float) -> Children:
     """Start the replicas; the first writes the packed weights that the other maps."""
-    found = []
+    found = Children()
     for replica in range(NUM_REPLICAS):
-        command = [
-            sys.executable,
-            "-m",
-            "studies.replicas_in_flight",
-            "--replica",
-            str(model),
-            str(folder),
-            str(replica),
-            str(bias),
-        ]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        found.append(process)
-        if process.stdout is None or not process.stdout.readline():
-            end_all(found)
-            raise click.ClickException("a replica has ended: see what it says above")
+        arguments = [str(model), str(folder), str(replica), str(bias)]
+        found.start([sys.executable, "-m", "studies.replicas_in_flight", "--replica", *arguments])
+        found.answer(replica)
     return found
 
 
@@ -152,18 +139,15 @@ def main(
         for skew in bias:
             folder = Path(place) / f"bias {skew:g}"
             folder.mkdir()
-            processes = start(Path(place) / "model", folder, skew)
-            try:
+            with start(Path(place) / "model", folder, skew) as replicas:
                 for number in requests:
-                    rows += measure(processes, skew, number, tokens, micro_batches, repeats)
-            finally:
-                end_all(processes)
+                    rows += measure(replicas, skew, number, tokens, micro_batches, repeats)
     heads = ("routers' bias", "requests", "micro-batches", "wall", "tokens/s", "waited", "idle", "idle share")
     show(Table("2 replicas that share experts, a core each", heads, tuple(rows), ()))
 
 
 def measure(
-    processes: list[subprocess.Popen[bytes]],
+    replicas: Children,
     bias: float,
     num_requests: int,
     num_tokens: int,
@@ -171,7 +155,7 @@ def measure(
     repeats: int,
 ) -> list[tuple[str, ...]]:
     """Return a line of the table for each number of micro-batches; the first run of each warms up."""
-    arms = {number: partial(tell_all, processes, (number, num_requests, num_tokens)) for number in micro_batches}
+    arms = {number: partial(replicas.ask, (number, num_requests, num_tokens)) for number in micro_batches}
     runs = measure_in_turns(arms, repeats)
     rows: list[tuple[str, ...]] = []
     for number, found in runs.items():
@@ -194,18 +178,6 @@ def measure(
             )
         )
     return rows
-
-
-def tell_all(processes: list[subprocess.Popen[bytes]], what: object) -> list[Any]:
-    """Write a line to each process; return the line that each answers."""
-    for process in processes:
-        if process.stdin is not None:
-            process.stdin.write(json.dumps(what).encode() + b"\n")
-            process.stdin.flush()
-    lines = [process.stdout.readline() for process in processes if process.stdout is not None]
-    if not all(lines):
-        raise click.ClickException("a replica has ended: see what it says above")
-    return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

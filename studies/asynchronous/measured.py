@@ -25,7 +25,6 @@ import dataclasses
 import hashlib
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -50,7 +49,6 @@ from moeflow.core.units import format_seconds
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.models.layers.expert_shares import ExpertShares
-from moeflow.parallel.child_processes import end_all
 from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.parallel.remote import expert_service
 from moeflow.parallel.remote.expert_peers import ExpertPeers, MeetingPlace
@@ -61,6 +59,7 @@ from moeflow.pipeline.runtime.trace import Label, Row, Trace
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from studies.asynchronous.inflight_run import InFlight, InFlightRun
 from studies.asynchronous.mapper import RoundRobinMapper
+from studies.harness.children import Children
 from studies.harness.command import run_study
 from studies.harness.turns import measure_in_turns
 from studies.parallel.case import Case, LayerShape, Tokens
@@ -242,48 +241,25 @@ def work(descriptors: Sequence[int], rank: int) -> None:
     with torch.inference_mode():
         device = Device(study, rank, group, SharedWeights.open(study.layer, descriptors[1]))
         for line in sys.stdin.buffer:
-            sys.stdout.buffer.write(msgspec.json.encode(device.run(line.decode().strip())) + b"\n")
+            sys.stdout.buffer.write(msgspec.json.encode(device.run(msgspec.json.decode(line))) + b"\n")
             sys.stdout.buffer.flush()
 
 
 @contextmanager
-def devices(study: Study) -> Iterator[list[subprocess.Popen[bytes]]]:
+def devices(study: Study) -> Iterator[Children]:
     """Start the processes."""
     number = study.layer.num_ranks
     descriptors = [make_descriptor(number, BUFFER_BYTES), SharedWeights.make_descriptor(study.layer)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "studies.asynchronous.measured", "--device", *map(str, descriptors), str(rank)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=descriptors,
-        )
-        for rank in range(number)
-    ]
+    command = [sys.executable, "-m", "studies.asynchronous.measured", "--device", *map(str, descriptors)]
     try:
-        tell(processes, msgspec.json.encode((study, [process.pid for process in processes])))
-        yield processes
+        with Children() as children:
+            for rank in range(number):
+                children.start([*command, str(rank)], descriptors)
+            children.tell((study, [process.pid for process in children.processes]))
+            yield children
     finally:
-        end_all(processes)
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def tell(processes: Sequence[subprocess.Popen[bytes]], line: bytes) -> None:
-    """Write a line to each process."""
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(line + b"\n")
-        process.stdin.flush()
-
-
-def run(processes: Sequence[subprocess.Popen[bytes]], form: str) -> list[Went]:
-    """Have all devices compute; return what each measured."""
-    tell(processes, form.encode())
-    lines = [process.stdout.readline() for process in processes if process.stdout is not None]
-    if not all(lines):
-        raise click.ClickException("a device has ended: see what it says above")
-    return [msgspec.json.decode(line, type=Went) for line in lines]
 
 
 def idle_s(runs: Sequence[Sequence[Went]]) -> list[float]:
@@ -409,8 +385,8 @@ def main(
                         is_lasting=is_lasting,
                         folder=folder,
                     )
-                    with devices(study) as processes:
-                        runs = measure_in_turns({form: partial(run, processes, form) for form in FORMS}, repeats)
+                    with devices(study) as children:
+                        runs = measure_in_turns({form: partial(children.ask, form, Went) for form in FORMS}, repeats)
                 digests = {tuple(went.digest for went in each) for found in runs.values() for each in found}
                 assert len(digests) == 1, "both forms compute the same bits"
                 before = statistics.mean(idle_s(runs[SYNCHRONOUS]))

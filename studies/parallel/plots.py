@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 from moeflow.bench.plots import save
 from moeflow.bench.records import Record
 from moeflow.planner.costs.parallel_costs import PerRank
+from studies.harness.plots import draw_spreads
 from studies.parallel.figures import BASELINE, figures_of, speed_ups
 from studies.parallel.meter import SECTIONS
 from studies.parallel.parallel_run import ParallelRun
@@ -74,15 +74,11 @@ def plot_speed_ups(records: Sequence[Record], file: Path) -> None:
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     names = [name for name in dict.fromkeys(it for record in records for it in record["layouts"]) if name != BASELINE]
     for axis, (fixed, found) in zip(drawn, panels.items(), strict=True):
-        found = sorted(found, key=along)
         for name in names:
-            points = [
-                (along(record), speed_ups(figures_of(record), name)) for record in found if name in record["layouts"]
-            ]
-            middles = [statistics.median(ratios) for _, ratios in points]
-            below = [middle - min(ratios) for middle, (_, ratios) in zip(middles, points, strict=True)]
-            above = [max(ratios) - middle for middle, (_, ratios) in zip(middles, points, strict=True)]
-            axis.errorbar([x for x, _ in points], middles, [below, above], marker="o", capsize=3, label=name)
+            points = {
+                along(record): speed_ups(figures_of(record), name) for record in found if name in record["layouts"]
+            }
+            draw_spreads(axis, points, label=name)
         kept = [name for name in axes if name != label]
         axis.set_title(
             ", ".join(f"{name} {value:g}" for name, value in zip(kept, fixed, strict=True)), fontsize="medium"

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from moeflow.bench.plots import plot_latencies, plot_throughput
+from moeflow.bench.plots import plot_latencies
 from moeflow.bench.records import Record, is_dirty, read
 from moeflow.bench.tables import (
     Table,
@@ -50,6 +50,7 @@ from studies.pipelines import table as pipelines_table
 from studies.plan_accuracy import table as accuracy_table
 from studies.policy_grid import table as grid_table
 from studies.remote_experts import table as remote_table
+from studies.report.plots import plot_throughput
 from studies.report.summary import README_BEGIN, README_END, claims, readme_table, summary
 from studies.server_under_grammars import table as grammars_table
 from studies.server_under_long_prompts import table as long_prompts_table

@@ -68,6 +68,6 @@ def test_a_study_gives_a_record_of_every_case_and_starts_other_ranks_for_another
 
 def test_a_rank_that_is_gone_is_an_error(ranks):
     """The last here: it ends the ranks."""
-    os.kill(ranks._processes[1].pid, signal.SIGKILL)
-    with pytest.raises(GroupError, match=r"rank \d of the measurement is gone"):
+    os.kill(ranks._ranks.processes[1].pid, signal.SIGKILL)
+    with pytest.raises(GroupError, match=r"process \d of the study is gone"):
         ranks.run(Task(CASE, "sliced", is_checked=False))
