@@ -23,8 +23,8 @@ from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
 from moeflow.engine.text.answer_form.form import JsonForm
 from moeflow.planner.hardware.host import host_resources
 from studies.harness.command import run_study
+from studies.harness.interleaved import measure_interleaved
 from studies.harness.records import publish
-from studies.harness.turns import measure_in_turns
 
 ITEM = {
     "type": "object",
@@ -52,7 +52,7 @@ def step_s(llm: LLM, batch: int, num_tokens: int, grammar: str) -> float:
 def measure(llm: LLM, batch: int, num_tokens: int, rounds: int) -> dict[str, Any]:
     """Return the steps of one batch size, in seconds, with a schema and without in turns; a first round warms up."""
     arms = {name: partial(step_s, llm, batch, num_tokens, form) for name, form in (("plain_s", ""), ("formed_s", FORM))}
-    return {"batch_size": batch, **measure_in_turns(arms, rounds)}
+    return {"batch_size": batch, **measure_interleaved(arms, rounds)}
 
 
 @click.command(help=__doc__)

@@ -39,7 +39,7 @@ from moeflow.parallel.tcp.mesh import Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from moeflow.parallel.tcp.tcp_link import TcpLink
 from studies.harness.command import run_study
-from studies.harness.turns import measure_in_turns, microseconds_text, seconds
+from studies.harness.interleaved import measure_interleaved, microseconds_text, seconds
 
 SIZES = tuple(1 << shift for shift in range(10, 25, 2))  # bytes of each rank
 MOVED_BYTES = 64 << 20  # by a rank at each size, by either way
@@ -77,7 +77,7 @@ def measure(group: SharedMemoryGroup, tcp: TcpGroup, plain: socket.socket | None
             partial(dist.all_gather, outs, tensor),
         )
         arms = {way: partial(timed, group, call) for way, call in zip(WAYS, calls, strict=True)}
-        times[num_bytes] = measure_in_turns(arms, max(7, min(500, MOVED_BYTES // num_bytes)), warm_ups=3)
+        times[num_bytes] = measure_interleaved(arms, max(7, min(500, MOVED_BYTES // num_bytes)), warm_ups=3)
     return times
 
 

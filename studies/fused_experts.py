@@ -33,8 +33,8 @@ from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.planner.hardware.host import host_resources
 from studies.harness.command import run_study
+from studies.harness.interleaved import interleaved
 from studies.harness.records import publish
-from studies.harness.turns import in_turns
 
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 32, 1024, 768, 4
 NUM_LAYERS = 4  # in float32 300 MB each, and as much for our form of it
@@ -114,7 +114,7 @@ def measure(layers: dict[str, list[Layer]], num_tokens: int, weights: str, repea
     times: dict[str, list[float]] = {name: [] for name in names}
     calls = dict.fromkeys(names, NUM_LAYERS)
     foreign_before, began = foreign_cpu_s(), time.perf_counter()
-    for repeat, name in in_turns(names, repeats + 1):
+    for repeat, name in interleaved(names, repeats + 1):
         time.sleep(PAUSE_S)
         start = time.perf_counter()
         for layer in itertools.islice(turns[name], calls[name]):

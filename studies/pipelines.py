@@ -69,8 +69,8 @@ from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from studies.harness.command import run_study
+from studies.harness.interleaved import interleaved
 from studies.harness.records import recorder
-from studies.harness.turns import in_turns
 
 SHARING = "cgopipe+host"
 PIPELINES = (SHARING, "cgopipe", "fastdecode", "flexgen-cpu-attention", "flexgen", "zero-inference")
@@ -304,7 +304,7 @@ def cases(pipelines: Sequence[str], micro_batches: Sequence[int]) -> Iterator[tu
 def take_turns(runners: Sequence[Runner], num_steps: int, num_rounds: int) -> list[list[Turn]]:
     """Return each runner's turns, the first of which warmed it up and is left out."""
     turns: dict[int, list[Turn]] = {which: [] for which in range(len(runners))}
-    for number, which in in_turns(list(turns), num_rounds + 1):
+    for number, which in interleaved(list(turns), num_rounds + 1):
         steps = num_steps if number else WARM_UP_STEPS.get(runners[which].pipeline, 1)
         turns[which] += undisturbed(runners[which], steps, f"round {number}")[: number and 1]
     return list(turns.values())

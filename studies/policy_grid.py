@@ -44,8 +44,8 @@ from moeflow.planner.usage import Usage
 from moeflow.train.builtin import ensure_builtin_model
 from moeflow.train.routing_learning import other_text
 from studies.harness.command import run_study
+from studies.harness.interleaved import interleaved
 from studies.harness.records import publish
-from studies.harness.turns import in_turns
 
 CHOSEN = "as planned"
 
@@ -138,7 +138,7 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
     grid = list(points(planned, batches))
     rates: dict[str, list[float]] = {}
     with bar(rounds * len(grid)) as shown:
-        for _, (point, settings) in in_turns(grid, rounds):
+        for _, (point, settings) in interleaved(grid, rounds):
             shown.say(point)
             rates.setdefault(point, []).append(run(settings, job))
             shown.advance()

@@ -20,7 +20,7 @@ from moeflow.cli.bench.output import show
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weight import PackedWeight
 from studies.harness.command import run_study
-from studies.harness.turns import measure_in_turns, microseconds_text, seconds
+from studies.harness.interleaved import measure_interleaved, microseconds_text, seconds
 
 TURNS = 200  # of a round, some milliseconds
 
@@ -55,7 +55,7 @@ def main(num_threads: int, torch_threads: int, rounds: int) -> None:
         for name, torch_call in operations.items():
             arms = {"pool": (pool_call,), "torch": (torch_call,), "both": (pool_call, torch_call)}
             loops = {arm: partial(loop_s, *calls) for arm, calls in arms.items()}
-            pool, alone, turns = measure_in_turns(loops, rounds, warm_ups=0).values()
+            pool, alone, turns = measure_interleaved(loops, rounds, warm_ups=0).values()
             price = [both - a - b for a, b, both in zip(pool, alone, turns, strict=True)]
             found.append((f"{rows} rows, {name}", *map(microseconds_text, (pool, alone, turns, price))))
     title = f"Microseconds: {extension.isa_name()}, {num_threads} threads, torch {torch_threads}"

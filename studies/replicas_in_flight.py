@@ -37,7 +37,7 @@ from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from studies.harness.children import Children
 from studies.harness.command import run_study
-from studies.harness.turns import measure_in_turns
+from studies.harness.interleaved import measure_interleaved
 
 NUM_REPLICAS: Final = 2
 CHOSEN: Final = 0  # micro-batches: as many as the engine finds to be best
@@ -156,7 +156,7 @@ def measure(
 ) -> list[tuple[str, ...]]:
     """Return a line of the table for each number of micro-batches; the first run of each warms up."""
     arms = {number: partial(replicas.ask, (number, num_requests, num_tokens)) for number in micro_batches}
-    runs = measure_in_turns(arms, repeats)
+    runs = measure_interleaved(arms, repeats)
     rows: list[tuple[str, ...]] = []
     for number, found in runs.items():
         walls = [max(seconds for seconds, _, _ in each) for each in found]

@@ -24,7 +24,7 @@ from moeflow.pipeline.runtime.trace import Trace
 from moeflow.pipeline.sequential import sequential
 from moeflow.pipeline.task import COMPUTE, Task, TaskMaker, checked
 from studies.harness.command import run_study
-from studies.harness.turns import measure_in_turns, microseconds_text, seconds
+from studies.harness.interleaved import measure_interleaved, microseconds_text, seconds
 
 LAYERS = 48
 SUBMISSIONS = 1000
@@ -78,7 +78,7 @@ def main(rounds: int) -> None:
             "to and fro between two threads": (lambda: seconds(lambda: both.run(to_and_fro())), 2 * LAYERS),
             "submitted to a busy disk": (lambda: submit_while_busy(disk), SUBMISSIONS),
         }
-        times = measure_in_turns({name: run for name, (run, _) in cases.items()}, rounds)
+        times = measure_interleaved({name: run for name, (run, _) in cases.items()}, rounds)
     rows = tuple((name, microseconds_text(found, cases[name][1])) for name, found in times.items())
     show(Table("Tasks that do nothing", ("", "microseconds a task"), rows))
 

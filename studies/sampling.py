@@ -21,7 +21,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.verification import verify
 from moeflow.kernels.cpu import extension
 from studies.harness.command import run_study
-from studies.harness.turns import seconds
+from studies.harness.interleaved import seconds
 
 KINDS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},

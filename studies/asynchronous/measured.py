@@ -61,7 +61,7 @@ from studies.asynchronous.inflight_run import InFlight, InFlightRun
 from studies.asynchronous.mapper import RoundRobinMapper
 from studies.harness.children import Children
 from studies.harness.command import run_study
-from studies.harness.turns import measure_in_turns
+from studies.harness.interleaved import measure_interleaved
 from studies.parallel.case import Case, LayerShape, Tokens
 from studies.parallel.layouts import WholeExperts
 from studies.parallel.meter import Meter
@@ -386,7 +386,7 @@ def main(
                         folder=folder,
                     )
                     with devices(study) as children:
-                        runs = measure_in_turns({form: partial(children.ask, form, Went) for form in FORMS}, repeats)
+                        runs = measure_interleaved({form: partial(children.ask, form, Went) for form in FORMS}, repeats)
                 digests = {tuple(went.digest for went in each) for found in runs.values() for each in found}
                 assert len(digests) == 1, "both forms compute the same bits"
                 before = statistics.mean(idle_s(runs[SYNCHRONOUS]))

@@ -1,1 +1,1 @@
-"""Common parts of all studies: the command line, arms in turns, records and their tables."""
+"""Common parts of all studies: the command line, interleaved arms, records and their tables."""

@@ -21,7 +21,7 @@ from moeflow.parallel.placement.layouts import CAPACITY, CAPACITY_DROPLESS
 from moeflow.planner.costs.parallel_costs import padded_rows
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.this_machine import how_measured
-from studies.harness.turns import in_turns
+from studies.harness.interleaved import interleaved
 from studies.parallel.case import Case, LayerShape
 from studies.parallel.figures import to_fields
 from studies.parallel.meter import SECTIONS
@@ -72,7 +72,7 @@ class ParallelStudy:
         self, case: Case, ranks: RankProcesses, measured: Measured | None, on_pass: Callable[[], None]
     ) -> dict[str, Any]:
         runs: dict[str, list[list[RankRun]]] = {name: [] for name in self.layouts}
-        for repeat, name in in_turns(self.layouts, self.repeats + 1):
+        for repeat, name in interleaved(self.layouts, self.repeats + 1):
             runs[name].append(ranks.run(Task(case, name, is_checked=repeat == 0)))
             on_pass()
         predicted = predict(case, self.machine, self.layouts, measured) if self.machine and measured else {}

@@ -14,20 +14,20 @@ from moeflow.bench.tables import Table
 from moeflow.core.errors import ConfigError, EngineError, GroupError
 from studies.harness.children import Children
 from studies.harness.command import command_line, program
+from studies.harness.interleaved import interleaved, measure_interleaved, microseconds_text
 from studies.harness.records import publish
-from studies.harness.turns import in_turns, measure_in_turns, microseconds_text
 from tests.studies.running import Started
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 
 
 def test_arms_take_turns_in_alternating_order():
-    assert list(in_turns("ab", 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    assert list(interleaved("ab", 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
 
 
 def test_warm_ups_are_left_out():
     numbers = count()
-    found = measure_in_turns({"one": lambda: next(numbers), "other": lambda: next(numbers)}, 2, warm_ups=2)
+    found = measure_interleaved({"one": lambda: next(numbers), "other": lambda: next(numbers)}, 2, warm_ups=2)
     assert found == {"one": [4, 7], "other": [5, 6]}
 
 

@@ -1,4 +1,4 @@
-"""Measures several arms in turns, so that a drift of the machine affects all alike."""
+"""Measures several arms alternately, so that a drift of the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Name = TypeVar("Name")
 Result = TypeVar("Result")
 
 
-def in_turns(arms: Sequence[Name], rounds: int) -> Iterator[tuple[int, Name]]:
+def interleaved(arms: Sequence[Name], rounds: int) -> Iterator[tuple[int, Name]]:
     """Yield each arm once a round, with the round's number. Every other round has the reverse order."""
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else reversed(arms):
             yield number, arm
 
 
-def measure_in_turns(
+def measure_interleaved(
     arms: Mapping[Name, Callable[[], Result]], rounds: int, *, warm_ups: int = 1
 ) -> dict[Name, list[Result]]:
     """Call each arm once a round and return its results, without those of the first `warm_ups` rounds."""
     found: dict[Name, list[Result]] = {name: [] for name in arms}
-    for number, name in in_turns(list(arms), warm_ups + rounds):
+    for number, name in interleaved(list(arms), warm_ups + rounds):
         result = arms[name]()
         if number >= warm_ups:
             found[name].append(result)
