@@ -21,6 +21,7 @@ import click
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
+from moeflow.cli.options import default_cache_dir
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
@@ -47,7 +48,7 @@ def resident_config(model: str, quantize: str | None, num_threads: int | None) -
 
 def over_slots(config: EngineConfig, quantize: str | None, percent: int, policy: str, predictor: str) -> EngineConfig:
     """Return the same over slots for so many of its experts."""
-    cache_dir = Path.home() / ".cache" / "moeflow"
+    cache_dir = default_cache_dir()
     index = pack(config.model_path, None, cache_dir=cache_dir, quantize=quantize)
     slots = ExpertSlotsConfig(
         packed_weights_file=str(index.path),
@@ -149,7 +150,7 @@ def main(
     **chosen: str,
 ) -> None:
     """Load both, decode, compare."""
-    folder = model or str(ensure_builtin_model(Path.home() / ".cache" / "moeflow"))
+    folder = model or str(ensure_builtin_model(default_cache_dir()))
     config, prompts = resident_config(folder, quantize, threads), prompts_of(folder)
     resident = Engine.load(config)
     rows = []

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
@@ -60,16 +61,10 @@ def group_or_none(limit_bytes: int | None) -> Iterator[MemoryLimit | None]:
 
 def tree(root: int) -> list[int]:
     """Return a process and all that it started."""
-    found, parents = [root], {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except (OSError, IndexError):
-                continue
-    for process in found:
-        found += [child for child, parent in parents.items() if parent == process]
-    return found
+    try:
+        return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]
+    except psutil.Error:
+        return [root]
 
 
 def field_bytes(process: int, name: str) -> int:

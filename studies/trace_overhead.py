@@ -19,7 +19,7 @@ import click
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
-from moeflow.cli.options import byte_count
+from moeflow.cli.options import byte_count, default_cache_dir
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
 from moeflow.engine.engine import Engine
@@ -61,7 +61,7 @@ def measure(engine: Engine, runner: ModelRunner) -> dict[bool, list[float]]:
 @result_options
 def main(memory: int, tokens: int, as_json: bool, out: Path | None) -> None:
     """Compare passes with and without a trace."""
-    cache_dir = Path.home() / ".cache" / "moeflow"
+    cache_dir = default_cache_dir()
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             model=str(ensure_builtin_model(cache_dir)),

@@ -22,7 +22,7 @@ from studies.offload.contestants import FOLDER, Built, Model, within
 from studies.offload.measure import Run
 from studies.offload.prompts import WORKLOADS, cut_prompts, default_texts
 from studies.offload.tables import offload_table
-from studies.peers.commands.options import folder_option
+from studies.peers.commands.options import folder_option, say
 from studies.peers.contestants import SHARED
 from studies.peers.environments import IK_LLAMA_NATIVE, LLAMA
 from studies.peers.model import QUANTIZATIONS, write_gguf
@@ -98,12 +98,12 @@ def measure(
     model = Model(folder, weights)
     built = Built(asked["bigmoe"], tuple(asked["bigmoe_options"].split()))
     prompts = cut_prompts(model.file, files, asked["workload"], count=count, length=length, seed=seed)
-    run = Run(model, prompts, asked["num_new"], threads, seed, _say)
+    run = Run(model, prompts, asked["num_new"], threads, seed, say)
     answers, resident = run.reference()
     budgets = []
     for share in shares:
         budget_bytes = int(share * model.num_bytes)
-        _say(f"within {format_bytes(budget_bytes)}:")
+        say(f"within {format_bytes(budget_bytes)}:")
         contestants = [each for each in within(budget_bytes, model, policies, built) if not _is_in(each.name, left_out)]
         rows = run.within(budget_bytes, contestants, answers)
         budgets.append({"share": share, "bytes": budget_bytes, "rows": rows})
@@ -136,10 +136,6 @@ def show_files(files: tuple[Path, ...]) -> None:
 
 def _is_in(name: str, parts: tuple[str, ...]) -> bool:
     return any(part in name for part in parts)
-
-
-def _say(what: str) -> None:
-    click.echo(what, err=True)
 
 
 if __name__ == "__main__":

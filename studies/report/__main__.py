@@ -165,10 +165,14 @@ def origin(record: Record) -> str:
     return f"\n`{command}`  \n{day}, commit {commit}{mark}{with_threads}, {versions}.\n\n"
 
 
-def write_engine(records: list[Record], _docs: Path) -> str:
-    """Write each model and format's newest measurement."""
-    groups = group(records, lambda r: (r["model"]["name"], r["weight_format"], r["device"]))
-    return "".join(engine_table(newest(found)).to_markdown() + origin(newest(found)) for found in groups.values())
+def newest_of_each(records: Iterable[Record], key: Callable[[Record], Any]) -> list[Record]:
+    """Return the newest of the records that a key tells apart."""
+    return [newest(found) for found in group(records, key).values()]
+
+
+def text_of(tables: Iterable[Table], records: Iterable[Record]) -> str:
+    """Write tables, and the commands of their records."""
+    return "\n".join(table.to_markdown() for table in tables) + origins(records)
 
 
 def write_serve(records: list[Record], docs: Path) -> str:
@@ -176,7 +180,7 @@ def write_serve(records: list[Record], docs: Path) -> str:
     text = ""
     for number, (key, found) in enumerate(group(records, traffic).items(), 1):
         run = newest_runs(found)
-        text += "\n".join(table.to_markdown() for table in serve_tables(run)) + origins(run)
+        text += text_of(serve_tables(run), run)
         slug = re.sub(r"[^a-z0-9]+", "-", f"{number} {key[0]} {key[1] or ''}".lower()).strip("-")
         text += pictures(run, docs, slug)
     return text
@@ -203,7 +207,7 @@ def write_parallel(records: list[Record], docs: Path) -> str:
         grid = [r for r in found if (r["command"], r["commit"]) == (last["command"], last["commit"])]
         file = docs / "images" / f"parallel-{number}.png"
         plot_parallel(grid, file)
-        text += "\n".join(table.to_markdown() for table in parallel_tables(grid)) + origins(grid)
+        text += text_of(parallel_tables(grid), grid)
         text += f"![{title(last)}](images/{file.name})\n\n"
     return text
 
@@ -217,7 +221,7 @@ def write_batch(records: list[Record], _docs: Path) -> str:
         chosen = [
             record for same in jobs.values() for record in same if but_for_seed(record) == but_for_seed(newest(same))
         ]
-        text += "\n".join(table.to_markdown() for table in batch_tables(chosen)) + origins(chosen)
+        text += text_of(batch_tables(chosen), chosen)
     return text
 
 
@@ -231,30 +235,20 @@ def but_for_seed(record: Record) -> str:
     return re.sub(r" --seed \d+", "", record["command"])
 
 
-def write_quality(records: list[Record], _docs: Path) -> str:
-    """Write one table, a row for each model, format and text."""
-    groups = group(
-        records, lambda r: (r["model"], r["weight_format"], r["kv_dtype"], r["text"], r.get("has_importance", False))
-    )
-    chosen = [newest(found) for found in groups.values()]
-    return quality_table(chosen).to_markdown() + origins(chosen)
-
-
 def write_peers(records: list[Record], _docs: Path) -> str:
     """Write ours beside the best peer, then each pair. Of a peer's builds, the one that was measured last counts."""
     groups = group(records, lambda r: (r["format"], r["ours"], r["peer"].removesuffix(", AVX2")))
     chosen = [record for found in groups.values() for record in newest_rows(found)]
     by_isa = group(chosen, lambda r: r.get("isa", NATIVE)).values()
-    tables: list[Table] = [*map(summary_table, by_isa), *map(pair_table, chosen)]
-    return "\n".join(table.to_markdown() for table in tables) + origins(chosen)
+    return text_of([*map(summary_table, by_isa), *map(pair_table, chosen)], chosen)
 
 
 def write_each(table: Callable[[Sequence[Record]], Table], key: Callable[[Record], Any]) -> Callable[..., str]:
     """Return how to write one table of the newest records that the key tells apart."""
 
     def write(records: list[Record], _docs: Path) -> str:
-        chosen = [newest(found) for found in group(records, key).values()]
-        return table(chosen).to_markdown() + origins(chosen)
+        chosen = newest_of_each(records, key)
+        return text_of([table(chosen)], chosen)
 
     return write
 
@@ -267,15 +261,15 @@ def write_speculation(records: list[Record], docs: Path) -> str:
         record = newest(found)
         file = docs / "images" / f"speculation-{number}.png"
         plot_speculation(record, file)
-        text += "\n".join(table.to_markdown() for table in speculation_tables(record)) + origin(record)
+        text += text_of(speculation_tables(record), [record])
         text += f"![Right guesses by tokens ahead, and speed-ups](images/{file.name})\n\n"
     return text
 
 
 def write_sida(records: list[Record], docs: Path) -> str:
     """Write the newest run of each classifier on each of its texts, with its picture."""
-    chosen = [newest(found) for found in group(records, lambda r: (r["model"], r["data"], r["lossy"])).values()]
-    text = "\n".join(table.to_markdown() for table in sida_tables(chosen)) + origins(chosen)
+    chosen = newest_of_each(records, lambda r: (r["model"], r["data"], r["lossy"]))
+    text = text_of(sida_tables(chosen), chosen)
     for record in chosen:
         file = docs / "images" / f"sida-{record['model']}.png"
         plot_sida(record, file)
@@ -287,9 +281,8 @@ def write_pipelines(records: list[Record], _docs: Path) -> str:
     """Write a table for each model and device, with each pipeline's newest run in each size of micro-batches."""
     text = ""
     for found in group(records, lambda r: (r["model"], r["weights"], r["device"], r.get("device_share"))).values():
-        runs = group(found, lambda r: (r["pipeline"], r["micro_batch"]))
-        chosen = [newest(same) for same in runs.values()]
-        text += pipelines_table(chosen).to_markdown() + origins(chosen)
+        chosen = newest_of_each(found, lambda r: (r["pipeline"], r["micro_batch"]))
+        text += text_of([pipelines_table(chosen)], chosen)
     return text
 
 
@@ -297,15 +290,14 @@ def write_newest(table: Callable[[Record], Table], key: Callable[[Record], Any])
     """Return how to write a table of the newest record of each kind that the key tells apart."""
 
     def write(records: list[Record], _docs: Path) -> str:
-        chosen = [newest(found) for found in group(records, key).values()]
-        return "".join(table(record).to_markdown() + origin(record) for record in chosen)
+        return "".join(text_of([table(record)], [record]) for record in newest_of_each(records, key))
 
     return write
 
 
 def write_versus(records: list[Record], docs: Path) -> str:
     """Write one table of all families' random models, and one of each other model."""
-    families = [newest(found) for found in group(filter(is_family, records), lambda r: r["model"]).values()]
+    families = newest_of_each(filter(is_family, records), lambda r: r["model"])
     text = families_table(families).to_markdown() + family_origins(families) if families else ""
     others = [record for record in records if not is_family(record)]
     return text + write_newest(versus_table, lambda r: (r["model"], r["weight_format"]))(others, docs)
@@ -322,12 +314,11 @@ def family_origins(records: Sequence[Record]) -> str:
 
 def write_paper(records: list[Record], _docs: Path) -> str:
     """Write what was published beside the newest predictions."""
-    record = newest(records)
-    return "\n".join(table.to_markdown() for table in paper_tables(record)) + origin(record)
+    return text_of(paper_tables(newest(records)), [newest(records)])
 
 
 SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
-    "engine": ("Engine", write_engine),
+    "engine": ("Engine", write_newest(engine_table, lambda r: (r["model"]["name"], r["weight_format"], r["device"]))),
     "peers": ("Other engines", write_peers),
     "peer_starts": (
         "Other engines: from start to first token",
@@ -366,7 +357,13 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "engine_aborts": ("Clients that hang up", write_newest(aborts_table, lambda r: r["num_aborts"])),
     "batch": ("Batch jobs", write_batch),
     "parallel": ("Experts over ranks", write_parallel),
-    "quality": ("Quality", write_quality),
+    "quality": (
+        "Quality",
+        write_each(
+            quality_table,
+            lambda r: (r["model"], r["weight_format"], r["kv_dtype"], r["text"], r.get("has_importance", False)),
+        ),
+    ),
     "gguf_answers": ("Answers of GGUF files", write_each(gguf_table, lambda r: (r["model"], r["format"]))),
     "plan_accuracy": ("Plans: predicted and measured", write_newest(accuracy_table, lambda r: r["model"])),
     "policy_grid": (
