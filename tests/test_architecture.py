@@ -375,6 +375,7 @@ def test_what_needs_no_torch_is_imported_without_it(places):
         ("engine/b.py", "from transformers import AutoTokenizer", "imports transformers"),
         ("experts/a.py", "from torch import distributed", "imports torch.distributed"),
         ("checkpoint/a.py", "import pickle", "imports pickle"),
+        ("bench/a.py", "from studies.parallel import tables", "imports studies"),
         ("engine/a.py", "def f():\n    import json", "inside a function"),
         ("engine/a.py", "import importlib\nimportlib.import_module('x')", "inside a function"),
         ("engine/a.py", "import os\nx = os.environ['A']", "environment"),

@@ -12,9 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from moeflow.core.errors import EngineError
+from studies.harness.interleaved import measure_interleaved
 from studies.harness.needs import ROOT
 from studies.peers.contestants import Contestant
 from studies.peers.processes import EngineProcess
@@ -80,15 +82,12 @@ def measure(
     logs: Path,
     say: Callable[[str], None],
 ) -> dict[str, list[float]]:
-    """Return everyone's seconds in each round, in turns; the first round is not kept. Raises: EngineError."""
-    found: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
-    for number in range(rounds + 1):
-        say(f"starts: {f'round {number}' if number else 'warming up'}")
-        seconds = {OURS: program.first_token_s(threads)}
-        for peer in peers:
-            with EngineProcess(peer, threads=threads, seed=0, log=logs / "start.log") as process:
-                seconds[peer.name] = process.first["start_s"]
-        if number:
-            for name, value in seconds.items():
-                found[name].append(value)
-    return found
+    """Return everyone's seconds in each round after the first. Raises: EngineError."""
+
+    def peer_s(peer: Contestant) -> float:
+        say(f"starts: {peer.name}")
+        with EngineProcess(peer, threads=threads, seed=0, log=logs / "start.log") as process:
+            return float(process.first["start_s"])
+
+    arms = {OURS: partial(program.first_token_s, threads), **{peer.name: partial(peer_s, peer) for peer in peers}}
+    return measure_interleaved(arms, rounds)
