@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 class Children:
-    """Processes that work together. A context manager, at whose end they are gone."""
+    """The processes of one measurement. A context manager, at whose end they are gone."""
 
     def __init__(self) -> None:
         """Begin with no process."""

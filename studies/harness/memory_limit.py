@@ -1,4 +1,4 @@
-"""A limit on memory and page cache from outside: a cgroup, of version 1 or 2, in which processes start."""
+"""A limit on the memory and page cache of processes: a cgroup of version 1 or 2."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MemoryLimit:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that memory and page cache of the group have taken together."""
+        """The largest sum of the group's memory and page cache."""
         return int((self._folder / self._version.peak).read_text())
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Runs a study's command in this process as a user does."""
+"""Runs a study's command in this process, errors and exit code included."""
 
 from __future__ import annotations
 
