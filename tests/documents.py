@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# Pages of what there is now: `docs/LOG.md` tells of what there was.
-PAGES = [*sorted(ROOT.glob("*.md")), *(file for file in sorted(ROOT.glob("docs/*.md")) if file.name != "LOG.md")]
+RESULTS = ROOT / "docs" / "studies" / "benchmarks.md"  # generated; its commands are those of measured commits
+# Pages of the present. `LOG.md` and `RESULTS` show past commands.
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(file for file in sorted(ROOT.glob("docs/**/*.md")) if file.name != "LOG.md" and file != RESULTS),
+]
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PROMPT = re.compile(r"\w?\$ ")  # "a$ " and "b$ " where there are two machines
 

@@ -30,6 +30,7 @@ from tests.checkpoint.tiny_models import random_weights, write_gguf
 from tests.documents import documented_configuration
 from tests.packed import pack_beside
 from tests.planner.examples import machine
+from tests.studies import running
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.train.classifiers.toy import write_texts
@@ -46,7 +47,7 @@ REQUEST = {
 
 
 class ReadersMachine:
-    """Runs `moeflow` command lines in this process, in a folder and with a home of their own."""
+    """Runs command lines of `moeflow` and of studies in this process, in a folder and with a home of their own."""
 
     def __init__(self, folder: Path, hub: Hub, patch: pytest.MonkeyPatch) -> None:
         self.home = folder / "home"
@@ -76,7 +77,10 @@ class ReadersMachine:
         source, target = (self._taken(words, sign) for sign in "<>")
         if source:
             stdin = source.read_text(encoding="utf-8")
-        result = CliRunner().invoke(main, words[1:], input=stdin, prog_name="moeflow")
+        if words[:2] == ["python", "-m"]:
+            result = running.run(*words[2:], stdin=stdin)
+        else:
+            result = CliRunner().invoke(main, words[1:], input=stdin, prog_name="moeflow")
         if target:
             target.write_text(result.stdout, encoding="utf-8")
         return result

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from moeflow.cli.main import main
-from tests.documents import PAGES, ROOT, commands_in, without_blocks
+from tests.documents import PAGES, RESULTS, ROOT, commands_in, without_blocks
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -80,7 +80,7 @@ def options_alone(line: str) -> list[str]:
     return re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", line) if line.startswith("--") else []
 
 
-@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [*PAGES, RESULTS], ids=lambda file: file.name)
 def test_links_lead_somewhere(file):
     assert broken_links(file, file.read_text(encoding="utf-8")) == []
 
@@ -95,8 +95,10 @@ def test_verbs_and_options_are_there(file):
 
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_scripts_and_tests_are_there(file):
-    names = re.findall(r"\b((?:benchmarks|scripts|tests|examples)/[\w./-]+)", file.read_text(encoding="utf-8"))
-    assert [name for name in names if not (ROOT / name.rstrip(".")).exists()] == []
+    text = file.read_text(encoding="utf-8")
+    names = re.findall(r"(?<![\w/])((?:studies|scripts|tests|examples)/[\w./-]+)", text)
+    names += [name.replace(".", "/") for name in re.findall(r"(?<=-m )studies[\w.]+", text)]
+    assert [name for name in names if not any(ROOT.glob(f"{name.rstrip('.')}*"))] == []
 
 
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)

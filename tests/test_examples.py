@@ -140,12 +140,12 @@ def test_a_layout_is_in_the_help_and_is_simulated_measured_and_planned(run, tmp_
     assert re.search(r"--expert-layout \[[^]]*everywhere\]", " ".join(run(*MOEFLOW, "serve", "--help-all").split()))
     names = ("--layout", "everywhere", "--layout", "expert", "--json")
     routing = ("--ranks", "4", "--tokens", "4000", "--skew", "0.9", "--skew-experts", "1")
-    shown = run(*MOEFLOW, "simulate", "parallel", "--machine", "h100", "--model", "mixtral-8x7b", *routing, *names)
+    shown = run("-m", "studies.parallel.simulated", "--machine", "h100", "--model", "mixtral-8x7b", *routing, *names)
     simulated = {one["layout"]: one for one in map(json.loads, shown.splitlines())}
     assert simulated["everywhere"]["work_max_over_mean"] < 1.2 < simulated["expert"]["work_max_over_mean"]
     assert simulated["everywhere"]["by_formula"]["seconds"] < simulated["expert"]["by_formula"]["seconds"]
     sizes = ("--ranks", "2", "--experts", "5", "--tokens", "16", "--hidden", "64", "--width", "64", "--repeats", "1")
-    (record,) = map(json.loads, run(*MOEFLOW, "bench", "parallel", *sizes, *names).splitlines())
+    (record,) = map(json.loads, run("-m", "studies.parallel", *sizes, *names).splitlines())
     assert "everywhere" in record["layouts"]  # and its sums were compared with one process's
     write_tiny_mixtral(tmp_path, num_local_experts=5)
     (tmp_path / "host.json").write_text(machine_to_json(machine(ram=2 * 10**9)))
