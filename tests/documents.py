@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# Pages of what there is now: `docs/LOG.md` tells of what there was.
-PAGES = [*sorted(ROOT.glob("*.md")), *(file for file in sorted(ROOT.glob("docs/*.md")) if file.name != "LOG.md")]
+# Pages about the present: the log describes the past.
+PAGES = [*sorted(ROOT.glob("*.md")), *(file for file in sorted(ROOT.glob("docs/**/*.md")) if file.name != "log.md")]
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PROMPT = re.compile(r"\w?\$ ")  # "a$ " and "b$ " where there are two machines
 
@@ -44,11 +44,16 @@ def commands_in(text: str) -> list[str]:
     return [*(command.line for command in commands_in_blocks(text)), *code_in_prose(text)]
 
 
+def page_name(page: Path) -> str:
+    """Return the path of a page in the project, for the names of tests."""
+    return str(page.relative_to(ROOT))
+
+
 def without_blocks(text: str) -> str:
     return _FENCED.sub("", text)
 
 
 def documented_configuration() -> str:
-    """Return the configuration file that the page of operations shows."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    """Return the configuration file of the guide to running a server."""
+    text = (ROOT / "docs" / "guides" / "run.md").read_text(encoding="utf-8")
     return next(block for language, block in _FENCED.findall(text) if language == "toml")

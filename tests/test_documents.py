@@ -1,6 +1,6 @@
 """What the documents name is there: links and their headings, verbs and options, scripts, variables, metrics, codes.
 
-`docs/LOG.md` is left out where it tells of what there was.
+The log is left out: it describes the past.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import click
 import pytest
 
 from moeflow.cli.main import main
-from tests.documents import PAGES, ROOT, commands_in, without_blocks
+from tests.documents import PAGES, ROOT, commands_in, page_name, without_blocks
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -35,6 +35,12 @@ def broken_links(file: Path, text: str) -> list[str]:
         if not page.exists() or (anchor and anchor not in heading_names(page.read_text(encoding="utf-8"))):
             found.append(target)
     return found
+
+
+@cache
+def source_code() -> str:
+    """Return the text of all modules."""
+    return "".join(path.read_text(encoding="utf-8") for path in (ROOT / "moeflow").rglob("*.py"))
 
 
 @cache
@@ -80,12 +86,12 @@ def options_alone(line: str) -> list[str]:
     return re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", line) if line.startswith("--") else []
 
 
-@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PAGES, ids=page_name)
 def test_links_lead_somewhere(file):
     assert broken_links(file, file.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PAGES, ids=page_name)
 def test_verbs_and_options_are_there(file):
     lines = commands_in(file.read_text(encoding="utf-8"))
     assert [name for line in lines for name in unknown_in(line)] == []
@@ -93,16 +99,16 @@ def test_verbs_and_options_are_there(file):
     assert [name for line in lines for name in options_alone(line) if name not in known] == []
 
 
-@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PAGES, ids=page_name)
 def test_scripts_and_tests_are_there(file):
     names = re.findall(r"\b((?:benchmarks|scripts|tests|examples)/[\w./-]+)", file.read_text(encoding="utf-8"))
     assert [name for name in names if not (ROOT / name.rstrip(".")).exists()] == []
 
 
-@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PAGES, ids=page_name)
 def test_variables_metrics_and_codes_are_there(file):
     text = file.read_text(encoding="utf-8")
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "moeflow").rglob("*.py"))
+    source = source_code()
     assert [name for name in set(re.findall(r"\bMOEFLOW_[A-Z_]+", text)) if name not in source] == []
     metrics = {name.removesuffix("_total") for name in re.findall(r"`(moeflow_\w+)", text)}
     assert [name for name in metrics if name not in source] == []

@@ -1,7 +1,7 @@
 """Puts mapped weights on large pages, in a thread, while the model already computes from them.
 
 A file that was read from disk after `MADV_HUGEPAGE` lies on large pages; one that was copied or downloaded just before,
-or read in small pieces, on small ones, from which one request is decoded more slowly (docs/LOG.md). The system
+or read in small pieces, on small ones, from which one request is decoded more slowly (docs/studies/log.md). The system
 copies these together where it can (`MADV_COLLAPSE`). Elsewhere they are dropped and read again, one large page at a
 time: a pass that needs it waits for that one read, and memory holds no more than before. What was not brought in stays
 out, and neither is tried for long where it brings nothing: on file systems without large pages, where other processes

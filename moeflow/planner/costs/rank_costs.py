@@ -1,6 +1,6 @@
 """How long layers take that the ranks of an engine share: that of the rank which has most to do.
 
-Ranks run the same pass from the same numbers (docs/architecture.md), so all know all tokens: with whole experts each
+Ranks run the same pass from the same numbers (docs/internals/ranks.md), so all know all tokens: with whole experts each
 computes the pairs (token, expert) that are its own, with slices a part of all; what they exchange are pairs or units,
 and outputs, put side by side. Each exchange waits for all ranks, so the one with most pairs decides.
 """
