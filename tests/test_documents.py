@@ -116,6 +116,26 @@ def test_variables_metrics_and_codes_are_there(file):
     assert [name for name in codes if f'"{name}"' not in source] == []
 
 
+def longest_paragraph(text: str) -> int:
+    """Return the words of the longest paragraph or list item; tables and headings have none."""
+    lines = [line if re.match(r"[^|<#!]", line) else "" for line in without_blocks(text).splitlines()]
+    blocks = re.split(r"\n\s*\n|\n(?=[-*] )", "\n".join(lines))
+    return max(len(re.sub(r"`[^`]*`", "code", block).split()) for block in blocks)
+
+
+@pytest.mark.parametrize("file", [page for page in PAGES if page.name != "benchmarks.md"], ids=page_name)
+def test_paragraphs_are_short(file):
+    assert longest_paragraph(file.read_text(encoding="utf-8")) <= 80
+
+
+def test_summaries_are_short():
+    readme, changes = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CHANGELOG.md"))
+    assert readme.count("\n") <= 120
+    assert changes.partition("## [Unreleased]")[2].partition("\n## ")[0].count("\n") <= 60
+    log = (ROOT / "docs" / "studies" / "log.md").read_text(encoding="utf-8")
+    assert max(entry.count("\n") for entry in log.split("\n## ")) <= 60
+
+
 def test_what_is_not_there_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# One: two, `three`\n```\n# no heading\n```\n")
@@ -125,5 +145,6 @@ def test_what_is_not_there_is_found(tmp_path):
     assert unknown_in("moeflow serv") == ["moeflow serv"]
     assert unknown_in("moeflow --debug bench serve --rate 2 | grep --count x") == []
     assert unknown_in("moeflow bench serve --rat 2") == ["moeflow bench serve --rat"]
+    assert longest_paragraph("# Five words of a heading\n\n- one `two three`\n- one two three\n\n| a b c d |\n") == 4
     assert options_alone("--memory SIZE, --nothing") == ["--memory", "--nothing"]
     assert commands_in("a `b c`\n```sh\nd \\\n  e\n```\n```\n$ f\nprinted\n```\n") == ["d    e", "f", "b c"]
