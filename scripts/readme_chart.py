@@ -59,7 +59,7 @@ def panels(records: Sequence[Record]) -> list[Panel]:
 
 
 def _decode_bars(newest: Sequence[Record], name: str) -> Iterator[Bar]:
-    """Yield the bars of the newest run in which moeflow and both other engines took turns."""
+    """Yield the bars of the newest run of moeflow and both other engines, interleaved."""
     runs: dict[str, dict[str, Record]] = {}
     for record in newest:
         if record["kind"] == "peers" and record["format"] == name and _rates(record, "ours"):
