@@ -27,7 +27,7 @@ from moeflow.train.predictors import learning_text
 from moeflow.train.speculators import teacher_text
 from tests.checkpoint.hub.hub_server import Hub
 from tests.checkpoint.tiny_models import random_weights, write_gguf
-from tests.documents import documented_configuration
+from tests.documents import ROOT, documented_configuration
 from tests.packed import pack_beside
 from tests.planner.examples import machine
 from tests.studies import running
@@ -118,11 +118,13 @@ def write_models(home: Path, work: Path) -> None:
 
 
 def write_files(work: Path) -> None:
-    """Write texts with classes, requests, a prompt, a configuration."""
+    """Write texts with classes, requests, a prompt, a configuration, a described machine."""
     write_texts(work / "train.tsv", 64)
     write_texts(work / "dev.tsv", 60, seed=1)
     (work / "requests.jsonl").write_text(json.dumps(REQUEST) + "\n")
     (work / "prompt.txt").write_text("Once")
+    (work / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "desktop.json", work / "examples")
     (work / "moeflow.toml").write_text(documented_configuration().replace("16GiB", MEMORY))
 
 

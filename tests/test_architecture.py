@@ -1,4 +1,4 @@
-"""The picture in docs/architecture.md as a test: which folder may import what.
+"""The picture in docs/internals/README.md as a test: which folder may import what.
 
 Reads source text only. `violations` takes any tree, so that the rules themselves are tested below on small
 trees that break them.
@@ -19,7 +19,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "moeflow"
-DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+INTERNALS = sorted((ROOT / "docs" / "internals").glob("*.md"))
+PICTURE = (ROOT / "docs" / "internals" / "README.md").read_text(encoding="utf-8")
 
 FLOORS = {  # of rooms, and of folders in them that stand apart from the rest of their room
     "core": 1,
@@ -244,7 +245,7 @@ def check_file(name: str, tree: ast.Module) -> Iterator[str]:
     if not ast.get_docstring(tree):
         yield "has no docstring that says what it does"
     if "/" in name and name.split("/")[0] not in FLOORS:
-        yield "stands on no floor: add its folder to FLOORS and to docs/architecture.md"
+        yield "stands on no floor: add its folder to FLOORS and to docs/internals/README.md"
         return
     for node, imported in imports(tree):
         problem = check_import(name, imported)
@@ -331,12 +332,13 @@ def is_there(name: str) -> bool:
 
 
 def test_the_picture_shows_the_folders_that_there_are():
-    assert picture(DOCUMENT) == FLOORS
+    assert picture(PICTURE) == FLOORS
     assert {folder.parent.name for folder in PACKAGE.glob("*/__init__.py")} == set(FLOORS)
 
 
-def test_the_document_names_no_file_that_is_not_there():
-    names = named_files(DOCUMENT)
+@pytest.mark.parametrize("page", INTERNALS, ids=lambda page: page.name)
+def test_the_document_names_no_file_that_is_not_there(page):
+    names = named_files(page.read_text(encoding="utf-8"))
     assert [name for name in sorted(names) if not is_there(name)] == []
 
 

@@ -74,7 +74,7 @@ def test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed(run, tmp_path
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 def test_the_documented_command_serves_with_the_policy(run, tmp_path):
     """As printed, where a reader has the built-in model. `--explain` shows the memory and ends it before it serves."""
-    page = (ROOT / "docs" / "extending.md").read_text()
+    page = (ROOT / "docs" / "guides" / "extend.md").read_text()
     (line,) = [it.line for it in commands_in_blocks(page) if "--expert-policy lru-2" in it.line]
     write_models(tmp_path, tmp_path)
     code = f"""
@@ -211,7 +211,7 @@ def test_a_family_of_ones_own_answers(run, tmp_path):
 
 
 def test_each_example_is_short_and_in_the_docs():
-    page = (ROOT / "docs" / "extending.md").read_text()
+    page = (ROOT / "docs" / "guides" / "extend.md").read_text()
     assert len(EXAMPLES) >= 7
     for example in EXAMPLES:
         assert f"examples/{example.name}" in page

@@ -1,7 +1,7 @@
 """Seconds of layers that the ranks of an engine share, on the rank with most work.
 
-Ranks run the same pass on the same numbers (docs/architecture.md), so each knows all tokens. With whole experts, a rank
-computes the pairs (token, expert) of its own experts. With slices, it computes a part of all pairs. Ranks exchange
+Ranks run the same pass on the same numbers (docs/internals/ranks.md), so each knows all tokens. With whole experts, a
+rank computes the pairs (token, expert) of its own experts. With slices, it computes a part of all pairs. Ranks exchange
 pairs or units, and concatenate outputs. Each exchange waits for all ranks, so the one with most pairs decides.
 """
 
