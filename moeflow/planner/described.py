@@ -7,9 +7,8 @@ others in the formats that the engine itself would choose.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -17,35 +16,39 @@ from typing import Final
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import called
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.hardware import DEVICE, RAM, Machine
-from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig
 from moeflow.core.plan import RESIDENT, Plan, Policy
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.registry import read_bare_config, read_model_config
-from moeflow.planner.choices.batching_choice import choose_num_batched_tokens
-from moeflow.planner.choices.expert_plan import min_slots
-from moeflow.planner.choices.processor_choice import Reasons
-from moeflow.planner.choices.rank_choice import explain_ranks, possible_ranks
+from moeflow.planner.choices.batching_choice import Batching, choose_num_batched_tokens
+from moeflow.planner.choices.expert_plan import ExpertPlan
+from moeflow.planner.choices.kv_cache_choice import KVCacheChoice, choose_kv_cache, kv_share
+from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_num_threads
+from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
+from moeflow.planner.choices.state_choice import choose_states, num_state_slots
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision, shares_layers
-from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel
+from moeflow.planner.configuration import Choices, Model, engine_config
+from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, margin_bytes, planned_bytes
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import work_bytes
-from moeflow.planner.estimate import host_costs, machine_reasons
+from moeflow.planner.estimate import Estimator, host_costs, machine_reasons
 from moeflow.planner.forecast import disk_reasons, expert_places, forecast
+from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.model_files import bare_config, shipped_models
+from moeflow.planner.resident_experts import min_slots, num_on_device, num_slots_of_share
 from moeflow.planner.search.host_search import host_policy
-from moeflow.planner.search.objective import Objective
+from moeflow.planner.search.objective import Objective, capacities
 from moeflow.planner.search.search import search
-from moeflow.planner.settings import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Settings
+from moeflow.planner.settings import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Settings, to_plain
 from moeflow.planner.usage import Usage
 
 _GPU: Final = "cuda:0"
@@ -58,6 +61,7 @@ class Planned:
     plan: Plan
     model: CostModel
     objective: Objective
+    estimator: Estimator | None = None  # of the plan's configuration; None: it does not compute on this processor
 
 
 def plan_described(
@@ -72,70 +76,210 @@ def plan_described(
 
     Raises: CapacityError if nothing fits; CheckpointError if there is no such model; ConfigError.
     """
-    shape, choice, learnt = _look_at(settings, has_device=has_device)
-    usage.check(shape, str(settings.model))
-    costs = ModelCosts(shape, _formats(choice, settings, has_device=has_device))
-    machine = machine_of(Wanted(costs=costs, packed_file=None, has_ranks=(settings.num_ranks or 1) > 1))
-    learnt = routing or learnt
-    reasons: Reasons = []
-    objective = usage.objective(_limits(settings, machine), has_device=has_device)
-    if has_device:
-        _check_one_engine(settings)
-        model = CostModel(machine, costs, usage.workload, routing=learnt, process_bytes=PROCESS_BYTES)
-    else:
-        model = _shared_host(_Host(settings, usage, machine, costs, learnt, objective), reasons)
-    model, policy = search(model, objective)
-    plan = Plan(
-        config=_config(settings, choice, model, policy),
-        num_replicas=model.sharing.num_replicas,
-        goal=usage.goal,
-        workload=usage.workload,
-        machine=machine.name,
-        machine_identity=machine.identity,
-        forecast=forecast(model, policy, objective.memory_limits),
-        reasons=(
-            ("weights", f"{choice.name}: {choice.reason or 'as asked for'}"),
-            *reasons,
-            *_why(model, policy),
-            *machine_reasons(machine),
-        ),
-    )
-    return Planned(plan, model, objective)
+    with _opened(settings) as checkpoint:
+        return _Described(settings, usage, checkpoint, has_device=has_device, routing=routing).plan(machine_of)
 
 
-def _look_at(settings: Settings, *, has_device: bool) -> tuple[ModelConfig, WeightChoice, RoutingProfile]:
-    """Return a model's shape, the formats to use, and what was learnt of its routers."""
+@contextmanager
+def _opened(settings: Settings) -> Iterator[Checkpoint | None]:
+    """Yield the model; None: there is its shape alone. Raises: CheckpointError, which names other models."""
     assert settings.model is not None, "a model is named"
-    can_differ = not shares_layers(settings)
-    asked_for = partial(explicit_choice, settings.dtype, settings.quantize, can_pack=True, can_differ=can_differ)
-    if (bare := bare_config(settings.model)) is not None:
-        own, shape = WeightChoice("bfloat16", "bfloat16", "as such models are published"), read_bare_config(bare)
-        chosen = asked_for(shape) or own
-        routers: WeightFormat = "bfloat16" if chosen.matrices == "bfloat16" else "float32"
-        return shape, dataclasses.replace(chosen, routers=routers), EVEN_ROUTING
-    with closing(_opened(settings.model)) as checkpoint:
-        shape = read_model_config(checkpoint)
-        asked = asked_for(shape)
-        chosen = asked or own_precision(
-            checkpoint, lambda _: True, can_differ=can_differ, is_exact=settings.exact_activations
-        )
-        if asked is None and has_device and chosen.matrices == "float32":
-            chosen = WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
-        routing = known_routing(checkpoint, settings.cache_dir)
-        return shape, chosen.with_routers(checkpoint), routing
-
-
-def _opened(model: str) -> Checkpoint:
-    """Return a checkpoint. Raises: CheckpointError, which names what else can be planned for."""
+    if bare_config(settings.model) is not None:
+        yield None
+        return
     try:
-        return open_checkpoint(model)
+        checkpoint = open_checkpoint(settings.model)
     except CheckpointError as error:
-        path, remedy = Path(model), error.remedy
+        path, remedy = Path(settings.model), error.remedy
         if (path / "config.json").is_file():
             remedy += f"; to plan for its shape alone, use `moeflow plan {path / 'config.json'} --machine NAME`"
         elif not path.exists():
             remedy += f"; shapes that can be planned for without weights are {', '.join(shipped_models())}"
         raise CheckpointError(error.problem, file=error.file, tensor=error.tensor, remedy=remedy) from None
+    with closing(checkpoint):
+        yield checkpoint
+
+
+class _Described:
+    """The choices for one model on a described machine."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        usage: Usage,
+        checkpoint: Checkpoint | None,
+        *,
+        has_device: bool,
+        routing: RoutingProfile | None,
+    ) -> None:
+        self.settings, self.usage, self.checkpoint, self.has_device = settings, usage, checkpoint, has_device
+        self.model_name = str(settings.model)
+        if checkpoint is None:
+            self.shape = read_bare_config(shipped_models().get(self.model_name) or Path(self.model_name))
+            self.routing = routing or EVEN_ROUTING
+        else:
+            self.shape = read_model_config(checkpoint)
+            self.routing = routing or known_routing(checkpoint, settings.cache_dir)
+        usage.check(self.shape, self.model_name)
+        self.choice = self._weights()
+        self.reasons: Reasons = [("weights", f"{self.choice.name}: {self.choice.reason or 'as asked for'}")]
+
+    def plan(self, machine_of: Callable[[Wanted], Machine]) -> Planned:
+        """Return the best plan for the machine that `machine_of` returns."""
+        settings, usage, has_device = self.settings, self.usage, self.has_device
+        costs = ModelCosts(self.shape, _formats(self.choice, settings, has_device=has_device))
+        machine = machine_of(Wanted(costs=costs, packed_file=None, has_ranks=(settings.num_ranks or 1) > 1))
+        objective = usage.objective(_limits(settings, machine), has_device=has_device)
+        if has_device:
+            _check_one_engine(settings)
+            model = CostModel(machine, costs, usage.workload, routing=self.routing, process_bytes=PROCESS_BYTES)
+        else:
+            host = _Host(settings, usage, machine, costs, self.routing, objective)
+            model = _shared_host(host, self.reasons)
+        model, policy = search(model, objective)
+        reasons = (*_why(model, policy), *machine_reasons(machine))
+        config = self._config(model, policy, objective)
+        plan = Plan(
+            config=config,
+            settings=to_plain(self._settings(config, machine)),
+            num_replicas=model.sharing.num_replicas,
+            memory_bytes=model.sharing.num_replicas * self._held_bytes(model, policy, config),
+            goal=usage.goal,
+            workload=usage.workload,
+            machine=machine.name,
+            machine_identity=machine.identity,
+            forecast=forecast(model, policy, objective.memory_limits),
+            reasons=(*self.reasons, *reasons),
+        )
+        return Planned(plan, model, objective)
+
+    def _weights(self) -> WeightChoice:
+        """Return the formats of the weights."""
+        settings, checkpoint = self.settings, self.checkpoint
+        can_differ = not shares_layers(settings)
+        asked = explicit_choice(settings.dtype, settings.quantize, self.shape, can_pack=True, can_differ=can_differ)
+        if checkpoint is None:
+            chosen = asked or WeightChoice("bfloat16", "bfloat16", "as such models are published")
+            routers: WeightFormat = "bfloat16" if chosen.matrices == "bfloat16" else "float32"
+            return dataclasses.replace(chosen, routers=routers)
+        chosen = asked or own_precision(
+            checkpoint, lambda _: True, can_differ=can_differ, is_exact=settings.exact_activations
+        )
+        if asked is None and self.has_device and chosen.matrices == "float32":
+            chosen = WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
+        return chosen.with_routers(checkpoint)
+
+    def _config(self, model: CostModel, policy: Policy, objective: Objective) -> EngineConfig:
+        """Return the engine's configuration that carries a policy out."""
+        settings, costs, is_host = self.settings, model.costs, not self.has_device
+        room_bytes = capacities(model, objective.memory_limits)[RAM]
+        cache, offload = self._cache(model, policy, room_bytes), None
+        if not is_host and pipeline_of(model, policy) != RESIDENT:
+            offload = _offload(model, policy, cache.num_blocks)
+        has_slots = is_host and policy.experts_on_disk > 0
+        is_limited = settings.memory_bytes is not None or has_slots
+        num_tokens = max(policy.chunk_tokens, policy.batch_size)
+        states = (
+            num_state_slots(self.shape, policy.batch_size, room_bytes, shares_prefixes=settings.prefix_caching)
+            if is_host
+            else 0
+        )
+        choices = Choices(
+            device="cpu" if is_host or offload is not None else _GPU,
+            cpu_isa=choose_cpu_isa(settings.cpu_isa, "cpu", self.reasons) if is_host and self.checkpoint else "",
+            dtype="float32" if is_host else "bfloat16",
+            weights=self.choice,
+            num_threads=self._num_threads(model.sharing),
+            batching=Batching(policy.batch_size, num_tokens),
+            cache=cache,
+            shares_prefixes=settings.prefix_caching and is_host,
+            states=choose_states(self.shape, states, self.reasons) if is_host else None,
+            experts=self._slots(costs, policy) if has_slots else None,
+            parallel=model.sharing.parallel,
+            offload=offload,
+            device_memory_bytes=0 if is_host else model.machine.level(DEVICE).capacity_bytes,
+            memory=self._memory(model, policy, room_bytes) if is_limited else None,
+        )
+        path, name = _path(settings), called(Path(self.model_name))
+        about = Model(path=path, name=name, shape=self.shape, checkpoint=self.checkpoint, settings=settings)
+        return engine_config(about, choices, self.reasons)
+
+    def _num_threads(self, sharing: Sharing) -> int:
+        """Return the threads of each process, on the machine that makes the plan; 0: there is nothing to run."""
+        if self.checkpoint is None:
+            return self.settings.num_threads or 0
+        num_threads = choose_num_threads(self.settings.num_threads, host_resources(), [])
+        return max(num_threads // (sharing.num_here * sharing.num_replicas), 1)
+
+    def _cache(self, model: CostModel, policy: Policy, room_bytes: int) -> KVCacheChoice:
+        """Return a cache for the workload; on a host, for longer requests, too, as far as memory goes."""
+        dtype, max_tokens = model.costs.formats.kv, model.workload.max_tokens
+        num_blocks = policy.batch_size * ceil(max_tokens / BLOCK_SIZE)
+        shape = RankMemory.of(model.costs, model.sharing.parallel).kv_shape
+        cache = KVCacheChoice(dtype, num_blocks, shape.kv_bytes_per_token(dtype) * BLOCK_SIZE, max_tokens)
+        if self.has_device:
+            return cache
+        held_bytes = model.memory(IntegerPolicy(policy.batch_size, 1, False))[RAM].const
+        if policy.experts_on_disk:
+            held_bytes -= (1 - model.min_experts) * model.costs.experts_bytes
+        spare_bytes = max(room_bytes - held_bytes, 0) / model.sharing.num_here
+        return choose_kv_cache(
+            dataclasses.replace(self.settings, kv_dtype=dtype),
+            shape,
+            torch_dtype=None,
+            left_bytes=int(spare_bytes) + cache.num_bytes,
+            share=kv_share(has_slots=policy.experts_on_disk > 0, takes_all=self.settings.memory_bytes is not None),
+            max_num_seqs=policy.batch_size,
+            least_blocks=num_blocks,
+            reasons=self.reasons,
+        )
+
+    def _held_bytes(self, model: CostModel, policy: Policy, config: EngineConfig) -> int:
+        """Return what one engine holds of main memory at most."""
+        if config.memory is not None and not self.has_device:
+            return config.memory.limit_bytes
+        planned_blocks = policy.batch_size * ceil(model.workload.max_tokens / BLOCK_SIZE)
+        more_kv = 1 - planned_blocks / config.scheduler.num_blocks
+        held_bytes = model.predict(policy).memory[RAM]
+        return ceil(held_bytes + model.sharing.num_here * config.kv_cache_bytes * more_kv)
+
+    def _slots(self, costs: ModelCosts, policy: Policy) -> ExpertSlotsConfig:
+        num_experts = costs.num_moe_layers * self.shape.num_experts
+        least = min_slots(self.shape.top_k, num_experts)
+        num_slots = num_slots_of_share(policy.experts_on_disk, num_experts, least=least)
+        if self.checkpoint is None:
+            return ExpertSlotsConfig(
+                packed_weights_file="", num_slots=num_slots, slab_bytes=ceil(costs.expert_bytes), min_slots=least
+            )
+        return ExpertPlan.make(self.checkpoint, self.shape, self.choice, self.settings).config(num_slots)
+
+    def _memory(self, model: CostModel, policy: Policy, room_bytes: int) -> MemoryPlan:
+        num_work_bytes = 0 if self.has_device else work_bytes(self.shape, num_tokens=policy.chunk_tokens, num_sampled=0)
+        return MemoryPlan(
+            limit_bytes=room_bytes,
+            process_bytes=model.process_bytes - num_work_bytes,
+            weight_bytes=ceil(model.costs.model_bytes - policy.experts_on_disk * model.costs.experts_bytes),
+            work_bytes=num_work_bytes,
+            is_served=self.settings.is_served,
+        )
+
+    def _settings(self, config: EngineConfig, machine: Machine) -> Settings:
+        """Return settings that name the machine's memory, and what stays on its device."""
+        settings, offload = self.settings, config.offload
+        if not self.has_device:
+            limit = machine.level(RAM).capacity_bytes if config.experts is not None else None
+            return dataclasses.replace(settings, memory_bytes=settings.memory_bytes or limit)
+        if offload is None:
+            return dataclasses.replace(settings, device=config.device)
+        assert offload.cuda is not None, "described devices are GPUs"
+        return dataclasses.replace(
+            settings,
+            device=f"{offload.cuda.name}:{offload.cuda.memory_bytes}",
+            device_memory_bytes=None,
+            pipeline=offload.pipeline,
+            micro_batch=offload.micro_batch_tokens,
+            resident_experts=offload.num_resident_experts / max(self.shape.num_experts, 1),
+        )
 
 
 def _formats(choice: WeightChoice, settings: Settings, *, has_device: bool) -> Formats:
@@ -214,70 +358,9 @@ def _shared_host(host: _Host, reasons: Reasons) -> CostModel:
     return models[parallel]
 
 
-def _config(settings: Settings, choice: WeightChoice, model: CostModel, policy: Policy) -> EngineConfig:
-    """Return the engine's configuration that carries a policy out."""
-    costs, workload, has_device = model.costs, model.workload, model.has_device
-    num_blocks = policy.batch_size * ceil(workload.max_tokens / BLOCK_SIZE)
-    offload = _offload(model, policy, num_blocks) if has_device and pipeline_of(model, policy) != RESIDENT else None
-    memory_bytes = settings.memory_bytes
-    if memory_bytes is None and policy.experts_on_disk and not has_device:
-        memory_bytes = model.machine.level(RAM).capacity_bytes
-    return EngineConfig(
-        model_path=_path(settings),
-        model_name=settings.model_name or called(Path(str(settings.model))),
-        dtype="bfloat16" if has_device else "float32",
-        weight_format=choice.matrices,
-        embedding_format=choice.embeddings,
-        head_format=choice.head or "",
-        layer_table_format=choice.layer_table or "",
-        layer_formats=choice.layers,
-        mix=choice.mix or "",
-        router_format=choice.routers,
-        is_own_precision=choice.is_own,
-        is_wide=choice.is_exact,
-        cpu_isa="",
-        kv_dtype=costs.formats.kv,
-        device=_GPU if has_device and offload is None else "cpu",
-        num_threads=settings.num_threads or 0,
-        scheduler=SchedulerConfig(
-            block_size=BLOCK_SIZE,
-            num_blocks=num_blocks,
-            max_model_len=workload.max_tokens,
-            max_num_seqs=policy.batch_size,
-            max_num_batched_tokens=max(policy.chunk_tokens, policy.batch_size),
-            prefix_caching=settings.prefix_caching and not has_device,
-        ),
-        kv_cache_bytes=ceil(num_blocks * BLOCK_SIZE * costs.kv_bytes),
-        parallel=model.sharing.parallel,
-        experts=_slots(costs, policy) if policy.experts_on_disk and not has_device else None,
-        offload=offload,
-        device_memory_bytes=model.machine.level(DEVICE).capacity_bytes if has_device else 0,
-        memory=None
-        if memory_bytes is None
-        else MemoryPlan(
-            limit_bytes=memory_bytes,
-            process_bytes=model.process_bytes,
-            weight_bytes=ceil(costs.model_bytes - policy.experts_on_disk * costs.experts_bytes),
-            work_bytes=0,
-            is_served=settings.is_served,
-        ),
-    )
-
-
 def _path(settings: Settings) -> str:
     """Return what a plan calls the model: a shipped shape's name, or where it is."""
     return str(settings.model) if settings.model in shipped_models() else str(Path(str(settings.model)).absolute())
-
-
-def _slots(costs: ModelCosts, policy: Policy) -> ExpertSlotsConfig:
-    num_experts = costs.num_moe_layers * costs.shape.num_experts
-    least = min(min_slots(costs.shape), num_experts)
-    return ExpertSlotsConfig(
-        packed_weights_file="",
-        num_slots=max(int((1 - policy.experts_on_disk) * num_experts), least),
-        slab_bytes=ceil(costs.expert_bytes),
-        min_slots=least,
-    )
 
 
 def _offload(model: CostModel, policy: Policy, num_blocks: int) -> OffloadConfig:
@@ -292,7 +375,7 @@ def _offload(model: CostModel, policy: Policy, num_blocks: int) -> OffloadConfig
         ),
         pipeline=pipeline_of(model, policy),
         micro_batch_tokens=policy.micro_batch,
-        num_resident_experts=int(resident * shape.num_experts),
+        num_resident_experts=num_on_device(resident, shape.num_experts),
         num_resident_kv_layers=kv_layers,
         window_blocks=min(window, num_blocks) if has_windows else 0,
         num_hosted_experts=0,
