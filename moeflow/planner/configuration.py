@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.identity import called
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig, StateSlotsConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
@@ -25,16 +26,6 @@ from moeflow.planner.choices.weight_choice import WeightChoice
 from moeflow.planner.settings import BLOCK_SIZE, GENERATION_CONFIGS, Settings
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The model, and the settings that it runs with."""
-
-    path: str
-    name: str
-    shape: ModelConfig
-    checkpoint: Checkpoint | None  # None: a shape without weights
-    settings: Settings
-
-
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
     """The decisions for one engine."""
 
@@ -47,24 +38,35 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     cache: KVCacheChoice
     num_kept_blocks: int | None = None
     shares_prefixes: bool
-    states: StateSlotsConfig | None
-    experts: ExpertSlotsConfig | None
+    states: StateSlotsConfig | None = None
+    experts: ExpertSlotsConfig | None = None
     packed_file: str = ""
     parallel: ParallelConfig | None = None
     expert_parallel: ExpertParallelConfig | None = None
     offload: OffloadConfig | None = None
     device_memory_bytes: int = 0
-    memory: MemoryPlan | None
+    memory: MemoryPlan | None = None
     lossy_top_k: int = 0
     speculators: SpeculatorChoice = SpeculatorChoice()
 
 
-def engine_config(model: Model, choices: Choices, reasons: Reasons) -> EngineConfig:
-    """Return the configuration. Raises: ConfigError, CheckpointError for sampling defaults or a prompt cache."""
-    settings, checkpoint, weights, cache = model.settings, model.checkpoint, choices.weights, choices.cache
+def engine_config(
+    settings: Settings,
+    shape: ModelConfig,
+    checkpoint: Checkpoint | None,
+    choices: Choices,
+    reasons: Reasons,
+    *,
+    model_path: str,
+) -> EngineConfig:
+    """Return the configuration; `checkpoint` None: there is the model's shape alone.
+
+    Raises: ConfigError, CheckpointError for sampling defaults or a prompt cache.
+    """
+    weights, cache = choices.weights, choices.cache
     return EngineConfig(
-        model_path=model.path,
-        model_name=served_name(settings.model_name or model.name, settings),
+        model_path=model_path,
+        model_name=served_name(settings.model_name or called(Path(model_path)), settings),
         dtype=choices.dtype,
         weight_format=weights.matrices,
         embedding_format=weights.embeddings,
@@ -82,7 +84,7 @@ def engine_config(model: Model, choices: Choices, reasons: Reasons) -> EngineCon
         num_threads=choices.num_threads,
         prompt_cache=choose_prompt_cache(
             settings,
-            model.shape,
+            shape,
             cpu_isa=choices.cpu_isa,
             shares_layers=choices.parallel is not None,
             reasons=reasons,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.identity import called
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
@@ -52,7 +51,7 @@ from moeflow.planner.choices.weight_choice import (
     own_precision,
     shares_layers,
 )
-from moeflow.planner.configuration import Choices, Model, engine_config
+from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.hardware.host import HostResources
@@ -241,10 +240,7 @@ class Decision:
         lossy_top_k: int,
         speculators: SpeculatorChoice,
     ) -> EngineConfig:
-        settings, path, plan = self.settings, self.checkpoint.path, held.plan
-        model = Model(
-            path=str(path), name=called(path), shape=self.shape, checkpoint=self.checkpoint, settings=settings
-        )
+        settings, checkpoint, plan = self.settings, self.checkpoint, held.plan
         choices = Choices(
             device=held.device,
             cpu_isa=held.cpu_isa,
@@ -265,7 +261,7 @@ class Decision:
             lossy_top_k=lossy_top_k,
             speculators=speculators,
         )
-        return engine_config(model, choices, self.reasons)
+        return engine_config(settings, self.shape, checkpoint, choices, self.reasons, model_path=str(checkpoint.path))
 
     def _speculators(self, device: str, cpu_isa: str) -> SpeculatorChoice:
         """Return what guesses, and count the memory that it takes."""

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.identity import called
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan
+from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig
@@ -31,7 +30,7 @@ from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possi
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
 from moeflow.planner.choices.state_choice import choose_states, num_state_slots
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision, shares_layers
-from moeflow.planner.configuration import Choices, Model, engine_config
+from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, margin_bytes, planned_bytes
@@ -46,7 +45,7 @@ from moeflow.planner.known_routing import known_routing
 from moeflow.planner.model_files import bare_config, shipped_models
 from moeflow.planner.resident_experts import min_slots, num_on_device, num_slots_of_share
 from moeflow.planner.search.host_search import host_policy
-from moeflow.planner.search.objective import Objective, capacities
+from moeflow.planner.search.objective import Objective
 from moeflow.planner.search.search import search
 from moeflow.planner.settings import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Settings, to_plain
 from moeflow.planner.usage import Usage
@@ -77,7 +76,7 @@ def plan_described(
     Raises: CapacityError if nothing fits; CheckpointError if there is no such model; ConfigError.
     """
     with _opened(settings) as checkpoint:
-        return _Described(settings, usage, checkpoint, has_device=has_device, routing=routing).plan(machine_of)
+        return _Described(settings, usage, checkpoint, machine_of, has_device=has_device, routing=routing).plan()
 
 
 @contextmanager
@@ -108,50 +107,58 @@ class _Described:
         settings: Settings,
         usage: Usage,
         checkpoint: Checkpoint | None,
+        machine_of: Callable[[Wanted], Machine],
         *,
         has_device: bool,
         routing: RoutingProfile | None,
     ) -> None:
+        """`checkpoint` None: there is the model's shape alone."""
         self.settings, self.usage, self.checkpoint, self.has_device = settings, usage, checkpoint, has_device
-        self.model_name = str(settings.model)
         if checkpoint is None:
-            self.shape = read_bare_config(shipped_models().get(self.model_name) or Path(self.model_name))
-            self.routing = routing or EVEN_ROUTING
+            name = str(settings.model)
+            self.shape = read_bare_config(shipped_models().get(name) or Path(name))
         else:
             self.shape = read_model_config(checkpoint)
-            self.routing = routing or known_routing(checkpoint, settings.cache_dir)
-        usage.check(self.shape, self.model_name)
-        self.choice = self._weights()
-        self.reasons: Reasons = [("weights", f"{self.choice.name}: {self.choice.reason or 'as asked for'}")]
+        usage.check(self.shape, str(settings.model))
+        known = EVEN_ROUTING if checkpoint is None else known_routing(checkpoint, settings.cache_dir)
+        self.routing = routing or known
+        self.weights = self._weights()
+        self.costs = ModelCosts(self.shape, self._formats())
+        self.machine = machine_of(Wanted(costs=self.costs, packed_file=None, has_ranks=(settings.num_ranks or 1) > 1))
+        number, limit = settings.num_replicas or 1, settings.memory_bytes
+        if number > 1:  # each has its part
+            limit = (limit or self.machine.level(RAM).capacity_bytes) // number
+        self.objective = usage.objective({} if limit is None else {RAM: limit}, has_device=has_device)
+        self.room_bytes = limit or self.machine.level(RAM).capacity_bytes
+        self.reasons: Reasons = [("weights", f"{self.weights.name}: {self.weights.reason or 'as asked for'}")]
 
-    def plan(self, machine_of: Callable[[Wanted], Machine]) -> Planned:
-        """Return the best plan for the machine that `machine_of` returns."""
-        settings, usage, has_device = self.settings, self.usage, self.has_device
-        costs = ModelCosts(self.shape, _formats(self.choice, settings, has_device=has_device))
-        machine = machine_of(Wanted(costs=costs, packed_file=None, has_ranks=(settings.num_ranks or 1) > 1))
-        objective = usage.objective(_limits(settings, machine), has_device=has_device)
-        if has_device:
-            _check_one_engine(settings)
-            model = CostModel(machine, costs, usage.workload, routing=self.routing, process_bytes=PROCESS_BYTES)
-        else:
-            host = _Host(settings, usage, machine, costs, self.routing, objective)
-            model = _shared_host(host, self.reasons)
-        model, policy = search(model, objective)
-        reasons = (*_why(model, policy), *machine_reasons(machine))
-        config = self._config(model, policy, objective)
+    def plan(self) -> Planned:
+        """Return the best plan. Raises: CapacityError if nothing fits."""
+        usage, machine, limits = self.usage, self.machine, self.objective.memory_limits
+        model, policy = search(self._on_device() if self.has_device else self._shared_host(), self.objective)
+        why = (*_why(model, policy), *machine_reasons(machine))
+        num_replicas, choices = model.sharing.num_replicas, self._choices(model, policy)
         plan = Plan(
-            config=config,
-            settings=to_plain(self._settings(config, machine)),
-            num_replicas=model.sharing.num_replicas,
-            memory_bytes=model.sharing.num_replicas * self._held_bytes(model, policy, config),
+            config=engine_config(
+                self.settings, self.shape, self.checkpoint, choices, self.reasons, model_path=_path(self.settings)
+            ),
+            settings=to_plain(self._settings(choices)),
+            num_replicas=num_replicas,
+            memory_bytes=num_replicas * self._held_bytes(model, policy, choices),
             goal=usage.goal,
             workload=usage.workload,
             machine=machine.name,
             machine_identity=machine.identity,
-            forecast=forecast(model, policy, objective.memory_limits),
-            reasons=(*self.reasons, *reasons),
+            forecast=forecast(model, policy, limits),
+            reasons=(*self.reasons, *why),
         )
-        return Planned(plan, model, objective)
+        return Planned(plan, model, self.objective)
+
+    def _held_bytes(self, model: CostModel, policy: Policy, choices: Choices) -> int:
+        """Return what one engine holds of main memory: for the workload, or as much as a limit allows."""
+        if choices.memory is not None and not self.has_device:
+            return choices.memory.limit_bytes
+        return ceil(model.predict(policy).memory[RAM])
 
     def _weights(self) -> WeightChoice:
         """Return the formats of the weights."""
@@ -169,108 +176,160 @@ class _Described:
             chosen = WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
         return chosen.with_routers(checkpoint)
 
-    def _config(self, model: CostModel, policy: Policy, objective: Objective) -> EngineConfig:
-        """Return the engine's configuration that carries a policy out."""
-        settings, costs, is_host = self.settings, model.costs, not self.has_device
-        room_bytes = capacities(model, objective.memory_limits)[RAM]
-        cache, offload = self._cache(model, policy, room_bytes), None
-        if not is_host and pipeline_of(model, policy) != RESIDENT:
-            offload = _offload(model, policy, cache.num_blocks)
-        has_slots = is_host and policy.experts_on_disk > 0
-        is_limited = settings.memory_bytes is not None or has_slots
-        num_tokens = max(policy.chunk_tokens, policy.batch_size)
-        states = (
-            num_state_slots(self.shape, policy.batch_size, room_bytes, shares_prefixes=settings.prefix_caching)
-            if is_host
-            else 0
+    def _formats(self) -> Formats:
+        weights, kv_dtype = self.weights, "bfloat16" if self.has_device else "float32"
+        return Formats(
+            matrices=weights.matrices,
+            embeddings=weights.embeddings,
+            kv=kv_dtype if self.settings.kv_dtype == "auto" else self.settings.kv_dtype,
+            activation_bytes=2 if self.has_device else 4,
+            routers=weights.routers,
+            head=weights.head,
+            layer_table=weights.layer_table,
+            layers=weights.layers,
+            is_wide=weights.is_exact,
         )
-        choices = Choices(
-            device="cpu" if is_host or offload is not None else _GPU,
-            cpu_isa=choose_cpu_isa(settings.cpu_isa, "cpu", self.reasons) if is_host and self.checkpoint else "",
-            dtype="float32" if is_host else "bfloat16",
-            weights=self.choice,
-            num_threads=self._num_threads(model.sharing),
-            batching=Batching(policy.batch_size, num_tokens),
-            cache=cache,
-            shares_prefixes=settings.prefix_caching and is_host,
-            states=choose_states(self.shape, states, self.reasons) if is_host else None,
-            experts=self._slots(costs, policy) if has_slots else None,
-            parallel=model.sharing.parallel,
-            offload=offload,
-            device_memory_bytes=0 if is_host else model.machine.level(DEVICE).capacity_bytes,
-            memory=self._memory(model, policy, room_bytes) if is_limited else None,
-        )
-        path, name = _path(settings), called(Path(self.model_name))
-        about = Model(path=path, name=name, shape=self.shape, checkpoint=self.checkpoint, settings=settings)
-        return engine_config(about, choices, self.reasons)
 
-    def _num_threads(self, sharing: Sharing) -> int:
+    def _on_device(self) -> CostModel:
+        """Return the costs with a device. Raises: ConfigError if several processes are to share it."""
+        for flag, number in (("--ranks", self.settings.num_ranks), ("--replicas", self.settings.num_replicas)):
+            if (number or 1) > 1:
+                raise ConfigError(f"{flag} {number} is for processes that compute on the processor: leave it away")
+        workload = self.usage.workload
+        return CostModel(self.machine, self.costs, workload, routing=self.routing, process_bytes=PROCESS_BYTES)
+
+    def _shared_host(self) -> CostModel:
+        """Return the costs of one of the engines that share a host, in the fastest layouts of those that fit."""
+        number, objective = self.settings.num_replicas or 1, self.objective
+        candidates = possible_ranks(self.settings, self.costs)
+        if not candidates:
+            return self._on_host(Sharing(num_replicas=number))
+        models = {it: self._on_host(Sharing(parallel=it, num_replicas=number)) for it in candidates}
+        fitting = [it for it, model in models.items() if host_policy(model, objective, 1) is not None]
+        most = 1 if self.usage.goal == "latency" else self.usage.num_sequences or DEFAULT_MAX_NUM_SEQS
+        parallel = choose_rank_layouts(fitting or candidates[:1], models.__getitem__, most, self.reasons)
+        explain_ranks(parallel, self.shape, self.reasons)
+        return models[parallel]
+
+    def _on_host(self, sharing: Sharing) -> CostModel:
+        """Return the costs, in passes of as many tokens as is best."""
+        settings, shape = self.settings, self.shape
+        margin = 0 if settings.memory_bytes is None else margin_bytes(is_served=settings.is_served)
+        held = planned_bytes(ENGINE_BYTES, shape, is_served=settings.is_served) + margin
+
+        def model(num_tokens: int) -> CostModel:
+            return host_costs(
+                self.costs,
+                self.machine,
+                self.usage.workload,
+                routing=self.routing,
+                process_bytes=held + work_bytes(shape, num_tokens=num_tokens, num_sampled=0),
+                chunk_tokens=num_tokens,
+                sharing=sharing,
+            )
+
+        return model(settings.max_num_batched_tokens or choose_num_batched_tokens(self.usage, self.objective, model)[0])
+
+    def _choices(self, model: CostModel, policy: Policy) -> Choices:
+        """Return the decisions that carry a policy out."""
+        batching = Batching(policy.batch_size, max(policy.chunk_tokens, policy.batch_size))
+        return (
+            self._device_choices(model, policy, batching)
+            if self.has_device
+            else self._host_choices(model, policy, batching)
+        )
+
+    def _device_choices(self, model: CostModel, policy: Policy, batching: Batching) -> Choices:
+        """Requests are as long as the workload's at most: what stays where is made for these."""
+        max_tokens = model.workload.max_tokens
+        num_blocks = policy.batch_size * ceil(max_tokens / BLOCK_SIZE)
+        offload = None if pipeline_of(model, policy) == RESIDENT else _offload(model, policy, num_blocks)
+        return Choices(
+            device=_GPU if offload is None else "cpu",
+            cpu_isa="",
+            dtype="bfloat16",
+            weights=self.weights,
+            num_threads=self._num_threads(1),
+            batching=batching,
+            cache=KVCacheChoice(self.costs.formats.kv, num_blocks, ceil(BLOCK_SIZE * self.costs.kv_bytes), max_tokens),
+            shares_prefixes=False,
+            offload=offload,
+            device_memory_bytes=self.machine.level(DEVICE).capacity_bytes,
+            memory=self._memory(model, policy, 0) if self.settings.memory_bytes is not None else None,
+        )
+
+    def _host_choices(self, model: CostModel, policy: Policy, batching: Batching) -> Choices:
+        """Requests may be longer than the workload's, as far as memory goes."""
+        settings, sharing, has_slots = self.settings, model.sharing, policy.experts_on_disk > 0
+        slots = num_state_slots(self.shape, policy.batch_size, self.room_bytes, shares_prefixes=settings.prefix_caching)
+        is_limited = settings.memory_bytes is not None or has_slots
+        work = work_bytes(self.shape, num_tokens=policy.chunk_tokens, num_sampled=0)
+        return Choices(
+            device="cpu",
+            cpu_isa="" if self.checkpoint is None else choose_cpu_isa(settings.cpu_isa, "cpu", self.reasons),
+            dtype="float32",
+            weights=self.weights,
+            num_threads=self._num_threads(sharing.num_here * sharing.num_replicas),
+            batching=batching,
+            cache=self._host_cache(model, policy),
+            shares_prefixes=settings.prefix_caching,
+            states=choose_states(self.shape, slots, self.reasons),
+            experts=self._slots(policy) if has_slots else None,
+            parallel=sharing.parallel,
+            memory=self._memory(model, policy, work) if is_limited else None,
+        )
+
+    def _num_threads(self, num_processes: int) -> int:
         """Return the threads of each process, on the machine that makes the plan; 0: there is nothing to run."""
         if self.checkpoint is None:
             return self.settings.num_threads or 0
-        num_threads = choose_num_threads(self.settings.num_threads, host_resources(), [])
-        return max(num_threads // (sharing.num_here * sharing.num_replicas), 1)
+        return max(choose_num_threads(self.settings.num_threads, host_resources(), []) // num_processes, 1)
 
-    def _cache(self, model: CostModel, policy: Policy, room_bytes: int) -> KVCacheChoice:
-        """Return a cache for the workload; on a host, for longer requests, too, as far as memory goes."""
-        dtype, max_tokens = model.costs.formats.kv, model.workload.max_tokens
-        num_blocks = policy.batch_size * ceil(max_tokens / BLOCK_SIZE)
-        shape = RankMemory.of(model.costs, model.sharing.parallel).kv_shape
-        cache = KVCacheChoice(dtype, num_blocks, shape.kv_bytes_per_token(dtype) * BLOCK_SIZE, max_tokens)
-        if self.has_device:
-            return cache
+    def _host_cache(self, model: CostModel, policy: Policy) -> KVCacheChoice:
+        dtype, has_slots = self.costs.formats.kv, policy.experts_on_disk > 0
+        shape = RankMemory.of(self.costs, model.sharing.parallel).kv_shape
+        num_blocks = policy.batch_size * ceil(model.workload.max_tokens / BLOCK_SIZE)
         held_bytes = model.memory(IntegerPolicy(policy.batch_size, 1, False))[RAM].const
-        if policy.experts_on_disk:
-            held_bytes -= (1 - model.min_experts) * model.costs.experts_bytes
-        spare_bytes = max(room_bytes - held_bytes, 0) / model.sharing.num_here
+        if has_slots:
+            held_bytes -= (1 - model.min_experts) * self.costs.experts_bytes
+        spare_bytes = max(self.room_bytes - held_bytes, 0) / model.sharing.num_here
         return choose_kv_cache(
             dataclasses.replace(self.settings, kv_dtype=dtype),
             shape,
             torch_dtype=None,
-            left_bytes=int(spare_bytes) + cache.num_bytes,
-            share=kv_share(has_slots=policy.experts_on_disk > 0, takes_all=self.settings.memory_bytes is not None),
+            left_bytes=int(spare_bytes) + num_blocks * shape.kv_bytes_per_token(dtype) * BLOCK_SIZE,
+            share=kv_share(has_slots=has_slots, takes_all=self.settings.memory_bytes is not None),
             max_num_seqs=policy.batch_size,
             least_blocks=num_blocks,
             reasons=self.reasons,
         )
 
-    def _held_bytes(self, model: CostModel, policy: Policy, config: EngineConfig) -> int:
-        """Return what one engine holds of main memory at most."""
-        if config.memory is not None and not self.has_device:
-            return config.memory.limit_bytes
-        planned_blocks = policy.batch_size * ceil(model.workload.max_tokens / BLOCK_SIZE)
-        more_kv = 1 - planned_blocks / config.scheduler.num_blocks
-        held_bytes = model.predict(policy).memory[RAM]
-        return ceil(held_bytes + model.sharing.num_here * config.kv_cache_bytes * more_kv)
-
-    def _slots(self, costs: ModelCosts, policy: Policy) -> ExpertSlotsConfig:
-        num_experts = costs.num_moe_layers * self.shape.num_experts
+    def _slots(self, policy: Policy) -> ExpertSlotsConfig:
+        num_experts = self.costs.num_moe_layers * self.shape.num_experts
         least = min_slots(self.shape.top_k, num_experts)
         num_slots = num_slots_of_share(policy.experts_on_disk, num_experts, least=least)
         if self.checkpoint is None:
-            return ExpertSlotsConfig(
-                packed_weights_file="", num_slots=num_slots, slab_bytes=ceil(costs.expert_bytes), min_slots=least
-            )
-        return ExpertPlan.make(self.checkpoint, self.shape, self.choice, self.settings).config(num_slots)
+            size = ceil(self.costs.expert_bytes)
+            return ExpertSlotsConfig(packed_weights_file="", num_slots=num_slots, slab_bytes=size, min_slots=least)
+        return ExpertPlan.make(self.checkpoint, self.shape, self.weights, self.settings).config(num_slots)
 
-    def _memory(self, model: CostModel, policy: Policy, room_bytes: int) -> MemoryPlan:
-        num_work_bytes = 0 if self.has_device else work_bytes(self.shape, num_tokens=policy.chunk_tokens, num_sampled=0)
+    def _memory(self, model: CostModel, policy: Policy, num_work_bytes: int) -> MemoryPlan:
         return MemoryPlan(
-            limit_bytes=room_bytes,
+            limit_bytes=self.room_bytes,
             process_bytes=model.process_bytes - num_work_bytes,
-            weight_bytes=ceil(model.costs.model_bytes - policy.experts_on_disk * model.costs.experts_bytes),
+            weight_bytes=ceil(self.costs.model_bytes - policy.experts_on_disk * self.costs.experts_bytes),
             work_bytes=num_work_bytes,
             is_served=self.settings.is_served,
         )
 
-    def _settings(self, config: EngineConfig, machine: Machine) -> Settings:
-        """Return settings that name the machine's memory, and what stays on its device."""
-        settings, offload = self.settings, config.offload
+    def _settings(self, choices: Choices) -> Settings:
+        """Return settings that name the machine's memory, and the share of experts on its device."""
+        settings, offload = self.settings, choices.offload
         if not self.has_device:
-            limit = machine.level(RAM).capacity_bytes if config.experts is not None else None
+            limit = None if choices.experts is None else self.machine.level(RAM).capacity_bytes
             return dataclasses.replace(settings, memory_bytes=settings.memory_bytes or limit)
         if offload is None:
-            return dataclasses.replace(settings, device=config.device)
+            return dataclasses.replace(settings, device=choices.device)
         assert offload.cuda is not None, "described devices are GPUs"
         return dataclasses.replace(
             settings,
@@ -280,82 +339,6 @@ class _Described:
             micro_batch=offload.micro_batch_tokens,
             resident_experts=offload.num_resident_experts / max(self.shape.num_experts, 1),
         )
-
-
-def _formats(choice: WeightChoice, settings: Settings, *, has_device: bool) -> Formats:
-    kv_dtype = settings.kv_dtype if settings.kv_dtype != "auto" else "bfloat16" if has_device else "float32"
-    return Formats(
-        matrices=choice.matrices,
-        embeddings=choice.embeddings,
-        kv=kv_dtype,
-        activation_bytes=2 if has_device else 4,
-        routers=choice.routers,
-        head=choice.head,
-        layer_table=choice.layer_table,
-        layers=choice.layers,
-        is_wide=choice.is_exact,
-    )
-
-
-def _limits(settings: Settings, machine: Machine) -> dict[str, int]:
-    """Return the bytes that an engine may take: of several, its part."""
-    number, limit = settings.num_replicas or 1, settings.memory_bytes
-    if number > 1:
-        limit = (limit or machine.level(RAM).capacity_bytes) // number
-    return {} if limit is None else {RAM: limit}
-
-
-def _check_one_engine(settings: Settings) -> None:
-    """Raises: ConfigError if several processes are to share a device."""
-    for flag, number in (("--ranks", settings.num_ranks), ("--replicas", settings.num_replicas)):
-        if (number or 1) > 1:
-            raise ConfigError(f"{flag} {number} is for processes that compute on the processor: leave it away")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Host:
-    """A model on a machine without a device."""
-
-    settings: Settings
-    usage: Usage
-    machine: Machine
-    costs: ModelCosts
-    routing: RoutingProfile
-    objective: Objective
-
-    def model(self, sharing: Sharing) -> CostModel:
-        """Return the costs, in passes of as many tokens as is best."""
-        settings, costs = self.settings, self.costs
-        margin = 0 if settings.memory_bytes is None else margin_bytes(is_served=settings.is_served)
-        held = planned_bytes(ENGINE_BYTES, costs.shape, is_served=settings.is_served) + margin
-
-        def model(num_tokens: int) -> CostModel:
-            work = work_bytes(costs.shape, num_tokens=num_tokens, num_sampled=0)
-            return host_costs(
-                costs,
-                self.machine,
-                self.usage.workload,
-                routing=self.routing,
-                process_bytes=held + work,
-                chunk_tokens=num_tokens,
-                sharing=sharing,
-            )
-
-        return model(settings.max_num_batched_tokens or choose_num_batched_tokens(self.usage, self.objective, model)[0])
-
-
-def _shared_host(host: _Host, reasons: Reasons) -> CostModel:
-    """Return the costs of one of the engines that share a host, with the layouts that are fastest of those that fit."""
-    number, shape = host.settings.num_replicas or 1, host.costs.shape
-    candidates = possible_ranks(host.settings, host.costs)
-    if not candidates:
-        return host.model(Sharing(num_replicas=number))
-    models = {it: host.model(Sharing(parallel=it, num_replicas=number)) for it in candidates}
-    fitting = [it for it, model in models.items() if host_policy(model, host.objective, 1) is not None]
-    most = 1 if host.usage.goal == "latency" else host.usage.num_sequences or DEFAULT_MAX_NUM_SEQS
-    parallel = choose_rank_layouts(fitting or candidates[:1], models.__getitem__, most, reasons)
-    explain_ranks(parallel, shape, reasons)
-    return models[parallel]
 
 
 def _path(settings: Settings) -> str:
