@@ -52,7 +52,7 @@ from moeflow.planner.choices.weight_choice import (
     shares_layers,
 )
 from moeflow.planner.configuration import Choices, engine_config
-from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.host_forecast import HostForecast, MachineOf, default_batching
@@ -341,18 +341,7 @@ class Decision:
 
     def _costs(self, weights: WeightChoice) -> ModelCosts:
         kv_dtype = "float32" if self.settings.kv_dtype == "auto" else self.settings.kv_dtype
-        formats = Formats(
-            matrices=weights.matrices,
-            embeddings=weights.embeddings,
-            kv=kv_dtype,
-            routers=weights.routers,
-            head=weights.head,
-            layer_table=weights.layer_table,
-            is_table_on_disk=self._is_table_on_disk,
-            layers=weights.layers,
-            is_wide=weights.is_exact,
-        )
-        return ModelCosts(self.shape, formats)
+        return ModelCosts(self.shape, weights.costed(kv_dtype, is_table_on_disk=self._is_table_on_disk))
 
     def _expert_plan(self, weights: WeightChoice, dtype: str, *, maps_together: bool) -> ExpertPlan | None:
         """Return how experts come from disk; None if there are none, or all that is needed fits into memory.

@@ -32,7 +32,7 @@ from moeflow.planner.choices.state_choice import choose_states, num_state_slots
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision, shares_layers
 from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel, IntegerPolicy
-from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, margin_bytes, planned_bytes
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
@@ -123,7 +123,9 @@ class _Described:
         known = EVEN_ROUTING if checkpoint is None else known_routing(checkpoint, settings.cache_dir)
         self.routing = routing or known
         self.weights = self._weights()
-        self.costs = ModelCosts(self.shape, self._formats())
+        kv_dtype = "bfloat16" if has_device else "float32"
+        kv_dtype = kv_dtype if settings.kv_dtype == "auto" else settings.kv_dtype
+        self.costs = ModelCosts(self.shape, self.weights.costed(kv_dtype, activation_bytes=2 if has_device else 4))
         self.machine = machine_of(Wanted(costs=self.costs, packed_file=None, has_ranks=(settings.num_ranks or 1) > 1))
         number, limit = settings.num_replicas or 1, settings.memory_bytes
         if number > 1:  # each has its part
@@ -175,20 +177,6 @@ class _Described:
         if asked is None and self.has_device and chosen.matrices == "float32":
             chosen = WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
         return chosen.with_routers(checkpoint)
-
-    def _formats(self) -> Formats:
-        weights, kv_dtype = self.weights, "bfloat16" if self.has_device else "float32"
-        return Formats(
-            matrices=weights.matrices,
-            embeddings=weights.embeddings,
-            kv=kv_dtype if self.settings.kv_dtype == "auto" else self.settings.kv_dtype,
-            activation_bytes=2 if self.has_device else 4,
-            routers=weights.routers,
-            head=weights.head,
-            layer_table=weights.layer_table,
-            layers=weights.layers,
-            is_wide=weights.is_exact,
-        )
 
     def _on_device(self) -> CostModel:
         """Return the costs with a device. Raises: ConfigError if several processes are to share it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +161,8 @@ def plan(
     _check(validate=validate, recalibrate=recalibrate, machine=machine, has_replicas=has_replicas)
     overrides["is_served"] = overrides["is_served"] or has_replicas  # which is where there can be several
     named = model or str(built_in_model(overrides["cache_dir"]))
+    if os.path.lexists(named):
+        named = os.path.abspath(named)  # --plan may run in another folder
     name = click.get_current_context().with_resource(headers_of(named, is_run=validate))
     workload = Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate)
     num_requests = None
