@@ -11,6 +11,7 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Workload, plan_from_json, plan_to_json
 from moeflow.kernels.cpu import extension
 from moeflow.planner.apply_plan import apply_plan, changes, machine_notice, settings_beside
+from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.described import plan_described
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
@@ -117,6 +118,7 @@ def test_the_same_of_a_machine_in_a_file(folder, goal, where, settings):
     assert 1 <= plan.config.num_threads <= host_resources().num_cores
     assert (plan.config.cpu_isa == "") == (where.num_devices > 0)
     assert plan.memory_bytes > 0
+    assert plan.config.scheduler.num_blocks >= plan.config.scheduler.max_num_seqs * 3  # of 16 tokens, for 40
 
 
 @needs_kernels
@@ -135,13 +137,27 @@ def test_requests_may_be_longer_than_the_workload_s(folder):
 
 
 @needs_kernels
+def test_all_requests_of_the_workload_have_room_even_beyond_the_usual_share(folder):
+    little = dataclasses.replace(HERE, available_bytes=PROCESS_BYTES + 5 * 2**20)
+    asked = Settings(model=str(folder), cache_dir=folder, device="cpu", max_num_seqs=200)
+    scheduler = resolve(asked, LIKE_WORKLOAD, resources=little).config.scheduler
+    assert scheduler.num_blocks == 200 * 3  # of 16 tokens, for 40
+    assert resolve(asked, resources=little).config.scheduler.num_blocks < 200 * 3
+    tight = machine(ram=described(folder, machine(ram=2 * 10**9)).memory_bytes + 4096)
+    assert described(folder, tight).config.scheduler.num_blocks == 8 * 3
+    with pytest.raises(CapacityError, match=r"a KV cache of .* is asked for, but"):
+        resolve(dataclasses.replace(asked, max_num_seqs=1000), LIKE_WORKLOAD, resources=little)
+
+
+@needs_kernels
 def test_what_stays_on_a_device_stays_when_a_plan_is_decided_again(folder):
-    plan = described(folder, machine(ram=2 * 10**9, device=820 * 10**6 + 10**5))
-    plan = dataclasses.replace(plan, settings=plan.settings | {"resident_experts": 0.5, "device": "cuda:0:1000000000"})
+    plan = described(folder, machine(ram=2 * 10**9, device=840 * 10**6))
+    planned = plan.config.offload
+    assert planned.num_resident_experts == 3  # of 4
     again = applied(plan, folder, max_model_len=64)
-    assert again.config.offload.num_resident_experts == 2  # of 4
-    assert again.config.offload.pipeline == plan.config.offload.pipeline
-    assert again.config.offload.cuda.memory_bytes == 10**9
+    found = again.config.offload
+    assert (found.num_resident_experts, found.pipeline) == (3, planned.pipeline)
+    assert (found.cuda.memory_bytes, found.micro_batch_tokens) == (840 * 10**6, planned.micro_batch_tokens)
     assert (again.config.scheduler.max_model_len, again.config.scheduler.max_num_seqs) == (64, 8)
 
 

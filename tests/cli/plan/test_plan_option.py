@@ -68,14 +68,16 @@ def test_doctor_looks_at_the_model_that_was_planned_for(file, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 @pytest.mark.parametrize("goal", GOALS)
-def test_what_runs_a_plan_takes_requests_of_the_model_s_context(tmp_path, goal):
+def test_what_runs_a_plan_takes_requests_of_the_model_s_context(tmp_path, goal, monkeypatch):
     model, host, file = tmp_path / "model", tmp_path / "host.json", tmp_path / "plan.json"
     write_tiny_mixtral(model)
     host.write_text(machine_to_json(machine(ram=2 * 10**9)))
     lengths = ("--prompt-len", "20", "--gen-len", "8", "--batch-size", "3", "--goal", goal)
-    planned = CliRunner().invoke(main, ["plan", str(model), "--machine", str(host), "--json", *lengths])
+    monkeypatch.chdir(tmp_path)
+    planned = CliRunner().invoke(main, ["plan", "model", "--machine", str(host), "--json", *lengths])
     assert planned.exit_code == 0, planned.output
     file.write_text(planned.stdout)
+    monkeypatch.chdir("/")
     shell = ["generate", "--plan", str(file), "-p", "abc", "--cache-dir", str(tmp_path)]
     done = CliRunner().invoke(main, [*shell, "--max-tokens", "40", "--json"])  # the plan was for 28 in all
     assert done.exit_code == 0, done.output
