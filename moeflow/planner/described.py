@@ -182,12 +182,12 @@ class _Described:
         """Return the costs with a device. Raises: ConfigError if several processes are to share it."""
         for flag, number in (("--ranks", self.settings.num_ranks), ("--replicas", self.settings.num_replicas)):
             if (number or 1) > 1:
-                raise ConfigError(f"{flag} {number} is for processes that compute on the processor: leave it away")
+                raise ConfigError(f"{flag} {number} is for processes on the processor: remove the option")
         workload = self.usage.workload
         return CostModel(self.machine, self.costs, workload, routing=self.routing, process_bytes=PROCESS_BYTES)
 
     def _shared_host(self) -> CostModel:
-        """Return the costs of one of the engines that share a host, in the fastest layouts of those that fit."""
+        """Return the costs of one of the engines that share a host, in the fastest layouts that fit."""
         number, objective = self.settings.num_replicas or 1, self.objective
         candidates = possible_ranks(self.settings, self.costs)
         if not candidates:

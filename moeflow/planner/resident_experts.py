@@ -50,7 +50,7 @@ def share_on_disk(num_resident: int, num_experts: int) -> float:
 
 
 def share_to_evict(missing_bytes: float, experts_bytes: float) -> float:
-    """Return the share of the experts, rounded up, that makes room for so many bytes. There are experts."""
+    """Return the share of the experts, rounded up, whose eviction frees so many bytes."""
     return round(missing_bytes / experts_bytes + SHARE_STEP / 2, 6) if missing_bytes > 0 else 0.0
 
 
@@ -72,7 +72,7 @@ def device_bytes(num_resident: int, num_layers: int, num_experts: int, expert_by
 
 
 def most_on_device(left_bytes: float, num_layers: int, num_experts: int, expert_bytes: float) -> int | None:
-    """Return how many experts of each layer can stay on a device; None: there is no room to stream them either."""
+    """Return how many experts of each layer can stay on a device; None: streaming all of them does not fit either."""
     numbers = range(num_experts, -1, -1)
     return next((it for it in numbers if device_bytes(it, num_layers, num_experts, expert_bytes) <= left_bytes), None)
 

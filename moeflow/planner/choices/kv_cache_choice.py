@@ -81,8 +81,8 @@ def choose_kv_cache(
 def _check_room(num_bytes: int, left_bytes: int) -> None:
     if num_bytes > left_bytes:
         raise CapacityError(
-            f"a KV cache of {format_bytes(num_bytes)} is asked for, but beside the weights "
-            f"only {format_bytes(left_bytes)} are free: ask for less"
+            f"a KV cache of {format_bytes(num_bytes)} is asked for, but the weights leave "
+            f"only {format_bytes(left_bytes)}: ask for less"
         )
 
 
