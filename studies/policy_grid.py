@@ -36,7 +36,7 @@ from moeflow.core.units import format_bytes
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.planner.apply_plan import settings_from_plan
+from moeflow.planner.apply_plan import settings_beside
 from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
@@ -134,7 +134,9 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
     usage = Usage(workload=workload, num_requests=job.num_requests, reserves_kv=True)
     plan = plan_for(PlanRequest(settings=asked, usage=usage)).plan
     assert plan.forecast is not None, "this machine is measured"
-    planned = settings_from_plan(plan, Settings(cache_dir=cache_dir, prefix_caching=False))
+    num_tokens = plan.config.scheduler.max_num_batched_tokens
+    own = Settings(cache_dir=cache_dir, prefix_caching=False, max_num_batched_tokens=num_tokens)
+    planned = settings_beside(plan, own)
     grid = list(points(planned, batches))
     rates: dict[str, list[float]] = {}
     with bar(rounds * len(grid)) as shown:

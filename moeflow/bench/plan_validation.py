@@ -10,12 +10,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from moeflow.bench.engine_speed import Case, SetBackError, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak
-from moeflow.core.errors import CheckpointError
+from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.plan import Workload
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import EngineStats
@@ -23,8 +23,6 @@ from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.costs.cost_model import DISK_OFFLOAD, HOST_COMPUTE, CostModel, IntegerPolicy
 from moeflow.planner.costs.disk_waits import ExpertReads
 from moeflow.planner.described import Planned
-from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.train.routing_learning import other_text
 
 REPEATS: Final = 5
@@ -84,14 +82,15 @@ class _Measured:
 class PlanValidation:
     """One engine that runs a plan."""
 
-    def __init__(self, planned: Planned, settings: Settings, seed: int = 0) -> None:
+    def __init__(self, planned: Planned, seed: int = 0) -> None:
+        """Raise ConfigError for a plan that does not run on this machine's processor."""
         assert planned.plan.forecast is not None, "this machine's speed is known"
         self._workload, self._batch_size = planned.plan.workload, planned.plan.forecast.policy.batch_size
         self._seed = seed
-        model = planned.model
-        resolved = resolve(settings, machine_of=lambda _: model.machine, routing=model.routing)
-        assert resolved.estimator is not None, "likewise"
-        self.config, self._expected = resolved.config, resolved.estimator
+        if planned.estimator is None:
+            raise ConfigError("--validate runs whole models on the processor: remove --device, or name such a model")
+        config, self._expected = planned.plan.config, planned.estimator
+        self.config = replace(config, scheduler=replace(config.scheduler, prefix_caching=False))
         self._measured: dict[Case, _Measured] = {}
 
     def load(self, on_progress: Callable[[int, int], None] | None = None) -> None:

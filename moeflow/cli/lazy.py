@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.models.finite import find_not_finite
     from moeflow.models.loading import outline
     from moeflow.models.registry import read_bare_config, read_model_config
-    from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan
+    from moeflow.planner.apply_plan import apply_plan, changes, machine_notice, settings_beside
     from moeflow.planner.choices.lossy_routing import served_name
     from moeflow.planner.choices.packed_files import carry_predictor, find_damage, pack, used_packed_weights_file
     from moeflow.planner.choices.prompt_cache_choice import default_prompt_folder
@@ -102,7 +102,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.models.finite": "find_not_finite",
     "moeflow.models.loading": "outline",
     "moeflow.models.registry": "read_bare_config read_model_config",
-    "moeflow.planner.apply_plan": "machine_notice overruled settings_from_plan",
+    "moeflow.planner.apply_plan": "apply_plan changes machine_notice settings_beside",
     "moeflow.planner.choices.lossy_routing": "served_name",
     "moeflow.planner.choices.packed_files": "carry_predictor find_damage pack used_packed_weights_file",
     "moeflow.planner.made_files": "made_files",

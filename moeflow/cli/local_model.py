@@ -5,7 +5,6 @@ Shows progress on stderr, so that stdout stays the verb's own.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import click
 
 from moeflow.checkpoint.gguf.file_names import start_of
 from moeflow.cli import lazy
-from moeflow.cli.plan.plan_option import settings_of
+from moeflow.cli.plan.plan_option import plan_of, settings_of
 from moeflow.cli.watched import watched_bar, watched_steps
 from moeflow.kernels.on_demand import on_demand
 
@@ -41,16 +40,17 @@ def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
     Raises: CheckpointError, ConfigError or CapacityError if the built-in model has to be made and cannot; ConfigError
     if there is a plan that cannot be carried out; CheckpointError if the named model is not downloaded.
     """
-    if overrides["model"] is None and overrides.get("plan_file") is None:
-        overrides = {**overrides, "model": str(built_in_model(overrides["cache_dir"]))}
-    settings = settings_of({**overrides, "model": _path_of(overrides["model"])})
-    return lazy.with_dense_source(dataclasses.replace(settings, model=_path_of(settings.model), **always))
+    return settings_of(_with_model(overrides), **always)
 
 
-def _path_of(model: str | None) -> str | None:
-    if model is None:
-        return None
-    return start_of(model) if os.path.lexists(model) else lazy.local_path(model)
+def _with_model(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return the same with the path of the model; none is named beside a plan."""
+    model = overrides["model"]
+    if model is None and overrides.get("plan_file") is None:
+        model = str(built_in_model(overrides["cache_dir"]))
+    if model is not None:
+        model = start_of(model) if os.path.lexists(model) else lazy.local_path(model)
+    return {**overrides, "model": model}
 
 
 def fetch_if_named(model: str | None) -> None:
@@ -70,11 +70,11 @@ def planned(
     """Return the plan for the user's settings. Open settings are chosen for `usage`.
 
     `explains`: print it instead, and end the verb. `resources`: the machine's resources, by default those free now.
-    Raises: as `prepare` and `plan_for_start`.
+    Raises: as `prepare` and `plan_of`.
     """
-    settings = prepare(overrides, **always)
+    overrides = _with_model(overrides)
     with watched_steps("Planning") as on_step:
-        plan = lazy.plan_for_start(settings, usage, on_step, resources)
+        plan = plan_of(overrides, usage, on_step, resources, **always)
     if explains:
         explain(plan)
         raise click.exceptions.Exit(0)

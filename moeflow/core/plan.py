@@ -21,7 +21,7 @@ GOALS: Final = ("throughput", "latency", "memory")
 Goal = Literal["throughput", "latency", "memory"]
 RESIDENT: Final = "resident"  # everything resident: a pass is the model's plain forward
 DISK_OFFLOAD: Final = "disk-offload"  # experts come from disk as a pass needs them
-FORMAT_VERSION: Final = 2  # of the JSON; to be raised when a field means something else
+FORMAT_VERSION: Final = 3  # of the JSON; to be raised when a field means something else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,7 @@ class Plan:
     """A decision for one model, machine, workload and goal."""
 
     config: EngineConfig  # complete: what the engine runs with
+    settings: dict[str, Any]  # that it was made from: fields of `planner.settings.Settings`, unless at their defaults
     num_replicas: int = 1  # engines of this configuration, which share the machine
     memory_bytes: int = 0  # that its processes hold at most, on the processor; 0: not known
     goal: Goal

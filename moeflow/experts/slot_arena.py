@@ -28,19 +28,6 @@ def num_slots_in(budget_bytes: int, slab_bytes: int) -> int:
     return max(budget_bytes // _HUGE_PAGE_BYTES, 0) * _HUGE_PAGE_BYTES // whole_pages(slab_bytes)
 
 
-def slots_within(budget_bytes: int, slab_bytes: int, *, least: int) -> int:
-    """Return how many slots fit into a budget. Raises: CapacityError if fewer than `least` fit."""
-    num_slots = num_slots_in(budget_bytes, slab_bytes)
-    if num_slots < least:
-        need = format_bytes(arena_bytes(least, slab_bytes))
-        raise CapacityError(
-            f"{format_bytes(max(budget_bytes, 0))} are left for experts, which need at least {need}: {least} experts "
-            f"of {format_bytes(whole_pages(slab_bytes))} at a time. Raise the memory limit (--memory), or take a "
-            "smaller weight format or KV cache"
-        )
-    return num_slots
-
-
 class SlotArena:
     """Memory for slots, allocated when they are written."""
 

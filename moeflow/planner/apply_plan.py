@@ -1,64 +1,82 @@
-"""From a plan to the settings that run it. What the user set explicitly takes precedence, and is reported."""
+"""Apply a plan: as it is, or decided again with other settings of the user.
+
+A plan's configuration runs unchanged. A plan is decided again, from its own settings, if the user changes one of them,
+or if its files are elsewhere on this machine.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from moeflow.core.address import format_address
-from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import ConfigError
-from moeflow.core.offload_config import PREFIX, CudaDeviceConfig, OffloadConfig
-from moeflow.core.parallel_config import RayConfig
+from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Plan
+from moeflow.core.units import format_bytes
+from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
-from moeflow.kernels.weight_format import DTYPES, QUANTIZED
-from moeflow.planner.choices.remote_choice import addresses_of
-from moeflow.planner.hardware.host import host_resources
+from moeflow.planner.choices.memory_allowance import allowed_bytes
+from moeflow.planner.choices.processor_choice import no_cuda
+from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.model_files import bare_config
-from moeflow.planner.settings import LOSSY_ROUTING, Settings, options
+from moeflow.planner.planning import OnStep, plan_for_start
+from moeflow.planner.resolve import resources_for
+from moeflow.planner.settings import MAX_THREADS, Settings, from_plain
+from moeflow.planner.usage import Usage
 
 if TYPE_CHECKING:
     from moeflow.checkpoint.hub import local_models
 else:
     local_models = on_demand("moeflow.checkpoint.hub.local_models")
 
-_FORMATS: Final = ("dtype", "quantize")  # one says what the other would
-_UNPLANNED: Final = {"packed_weights_file", "record_routing", "trace_file", "graph_file"}  # of the run, not the plan
-_OF_WORKLOAD: Final = {"max_model_len", "kv_cache_bytes"}  # a plan has them for requests as long as its workload's
-_DEFAULTS: Final = Settings()
+_TOGETHER: Final = (  # a change of the first setting also sets the others, which depend on it
+    ("dtype", "quantize"),
+    ("quantize", "dtype"),
+    ("device", "pipeline", "micro_batch", "resident_experts"),
+)
 
 
-def settings_from_plan(plan: Plan, settings: Settings) -> Settings:
-    """Return settings that make the engine do what a plan says; what the user set explicitly stays.
+def apply_plan(
+    plan: Plan, asked: Settings, on_step: OnStep = lambda _: None, resources: HostResources | None = None
+) -> Plan:
+    """Return the plan that an engine starts with: this one, unless it has to be decided again.
 
-    Requests may be longer than the plan's workload, so the context and its cache stay open.
+    `asked` has the settings of the command line. `resources` are those of the machine, by default the current ones.
 
-    Raises: ConfigError if the plan is for another model, for one without weights, or for engines whose limit it lacks.
+    Blocks: as `plan_for_start`, if the plan is decided again.
+    Raises: ConfigError for a plan of another model or machine, CapacityError if it does not fit; as `plan_for_start`.
     """
-    _check_model(plan, settings)
-    explicit, planned = _explicit(settings), _settings_of_all(plan)
-    if plan.num_replicas > 1 and plan.config.memory is not None and settings.memory_bytes is None:
-        raise ConfigError(
-            f"the plan is for {plan.num_replicas} engines within a limit, of which it has the part of each: say the "
-            "whole limit again (--memory)"
-        )
-    names = {field.name for field in dataclasses.fields(Settings)} - explicit - _OF_WORKLOAD
-    decided = {name: getattr(planned, name) for name in names if getattr(planned, name) != _default(name)}
-    return dataclasses.replace(settings, **decided)
+    changed = changes(plan, asked)
+    if plan.config.memory is None:  # both kinds of process keep the same configuration
+        changed.pop("is_served", None)
+    if not changed and _has_files(plan):
+        _check_fit(plan, resources or resources_for(from_plain(plan.settings)))
+        return plan
+    return plan_for_start(
+        settings_beside(plan, asked), Usage(workload=plan.workload, goal=plan.goal), on_step, resources
+    )
 
 
-def overruled(plan: Plan, settings: Settings) -> list[tuple[str, Any, Any]]:
-    """Return where explicit settings differ from a plan: (field, the explicit value, the planned value)."""
-    planned = _settings_of_all(plan)
-    return [
-        (name, getattr(settings, name), getattr(planned, name))
-        for name in options()
-        if name in _explicit(settings) - _UNPLANNED - _OF_WORKLOAD
-        and getattr(settings, name) not in (getattr(planned, name), _default(name))
-    ]
+def settings_beside(plan: Plan, asked: Settings) -> Settings:
+    """Return the plan's settings with changes by the command line. The number of concurrent requests stays as planned.
+
+    Raises: ConfigError if the plan is for another model, or for one without weights.
+    """
+    _check_model(plan, asked)
+    planned = replace(from_plain(plan.settings), model=local_models.local_path(plan.config.model_path))
+    return replace(planned, **{"max_num_seqs": plan.config.scheduler.max_num_seqs, **changes(plan, asked)})
+
+
+def changes(plan: Plan, asked: Settings) -> dict[str, Any]:
+    """Return the settings that the command line changes: name -> value. Raises: ConfigError, as `settings_beside`."""
+    _check_model(plan, asked)
+    planned, defaults = from_plain(plan.settings), Settings()
+    names = [field.name for field in dataclasses.fields(Settings) if field.name != "model"]
+    given = [name for name in names if getattr(asked, name) not in (getattr(defaults, name), getattr(planned, name))]
+    names = [*given, *(name for first, *others in _TOGETHER if first in given for name in others)]
+    return {name: getattr(asked, name) for name in names}
 
 
 def machine_notice(plan: Plan, settings: Settings) -> str | None:
@@ -73,107 +91,50 @@ def machine_notice(plan: Plan, settings: Settings) -> str | None:
     )
 
 
-def _settings_of_all(plan: Plan) -> Settings:
-    """Return the settings of a plan; of several engines, what they share among them."""
-    one, number = settings_of(plan.config), plan.num_replicas
-    if number == 1:
-        return one
-    return dataclasses.replace(
-        one,
-        num_replicas=number,
-        num_threads=None if one.num_threads is None else number * one.num_threads,
-        memory_bytes=None,
-    )
+def _has_files(plan: Plan) -> bool:
+    """Return whether the model and its packed weights are where the plan has them."""
+    config = plan.config
+    is_packed = not config.packed_file or config.expert_parallel is not None or Path(config.packed_file).exists()
+    return is_packed and Path(config.model_path).exists()
 
 
-def _default(name: str) -> Any:
-    return getattr(_DEFAULTS, name)
-
-
-def _explicit(settings: Settings) -> set[str]:
-    """Return the fields that the user gave a value; of formats both, if one of them."""
-    explicit = {field.name for field in dataclasses.fields(settings)}
-    explicit = {name for name in explicit if getattr(settings, name) != _default(name)}
-    return explicit | set(_FORMATS) if explicit & set(_FORMATS) else explicit
-
-
-def settings_of(config: EngineConfig) -> Settings:
-    """Return the settings that lead to a configuration again, on a machine with as much memory."""
-    parallel = config.parallel
-    num_ranks = 1 if parallel is None else parallel.num_ranks
-    sharing = parallel if parallel is not None and parallel.ranks_per_stage > 1 else None
-    join = None if parallel is None else parallel.join
-    remote = None if config.experts is None else config.experts.remote
-    num_threads = config.num_threads * (num_ranks if join is None else 1)
-    offload, is_own = config.offload, config.is_own_precision  # the checkpoint's own formats, which "auto" finds again
-    return Settings(
-        model=config.model_path,
-        device=config.device if offload is None else _device(offload),
-        dtype=config.weight_format if config.weight_format in DTYPES and not is_own else "auto",
-        quantize=_quantized_to(config),
-        exact_activations=config.is_wide if is_own else _default("exact_activations"),
-        kv_dtype=config.kv_dtype,
-        num_threads=num_threads or None,
-        num_ranks=None if parallel is None else num_ranks,
-        stages=None if parallel is None or parallel.stages is None else ",".join(map(str, parallel.stages.num_layers)),
-        expert_layout="auto" if sharing is None else sharing.expert_layout,
-        expert_placement="auto" if parallel is None or parallel.moves_experts else "index",
-        num_redundant_experts=None if parallel is None else parallel.num_redundant_experts or None,
-        attention_layout="auto" if sharing is None else sharing.attention_layout,
-        expert_parallel=config.expert_parallel is not None,
-        listen_ranks=None if join is None else format_address(join.host, join.port),
-        ray_address=None if join is None or join.ray is None else join.ray.address,
-        ray_placement=_default("ray_placement") if join is None or join.ray is None else _placement(join.ray),
-        remote_experts=None if remote is None else addresses_of(remote.lenders),
-        cluster_token_file=next((Path(it.token_file) for it in (join, remote) if it is not None), None),
-        max_model_len=config.scheduler.max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        prefix_caching=config.scheduler.prefix_caching,
-        prompt_cache=None if config.prompt_cache is None else Path(config.prompt_cache.folder),
-        prompt_cache_bytes=None if config.prompt_cache is None else config.prompt_cache.max_bytes,
-        kv_cache_bytes=config.kv_cache_bytes,
-        memory_bytes=None if config.memory is None else config.memory.limit_bytes,
-        pipeline=None if offload is None else offload.pipeline,
-        micro_batch=None if offload is None else offload.micro_batch_tokens,
-        speculators=config.speculators,
-        expert_capacity=config.expert_capacity or None,
-        lossy_routing=next((name for name, top_k in LOSSY_ROUTING.items() if top_k == config.lossy_top_k), None),
-        expert_policy="auto" if config.experts is None else config.experts.policy,
-        predictor="auto" if config.experts is None else config.experts.predictor,
-    )
-
-
-def _quantized_to(config: EngineConfig) -> str | None:
-    """Return what the user asked weights to be quantized to."""
-    is_rounded = config.weight_format in QUANTIZED and not config.is_own_precision
-    return config.mix or (config.weight_format if is_rounded else None)
-
-
-def _placement(ray: RayConfig) -> str:
-    return "spread" if ray.shares_nodes else "strict-spread"
-
-
-def _device(offload: OffloadConfig) -> str:
-    """Return the device as the user would name it."""
-    device = offload.device
-    if isinstance(device, CudaDeviceConfig):
-        return f"{device.name}:{device.memory_bytes}"
-    speeds = "" if device.speeds.device_flops == 0 else ",t4"
-    return f"{PREFIX}:{device.capacity_bytes},{device.speeds.link / 1e9:g}{speeds}" + (
-        ",torch" if device.computes_in_torch else ""
-    )
-
-
-def _check_model(plan: Plan, settings: Settings) -> None:
-    model = plan.config.model_path
-    if (
-        settings.model is not None
-        and Path(settings.model).absolute() != Path(local_models.local_path(model)).absolute()
-    ):
+def _check_fit(plan: Plan, here: HostResources) -> None:
+    """Raises: ConfigError or CapacityError if this machine cannot run the plan's configuration."""
+    config, offload = plan.config, plan.config.offload
+    if config.cpu_isa and (not extension.is_available() or _best_isa(config.cpu_isa) != config.cpu_isa):
         raise ConfigError(
-            f"the plan is for {model}, not for {settings.model}: "
-            f"make one for this model, `moeflow plan {settings.model} --json`"
+            f"the plan needs CPU kernels for {config.cpu_isa}, but they do not run on this machine: make the plan "
+            "here with `moeflow plan --json`"
+        )
+    if not 1 <= config.num_threads <= MAX_THREADS:
+        raise ConfigError(f"the plan has {config.num_threads} threads, from 1 to {MAX_THREADS} are possible")
+    cuda = None if offload is None else offload.cuda
+    device = config.device if cuda is None else cuda.name
+    if device != "cpu" and here.accelerator is None:
+        raise no_cuda(device)
+    if cuda is not None:
+        allowed_bytes("device memory", cuda.memory_bytes, here.accelerator_free_bytes)
+    have = here.available_bytes + (here.process_bytes if config.memory is not None else 0)  # a limit covers both
+    if plan.memory_bytes > have:
+        raise CapacityError(
+            f"the plan needs {format_bytes(plan.memory_bytes)} of memory, but {format_bytes(have)} are free: free "
+            "memory, or make the plan again with `moeflow plan --json`"
+        )
+
+
+def _best_isa(name: str) -> str:
+    try:
+        return extension.best_isa(name)
+    except ValueError:  # unknown to this version
+        return ""
+
+
+def _check_model(plan: Plan, asked: Settings) -> None:
+    model = plan.config.model_path
+    if asked.model is not None and Path(asked.model).absolute() != Path(local_models.local_path(model)).absolute():
+        raise ConfigError(
+            f"the plan is for {model}, not for {asked.model}: "
+            f"make one for this model, `moeflow plan {asked.model} --json`"
         )
     if bare_config(model) is not None:
         raise ConfigError(

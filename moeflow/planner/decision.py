@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.identity import called
-from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, SchedulerConfig
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
 from moeflow.experts.predict.registry import COMBINED, WHOLE_PASS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
@@ -30,9 +29,9 @@ from moeflow.planner.choices.kv_cache_choice import (
     num_kept_blocks,
 )
 from moeflow.planner.choices.layer_table import stays_on_disk
-from moeflow.planner.choices.lossy_routing import choose_lossy_routing, predictor_of, served_name
+from moeflow.planner.choices.lossy_routing import choose_lossy_routing
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
-from moeflow.planner.choices.prompt_cache_choice import buffer_bytes, choose_prompt_cache
+from moeflow.planner.choices.prompt_cache_choice import buffer_bytes
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
 from moeflow.planner.choices.refused_settings import check_settings
@@ -41,9 +40,8 @@ from moeflow.planner.choices.replica_choice import (
     choose_expert_parallel,
     what_each_has,
 )
-from moeflow.planner.choices.sampling_choice import choose_sampling_defaults
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice, choose_speculators
-from moeflow.planner.choices.start_choice import choose_importance_file, choose_packed_file, found_packed_file
+from moeflow.planner.choices.start_choice import choose_packed_file, found_packed_file
 from moeflow.planner.choices.state_choice import choose_states
 from moeflow.planner.choices.weight_choice import (
     WeightChoice,
@@ -53,15 +51,13 @@ from moeflow.planner.choices.weight_choice import (
     own_precision,
     shares_layers,
 )
-from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.configuration import Choices, engine_config
+from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.host_forecast import HostForecast, MachineOf, default_batching
 from moeflow.planner.memory_budget import MemoryBudget
-from moeflow.planner.settings import (
-    BLOCK_SIZE,
-    Settings,
-)
+from moeflow.planner.settings import Settings
 from moeflow.planner.usage import Usage
 
 if TYPE_CHECKING:
@@ -138,20 +134,23 @@ class Decision:
         speculators.check(parallel)
         cache, num_kept_blocks = self._kv_cache(held, parallel)
         if device == "cpu" and not self.offloads_to_torch:
-            own_bytes = held.weight_bytes + self.budget.overhead_bytes + self.budget.num_here * cache.num_bytes
-            self.memory_bytes = self.num_replicas * (own_bytes if held.plan is None else self.budget.free_bytes)
-        return replace(
-            self._engine_config(held, parallel, cache, num_kept_blocks),
-            lossy_top_k=lossy_top_k,
-            expert_parallel=expert_parallel,
-            speculators=speculators.names,
-            draft_models=speculators.draft_models,
-        )
+            self.memory_bytes = self._held_bytes(held, cache)
+        return self._engine_config(held, parallel, expert_parallel, cache, num_kept_blocks, lossy_top_k, speculators)
+
+    def _held_bytes(self, held: _Held, cache: KVCacheChoice) -> int:
+        """Return what all replicas hold at most; weights that they map from one file count once."""
+        if held.plan is not None:
+            return self.num_replicas * self.budget.free_bytes
+        own_bytes = self.budget.overhead_bytes + self.budget.num_here * cache.num_bytes
+        num_copies = 1 if held.maps_together else self.num_replicas
+        return self.num_replicas * own_bytes + num_copies * held.weight_bytes
 
     def _check_settings(self, device: str) -> None:
         """Raises: ConfigError for what such models, or such devices, are not run with."""
         is_offloaded = self.offloads_to_torch or device != "cpu"
         check_settings(self.settings, self.shape, is_offloaded=is_offloaded)
+        if self.settings.record_routing is not None and not self.shape.num_experts:
+            raise ConfigError("this is a dense model: it has no routing to record (--record-routing)")
         check_expert_capacity(self.settings, self.shape)
         check_replicas(self.settings, device, offloads_to_torch=self.offloads_to_torch)
 
@@ -218,12 +217,13 @@ class Decision:
         share = kv_share(has_slots=held.plan is not None, takes_all=is_limited and not settings.shares_memory)
         attends_in_torch = held.device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
-            self._with_reserved_kv(held.weights, max_num_seqs, of_ranks),
+            settings,
             of_ranks.kv_shape,
             torch_dtype=held.dtype if attends_in_torch else None,
             left_bytes=self.budget.left_for_kv(held.weight_bytes),
             share=share,
             max_num_seqs=max_num_seqs,
+            least_blocks=self.usage.blocks_to_reserve(max_num_seqs),
             reasons=self.reasons,
         )
         if parallel is not None:
@@ -231,43 +231,37 @@ class Decision:
         return cache, None if held.plan is None else num_kept_blocks(settings, cache, share)
 
     def _engine_config(
-        self, held: _Held, parallel: ParallelConfig | None, cache: KVCacheChoice, num_kept_blocks: int | None
+        self,
+        held: _Held,
+        parallel: ParallelConfig | None,
+        expert_parallel: ExpertParallelConfig | None,
+        cache: KVCacheChoice,
+        num_kept_blocks: int | None,
+        lossy_top_k: int,
+        speculators: SpeculatorChoice,
     ) -> EngineConfig:
-        settings, weights, plan, cpu_isa = self.settings, held.weights, held.plan, held.cpu_isa
-        return EngineConfig(
-            model_path=str(self.checkpoint.path),
-            model_name=served_name(settings.model_name or called(self.checkpoint.path), settings),
-            dtype=held.dtype,
-            weight_format=weights.matrices,
-            embedding_format=weights.embeddings,
-            head_format=weights.head or "",
-            layer_table_format=weights.layer_table or "",
-            layer_formats=weights.layers,
-            mix=weights.mix or "",
-            importance_file=choose_importance_file(settings, self.checkpoint, weights, self.reasons),
-            router_format=weights.routers,
-            is_own_precision=weights.is_own,
-            is_wide=weights.is_exact,
-            cpu_isa=cpu_isa,
-            kv_dtype=cache.dtype,
+        settings, checkpoint, plan = self.settings, self.checkpoint, held.plan
+        choices = Choices(
             device=held.device,
+            cpu_isa=held.cpu_isa,
+            dtype=held.dtype,
+            weights=held.weights,
             num_threads=self._threads_of_each(maps_together=held.maps_together and plan is None),
-            prompt_cache=choose_prompt_cache(
-                settings, self.shape, cpu_isa=cpu_isa, shares_layers=parallel is not None, reasons=self.reasons
-            ),
-            scheduler=self._scheduler(cache, held.batching, num_kept_blocks),
-            kv_cache_bytes=cache.num_bytes,
-            experts=self._expert_slots(plan, cpu_isa, is_wide=weights.is_exact),
-            expert_capacity=settings.expert_capacity or 0,
+            batching=held.batching,
+            cache=cache,
+            num_kept_blocks=num_kept_blocks,
+            shares_prefixes=settings.prefix_caching and self.shape.encoder is None,  # else blocks depend on all of it
+            states=choose_states(self.shape, self.budget.num_state_slots, self.reasons),
+            experts=self._expert_slots(plan, held.cpu_isa, is_wide=held.weights.is_exact),
             packed_file=self._packed_file(held),
             parallel=parallel,
+            expert_parallel=expert_parallel,
             device_memory_bytes=settings.device_memory_bytes or 0,
             memory=self.budget.memory_plan(held.weight_bytes if plan is None else plan.resident_bytes),
-            sampling_defaults=choose_sampling_defaults(settings, self.checkpoint),
-            record_routing=self._record_routing(),
-            graph_file=_absolute(settings.graph_file),
-            trace_file=_absolute(settings.trace_file),
+            lossy_top_k=lossy_top_k,
+            speculators=speculators,
         )
+        return engine_config(settings, self.shape, checkpoint, choices, self.reasons, model_path=str(checkpoint.path))
 
     def _speculators(self, device: str, cpu_isa: str) -> SpeculatorChoice:
         """Return what guesses, and count the memory that it takes."""
@@ -281,19 +275,6 @@ class Decision:
         )
         self.budget.draft_bytes = chosen.num_bytes
         return chosen
-
-    def _scheduler(self, cache: KVCacheChoice, batching: Batching, num_kept: int | None) -> SchedulerConfig:
-        return SchedulerConfig(
-            block_size=BLOCK_SIZE,
-            num_blocks=cache.num_blocks,
-            max_model_len=cache.max_model_len,
-            max_num_seqs=batching.max_num_seqs,
-            max_num_batched_tokens=batching.max_num_batched_tokens,
-            prefix_caching=self.settings.prefix_caching
-            and self.shape.encoder is None,  # else blocks depend on all of it
-            num_kept_blocks=num_kept,
-            states=choose_states(self.shape, self.budget.num_state_slots, self.reasons),
-        )
 
     def _threads_of_each(self, *, maps_together: bool) -> int:
         """Return the threads of each process that computes."""
@@ -358,37 +339,9 @@ class Decision:
             return ""
         return choose_packed_file(self.settings, self.checkpoint, held.weights, held.packed_file, self.reasons)
 
-    def _record_routing(self) -> str:
-        """Return the file for what routers choose. Raises: ConfigError if there are no routers."""
-        if self.settings.record_routing is not None and not self.shape.num_experts:
-            raise ConfigError("this is a dense model: it has no routing to record (--record-routing)")
-        return _absolute(self.settings.record_routing)
-
     def _costs(self, weights: WeightChoice) -> ModelCosts:
         kv_dtype = "float32" if self.settings.kv_dtype == "auto" else self.settings.kv_dtype
-        formats = Formats(
-            matrices=weights.matrices,
-            embeddings=weights.embeddings,
-            kv=kv_dtype,
-            routers=weights.routers,
-            head=weights.head,
-            layer_table=weights.layer_table,
-            is_table_on_disk=self._is_table_on_disk,
-            layers=weights.layers,
-            is_wide=weights.is_exact,
-        )
-        return ModelCosts(self.shape, formats)
-
-    def _with_reserved_kv(self, weights: WeightChoice, max_num_seqs: int, held: RankMemory) -> Settings:
-        """Return the settings, with a KV cache for just the workload if that is what it is for."""
-        settings = self.settings
-        if not self.usage.reserves_kv:
-            return settings
-        max_tokens = settings.max_model_len or self.usage.workload.max_tokens
-        kv_bytes = replace(self._costs(weights), shape=held.kv_shape).kv_bytes
-        block_bytes = int(kv_bytes * BLOCK_SIZE)
-        num_bytes = max_num_seqs * ceil(max_tokens / BLOCK_SIZE) * block_bytes
-        return replace(settings, max_model_len=max_tokens, kv_cache_bytes=settings.kv_cache_bytes or num_bytes)
+        return ModelCosts(self.shape, weights.costed(kv_dtype, is_table_on_disk=self._is_table_on_disk))
 
     def _expert_plan(self, weights: WeightChoice, dtype: str, *, maps_together: bool) -> ExpertPlan | None:
         """Return how experts come from disk; None if there are none, or all that is needed fits into memory.
@@ -403,15 +356,7 @@ class Decision:
             return None
         if maps_together:  # after all, each engine has its own
             self.budget.take_share()
-        return ExpertPlan.make(
-            self.checkpoint,
-            self.shape,
-            weights,
-            packed_weights_file=self.settings.packed_weights_file,
-            cache_dir=self.settings.cache_dir,
-            policy=self.settings.expert_policy,
-            predictor=predictor_of(self.settings),
-        )
+        return ExpertPlan.make(self.checkpoint, self.shape, weights, self.settings)
 
     def _expert_slots(self, plan: ExpertPlan | None, cpu_isa: str, *, is_wide: bool) -> ExpertSlotsConfig | None:
         """Return the slots there are while keys, values and work space need nothing, and who has the other experts."""
@@ -456,7 +401,3 @@ class Decision:
         settings = self.settings
         is_decided = settings.memory_bytes is not None or settings.packed_weights_file is not None
         return is_decided or self.budget.left(weights) >= 0
-
-
-def _absolute(file: Path | None) -> str:
-    return "" if file is None else str(file.absolute())

@@ -14,7 +14,6 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan, Policy, Workload
-from moeflow.planner.choices.expert_plan import min_expert_share
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.costs.cost_model import BLOCK_TOKENS, CostModel, IntegerPolicy, Prediction, overlaps
 from moeflow.planner.costs.model_costs import ModelCosts
@@ -25,6 +24,7 @@ from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import sampled_bytes, usual_bytes, work_bytes
 from moeflow.planner.forecast import disk_reasons, forecast
 from moeflow.planner.hardware.this_machine import how_measured, machine_identity
+from moeflow.planner.resident_experts import min_slots, num_slots, share_on_disk
 
 
 class Estimator(msgspec.Struct, frozen=True):
@@ -93,8 +93,8 @@ class Estimator(msgspec.Struct, frozen=True):
             tokens = batch_size * ceil(max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
             taken = min(tokens * self._costs.kv_bytes, self.config.kv_cache_bytes)
             taken += batch_size * sampled_bytes(self.shape)
-            num_slots = max((self._slots_bytes - taken) // experts.slab_bytes, experts.min_slots)
-            on_disk = max(1 - min(num_slots, experts.num_slots) / total, 0.0)
+            left_bytes, most = self._slots_bytes - taken, experts.num_slots
+            on_disk = share_on_disk(num_slots(left_bytes, experts.slab_bytes, most, least=experts.min_slots), total)
         return Policy(
             batch_size=batch_size,
             micro_batch=batch_size,
@@ -166,10 +166,16 @@ def host_costs(
         prefill_overlap=prefill_overlap,
         process_bytes=process_bytes,
         sampled_bytes=sampled_bytes(costs.shape),
-        min_experts=min_expert_share(costs) if sharing.parallel is None else 1.0,  # ranks read none from disk
+        min_experts=_min_expert_share(costs) if sharing.parallel is None else 1.0,  # ranks read none from disk
         chunk_tokens=chunk_tokens,
         sharing=sharing,
     )
+
+
+def _min_expert_share(costs: ModelCosts) -> float:
+    """Return the share of experts without which the engine computes no pass."""
+    num_experts = costs.num_moe_layers * costs.shape.num_experts
+    return min_slots(costs.shape.top_k, num_experts) / num_experts if num_experts else 0.0
 
 
 def machine_reasons(machine: Machine) -> list[tuple[str, str]]:

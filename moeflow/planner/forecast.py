@@ -9,6 +9,7 @@ from typing import Final
 from moeflow.core.hardware import DEVICE, DISK, RAM
 from moeflow.core.plan import Estimate, Forecast, Policy, TierUse
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
+from moeflow.planner.resident_experts import share_on_device
 
 DISK_UNCERTAINTY: Final = 0.3  # what hits the expert cache depends on the text
 MEMORY_UNCERTAINTY: Final = 0.05
@@ -64,8 +65,7 @@ def expert_places(model: CostModel, policy: Policy) -> tuple[tuple[str, float], 
         return ()
     on_device = 0.0
     if model.has_device:
-        others = costs.layers_bytes - costs.experts_bytes
-        on_device = max(policy.weights_on_device * costs.layers_bytes - others, 0.0) / costs.experts_bytes
+        on_device = share_on_device(costs.layers_bytes, costs.experts_bytes, policy.weights_on_device)
         on_device = min(on_device, 1 - policy.experts_on_disk)
     shares = {DEVICE: on_device, RAM: 1 - on_device - policy.experts_on_disk, DISK: policy.experts_on_disk}
     present = {level.name for level in model.machine.levels}

@@ -149,7 +149,7 @@ def _plan_here(request: PlanRequest, on_step: OnStep) -> described.Planned:
             "described machine (--machine t4, or a file)"
         )
     objective = usage.objective(resolved.estimator.memory_limits)
-    return described.Planned(resolved.plan, resolved.estimator.costs(usage.workload), objective)
+    return described.Planned(resolved.plan, resolved.estimator.costs(usage.workload), objective, resolved.estimator)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from moeflow.planner.decision import Decision
 from moeflow.planner.estimate import Estimator
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.host_forecast import MachineOf, unmeasured
-from moeflow.planner.settings import Settings
+from moeflow.planner.settings import Settings, to_plain
 from moeflow.planner.usage import SERVING, Usage
 
 
@@ -109,10 +109,10 @@ def _resolve(
             decision = Decision(on_host, usage, resources, checkpoint, shape, unmeasured, offloads_to_torch=in_torch)
             check_replicas(settings, settings.device, offloads_to_torch=in_torch)
             config, reasons = with_pipeline(decision.config(), overrides, shape)
-            return Resolved(_plan(config, usage, [*decision.reasons, *reasons]), None)
+            return Resolved(_plan(config, settings, usage, [*decision.reasons, *reasons]), None)
         decision = Decision(settings, usage, resources, checkpoint, shape, machine_of, routing=routing)
         plan = replace(
-            _plan(decision.config(), usage, decision.reasons),
+            _plan(decision.config(), settings, usage, decision.reasons),
             num_replicas=decision.num_replicas,
             memory_bytes=decision.memory_bytes,
         )
@@ -130,5 +130,12 @@ def _resolve(
         return Resolved(estimator.complete(plan), estimator)
 
 
-def _plan(config: EngineConfig, usage: Usage, reasons: Reasons) -> Plan:
-    return Plan(config=config, goal=usage.goal, workload=usage.workload, machine="this machine", reasons=tuple(reasons))
+def _plan(config: EngineConfig, settings: Settings, usage: Usage, reasons: Reasons) -> Plan:
+    return Plan(
+        config=config,
+        settings=to_plain(settings),
+        goal=usage.goal,
+        workload=usage.workload,
+        machine="this machine",
+        reasons=tuple(reasons),
+    )

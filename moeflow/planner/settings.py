@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from moeflow.core.brief import brief
+from moeflow.core.brief import brief, cut
 from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS, RAY_PLACEMENTS
 from moeflow.experts.cache.policies import POLICIES
@@ -79,6 +79,24 @@ def given_options(settings: Settings, names: Iterable[str]) -> dict[str, Any]:
 def user_settings() -> list[str]:
     """Return the names of the fields of `Settings` that users may set: all but what verbs alone decide."""
     return [field.name for field in dataclasses.fields(Settings) if not field.metadata.get("is_internal", False)]
+
+
+def to_plain(settings: Settings) -> dict[str, Any]:
+    """Return the fields that are not at their defaults, as JSON holds them."""
+    defaults = Settings()
+    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Settings)}
+    given = {name: value for name, value in fields.items() if value != getattr(defaults, name)}
+    return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(given, enc_hook=str)))
+
+
+def from_plain(given: dict[str, Any]) -> Settings:
+    """Return the settings that `to_plain` made these fields of. Raises: ConfigError for any others."""
+    try:
+        if unknown := set(given) - {field.name for field in dataclasses.fields(Settings)}:
+            raise ConfigError(f"no setting is called {brief(min(unknown))}")
+        return msgspec.convert(given, Settings, dec_hook=lambda kind, value: kind(value))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ConfigError(f"settings cannot be read: {cut(str(error))}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

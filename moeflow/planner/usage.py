@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Final
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Goal, Workload
 from moeflow.planner.search.objective import MAX_SEQUENCES, Objective
+from moeflow.planner.settings import BLOCK_SIZE
 
 TYPICAL: Final = Workload(prompt_len=512, gen_len=128, max_prompt_len=512)  # where nothing is known of requests
 MAX_SEQUENCES_ON_HOST: Final = 256  # beyond, a step of a host is bound by arithmetic and answers only come later
@@ -24,7 +26,7 @@ class Usage:
     num_sequences: int | None = None  # that decode together; None: as many as is best
     num_requests: int | None = None  # there are no more of them; None: unknown
     is_interactive: bool = False  # people read along: neither passes nor steps may take long
-    reserves_kv: bool = False  # the KV cache is for just this workload, not for requests of any length
+    reserves_kv: bool = False  # the KV cache must hold all concurrent requests of the workload
 
     def max_sequences(self, *, has_device: bool) -> int:
         """Return how many sequences may decode together."""
@@ -53,6 +55,10 @@ class Usage:
                 f"{workload.max_tokens} together, but {model} was made for {shape.max_position} at most: "
                 "plan for shorter prompts (--prompt-len, --prompts) or answers (--gen-len)"
             )
+
+    def blocks_to_reserve(self, max_num_seqs: int) -> int:
+        """Return how many blocks the KV cache must have for so many concurrent requests."""
+        return max_num_seqs * ceil(self.workload.max_tokens / BLOCK_SIZE) if self.reserves_kv else 0
 
     def within(self, max_tokens: int) -> Usage:
         """Return the same with requests of no more than so many tokens, prompt and answer together."""

@@ -198,7 +198,8 @@ def test_a_plan_is_made_as_a_file_says(verb, monkeypatch):
     text = 'model = "config.json"\nthreads = 3\nmemory = "2GiB"\ncache-dir = "file"\n[plan]\nmachine = "t4"\nrate = 0.5'
     ((request, _), _) = verb(text, "plan", "--threads", "4")
     settings = request.settings
-    assert (settings.model, settings.num_threads, settings.memory_bytes) == ("config.json", 4, 2 * 1024**3)
+    assert (settings.num_threads, settings.memory_bytes) == (4, 2 * 1024**3)
+    assert settings.model == str(Path("config.json").absolute())
     assert (request.machine, request.usage.workload.rate, settings.cache_dir) == ("t4", 0.5, Path("file"))
     monkeypatch.setenv("MOEFLOW_CACHE", "environment")
     assert verb(text, "plan")[0][0].settings.cache_dir == Path("environment")

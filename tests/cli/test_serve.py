@@ -248,10 +248,10 @@ def test_a_model_that_cannot_be_planned_is_named_and_the_others_are_explained(tm
 def unmade(monkeypatch):
     """Refuse to look for a model."""
 
-    def prepare(overrides: dict[str, object], **always: object) -> Settings:
+    def built_in_model(cache_dir: Path) -> Path:
         raise ConfigError("looked for a model")
 
-    monkeypatch.setattr("moeflow.cli.local_model.prepare", prepare)
+    monkeypatch.setattr("moeflow.cli.local_model.built_in_model", built_in_model)
 
 
 def test_a_wrong_wish_is_told_before_a_model_is_looked_for(served, unmade):

@@ -18,7 +18,6 @@ from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.packed_network import for_serving
 from moeflow.models.expert_predictor.saved import load_predictor, predictor_folder, save_predictor
-from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
@@ -116,11 +115,9 @@ def test_the_same_bits_from_disk(target, tmp_path, monkeypatch, num_slots, predi
     assert classes(dataclasses.replace(resident, experts=experts)) == classes(resident)
 
 
-def test_a_plan_keeps_it(target):
+def test_a_plan_has_it(target):
     folder, *_ = target
-    plan = resolve(Settings(model=str(folder), lossy_routing="sida:3"))
-    assert plan.config.lossy_top_k == 3
-    assert settings_of(plan.config).lossy_routing == "sida:3"
+    assert resolve(Settings(model=str(folder), lossy_routing="sida:3")).config.lossy_top_k == 3
 
 
 def test_what_cannot_be_is_refused(target, tmp_path):

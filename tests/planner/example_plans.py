@@ -52,6 +52,7 @@ FORECAST = Forecast(
 )
 PLAN = Plan(
     config=ENGINE_CONFIG,
+    settings={"model": MODEL, "quantize": "int8", "num_threads": 3},
     goal="throughput",
     workload=Workload(prompt_len=20, gen_len=10, max_prompt_len=30),
     machine="this machine",

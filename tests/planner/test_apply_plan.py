@@ -1,4 +1,4 @@
-"""Plans become settings; explicit settings stay; plans for something else are refused with what to do."""
+"""A plan's configuration runs as it is. With other settings, the plan is decided again."""
 
 from __future__ import annotations
 
@@ -7,149 +7,246 @@ from pathlib import Path
 
 import pytest
 
-from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
-from moeflow.core.errors import ConfigError
-from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.plan import Workload, plan_from_json, plan_to_json
 from moeflow.kernels.cpu import extension
-from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan, settings_of
-from moeflow.planner.hardware.host import host_resources
+from moeflow.planner.apply_plan import apply_plan, changes, machine_notice, settings_beside
+from moeflow.planner.costs.process_memory import PROCESS_BYTES
+from moeflow.planner.described import plan_described
+from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.planner.settings import Settings, from_plain
+from moeflow.planner.usage import Usage
 from tests.planner.example_plans import ENGINE_CONFIG, MODEL, PLAN
+from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral
 
-
-def with_config(**changes):
-    return dataclasses.replace(PLAN, config=dataclasses.replace(ENGINE_CONFIG, **changes))
-
-
-def test_all_that_a_plan_decides_becomes_settings():
-    assert settings_from_plan(PLAN, Settings()) == Settings(
-        model=MODEL,
-        device="cpu",
-        quantize="int8",
-        kv_dtype="bfloat16",
-        num_threads=3,
-        max_num_seqs=6,
-        max_num_batched_tokens=128,
-    )
-    assert overruled(PLAN, Settings(model=MODEL)) == []
+HERE = HostResources(
+    num_cores=4,
+    total_bytes=2**33,
+    available_bytes=2**32,
+    accelerator="cuda",
+    accelerator_free_bytes=2**31,
+    process_bytes=200 << 20,
+)
+LIKE_WORKLOAD = Usage(workload=Workload(prompt_len=20, gen_len=10, max_prompt_len=30), reserves_kv=True)
+needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 
 
-def test_lengths_of_a_plan_s_workload_do_not_bound_requests():
-    assert settings_from_plan(PLAN, Settings()).max_model_len is None
-    explicit = Settings(max_model_len=512, kv_cache_bytes=2 << 20)
-    found = settings_from_plan(PLAN, explicit)
-    assert (found.max_model_len, found.kv_cache_bytes) == (512, 2 << 20)
-    assert overruled(PLAN, explicit) == []
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_mixtral(folder)
+    return folder
 
 
-@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+def read_again(plan):
+    """Return a plan that went through a file."""
+    again = plan_from_json(plan_to_json(plan), "plan.json")
+    assert again == plan
+    return again
+
+
+def resolved(folder, usage=LIKE_WORKLOAD, **settings):
+    asked = {"device": "cpu", "cache_dir": folder, **settings}
+    return read_again(resolve(Settings(model=str(folder), **asked), usage, resources=HERE).plan)
+
+
+def described(folder, where, goal="throughput", **settings):
+    usage = dataclasses.replace(LIKE_WORKLOAD, goal=goal, num_sequences=None if goal == "latency" else 8)
+    asked = Settings(model=str(folder), cache_dir=folder, **settings)
+    has_device = where.num_devices > 0
+    return read_again(plan_described(asked, usage, lambda _: where, has_device=has_device).plan)
+
+
+def applied(plan, folder, **settings):
+    return apply_plan(plan, Settings(model=str(folder), cache_dir=folder, **settings), resources=HERE)
+
+
+def with_config(**changed):
+    return dataclasses.replace(PLAN, config=dataclasses.replace(ENGINE_CONFIG, **changed))
+
+
+@needs_kernels
 @pytest.mark.parametrize(
-    "asked",
+    "settings",
     [
         {},
         {"dtype": "bfloat16", "max_num_seqs": 5, "prefix_caching": False},
         {"quantize": "int4", "kv_dtype": "int8", "num_threads": 1, "max_model_len": 64},
         {"memory_bytes": 1 << 30},
+        {"memory_bytes": 1 << 30, "is_served": True},
         {"num_ranks": 2, "num_threads": 4},
-        {"num_ranks": 3, "num_threads": 4, "listen_ranks": "[::1]:9200"},
-        {"num_ranks": 2, "listen_ranks": "9200", "cluster_token_file": Path("/etc/token")},
+        {"stages": "2", "kv_cache_bytes": 1 << 20},
+        {"num_ranks": 3, "listen_ranks": "[::1]:9200", "cluster_token_file": Path("/etc/token")},
         {"num_ranks": 2, "listen_ranks": "9200", "ray_address": "auto", "is_served": True},
-        {
-            "num_ranks": 2,
-            "listen_ranks": "9200",
-            "ray_address": "10.0.0.1:6379",
-            "ray_placement": "spread",
-            "is_served": True,
-        },
+        {"num_replicas": 2, "is_served": True},
+        {"num_replicas": 2, "is_served": True, "memory_bytes": 1 << 31},
+        {"num_replicas": 2, "is_served": True, "expert_parallel": True},
+        {"speculators": ("suffix", "early-exit")},
         {"device": "emulated:64MiB,1,t4", "pipeline": "flexgen", "micro_batch": 4},
         {"device": "emulated:64MiB,0.5,torch"},
+        {"device": "emulated:64MiB,1", "resident_experts": 0.5},
+        {"device": "cuda:600MiB", "resident_experts": 0.25, "max_num_seqs": 8},
     ],
+    ids=str,
 )
-def test_a_configuration_is_decided_again_from_its_settings(tmp_path, asked):
-    write_tiny_mixtral(tmp_path)
-    here = dataclasses.replace(host_resources(), process_bytes=200 << 20)  # this process may have grown by other tests
-
-    def config_of(settings):
-        return resolve(settings, resources=here).config
-
-    config = config_of(Settings(model=str(tmp_path), kv_cache_bytes=1 << 20, cache_dir=tmp_path, **asked))
-    same = {"cache_dir": tmp_path, "is_served": asked.get("is_served", False)}
-    again = config_of(dataclasses.replace(settings_of(config), **same))
-    own = {"is_wide": again.is_wide, "is_own_precision": again.is_own_precision}
-    assert again == dataclasses.replace(config, **own)
+def test_the_configuration_that_runs_is_the_plan_s(folder, settings):
+    plan = resolved(folder, **settings)
+    assert applied(plan, folder) is plan
+    assert from_plain(plan.settings) == Settings(model=str(folder), cache_dir=folder, **{"device": "cpu"} | settings)
 
 
-def test_what_the_user_set_stays_and_is_reported():
-    explicit = Settings(model=MODEL, max_num_seqs=2, kv_dtype="bfloat16")
-    assert settings_from_plan(PLAN, explicit).max_num_seqs == 2
-    assert overruled(PLAN, explicit) == [("max_num_seqs", 2, 6)]
+@needs_kernels
+@pytest.mark.parametrize("goal", ["throughput", "latency", "memory"])
+@pytest.mark.parametrize(
+    ("where", "settings"),
+    [
+        (machine(ram=2 * 10**9), {}),
+        (machine(ram=2 * 10**9), {"num_replicas": 2}),
+        (machine(ram=2 * 10**9), {"num_ranks": 2}),
+        (machine(ram=10**9), {"memory_bytes": 6 * 10**8, "quantize": "int8"}),
+        (machine(ram=2 * 10**9, device=840 * 10**6), {}),
+        (machine(ram=2 * 10**9, device=820 * 10**6 + 10**5), {}),
+    ],
+    ids=["host", "replicas", "ranks", "limited", "device", "small device"],
+)
+def test_the_same_of_a_machine_in_a_file(folder, goal, where, settings):
+    plan = described(folder, where, goal, **settings)
+    assert applied(plan, folder) is plan
+    assert 1 <= plan.config.num_threads <= host_resources().num_cores
+    assert (plan.config.cpu_isa == "") == (where.num_devices > 0)
+    assert plan.memory_bytes > 0
+    assert plan.config.scheduler.num_blocks >= plan.config.scheduler.max_num_seqs * 3  # of 16 tokens, for 40
 
 
-@pytest.mark.parametrize("explicit", [{"dtype": "bfloat16"}, {"quantize": "int4"}, {"quantize": "q4_k_m"}])
-def test_formats_are_set_by_one_of_them(explicit):
-    settings = settings_from_plan(PLAN, Settings(**explicit))
-    assert (settings.dtype, settings.quantize) == (explicit.get("dtype", "auto"), explicit.get("quantize"))
-    assert [name for name, _, _ in overruled(PLAN, Settings(**explicit))] == list(explicit)
+@needs_kernels
+def test_a_limit_is_that_of_one_engine_in_the_configuration_and_of_all_in_the_settings(folder):
+    plan = described(folder, machine(ram=2 * 10**9), num_replicas=2, memory_bytes=10**9)
+    assert plan.config.memory.limit_bytes == 5 * 10**8
+    assert plan.memory_bytes == plan.settings["memory_bytes"] == 10**9
 
 
-def test_a_mix_is_asked_for_again():
-    settings = settings_from_plan(with_config(weight_format="iq4_nl", mix="q4_k"), Settings())
-    assert (settings.dtype, settings.quantize) == ("auto", "q4_k")
+@needs_kernels
+def test_requests_may_be_longer_than_the_workload_s(folder):
+    for plan in (resolved(folder), described(folder, machine(ram=2 * 10**9))):
+        scheduler = plan.config.scheduler
+        assert scheduler.max_model_len == 512
+        assert scheduler.num_blocks >= scheduler.max_num_seqs * 3  # of 16 tokens, for 40
 
 
-def test_a_checkpoints_own_formats_are_left_to_be_found_again():
-    for is_wide in (False, True):
-        settings = settings_from_plan(with_config(is_own_precision=True, is_wide=is_wide), Settings())
-        assert (settings.dtype, settings.quantize, settings.exact_activations) == ("auto", None, is_wide)
+@needs_kernels
+def test_all_requests_of_the_workload_have_room_even_beyond_the_usual_share(folder):
+    little = dataclasses.replace(HERE, available_bytes=PROCESS_BYTES + 5 * 2**20)
+    asked = Settings(model=str(folder), cache_dir=folder, device="cpu", max_num_seqs=200)
+    scheduler = resolve(asked, LIKE_WORKLOAD, resources=little).config.scheduler
+    assert scheduler.num_blocks == 200 * 3  # of 16 tokens, for 40
+    assert resolve(asked, resources=little).config.scheduler.num_blocks < 200 * 3
+    tight = machine(ram=described(folder, machine(ram=2 * 10**9)).memory_bytes + 4096)
+    assert described(folder, tight).config.scheduler.num_blocks == 8 * 3
+    with pytest.raises(CapacityError, match=r"a KV cache of .* is asked for, but"):
+        resolve(dataclasses.replace(asked, max_num_seqs=1000), LIKE_WORKLOAD, resources=little)
 
 
-def test_experts_from_disk_keep_to_the_memory_and_the_policies_that_were_planned_with():
-    slots = ExpertSlotsConfig(
-        packed_weights_file="x", num_slots=6, slab_bytes=4096, policy="lru", predictor="frequency"
+@needs_kernels
+def test_what_stays_on_a_device_stays_when_a_plan_is_decided_again(folder):
+    plan = described(folder, machine(ram=2 * 10**9, device=840 * 10**6))
+    planned = plan.config.offload
+    assert planned.num_resident_experts == 3  # of 4
+    again = applied(plan, folder, max_model_len=64)
+    found = again.config.offload
+    assert (found.num_resident_experts, found.pipeline) == (3, planned.pipeline)
+    assert (found.cuda.memory_bytes, found.micro_batch_tokens) == (840 * 10**6, planned.micro_batch_tokens)
+    assert (again.config.scheduler.max_model_len, again.config.scheduler.max_num_seqs) == (64, 8)
+
+
+@needs_kernels
+def test_what_the_user_sets_decides_the_plan_again(folder):
+    plan = resolved(folder, quantize="int4", num_threads=2)
+    again = applied(plan, folder, kv_dtype="int8")
+    assert (again.config.kv_dtype, again.config.weight_format, again.config.num_threads) == ("int8", "int4", 2)
+    assert again.config.scheduler.max_num_seqs == plan.config.scheduler.max_num_seqs
+    assert applied(plan, folder, max_num_seqs=3).config.scheduler.max_num_seqs == 3
+    assert applied(plan, folder, quantize="int4") is plan
+    assert applied(plan, folder, dtype="bfloat16").config.weight_format == "bfloat16"
+    assert again.workload == plan.workload
+
+
+@needs_kernels
+def test_a_server_s_own_process_counts_within_a_limit(folder):
+    plan = resolved(folder)
+    assert applied(plan, folder, is_served=True) is plan
+    limited = resolved(folder, memory_bytes=1 << 30)
+    assert applied(limited, folder, is_served=True).config.memory.is_served
+    assert not limited.config.memory.is_served
+
+
+@needs_kernels
+def test_a_plan_is_decided_again_if_its_packed_weights_are_gone(folder, tmp_path):
+    plan = resolved(folder)
+    gone = dataclasses.replace(plan, config=dataclasses.replace(plan.config, packed_file=str(tmp_path / "gone")))
+    assert applied(gone, folder).config.packed_file == ""
+
+
+def test_settings_that_depend_on_another_change_with_it():
+    on_device = dataclasses.replace(
+        PLAN,
+        settings={"device": "emulated:64MiB,1", "pipeline": "flexgen", "resident_experts": 0.5, "dtype": "bfloat16"},
     )
-    memory = MemoryPlan(limit_bytes=5 << 20, process_bytes=1, weight_bytes=1, work_bytes=1)
-    settings = settings_from_plan(with_config(experts=slots, memory=memory), Settings())
-    assert (settings.memory_bytes, settings.expert_policy, settings.predictor) == (5 << 20, "lru", "frequency")
+    assert changes(on_device, Settings(pipeline="cgopipe")) == {"pipeline": "cgopipe"}
+    assert changes(on_device, Settings(device="cpu")) == {
+        "device": "cpu",
+        "pipeline": None,
+        "micro_batch": None,
+        "resident_experts": None,
+    }
+    assert changes(on_device, Settings(quantize="int8")) == {"quantize": "int8", "dtype": "auto"}
 
 
-def test_processes_share_the_model_as_was_planned():
-    parallel = ParallelConfig(num_ranks=3, expert_layout="sliced", attention_layout="tensor")
-    settings = settings_from_plan(with_config(parallel=parallel), Settings())
-    assert (settings.num_ranks, settings.expert_layout, settings.attention_layout) == (3, "sliced", "tensor")
+def test_the_number_of_requests_stays_unless_the_user_sets_it():
+    assert settings_beside(PLAN, Settings()).max_num_seqs == 6
+    assert settings_beside(PLAN, Settings(max_num_seqs=2)).max_num_seqs == 2
 
 
 @pytest.mark.parametrize(
-    ("changes", "explicit", "complaint"),
+    ("changed", "explicit", "complaint"),
     [
         ({}, {"model": "other"}, "not for other: make one for this model, `moeflow plan other --json`"),
         ({"model_path": "/models/config.json"}, {}, "without weights: make one for a folder"),
         ({"model_path": "mixtral-8x7b"}, {"model": None}, "without weights: make one for a folder"),
     ],
 )
-def test_plans_for_something_else_are_refused(changes, explicit, complaint):
+def test_plans_for_something_else_are_refused(changed, explicit, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        settings_from_plan(with_config(**changes), Settings(**explicit))
+        apply_plan(with_config(**changed), Settings(**explicit))
+
+
+@needs_kernels
+def test_a_plan_that_does_not_fit_here_is_refused(folder):
+    plan = resolved(folder)
+    larger = dataclasses.replace(plan, memory_bytes=2**33)
+    with pytest.raises(CapacityError, match=r"needs 8\.0 GiB of memory, but 4\.0 GiB are free.*moeflow plan --json"):
+        applied(larger, folder)
+    elsewhere = dataclasses.replace(plan, config=dataclasses.replace(plan.config, cpu_isa="avx9"))
+    with pytest.raises(ConfigError, match=r"CPU kernels for avx9.*make the plan here"):
+        applied(elsewhere, folder)
+    on_gpu = resolved(folder, device="cuda:600MiB", max_num_seqs=8)
+    none = dataclasses.replace(HERE, accelerator=None)
+    with pytest.raises(ConfigError, match="finds no CUDA device"):
+        apply_plan(on_gpu, Settings(cache_dir=folder), resources=none)
+    smaller = dataclasses.replace(HERE, accelerator_free_bytes=2**20)
+    with pytest.raises(CapacityError, match="device memory"):
+        apply_plan(on_gpu, Settings(cache_dir=folder), resources=smaller)
+    threads = dataclasses.replace(plan, config=dataclasses.replace(plan.config, num_threads=10**9))
+    with pytest.raises(ConfigError, match="1000000000 threads"):
+        applied(threads, folder)
 
 
 def test_a_plan_of_another_machine_is_reported():
     here = dataclasses.replace(PLAN, machine_identity=machine_identity(3))
     assert machine_notice(here, Settings()) is None
     assert "with --threads 2" in (machine_notice(here, Settings(num_threads=2)) or "")
-    notice = machine_notice(dataclasses.replace(PLAN, machine="t4"), Settings())
+    notice = machine_notice(dataclasses.replace(PLAN, machine="t4"), Settings(model=MODEL))
     assert notice is not None
     assert "made for t4, not for this one" in notice
-
-
-def test_engines_of_a_plan_are_as_many_again_and_share_what_they_shared():
-    plan = dataclasses.replace(with_config(num_threads=3, memory=None), num_replicas=2)
-    found = settings_from_plan(plan, Settings())
-    assert (found.num_replicas, found.num_threads) == (2, 6)
-    assert overruled(plan, Settings(num_replicas=3)) == [("num_replicas", 3, 2)]
-    limit = MemoryPlan(limit_bytes=1 << 30, process_bytes=0, weight_bytes=0, work_bytes=0)
-    limited = dataclasses.replace(with_config(memory=limit), num_replicas=2)
-    with pytest.raises(ConfigError, match=r"2 engines within a limit.*--memory"):
-        settings_from_plan(limited, Settings())
-    assert settings_from_plan(limited, Settings(memory_bytes=2 << 30)).memory_bytes == 2 << 30

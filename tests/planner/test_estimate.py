@@ -45,11 +45,12 @@ def shape(model):
 @pytest.fixture
 def streamed(config, shape):
     """Return an estimator of the configuration with room for six of eight experts."""
-    slots = ExpertSlotsConfig(packed_weights_file="x", num_slots=6, slab_bytes=4096, min_slots=1)
+    slots = ExpertSlotsConfig(packed_weights_file="x", num_slots=6, slab_bytes=2 << 20, min_slots=1)
     beside_bytes = usual_bytes(shape, num_tokens=512) + ceil(sampled_bytes(shape))  # of a request alone
-    limit_bytes = (1 << 28) + (1 << 20) + beside_bytes + 6 * 4096
+    limit_bytes = (1 << 28) + (1 << 20) + beside_bytes + 6 * (2 << 20)
     memory = MemoryPlan(limit_bytes=limit_bytes, process_bytes=1 << 28, weight_bytes=1 << 20, work_bytes=0)
-    return Estimator(dataclasses.replace(config, experts=slots, memory=memory), shape, machine(ram=2 * 10**9))
+    config = dataclasses.replace(config, experts=slots, memory=memory, kv_cache_bytes=1 << 30)
+    return Estimator(config, shape, machine(ram=2 * 10**9))
 
 
 def test_a_start_on_a_machine_that_was_measured_is_told_what_to_expect(model, tmp_path):
@@ -89,9 +90,10 @@ def test_prefill_decode_and_memory_are_those_of_the_cost_model(config, shape):
 
 def test_experts_that_have_no_slot_are_on_disk_and_keys_take_slots(streamed):
     assert streamed.policy(1, 0).experts_on_disk == 1 - 6 / 8  # two layers of four experts
-    assert streamed.policy(1, 16).experts_on_disk == 1 - 5 / 8  # 16 tokens of 256 bytes: one slab
-    assert streamed.policy(4, 500).experts_on_disk == 1 - 1 / 8
-    assert streamed.policy(2, 0).experts_on_disk == 1 - 4 / 8  # another request's logits take two slabs
+    assert streamed.policy(1, 16).experts_on_disk == 1 - 5 / 8  # 16 tokens of 256 bytes: slots are whole large pages
+    assert streamed.policy(1, 16_000).experts_on_disk == 1 - 4 / 8  # 16,000 take two
+    assert streamed.policy(4, 50_000).experts_on_disk == 1 - 1 / 8
+    assert streamed.policy(2, 0).experts_on_disk == 1 - 5 / 8  # another request's logits
     assert streamed.memory_limits == {"ram": streamed.config.memory.limit_bytes}
 
 

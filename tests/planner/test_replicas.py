@@ -11,7 +11,6 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Forecast
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
-from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.choices.replica_choice import share_of
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, served_bytes
@@ -58,7 +57,8 @@ def test_each_may_itself_be_ranks(model):
 
 
 def test_one_replica_is_what_there_was_without_them(model):
-    assert resolved(model, 1, memory_bytes=GIB).plan == resolved(model, None, memory_bytes=GIB).plan
+    one, none = (resolved(model, number, memory_bytes=GIB).plan for number in (1, None))
+    assert one == dataclasses.replace(none, settings=none.settings | {"num_replicas": 1})
 
 
 def test_of_a_limit_what_the_server_itself_holds_counts_once(model):
@@ -152,7 +152,6 @@ def test_replicas_that_share_experts_map_one_copy_which_the_first_makes(model, t
     assert reasons["experts"].startswith("each replica computes 2 of the 4 experts of a layer for all")
     assert "in memory once" in reasons["replicas"]
     assert reasons["start"] == f"weights are packed into {plan.config.packed_file} first, and mapped from there"
-    assert settings_of(plan.config).expert_parallel
     file_bytes = pack(model, None, cache_dir=tmp_path, dtype="float32").spec.file_bytes
     packed = resolved(model, 2, **asked, free_bytes=2 * PROCESS_BYTES + file_bytes * 3 // 2)
     assert packed.config.packed_file == plan.config.packed_file

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from pathlib import Path
+
 import pytest
 
 from moeflow.core.errors import ConfigError
 from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
-from moeflow.planner.settings import Settings, options
+from moeflow.planner.settings import Settings, from_plain, options, to_plain
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,38 @@ def test_the_choices_are_the_policies_and_predictors_that_there_are():
     assert choices["--predictor"] == ("auto", *PREDICTORS, WHOLE_PASS, NO_PREDICTOR)
     assert DEFAULT_POLICY in POLICIES
     assert DEFAULT_PREDICTOR in PREDICTORS
+
+
+def changed(field):
+    """Return another value of a field's type than its default."""
+    kinds = {
+        "str": "x",
+        "str | None": "x",
+        "int | None": 7,
+        "float | None": 0.5,
+        "Path | None": Path("/x"),
+        "tuple[str, ...]": ("suffix", "x"),
+    }
+    return not field.default if field.type == "bool" else kinds[field.type]
+
+
+def test_settings_are_the_same_after_json():
+    assert to_plain(Settings()) == {}
+    for field in dataclasses.fields(Settings):
+        settings = Settings(**{field.name: changed(field)})
+        plain = json.loads(json.dumps(to_plain(settings)))
+        assert list(plain) == [field.name]
+        assert from_plain(plain) == settings
+
+
+@pytest.mark.parametrize(
+    ("plain", "complaint"),
+    [
+        ({"colour": 1}, "no setting is called 'colour'"),
+        ({"num_threads": "2"}, r"cannot be read: Expected `int \| null`, got `str`"),
+        ({"prompt_cache": 3}, "cannot be read"),
+    ],
+)
+def test_other_values_are_refused(plain, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        from_plain(plain)

@@ -14,7 +14,7 @@ from moeflow.checkpoint.gguf.file_names import gguf_start
 from moeflow.cli import lazy
 from moeflow.cli.doctor.diagnostics import Finding, Verdict
 from moeflow.cli.doctor.modes import other_modes
-from moeflow.cli.plan.plan_option import read_plan, settings_of
+from moeflow.cli.plan.plan_option import plan_of, read_plan
 from moeflow.cli.progress import progress_bar
 from moeflow.cli.pulling import headers_of, is_headers_alone
 from moeflow.core.engine_config import EngineConfig, MemoryPlan
@@ -22,6 +22,7 @@ from moeflow.core.errors import CapacityError, CheckpointError, ConfigError, Hub
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.planner.plan_text import HINT
+from moeflow.planner.usage import SERVING
 
 if TYPE_CHECKING:
     from moeflow.planner.choices.packed_files import Damage
@@ -47,8 +48,7 @@ def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[
     found += examine_tokenizer(Path(overrides["model"]))
     try:
         has_replicas = (overrides.get("num_replicas") or 1) > 1  # which are of servers alone
-        settings = settings_of(overrides | {"is_served": True} if has_replicas else overrides)
-        plan = lazy.plan_for_start(lazy.with_dense_source(settings))
+        plan = plan_of(overrides | {"is_served": True} if has_replicas else overrides, SERVING)
     except (CapacityError, CheckpointError, ConfigError) as error:
         return [*found, Finding("fit", Verdict.MISSING, str(error)), *other_modes(overrides, None)]
     found += limits(plan.config, shape)

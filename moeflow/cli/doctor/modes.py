@@ -7,12 +7,13 @@ from typing import Any, Final
 
 from moeflow.cli import lazy
 from moeflow.cli.doctor.diagnostics import Finding, Verdict
-from moeflow.cli.plan.plan_option import settings_of
+from moeflow.cli.plan.plan_option import plan_of
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import MoeflowError
 from moeflow.core.hardware import RAM
 from moeflow.core.plan import Plan
 from moeflow.core.units import MIB
+from moeflow.planner.usage import SERVING
 
 QUANTIZED: Final = ("int8", "q4_k_m")
 
@@ -22,7 +23,7 @@ def other_modes(overrides: Mapping[str, Any], plan: Plan | None) -> list[Finding
     found = []
     for option, changed in _variants(overrides, plan):
         try:
-            other = lazy.plan_for_start(lazy.with_dense_source(settings_of({**overrides, **changed})))
+            other = plan_of({**overrides, **changed}, SERVING)
         except MoeflowError:  # unsupported by this model or on this machine
             continue
         if other.forecast is not None:

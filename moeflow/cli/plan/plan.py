@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +162,8 @@ def plan(
     _check(validate=validate, recalibrate=recalibrate, machine=machine, has_replicas=has_replicas)
     overrides["is_served"] = overrides["is_served"] or has_replicas  # which is where there can be several
     named = model or str(built_in_model(overrides["cache_dir"]))
+    if os.path.lexists(named):
+        named = os.path.abspath(named)  # --plan may run in another folder
     name = click.get_current_context().with_resource(headers_of(named, is_run=validate))
     workload = Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate)
     num_requests = None
@@ -181,11 +184,11 @@ def plan(
     )
     planned = _planned(request)
     if validate and routing is None and has_to_learn(planned):
-        learn(planned, overrides["cache_dir"])
+        learn(request.settings)
         planned = _planned(dataclasses.replace(request, recalibrate=False))
     made = under_its_name(planned.plan, named)
     if validate:
-        validated(planned, overrides["cache_dir"], as_json=as_json)
+        validated(planned, as_json=as_json)
     elif as_json:
         click.echo(plan_to_json(made), nl=False)
     else:
@@ -223,7 +226,8 @@ def under_its_name(plan: Plan, named: str) -> Plan:
     """Return a plan for the model's name, if it was made from headers, which are gone when somebody reads it."""
     if not is_headers_alone(plan.config.model_path):
         return plan
-    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, model_path=named))
+    config = dataclasses.replace(plan.config, model_path=named)
+    return dataclasses.replace(plan, config=config, settings=plan.settings | {"model": named})
 
 
 def has_to_learn(planned: Planned) -> bool:
@@ -231,28 +235,18 @@ def has_to_learn(planned: Planned) -> bool:
     return forecast_of(planned.plan).policy.experts_on_disk > 0 and not planned.model.routing.decode
 
 
-def learn(planned: Planned, cache_dir: Path) -> None:
+def learn(settings: Settings) -> None:
     """Learn how the planned model's routers choose, so that predictions know it."""
     with progress_bar("Learning its routing") as on_done:
         try:
-            lazy.ensure_profile(settings_to_check(planned, cache_dir), on_done)
+            lazy.ensure_profile(settings, on_done)
         except (MoeflowError, OSError) as error:  # no tokenizer, say
             click.echo(f"How its routers choose could not be learnt, and is taken to be even: {error}", err=True)
 
 
-def settings_to_check(planned: Planned, cache_dir: Path) -> Settings:
-    """Return the settings that carry out a plan in this process."""
-    plan = planned.plan
-    own = lazy.Settings(cache_dir=cache_dir, prefix_caching=False, max_model_len=plan.config.scheduler.max_model_len)
-    settings = lazy.settings_from_plan(plan, own)
-    if settings.memory_bytes is not None:  # this process holds the planner, too: keys and values take what it leaves
-        return settings
-    return dataclasses.replace(settings, kv_cache_bytes=plan.num_replicas * plan.config.kv_cache_bytes)
-
-
-def validated(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:
-    """Run what was planned and print it beside what was predicted."""
-    run = lazy.PlanValidation(planned, settings_to_check(planned, cache_dir))
+def validated(planned: Planned, *, as_json: bool) -> None:
+    """Run the plan and print measurements beside predictions."""
+    run = lazy.PlanValidation(planned)
     with progress_bar("Loading") as on_progress:
         run.load(on_progress)
     try:

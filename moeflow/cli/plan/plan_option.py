@@ -1,4 +1,4 @@
-"""--plan FILE: reads a plan and makes settings of it; explicit options take precedence, and are reported on stderr."""
+"""--plan FILE: reads a plan and applies it; explicit options take precedence, and are reported on stderr."""
 
 from __future__ import annotations
 
@@ -15,26 +15,53 @@ from moeflow.core.untrusted import UnreadableError, read_bounded
 from moeflow.planner.settings import options
 
 if TYPE_CHECKING:
+    from moeflow.planner.hardware.host import HostResources
+    from moeflow.planner.planning import OnStep
     from moeflow.planner.settings import Settings
+    from moeflow.planner.usage import Usage
 
 
-def settings_of(overrides: dict[str, Any]) -> Settings:
-    """Return the settings of the command line; with --plan those of the plan, where no option sets another.
+def settings_of(overrides: dict[str, Any], **always: Any) -> Settings:
+    """Return the settings of the command line and of the verb, `always`; with --plan, changes of the plan's settings.
 
-    Raises: ConfigError if the plan cannot be read, or is for another model or a machine with a device.
+    Raises: ConfigError if the plan cannot be read, or is for another model.
     """
-    explicit = lazy.Settings(**{name: value for name, value in overrides.items() if name != "plan_file"})
+    plan, asked = _given(overrides, always)
+    return asked if plan is None else lazy.settings_beside(plan, asked)
+
+
+def plan_of(
+    overrides: dict[str, Any],
+    usage: Usage,
+    on_step: OnStep = lambda _: None,
+    resources: HostResources | None = None,
+    **always: Any,
+) -> Plan:
+    """Return the plan that the verb's engine starts with: one for `usage`, or with --plan the plan in that file.
+
+    Raises: ConfigError if the plan cannot be read; as `apply_plan` and `plan_for_start`.
+    """
+    plan, asked = _given(overrides, always)
+    if plan is None:
+        return lazy.plan_for_start(asked, usage, on_step, resources)
+    return lazy.apply_plan(plan, asked, on_step, resources)
+
+
+def _given(overrides: dict[str, Any], always: dict[str, Any]) -> tuple[Plan | None, Settings]:
+    """Return the plan of --plan, None without one, and the settings of the command line. Report changes of the plan."""
+    given = {name: value for name, value in overrides.items() if name != "plan_file"} | always
     file: Path | None = overrides.get("plan_file")
     if file is None:
-        return explicit
+        return None, lazy.with_dense_source(lazy.Settings(**given))
     plan = read_plan(file)
-    settings = lazy.settings_from_plan(plan, explicit)
-    for name, value, planned in lazy.overruled(plan, explicit):
-        text = f"{options()[name].flag} {_text(name, value)} instead of the plan's {_text(name, planned)}, as you say"
-        click.echo(f"note: {text}", err=True)
-    if (notice := lazy.machine_notice(plan, explicit)) is not None:
+    given["model"] = given["model"] or lazy.local_path(plan.config.model_path)
+    asked = lazy.with_dense_source(lazy.Settings(**given))
+    for name, value in lazy.changes(plan, asked).items():
+        if name in options() and name not in always:
+            click.echo(f"note: {options()[name].flag} {_text(name, value)} changes the plan", err=True)
+    if (notice := lazy.machine_notice(plan, asked)) is not None:
         click.echo(f"warning: {notice}", err=True)
-    return settings
+    return plan, asked
 
 
 def read_plan(file: Path) -> Plan:

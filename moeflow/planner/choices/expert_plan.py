@@ -14,12 +14,14 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
-from moeflow.experts.slot_arena import arena_bytes, slots_within
+from moeflow.experts.slot_arena import arena_bytes
 from moeflow.models.expert_predictor.saved import check_is_saved, folders_of
 from moeflow.models.packing import slab_spec
-from moeflow.planner.choices.packed_files import packed_weights_file_place
+from moeflow.planner.choices.lossy_routing import predictor_of
+from moeflow.planner.choices.packed_files import place_of_packed_weights
 from moeflow.planner.choices.weight_choice import WeightChoice
-from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.resident_experts import min_slots, slots_within
+from moeflow.planner.settings import Settings
 
 
 class ExpertPlan(msgspec.Struct, frozen=True):
@@ -33,18 +35,9 @@ class ExpertPlan(msgspec.Struct, frozen=True):
     min_slots: int
 
     @classmethod
-    def make(
-        cls,
-        checkpoint: Checkpoint,
-        shape: ModelConfig,
-        weights: WeightChoice,
-        *,
-        packed_weights_file: Path | None,
-        cache_dir: Path | None,
-        policy: str,
-        predictor: str,
-    ) -> ExpertPlan:
+    def make(cls, checkpoint: Checkpoint, shape: ModelConfig, weights: WeightChoice, settings: Settings) -> ExpertPlan:
         """Look at a model with experts. Raises: ConfigError if there is no such policy or predictor."""
+        predictor, policy = predictor_of(settings), settings.expert_policy
         predictor = DEFAULT_PREDICTOR if predictor == "auto" else predictor
         known = (*PREDICTORS, WHOLE_PASS, NO_PREDICTOR)
         if predictor not in known:
@@ -53,7 +46,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
         if policy not in POLICIES:
             raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")
         spec = slab_spec(checkpoint, weights.formats)
-        file = (packed_weights_file or packed_weights_file_place(cache_dir, checkpoint, spec)).absolute()
+        file = place_of_packed_weights(checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir)
         if predictor == WHOLE_PASS:
             check_is_saved(folders_of(checkpoint.path, file), "choose another --predictor")
         return cls(
@@ -62,7 +55,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
             policy,
             predictor,
             spec.resident_bytes,
-            min_slots=min(min_slots(shape), spec.num_slabs),
+            min_slots=min_slots(shape.top_k, spec.num_slabs),
         )
 
     @property
@@ -72,10 +65,14 @@ class ExpertPlan(msgspec.Struct, frozen=True):
 
     def slots(self, left_bytes: int) -> ExpertSlotsConfig:
         """Return the slots that fit into what is left for experts. Raises: CapacityError."""
-        num_slots = slots_within(left_bytes, self.spec.slab_bytes, least=self.min_slots)
+        spec = self.spec
+        return self.config(slots_within(left_bytes, spec.slab_bytes, spec.num_slabs, least=self.min_slots))
+
+    def config(self, num_slots: int) -> ExpertSlotsConfig:
+        """Return so many slots."""
         return ExpertSlotsConfig(
             packed_weights_file=str(self.packed_weights_file),
-            num_slots=min(num_slots, self.spec.num_slabs),
+            num_slots=num_slots,
             slab_bytes=self.spec.slab_bytes,
             min_slots=self.min_slots,
             policy=self.policy,
@@ -90,14 +87,3 @@ class ExpertPlan(msgspec.Struct, frozen=True):
             f"each; the others come from {self.packed_weights_file}, which {made} there "
             f"({format_bytes(self.spec.file_bytes)})"
         )
-
-
-def min_expert_share(costs: ModelCosts) -> float:
-    """Return the share of experts without which the engine computes no pass."""
-    num_experts = costs.num_moe_layers * costs.shape.num_experts
-    return min(min_slots(costs.shape) / num_experts, 1.0) if num_experts else 0.0
-
-
-def min_slots(shape: ModelConfig) -> int:
-    """Return how many experts must have a place: a token's, while the next layer's arrive."""
-    return max(2 * shape.top_k, 4)

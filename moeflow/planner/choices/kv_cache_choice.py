@@ -41,11 +41,12 @@ def choose_kv_cache(
     left_bytes: int,
     share: float,
     max_num_seqs: int,
+    least_blocks: int = 0,
     reasons: Reasons,
 ) -> KVCacheChoice:
     """Decide for a cache that takes `share` of the bytes that weights and processes leave, unless the user says more.
 
-    `torch_dtype` is what torch attends in, None where the CPU kernels do.
+    `torch_dtype` is what torch attends in, None where the CPU kernels do. `least_blocks` have room whatever the share.
 
     Raises: ConfigError for a setting that makes no sense, CapacityError if it does not fit, or holds no request.
     """
@@ -59,15 +60,13 @@ def choose_kv_cache(
     if not block_bytes:  # an encoder alone keeps none: blocks are a number of tokens
         num_blocks = blocks_per_request * max_num_seqs
     elif settings.kv_cache_bytes is None:
-        num_blocks = min(blocks_per_request * max_num_seqs, int(left_bytes * share) // block_bytes)
-        most = f"{share:.0%} of what the weights leave, at most"
-        reasons.append(("kv_cache", f"{format_bytes(num_blocks * block_bytes)}: {most}"))
-    elif settings.kv_cache_bytes > left_bytes:
-        raise CapacityError(
-            f"a KV cache of {format_bytes(settings.kv_cache_bytes)} is asked for, but beside the weights "
-            f"only {format_bytes(left_bytes)} are free: ask for less"
-        )
+        within_share = min(blocks_per_request * max_num_seqs, int(left_bytes * share) // block_bytes)
+        num_blocks = max(within_share, least_blocks)
+        why = f"{share:.0%} of what the weights leave, at most" if num_blocks == within_share else "for the workload"
+        reasons.append(("kv_cache", f"{format_bytes(num_blocks * block_bytes)}: {why}"))
+        _check_room(num_blocks * block_bytes, left_bytes)
     else:
+        _check_room(settings.kv_cache_bytes, left_bytes)
         num_blocks = settings.kv_cache_bytes // block_bytes
     min_blocks = blocks_per_request if settings.max_model_len else 1
     if num_blocks < min_blocks:
@@ -77,6 +76,14 @@ def choose_kv_cache(
             f"{format_bytes(num_blocks * block_bytes)}: enlarge the KV cache or lower max_model_len"
         )
     return KVCacheChoice(dtype, num_blocks, block_bytes, _max_model_len(settings, shape, num_blocks, reasons))
+
+
+def _check_room(num_bytes: int, left_bytes: int) -> None:
+    if num_bytes > left_bytes:
+        raise CapacityError(
+            f"a KV cache of {format_bytes(num_bytes)} is asked for, but the weights leave "
+            f"only {format_bytes(left_bytes)}: ask for less"
+        )
 
 
 def _dtype(settings: Settings, shape: ModelConfig, torch_dtype: str | None, share_bytes: int, reasons: Reasons) -> str:

@@ -28,6 +28,7 @@ from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.pipeline.offloading import NUM_WINDOWS
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
+from moeflow.planner.resident_experts import device_bytes, most_on_device
 
 DEFAULT_PIPELINE: Final = "cgopipe"
 DEFAULT_MICRO_BATCH: Final = 32  # tokens
@@ -154,20 +155,15 @@ def _resident_experts(overrides: OffloadOverrides, costs: ModelCosts, fixed_byte
     """Return how many experts of each layer stay, beside room for two layers' others."""
     shape = costs.shape
     num_experts = max(shape.num_experts, 1)
-    expert_bytes = _expert_bytes(costs) / num_experts * _MARGIN
+    sizes = (shape.num_layers, num_experts, _expert_bytes(costs) / num_experts * _MARGIN)
     left = overrides.device.capacity_bytes - fixed_bytes
-
-    def needed(num_resident: int) -> float:
-        return (num_resident * shape.num_layers + 2 * (num_experts - num_resident)) * expert_bytes
-
     requested = overrides.resident_experts
     if requested is not None and not 0 <= requested <= 1:
         raise ConfigError(f"resident_experts is a share, from 0 to 1, not {requested:g}")
-    choices = range(num_experts, -1, -1) if requested is None else [round(requested * num_experts)]
-    for num_resident in choices:
-        if needed(num_resident) <= left:
-            return num_resident
-    least = fixed_bytes + needed(choices[-1])
+    number = most_on_device(left, *sizes) if requested is None else round(requested * num_experts)
+    least = fixed_bytes + device_bytes(number or 0, *sizes)
+    if number is not None and least <= overrides.device.capacity_bytes:
+        return number
     raise CapacityError(
         f"the device has {format_bytes(overrides.device.capacity_bytes)}, but this model and these limits need "
         f"{format_bytes(least)} of it: {format_bytes(fixed_bytes)} for weights outside of experts, activations, and "

@@ -6,7 +6,6 @@ Lenders are asked what they have left, and the links to them are measured. One t
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -118,8 +117,3 @@ def _judged(
     if remote_s >= disk_s:
         return RemoteChoice(config=None, reason=f"not used: {both} ({links})")
     return RemoteChoice(config=config, reason=f"{number} experts have room at {links}: {both}")
-
-
-def addresses_of(lenders: Sequence[LenderConfig]) -> str:
-    """Return lenders as the user names them."""
-    return ",".join(format_address(it.host, it.port) for it in lenders)

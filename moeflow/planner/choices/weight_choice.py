@@ -27,6 +27,7 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.loading import NamesApart, names_apart
 from moeflow.planner.choices.mixes import mixed_formats
+from moeflow.planner.costs.model_costs import Formats
 from moeflow.planner.settings import Settings
 
 
@@ -68,6 +69,21 @@ class WeightChoice:
             head=self.head,
             layer_table=self.layer_table,
             layers=self.layers,
+        )
+
+    def costed(self, kv: str, *, activation_bytes: int = 4, is_table_on_disk: bool = False) -> Formats:
+        """Return the formats that costs depend on, with those of keys, values and activations."""
+        return Formats(
+            matrices=self.matrices,
+            embeddings=self.embeddings,
+            kv=kv,
+            activation_bytes=activation_bytes,
+            routers=self.routers,
+            head=self.head,
+            layer_table=self.layer_table,
+            is_table_on_disk=is_table_on_disk,
+            layers=self.layers,
+            is_wide=self.is_exact,
         )
 
     def with_routers(self, checkpoint: Checkpoint) -> WeightChoice:

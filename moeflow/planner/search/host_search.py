@@ -12,6 +12,7 @@ from typing import Final
 from moeflow.core.hardware import DISK, RAM
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
+from moeflow.planner.resident_experts import share_to_evict
 from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, grid, too_little
 
 ALL_UP_TO: Final = 32  # sequences: each number is tried, then a grid
@@ -42,7 +43,7 @@ def host_policy(model: CostModel, objective: Objective, batch_size: int) -> Poli
     limits, memory = capacities(model, objective.memory_limits), model.memory(IntegerPolicy(batch_size, 1, False))
     missing = max(memory[RAM].const - limits[RAM], 0.0)
     experts_bytes = model.costs.experts_bytes
-    on_disk = round(missing / experts_bytes + 5e-7, 6) if missing and experts_bytes else 0.0
+    on_disk = share_to_evict(missing, experts_bytes) if experts_bytes else 0.0
     if (missing and not experts_bytes) or on_disk > _max_on_disk(model):
         return None
     if on_disk * experts_bytes > limits[DISK]:

@@ -49,7 +49,7 @@ def model(monkeypatch):
     monkeypatch.setitem(vars(lazy), "read_model_config", lambda checkpoint: TINY)
     monkeypatch.setitem(vars(lazy), "Settings", dict)
     monkeypatch.setitem(vars(lazy), "with_dense_source", lambda settings: settings)
-    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings: PLAN)
+    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, *_: PLAN)
     monkeypatch.setitem(vars(lazy), "what_to_expect", lambda plan: f"{plan.machine} is fast")
     return checkpoint
 
@@ -114,7 +114,7 @@ def test_sampling_defaults_of_the_model_are_shown():
 
 
 def test_a_model_that_does_not_fit_says_need_and_have(model, monkeypatch):
-    def refuse(settings):
+    def refuse(settings, *_):
         raise CapacityError("needs 90 GiB, has 8 GiB: use a smaller model")
 
     monkeypatch.setitem(vars(lazy), "plan_for_start", refuse)
@@ -123,7 +123,7 @@ def test_a_model_that_does_not_fit_says_need_and_have(model, monkeypatch):
 
 
 def test_other_ways_to_run_are_told_with_their_speed(model, monkeypatch):
-    def plan(settings):
+    def plan(settings, *_):
         if settings.get("quantize") == "q4_k_m":
             raise ConfigError("not for this model")
         asked.append(settings)

@@ -161,6 +161,5 @@ def test_ranks_and_replicas_are_planned_for_a_described_host(tmp_path):
 def test_processes_that_cannot_be_planned_for_are_refused():
     assert "one engine; leave --replicas away" in run("--validate", "--replicas", "2").output
     assert (
-        "--ranks 2 is for processes that compute on the processor"
-        in run("mixtral-8x7b", "--machine", "l4", "--ranks", "2").output
+        "--ranks 2 is for processes on the processor" in run("mixtral-8x7b", "--machine", "l4", "--ranks", "2").output
     )

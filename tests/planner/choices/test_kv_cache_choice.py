@@ -91,7 +91,7 @@ def test_the_cache_stays_within_its_share_and_holds_the_longest_request(left_byt
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"kv_cache_bytes": 20 * GIB}, "20.0 GiB is asked for, but .* only 16.0 GiB are free"),
+        ({"kv_cache_bytes": 20 * GIB}, "20.0 GiB is asked for, but .* only 16.0 GiB: ask for less"),
         ({"kv_cache_bytes": 100}, "one request of 16 tokens .* enlarge the KV cache"),
         ({"max_model_len": 512, "kv_cache_bytes": 10_000}, "one request of 512 tokens .* lower max_model_len"),
     ],

@@ -15,7 +15,6 @@ from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import GIB, MIB, format_bytes
 from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_model_config
-from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.draft_model_choice import KV_TOKENS
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.resolve import resolve
@@ -105,13 +104,6 @@ def test_what_they_take_is_counted_and_explained(models):
     assert f"{models[1]}:bfloat16: a model in bfloat16" in dict(plan.reasons)["speculators"]
     rows = [row[:3] for table in plan_tables(plan) for row in table.rows]
     assert ("speculator", f"{models[1].name}:bfloat16", f"{format_bytes(draft.num_bytes)} in memory") in rows
-
-
-def test_a_plan_brings_the_same_again(models):
-    config = resolved(models, "suffix", f"{models[1]}:int8", "early-exit").config
-    again = resolve(replace(settings_of(config), model=str(models[0]))).config
-    assert again.speculators == config.speculators
-    assert again.draft_models == config.draft_models
 
 
 def test_where_they_cannot_guess(models, tmp_path):
