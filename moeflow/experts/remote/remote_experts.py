@@ -210,9 +210,9 @@ class SentWork:
         read = [self._counts[expert] for expert in experts if not self._is_there[expert]]
         if read:
             resident_s = split.resident.seconds(len(pairs_here), sum(pairs_here))
-            split.disk.observe(len(read), sum(read), max(seconds - resident_s, seconds / 2))
+            split.disk.observe(max(seconds - resident_s, seconds / 2), len(read), sum(read))
         elif pairs_here:
-            split.resident.observe(len(pairs_here), sum(pairs_here), seconds)
+            split.resident.observe(seconds, len(pairs_here), sum(pairs_here))
 
     def collect(self, pairs: Tensor) -> list[int]:
         """Write results to the rows of their pairs; return the experts whose results do not come.
