@@ -31,7 +31,7 @@ class InFlightForward:
 
     def __init__(self, model: CausalLM, kv: KVStorage, shares: ExpertShares) -> None:
         self._model, self._kv, self._shares = model, kv, shares
-        self._choice = InFlightChoice()
+        self.choice = InFlightChoice()
         self._threads = ThreadPoolExecutor(MAX_IN_FLIGHT, "micro-batch")
 
     def num_micro_batches(self, num_tokens: int) -> int:
@@ -51,11 +51,10 @@ class InFlightForward:
     def _run_measured(self, given: PassInput) -> Tensor:
         num_tokens, num_sequences = len(given.token_ids), len(given.starts)
         bounds = given.independent_bounds(self._kv.block_size)
-        pieces = given.cut(bounds, self._choice.choose(num_tokens, num_sequences, len(bounds) + 1))
-        start_s, idle_s = time.perf_counter(), self._shares.baton.idle_s
+        pieces = given.cut(bounds, self.choice.choose(num_tokens, num_sequences, len(bounds) + 1))
+        start_s = time.perf_counter()
         hidden = self._run(pieces)
-        seconds, idle_s = time.perf_counter() - start_s, self._shares.baton.idle_s - idle_s
-        self._choice.note(num_tokens, num_sequences, len(pieces), seconds, idle_s)
+        self.choice.note(num_tokens, num_sequences, len(pieces), time.perf_counter() - start_s)
         return hidden
 
     def _run(self, pieces: Sequence[PassInput]) -> Tensor:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from moeflow.core.running_fit import RunningFit
 from moeflow.experts.remote.lender_costs import Candidate, ExpertSize, LenderCost, Split
-from moeflow.experts.remote.pass_trial import PassTrial
 from moeflow.experts.remote.worth import Move, hot_enough, next_move
 
 SIZE = ExpertSize(num_bytes=1 << 20, hidden=64, width=128)
@@ -117,33 +116,3 @@ def test_moves_end():
             if move.drop is not None:
                 held[move.drop] = False
         assert move is None
-
-
-def used(trial: PassTrial, num_tokens: int, with_s: float, without_s: float, number: int) -> list[bool]:
-    """Return which of so many passes of a size use lenders."""
-    found = []
-    for _ in range(number):
-        found.append(trial.begin(num_tokens))
-        trial.end(with_s if found[-1] else without_s)
-    return found
-
-
-@pytest.mark.parametrize("is_faster", [True, False])
-def test_passes_use_lenders_where_they_are_faster_for_it_and_try_the_other_way_now_and_then(is_faster):
-    trial = PassTrial()
-    with_s, without_s = (1.0, 2.0) if is_faster else (2.0, 1.0)
-    found = used(trial, 500, with_s, without_s, 128)
-    assert found[:2] == [True, False]
-    assert found[2:].count(not is_faster) == 4
-    other = used(trial, 1, without_s, with_s, 31)  # of another size it is otherwise
-    assert other[2:] == [not is_faster] * 29
-
-
-def test_a_trial_follows_what_changes_and_begins_anew_with_a_lender():
-    trial = PassTrial()
-    assert not used(trial, 4, 2.0, 1.0, 31)[-1]
-    used(trial, 4, 0.1, 1.0, 200)
-    assert used(trial, 4, 0.1, 1.0, 3) == [True] * 3
-    assert not used(trial, 4, 9.0, 1.0, 20)[-1]
-    trial.forget()
-    assert trial.begin(4)
