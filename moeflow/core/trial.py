@@ -18,6 +18,7 @@ from moeflow.core.running_fit import RunningCurve
 
 logger = logging.getLogger(__name__)
 
+NOT_TRIED: Final = "not tried yet"
 SHARE: Final = 0.005  # of the time of passes: the mean cost of a trial. A request of 17 tokens or more loses below 1%
 WINDOW: Final = 4  # passes in a row with X, or without
 MIN_GAIN: Final = 0.01  # a smaller gain is not worth the work that X does
@@ -59,7 +60,7 @@ class GainTrial:
     def reason(self) -> str:
         """Why X is on or off, in words."""
         if not self._num_on:
-            return "not tried yet"
+            return NOT_TRIED
         text = f"passes take {abs(self._mean):.0%} {'less' if self._mean > 0 else 'more'} time with it"
         return text if self._has_decided else f"in trial: {text}, {self._num_on} passes tried"
 

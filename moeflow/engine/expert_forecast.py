@@ -1,25 +1,25 @@
 """Reads ahead what a pass will need in all of its layers, before it begins: a trained network says so from its tokens.
 
 That is SiDA's hash function (2310.18859, section 3.1), but for which experts compute: the model's own routers choose
-these, so that no answer changes. A governor asks after every pass whether that pays, the network's own time included.
+these, so that no answer changes. A trial decides whether passes are faster for it, the network's own time included.
 """
 
 from __future__ import annotations
 
 from moeflow.core.batch import Batch
+from moeflow.core.trial import Trial
 from moeflow.engine.followed_texts import FollowedTexts, NewTokens, in_order_of_need
 from moeflow.engine.governed_forecast import GovernedForecast
 from moeflow.experts.cache.expert_cache import ExpertCache
-from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import MAX_TOKENS
 
 
 class ExpertForecast(GovernedForecast):
-    """Predicts and prefetches for passes of few tokens, while the governor allows it."""
+    """Predicts and prefetches for passes of few tokens, while the trial allows it."""
 
-    def __init__(self, texts: FollowedTexts, cache: ExpertCache, governor: Governor, *, first_layer: int = 0) -> None:
+    def __init__(self, texts: FollowedTexts, cache: ExpertCache, trial: Trial, *, first_layer: int = 0) -> None:
         """`first_layer` is the number, of all with experts, of the first that the network knows."""
-        super().__init__(cache, governor)
+        super().__init__(cache, trial)
         self._texts, self._first = texts, first_layer * cache.num_experts
 
     def begin_pass(self, batch: Batch) -> None:
@@ -29,7 +29,7 @@ class ExpertForecast(GovernedForecast):
         if not tokens:
             return
         self._before = self._cache.stats()
-        if self._governor.is_on:
+        if self.trial.is_on:
             self._texts.forget_finished()
             wanted = in_order_of_need(self._texts.wanted(tokens))
             self._cache.prefetch_pass([self._first + number for number in wanted])

@@ -5,7 +5,6 @@ Owns the threads that read and ends them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,11 +19,12 @@ from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, RemoteExpertsConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.request import Request
+from moeflow.core.trial import Trial
 from moeflow.engine.expert_forecast import ExpertForecast, new_tokens
 from moeflow.engine.followed_texts import FollowedTexts, named_by_layer
 from moeflow.engine.input_forecast import InputForecast
 from moeflow.engine.input_tables import InputTables
-from moeflow.engine.messages import ExpertStats, LenderStats
+from moeflow.engine.messages import ExpertStats, LenderStats, trial_stats
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
@@ -32,7 +32,6 @@ from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader, probe_read_depth
 from moeflow.experts.elastic_slots import ElasticSlots
 from moeflow.experts.look_ahead import LookAhead
-from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.registry import COMBINED, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.prefetcher import Prefetcher
@@ -56,7 +55,6 @@ from moeflow.planner.choices.packed_files import ensure_packed_weights_file
 
 T = TypeVar("T")
 COMPUTING = "experts"  # a trace's row of what the pass itself computes and waits for
-logger = logging.getLogger(__name__)
 
 
 class ExpertStore:
@@ -83,7 +81,7 @@ class ExpertStore:
         self._forecasts: tuple[ExpertForecast | InputForecast, ...] = ()  # of whole passes
         self._texts: FollowedTexts | None = None  # of which a network says what the prefetcher's predictor weighs
         self.by_drafts: LookAhead | None = None  # reads what models that guess know of the next pass
-        self._pass_began_s = 0.0
+        self._pass_began_s = self._stall_s = 0.0  # of the pass: its begin, and the waits before it
         self.index = index
         self._spec = spec = index.spec
         max_slots = max(min(num_slots_in(memory_bytes, spec.slab_bytes), spec.num_slabs), config.num_slots)
@@ -167,8 +165,8 @@ class ExpertStore:
             num_layers, num_experts = self._spec.num_layers, self._spec.num_experts
             routed = RoutedModel(num_layers, num_experts, routers, has_network=self._texts is not None)
             predictor = PREDICTORS[name](routed)
-            self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, Governor(name), num_layers)
-        self.by_drafts = LookAhead(self.cache, Governor("what drafts need", is_trusted=True))
+            self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, _trial(name), num_layers)
+        self.by_drafts = LookAhead(self.cache, _trial("drafts", starts_on=True))
 
     def _whole_pass_forecasts(
         self, model: LanguageModel, checkpoint: Checkpoint, tables: InputTables | None
@@ -176,13 +174,13 @@ class ExpertStore:
         """Yield those of an encoder's inputs, and of what is generated."""
         folder, of_decoder = folders_of(checkpoint.path, self.index.path)
         if isinstance(model, CausalLM):
-            yield ExpertForecast(network_texts(folder, model, checkpoint), self.cache, Governor(WHOLE_PASS))
+            yield ExpertForecast(network_texts(folder, model, checkpoint), self.cache, _trial(WHOLE_PASS))
             return
         if tables is not None:
-            yield InputForecast(tables, self.cache, Governor(f"{WHOLE_PASS}, of inputs"))
+            yield InputForecast(tables, self.cache, _trial(f"{WHOLE_PASS} of inputs"))
         if is_saved(of_decoder):
             texts, first_layer = network_texts(of_decoder, model, checkpoint), model.config.num_encoder_moe_layers
-            yield ExpertForecast(texts, self.cache, Governor(WHOLE_PASS), first_layer=first_layer)
+            yield ExpertForecast(texts, self.cache, _trial(WHOLE_PASS), first_layer=first_layer)
 
     def expect(self, request: Request) -> None:
         """Take note of a request that will be in some later pass."""
@@ -192,7 +190,7 @@ class ExpertStore:
 
     def begin_pass(self, batch: Batch) -> None:
         """Begin a pass. Blocks: while a network predicts what it needs."""
-        self._pass_began_s = perf_counter()
+        self._pass_began_s, self._stall_s = perf_counter(), self.cache.stall_s
         self.cache.begin_pass()
         if self._prefetcher is not None:
             self._prefetcher.begin_pass()
@@ -216,15 +214,13 @@ class ExpertStore:
         seconds = perf_counter() - self._pass_began_s
         if self.pool.remote is not None:
             self.pool.remote.end_pass(seconds)
-        messages = []
         if self.by_drafts is not None and self._is_guessed:
-            messages = [self.by_drafts.end_pass(num_tokens)]
+            self.by_drafts.end_pass(num_tokens)
         elif self._forecasts:
-            messages = [forecast.end_pass(num_tokens, seconds) for forecast in self._forecasts]
+            for forecast in self._forecasts:
+                forecast.end_pass(num_tokens, seconds)
         elif self._prefetcher is not None:
-            messages = [self._prefetcher.end_pass(seconds)]
-        for message in filter(None, messages):
-            logger.info("%s", message)
+            self._prefetcher.end_pass(seconds, self.cache.stall_s - self._stall_s)
 
     @property
     def _is_guessed(self) -> bool:
@@ -253,7 +249,7 @@ class ExpertStore:
             experts_in_slots=self.cache.num_resident,
             experts_on_disk=self._spec.num_slabs,
             is_prefetching=any(one.is_on for one in ahead),
-            prefetching_note="; ".join(one.note for one in ahead if one.note),
+            trials=trial_stats([one.trial for one in ahead] + ([] if remote is None else remote.trials)),
             expert_hits_total=now.hits,
             expert_late_total=now.late,
             expert_misses_total=now.misses,
@@ -275,6 +271,10 @@ class ExpertStore:
                 closing.callback(forecast.close)
             if self.pool.remote is not None:
                 closing.callback(self.pool.remote.close)
+
+
+def _trial(source: str, *, starts_on: bool = False) -> Trial:
+    return Trial(f"prefetching by {source}", starts_on=starts_on)
 
 
 def network_texts(folder: Path, model: LanguageModel, checkpoint: Checkpoint) -> FollowedTexts:

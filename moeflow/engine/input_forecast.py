@@ -12,24 +12,24 @@ import torch
 
 from moeflow.core.batch import Batch
 from moeflow.core.request import Request
+from moeflow.core.trial import Trial
 from moeflow.engine.followed_texts import in_order_of_need
 from moeflow.engine.governed_forecast import GovernedForecast
 from moeflow.engine.input_tables import ExpertTable, InputTables
 from moeflow.experts.cache.expert_cache import ExpertCache
-from moeflow.experts.predict.governor import Governor
 
 
 class InputForecast(GovernedForecast):
-    """Prefetches for the passes that encode inputs, while the governor allows it."""
+    """Prefetches for the passes that encode inputs, while the trial allows it."""
 
-    def __init__(self, tables: InputTables, cache: ExpertCache, governor: Governor) -> None:
+    def __init__(self, tables: InputTables, cache: ExpertCache, trial: Trial) -> None:
         """Take the tables, whose lane `close` ends."""
-        super().__init__(cache, governor)
+        super().__init__(cache, trial)
         self._tables = tables
 
     def expect(self, request: Request) -> None:
         """Have the table of a request's input built, which waits for its pass."""
-        if self._governor.is_on:
+        if self.trial.is_on:
             self._tables.expect(request)
 
     def begin_pass(self, batch: Batch) -> None:
@@ -42,7 +42,7 @@ class InputForecast(GovernedForecast):
         if not self._tables.num_inputs:
             return
         self._before = self._cache.stats()
-        if self._governor.is_on:
+        if self.trial.is_on:
             now = self._ranked(self._tables.of_pass())
             then = self._ranked(self._tables.of_waiting())
             self._cache.prefetch_pass(list(dict.fromkeys([*now, *then])))

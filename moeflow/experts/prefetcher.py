@@ -1,6 +1,6 @@
 """Reads experts ahead: what a predictor names for the next layer is loaded while this one computes.
 
-Guesses order reads and nothing else; the governor asks after every pass whether they pay.
+Guesses order reads and nothing else. A trial decides whether passes are faster with them.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from moeflow.core.trial import Trial
 from moeflow.experts.cache.expert_cache import ExpertCache
-from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import MAX_TOKENS, Predictor
 from moeflow.kernels.cpu.decoder import NOTHING, Expected
 from moeflow.kernels.on_demand import torch
@@ -19,20 +19,19 @@ if TYPE_CHECKING:
 
 
 class Prefetcher:
-    """Passes what routers choose to a predictor, and prefetches what it predicts while the governor allows it."""
+    """Passes what routers choose to a predictor, and prefetches what it predicts while the trial allows it."""
 
-    def __init__(self, cache: ExpertCache, predictor: Predictor, governor: Governor, num_layers: int) -> None:
-        self.note = ""  # the governor's last message
+    def __init__(self, cache: ExpertCache, predictor: Predictor, trial: Trial, num_layers: int) -> None:
         self._cache = cache
         self._predictor = predictor
-        self._governor = governor
+        self.trial = trial
         self._num_layers = num_layers
         self._num_tokens: int | None = None  # of the pass; None: as far as it has come it has found everything
 
     @property
     def is_on(self) -> bool:
         """Whether guesses are followed now."""
-        return self._governor.is_on
+        return self.trial.is_on
 
     def begin_pass(self) -> None:
         """Begin a pass, which has found everything so far."""
@@ -84,18 +83,15 @@ class Prefetcher:
             guesses[layer, self._predictor.predict(layer)] = 1
         return Expected(guesses=guesses)
 
-    def end_pass(self, seconds: float) -> str | None:
-        """Report to the governor how long a pass took; return its message if its verdict is new.
+    def end_pass(self, seconds: float, waited_s: float) -> None:
+        """Report to the trial how long a pass took, and how long it waited for the disk.
 
         A pass that lacked nothing tells nothing about reading, and what a large one read ahead was needed for certain.
         """
         num_tokens, self._num_tokens = self._num_tokens, None
-        if num_tokens is None or num_tokens > MAX_TOKENS:
-            return None
-        message = self._governor.end_pass(num_tokens, seconds)
-        self.note = message or self.note
-        return message
+        if num_tokens is not None and num_tokens <= MAX_TOKENS:
+            self.trial.end_pass(num_tokens, seconds, waited_s)
 
     @property
     def _may_guess(self) -> bool:
-        return self._governor.is_on and self._num_tokens is not None and self._num_tokens <= MAX_TOKENS
+        return self.trial.is_on and self._num_tokens is not None and self._num_tokens <= MAX_TOKENS

@@ -53,7 +53,7 @@ def stores(monkeypatch):
     def always_on(self, *rest):
         predict_for(self, *rest)
         for forecast in self._forecasts:
-            forecast._governor.is_on, forecast._governor.end_pass = True, lambda *_: None
+            forecast.trial.is_on, forecast.trial.end_pass = True, lambda *_: None
         found.append(self)
 
     monkeypatch.setattr(expert_store.ExpertStore, "predict_for", always_on)

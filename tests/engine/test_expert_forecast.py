@@ -13,11 +13,12 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.errors import CheckpointError
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.trial import Trial
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
 from moeflow.engine.expert_forecast import ExpertForecast
 from moeflow.engine.followed_texts import FollowedTexts
-from moeflow.experts.predict.governor import Governor
+from moeflow.engine.messages import TrialStats
 from moeflow.experts.predict.predictor import MAX_TOKENS
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
@@ -70,7 +71,7 @@ def quick_probe(monkeypatch):
 def load(model, slabs, *, num_slots: int = 9, is_on: bool = True, **settings) -> Engine:
     """Return an engine that follows all predictions, or none."""
     engine = Engine.load(streamed_config(str(model), slabs, num_slots, predictor="sida", dtype="float32", **settings))
-    governor = engine._runner.experts._forecasts[0]._governor
+    governor = engine._runner.experts._forecasts[0].trial
     governor.is_on = is_on
     governor.end_pass = lambda *_: None
     return engine
@@ -155,12 +156,12 @@ def test_it_rests_where_it_does_not_pay_and_in_passes_of_many_tokens(target, sla
     asked, told = [], []
     wanted = torch.zeros(LAYERS, EXPERTS)
     monkeypatch.setattr(forecast._texts, "wanted", lambda tokens: asked.append(tokens) or wanted)
-    monkeypatch.setattr(forecast._governor, "end_pass", lambda num_tokens, seconds: told.append(num_tokens))
+    monkeypatch.setattr(forecast.trial, "end_pass", lambda num_tokens, *_: told.append(num_tokens))
     answers(engine, [list(range(2, 2 + MAX_TOKENS + 1))], num_tokens=6)
     assert asked == []  # off
     assert told
     assert {*told} == {1}  # that it may be tried again, but for the prompt
-    forecast._governor.is_on = True
+    forecast.trial.is_on = True
     answers(engine, [list(range(100, 101 + MAX_TOKENS))], num_tokens=6)
     assert len(asked) == 5
     engine.close()
@@ -196,9 +197,10 @@ def test_where_drafts_say_what_is_needed_nothing_is_predicted(target, slabs, mon
 def test_what_is_switched_off_is_said(target, slabs):
     engine = load(target, slabs)
     (forecast,) = engine._runner.experts._forecasts
-    forecast._governor.end_pass = lambda *_: "prefetching by sida is switched off"
-    answers(engine, [[5, 6, 7]], num_tokens=3)
-    assert engine.stats().prefetching_note == "prefetching by sida is switched off"
+    for _ in range(200):
+        Trial.end_pass(forecast.trial, 1, 2.0 if forecast.trial.is_on else 1.0)
+    found = engine.stats().trials[0]
+    assert found == TrialStats(name="prefetching by sida", reason="passes take 100% more time with it")
     engine.close()
 
 
@@ -209,7 +211,7 @@ def test_a_failed_pass_tells_nothing():
         def stats(self):
             raise AssertionError("asked")
 
-    one = ExpertForecast(FollowedTexts(ExpertPredictor(SHAPE), None), Cache(), Governor("sida"))
+    one = ExpertForecast(FollowedTexts(ExpertPredictor(SHAPE), None), Cache(), Trial("sida"))
     many = Request("a", list(range(2, 50)), SamplingParams(), max_tokens=9)
     one.begin_pass(Batch((BatchEntry(many, 0, MAX_TOKENS + 1, (), samples=True),)))
     assert one.end_pass(MAX_TOKENS + 1, 1.0) is None

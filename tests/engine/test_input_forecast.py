@@ -12,10 +12,10 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.trial import Trial
 from moeflow.engine import expert_store
 from moeflow.engine.input_forecast import InputForecast
 from moeflow.engine.input_tables import HASH_BUILDING, ExpertTable, InputTables
-from moeflow.experts.predict.governor import Governor
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import predictor_folder, save_predictor
@@ -59,8 +59,8 @@ def stores(monkeypatch):
 
     def always_on(self, *rest):
         predict_for(self, *rest)
-        governor = self._forecasts[0]._governor
-        governor.is_on, governor.end_pass = True, lambda *_: None
+        trial = self._forecasts[0].trial
+        trial.is_on, trial.end_pass = True, lambda *_: None
         found.append(self)
 
     monkeypatch.setattr(expert_store.ExpertStore, "predict_for", always_on)
@@ -132,10 +132,10 @@ def in_order(wanted):
 def made():
     torch.manual_seed(4)
     predictor = ExpertPredictor(SHAPE).requires_grad_(False)
-    governor, cache, trace = Governor("sida", is_trusted=True), Cache(), Trace()
+    trial, cache, trace = Trial("sida", starts_on=True), Cache(), Trace()
     tables = InputTables(predictor, Model(), top_k=SHAPE.top_k, trace=trace)
-    with closing(InputForecast(tables, cache, governor)) as forecast:
-        yield forecast, predictor, governor, cache, trace
+    with closing(InputForecast(tables, cache, trial)) as forecast:
+        yield forecast, predictor, trial, cache, trace
 
 
 def test_what_waits_is_read_behind_what_is_computed(made):
@@ -160,14 +160,14 @@ def test_what_waits_is_read_behind_what_is_computed(made):
     assert [span.label.name for span in row.spans] == [f"input of {number} tokens" for number in (40, 9, 5)]
 
 
-def test_nothing_is_asked_while_the_governor_is_against_it(made):
-    forecast, predictor, governor, cache, trace = made
+def test_nothing_is_asked_while_the_trial_is_against_it(made):
+    forecast, predictor, trial, cache, trace = made
     request = input_of("a", 12)
-    governor.is_on = False
+    trial.is_on = False
     forecast.expect(request)
     forecast.begin_pass(batch_of(request))
     assert not cache.asked
     assert not trace.rows[0].spans
-    governor.is_on = True  # its trial goes on: what was not expected is asked now
+    trial.is_on = True  # its trial goes on: what was not expected is asked now
     forecast.begin_pass(batch_of(request))
     assert cache.asked == [in_order(experts_of(predictor, request))]

@@ -54,8 +54,8 @@ def recorded(target, tmp_path, monkeypatch):
     )
     engine = Engine.load(config)
     (forecast,) = engine._runner.experts._forecasts
-    forecast._governor.is_on = True
-    forecast._governor.end_pass = lambda *_: None
+    forecast.trial.is_on = True
+    forecast.trial.end_pass = lambda *_: None
     wanted, said = forecast._texts.wanted, []
     monkeypatch.setattr(forecast._texts, "wanted", lambda tokens: said.append(wanted(tokens)) or said[-1])
     answers(engine, PROMPTS, num_tokens=9)

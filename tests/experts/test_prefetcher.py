@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from moeflow.core.trial import Trial
 from moeflow.experts.predict.combined import CombinedPredictor
-from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.next_router import NextRouter
 from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.previous_token import PreviousTokenPredictor
@@ -42,10 +42,10 @@ MODEL = RoutedModel(2, 8, [Block(), Block()])
 def trusted(predictor, num_layers=2):
     """Return a prefetcher after passes that took half the time with prefetches."""
     cache = Cache()
-    prefetcher = Prefetcher(cache, predictor, Governor("guess"), num_layers)
-    for _ in range(20):
+    prefetcher = Prefetcher(cache, predictor, Trial("guess"), num_layers)
+    for _ in range(100):
         prefetcher.expected(1)
-        prefetcher.end_pass(0.5 if prefetcher.is_on else 1.0)
+        prefetcher.end_pass(0.5 if prefetcher.is_on else 1.0, 0.0)
     assert prefetcher.is_on
     assert cache.asked == []
     return prefetcher, cache
@@ -71,14 +71,12 @@ def test_a_pass_of_many_tokens_reads_nothing_ahead():
 
 def test_a_predictor_that_does_not_pay_is_switched_off_and_that_is_said():
     cache = Cache()
-    prefetcher = Prefetcher(cache, NextRouter(MODEL), Governor("guess"), 2)
-    said = []
-    for _ in range(20):
+    prefetcher = Prefetcher(cache, NextRouter(MODEL), Trial("guess"), 2)
+    for _ in range(100):
         assert prefetcher.expected(1).routers_ahead == prefetcher.is_on
-        said.append(prefetcher.end_pass(2.0 if prefetcher.is_on else 1.0))
+        prefetcher.end_pass(2.0 if prefetcher.is_on else 1.0, 0.0)
     assert not prefetcher.is_on
-    assert [each for each in said if each] == [prefetcher.note]
-    assert "more time" in prefetcher.note
+    assert "more time" in prefetcher.trial.reason
     prefetcher.see(0, inputs(4), torch.zeros(1, 2, dtype=torch.int64))
     assert cache.asked == []
     assert prefetcher.expected(1) == NOTHING
@@ -89,7 +87,7 @@ def test_passes_that_lack_nothing_and_large_ones_are_not_judged():
     for number in range(2000):
         if number % 2:
             assert prefetcher.expected(9) == NOTHING
-        assert prefetcher.end_pass(1000.0) is None
+        assert prefetcher.end_pass(1000.0, 0.0) is None
     assert prefetcher.is_on
 
 
@@ -106,7 +104,7 @@ def test_what_a_model_that_guesses_lacked_is_not_the_passs():
     for _ in range(2000):
         prefetcher.expected(1)  # the first layers, computed before the pass
         prefetcher.begin_pass()
-        assert prefetcher.end_pass(1000.0) is None
+        assert prefetcher.end_pass(1000.0, 0.0) is None
     assert prefetcher.is_on
 
 
@@ -130,4 +128,4 @@ def test_what_a_network_names_is_read_at_once_and_then_weighed_against_routers()
         prefetcher.see(1, inputs(0), torch.tensor([[5, 6]]))
     assert {3, 4} <= {*cache.asked_of_passes[-1]}
     assert sorted(cache.asked[-2][1]) == [5, 6]
-    assert prefetcher.end_pass(1.0) is None
+    assert prefetcher.end_pass(1.0, 0.0) is None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.trial import Trial
 from moeflow.experts.cache.expert_cache import ExpertCache
-from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import MAX_TOKENS, Predictor, RoutedModel
 from moeflow.experts.predict.registry import BY_ROUTERS, COMBINED, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.planner.simulator.replayed_passes import ReplayedPass
@@ -32,7 +32,7 @@ class ReplayedPrefetcher:
         self._hears_network = name in (WHOLE_PASS, COMBINED)
         self._predictor = _make_predictor(name, passes, header)
         self._is_active = name != NO_PREDICTOR
-        self._governor = None if name == PERFECT else Governor(name)  # a bound is not doubted
+        self._trial = None if name == PERFECT else Trial(name)  # a bound is not doubted
         self._pass = passes[0]
         self._is_streamed_pass = False
 
@@ -68,20 +68,20 @@ class ReplayedPrefetcher:
             self._predictor.observe(layer, self._pass.chosen[layer])
 
     def end_pass(self, seconds: float) -> None:
-        """Report to the governor how long a pass took."""
+        """Report to the trial how long a pass took."""
         if not self._is_active:
             return
         self.num_passes_on += self._may_guess
         is_streamed, self._is_streamed_pass = self._is_streamed_pass, False
-        if self._governor is not None and not is_streamed and self._pass.num_tokens <= MAX_TOKENS:
-            self._governor.end_pass(self._pass.num_tokens, seconds)
+        if self._trial is not None and not is_streamed and self._pass.num_tokens <= MAX_TOKENS:
+            self._trial.end_pass(self._pass.num_tokens, seconds)
 
     @property
     def _may_guess(self) -> bool:
         """Whether guesses are followed in this pass; a bound's always are."""
-        if self._governor is None:
+        if self._trial is None:
             return True
-        return self._is_active and self._governor.is_on and self._pass.num_tokens <= MAX_TOKENS
+        return self._is_active and self._trial.is_on and self._pass.num_tokens <= MAX_TOKENS
 
 
 class PerfectPredictor(Predictor):

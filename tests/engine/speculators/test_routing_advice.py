@@ -68,8 +68,8 @@ def load(target, slabs, *speculators: str, num_slots: int = 7, kv_dtype: str | N
     store = engine._runner.experts
     for ahead, is_on in ((store.by_drafts, True), (store._prefetcher, False)):
         if ahead is not None:
-            ahead._governor.is_on = is_on
-            ahead._governor.end_pass = lambda *_: None
+            ahead.trial.is_on = is_on
+            ahead.trial.end_pass = lambda *_: None
     return engine
 
 
@@ -204,7 +204,8 @@ def test_right_advice_leaves_less_to_wait_for(target, slabs):
     def misses(is_on: bool) -> int:
         engine = load(target, slabs, "self:int8", num_slots=12)
         store = engine._runner.experts
-        store.by_drafts._governor.is_on = is_on
+        store.by_drafts.trial.is_on = is_on
+        store.by_drafts.trial.end_pass = lambda *_: None
         prefetch_pass = store.cache.prefetch_pass
 
         def prefetch_and_wait(numbers):
