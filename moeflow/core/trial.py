@@ -44,6 +44,8 @@ _WEIGHT: Final = 0.2  # of the newest pass without X in the expected time of one
 class GainTrial:
     """Decides from the gains of passes with X."""
 
+    _least_tried = 16  # passes before a decision: losses are paid from exact gains until then
+
     def __init__(self, name: str, *, share: float = SHARE, starts_on: bool = False) -> None:
         """`name` is for messages.
 
@@ -57,16 +59,20 @@ class GainTrial:
         self._begin()
 
     @property
+    def gain(self) -> float:
+        """Return the mean gain of the tried passes."""
+        return self._sum / max(self._num_on, 1)
+
+    @property
     def reason(self) -> str:
         """Why X is on or off, in words."""
         if not self._num_on:
             return NOT_TRIED
-        text = f"passes take {abs(self._mean):.0%} {'less' if self._mean > 0 else 'more'} time with it"
+        text = f"passes take {abs(self.gain):.0%} {'less' if self.gain > 0 else 'more'} time with it"
         return text if self._has_decided else f"in trial: {text}, {self._num_on} passes tried"
 
     def note(self, gain: float | None) -> None:
         """Count a pass with its gain, or a pass without X."""
-        self._credit += self._share
         if self._rest:
             self._rest -= 1
             if not self._rest:
@@ -88,42 +94,55 @@ class GainTrial:
         self._sum = self._squares = 0.0  # of gains
 
     def _try(self, gain: float | None) -> None:
-        self._credit = min(self._credit, self._risk) - (self._risk if gain is not None else 0.0)
         self._in_window += 1
         if gain is None:
             self._num_off += 1
+            self._credit = max(self._credit, min(self._credit + self._share, self._risk))
         else:
             self._num_on += 1
+            self._credit = min(self._credit + self._share + self._earned(gain), _MOST_CREDIT)
             self._sum += gain
             self._squares += gain * gain
         found = self._found()
         if found is not None:
             self._settle(found)
             return
-        is_on = self.is_on if self._in_window < WINDOW else not self.is_on
-        is_on = is_on and (self._is_free or self._credit >= self._risk)
+        is_on = self._is_window_on and (self._is_free or self._credit >= self._risk)
         if is_on is not self.is_on:
             self.is_on, self._in_window = is_on, 0
 
+    def _earned(self, gain: float) -> float:
+        """Return the credit that a try brings: these gains are exact."""
+        return gain
+
+    @property
+    def _is_window_on(self) -> bool:
+        """Whether the next pass has X as far as windows go: gains need no passes without X."""
+        return True
+
+    @property
+    def _error(self) -> float:
+        """Return the standard error of the mean gain."""
+        return math.sqrt(self._variance / self._num_on)
+
     def _follow(self, gain: float | None) -> None:
         """Watch an X that is on; it ends once it has lost its gains."""
-        self._credit = min(self._credit + (gain or 0.0), _MOST_CREDIT)
+        self._credit = min(self._credit + self._share + (gain or 0.0), _MOST_CREDIT)
         if self._credit < 0:
             self._settle(False)
 
     def _found(self) -> bool | None:
         """Return the decision; None while the difference is uncertain."""
         fewer = min(self._num_on, self._num_off)
-        if fewer < (WINDOW if self._is_free else 2):  # one disturbed pass decides nothing
+        if fewer < (WINDOW if self._is_free else self._least_tried):
             return None
-        error = math.sqrt(self._variance * (1 / self._num_on + 1 / self._num_off))
         errors = _CERTAIN
         if self.verdict:
             errors = _CONFIRMED if fewer >= _CHECK else _REJECTED
-        if fewer >= WINDOW and self._mean > max(MIN_GAIN, errors * error):
+        if fewer >= WINDOW and self.gain > max(MIN_GAIN, errors * self._error):
             return True
         is_risky = not self._is_free and self._risk > MOST_RISK
-        if is_risky or self._mean + _REJECTED * error < MIN_GAIN or self._num_on >= _MAX_TRIED:
+        if is_risky or self.gain + _REJECTED * self._error < MIN_GAIN or self._num_on >= _MAX_TRIED:
             return False
         return None
 
@@ -134,10 +153,6 @@ class GainTrial:
             self._rest = self._next_rest = FIRST_REST if is_new else min(2 * self._next_rest, LONGEST_REST)
         if is_new:
             logger.info("%s: switched %s, %s", self.name, "on" if verdict else "off", self.reason)
-
-    @property
-    def _mean(self) -> float:
-        return self._sum / self._num_on
 
     @property
     def _variance(self) -> float:
@@ -153,6 +168,8 @@ class GainTrial:
 
 class Trial(GainTrial):
     """A trial by the times of passes, each compared with passes without X of the same size."""
+
+    _least_tried = 2  # one disturbed pass decides nothing
 
     def __init__(self, name: str, *, share: float = SHARE, starts_on: bool = False) -> None:
         self._usual = RunningCurve(_WEIGHT)  # passes without X
@@ -184,6 +201,17 @@ class Trial(GainTrial):
             self.note(max(1 - seconds / max(self._usual.expect(size), 1e-9), -_MOST_LOSS))
         else:
             self.is_on = False  # a pass without X comes first
+
+    def _earned(self, gain: float) -> float:
+        return -self._risk  # gains are noisy, so a lucky one does not pay for the next try
+
+    @property
+    def _is_window_on(self) -> bool:
+        return self.is_on if self._in_window < WINDOW else not self.is_on
+
+    @property
+    def _error(self) -> float:
+        return math.sqrt(self._variance * (1 / self._num_on + 1 / self._num_off))
 
     @property
     def _is_hopeless(self) -> bool:

@@ -6,7 +6,8 @@ tokens a second is taken. So trees are cut where a branch's experts cost more th
 requests.
 Where those who guess say which experts each token will need, a token costs what these cost: nothing if the pass needs
 them anyway, most if they have to be read from disk. `base + each * experts + read * absent` is fitted to passes.
-Where nothing pays, a token is tried now and then: its chances may be better than they were. (Cascade, 2506.20675, has a
+Where nothing pays, a token is tried once passes without guesses have saved its time: its chances may be better than
+they were. (Cascade, 2506.20675, has a
 utility of this kind for chains of one length; 2605.00342 for trees.)
 """
 
@@ -20,14 +21,14 @@ from typing import Final
 from moeflow.core.request import Request
 from moeflow.core.running_fit import RunningFit
 from moeflow.core.token_tree import MAX_TREE_TOKENS
+from moeflow.core.trial import SHARE
 from moeflow.speculation.draft_tree import DraftedToken
 from moeflow.speculation.expert_needs import Needs, UsualNeeds
 from moeflow.speculation.pass_times import PassTimes
 from moeflow.speculation.speculator import Experts
 
 LEAST_GAIN: Final = 0.02  # of tokens a second, else guesses are left alone
-FIRST_PROBE: Final = 24  # passes without guesses after which one is tried, ...
-LAST_PROBE: Final = 384  # ... and at most, after more and more in vain
+MOST_IN_VAIN: Final = 16  # factor on the time that is saved for a try, after tries in vain
 LEAST_PASSES: Final = 16  # from which the fit of experts is used
 _MEMORY: Final = 128.0  # passes
 _LEAST_S: Final = 1e-9  # that a token takes: it may be nothing
@@ -41,8 +42,9 @@ class Governor:
         self.expert_times = RunningFit([0.0] * 3, _MEMORY)  # a pass, its experts, the absent ones of these
         self._usual = UsualNeeds()
         self._needs: Needs | None = None  # of the pass that is put together, if they are known
-        self._idle = 0  # passes since the last with guesses
-        self._probe_after = FIRST_PROBE
+        self.is_tried = False  # whether guesses are wanted for a trial of who guessed
+        self._saved = 0.0  # share of a pass, since the last with guesses
+        self._in_vain = 1
 
     def begin(self) -> None:
         """Begin with the next pass: what was known of the last one's experts does not hold."""
@@ -89,7 +91,7 @@ class Governor:
 
         frontier = [(request, token) for request, root in roots.items() for token in root.children.values()]
         found: list[Choice] = []
-        expected, seconds, best = float(len(roots)), base_s, 0
+        expected, seconds, best, first_s = float(len(roots)), base_s, 0, 0.0
         best_rate = expected / base_s
         least = best_rate * (1 + LEAST_GAIN)
         sizes = dict.fromkeys(roots, 0)
@@ -102,11 +104,12 @@ class Governor:
             found.append(choice)
             expected += token.chance
             seconds += self._added_s(needs, token)
+            first_s = first_s or seconds
             needs.add(token)
             frontier += [(request, child) for child in token.children.values()]
             if expected / seconds > max(best_rate, least):
                 best, best_rate = len(found), expected / seconds
-        return found[: best or self._probe()]
+        return found[: best or self._probe(first_s / base_s - 1)]
 
     def _choose_by_rows(self, roots: Mapping[Request, DraftedToken], num_rows: int, max_tokens: int) -> list[Choice]:
         likeliest = ranked(roots, max_tokens)
@@ -118,11 +121,10 @@ class Governor:
         expected = float(num_rows)
         for number, (_, token) in enumerate(likeliest, 1):
             expected += token.chance
-            seconds = self.times.seconds(num_rows + number)
-            assert seconds is not None
+            seconds = self.times.expect(num_rows + number)
             if expected / seconds > max(best_rate, least):
                 best, best_rate = number, expected / seconds
-        return likeliest[: best or self._probe()]
+        return likeliest[: best or self._probe(self.times.expect(num_rows + 1) / base_s - 1)]
 
     def note(self, num_rows: int, num_guessed: int, num_kept: int, seconds: float) -> None:
         """Count a pass of decodes of so many rows, guesses included."""
@@ -130,17 +132,17 @@ class Governor:
         if self._needs is not None:
             self.expert_times.observe(seconds, 1, self._needs.num_experts, self._needs.num_absent)
         if num_guessed:
-            self._idle = 0
-            self._probe_after = FIRST_PROBE if num_kept else min(2 * self._probe_after, LAST_PROBE)
+            self._saved, self._in_vain = 0.0, 1 if num_kept else min(2 * self._in_vain, MOST_IN_VAIN)
         else:
-            self._idle += 1
+            self._saved += SHARE
 
     def _added_s(self, needs: Needs, token: DraftedToken) -> float:
         added = needs.added(token)
         return self.expert_times.seconds(0, added.experts, added.absent)
 
-    def _probe(self) -> int:
-        return 1 if self._idle >= self._probe_after else 0
+    def _probe(self, share: float) -> int:
+        """Return 1 if a token is tried that makes a pass longer by a share."""
+        return int(self.is_tried or self._saved >= self._in_vain * share)
 
 
 Choice = tuple[Request, DraftedToken]

@@ -60,6 +60,7 @@ class Speculation:
         roots = self._drafted(running)
         chosen: dict[Request, list[DraftedToken]] = {}
         room = max_tokens - len(running)
+        self.governor.is_tried = any(self.usefulness.is_tried(name) for name in self._had_drafts)
         for request, token in self.governor.choose(roots, len(running), room, self.absent_of):
             chosen.setdefault(request, []).append(token)
         trees: dict[Request, TokenTree] = {}
