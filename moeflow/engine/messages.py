@@ -162,7 +162,7 @@ class SpeculatorStats(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one speculator's guesses; a token that several guessed counts for each."""
 
     name: str
-    is_resting: bool = False  # it does not guess now: that does not pay, or it has failed
+    is_resting: bool = False  # it drafts to be tried at most: drafts do not pay, or it has failed
     drafted_total: list[int]  # computed, by how many tokens ahead they were guessed, from 1 on
     accepted_total: list[int]  # of these
     drafting_s_total: float = 0.0  # that its guessing took

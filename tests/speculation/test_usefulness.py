@@ -177,6 +177,6 @@ def test_who_fails_rests():
 
     broken.propose = fail
     machine = Machine(broken, other)
-    machine.run(50)
+    machine.run(1000)
     counts = machine.speculation.counts.speculators
     assert (counts["broken"].is_resting, counts["other"].is_resting) == (True, False)
