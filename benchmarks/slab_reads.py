@@ -36,7 +36,6 @@ from moeflow.cli.bench.output import show
 from moeflow.core.units import format_bytes, parse_bytes
 from moeflow.experts.cache.eviction import FIFO
 from moeflow.experts.cache.expert_cache import ExpertCache
-from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader, probe_read_depth
 from moeflow.experts.slot_arena import SlotArena
 
@@ -82,7 +81,7 @@ class Bench:
                 start_loads=self.disk.start_loads,
                 wait=self.disk.wait,
             )
-            cache.attach(DiskFetcher(self.disk, cache))
+            self.disk.serve(cache)
             with cache.acquire(0, numbers) as lease:
                 lease.wait()
 

@@ -1,11 +1,11 @@
-"""Everything between packed weights and the experts of a model, put together: slots, reader, lane, cache.
+"""The experts of a model that come from disk: combines slots, disk reader, cache and prefetching.
 
-Owns the threads that read and ends them.
+Owns the reading threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -19,22 +19,14 @@ from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, RemoteExpertsConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.request import Request
-from moeflow.core.trial import Trial
-from moeflow.engine.expert_forecast import ExpertForecast, new_tokens
-from moeflow.engine.followed_texts import FollowedTexts, named_by_layer
-from moeflow.engine.input_forecast import InputForecast
-from moeflow.engine.input_tables import InputTables
 from moeflow.engine.messages import ExpertStats, LenderStats, trial_stats
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
-from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader, probe_read_depth
 from moeflow.experts.elastic_slots import ElasticSlots
-from moeflow.experts.look_ahead import LookAhead
-from moeflow.experts.predict.predictor import RoutedModel
-from moeflow.experts.predict.registry import COMBINED, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
-from moeflow.experts.prefetcher import Prefetcher
+from moeflow.experts.prefetch.driver import PrefetchDriver
+from moeflow.experts.prefetch.source import Source
 from moeflow.experts.remote.borrowing import borrowing_of
 from moeflow.experts.remote.lender_costs import ExpertSize
 from moeflow.experts.remote.remote_experts import RemoteExperts
@@ -43,10 +35,6 @@ from moeflow.experts.spans import EXPERTS, WAITS, Spanned
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.models.expert_predictor.packed_network import for_serving
-from moeflow.models.expert_predictor.saved import folders_of, is_saved, load_predictor
-from moeflow.models.language_model import LanguageModel
-from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import expert_kind
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.tcp.cluster_token import read_token
@@ -54,7 +42,7 @@ from moeflow.pipeline.runtime.trace import Label, Row, Trace
 from moeflow.planner.choices.packed_files import ensure_packed_weights_file
 
 T = TypeVar("T")
-COMPUTING = "experts"  # a trace's row of what the pass itself computes and waits for
+COMPUTING = "experts"  # a trace's row of the pass's own computation and waits
 
 
 class ExpertStore:
@@ -70,18 +58,14 @@ class ExpertStore:
         is_wide: bool = False,
         trace: Trace | None = None,
     ) -> None:
-        """Open the packed weights and reserve the slots; `memory_bytes` is what all together may take, 0: not limited.
+        """Open the packed weights and reserve the slots; `memory_bytes` limits the whole process, 0: no limit.
+
         `is_wide` as in `PackedWeight`.
 
         Raises: CheckpointError, CapacityError.
         """
         self._memory_bytes = memory_bytes
-        self._predictor_name = config.predictor
-        self._prefetcher: Prefetcher | None = None
-        self._forecasts: tuple[ExpertForecast | InputForecast, ...] = ()  # of whole passes
-        self._texts: FollowedTexts | None = None  # of which a network says what the prefetcher's predictor weighs
-        self.by_drafts: LookAhead | None = None  # reads what models that guess know of the next pass
-        self._pass_began_s = self._stall_s = 0.0  # of the pass: its begin, and the waits before it
+        self._pass_began_s = 0.0
         self.index = index
         self._spec = spec = index.spec
         max_slots = max(min(num_slots_in(memory_bytes, spec.slab_bytes), spec.num_slabs), config.num_slots)
@@ -105,8 +89,9 @@ class ExpertStore:
             self.slots = ElasticSlots(self.cache, arena)
             views = _views(arena, shape, spec, is_wide=is_wide)
             self.pool = ExpertPool(self.cache, views[0], slots_of_layers=views if spec.expert_formats else ())
-            self.pool.fetcher = DiskFetcher(self._disk, self.cache)
-            self.cache.attach(self.pool.fetcher)
+            self.pool.fetcher = self._disk
+            self._disk.serve(self.cache)
+            self.prefetch = PrefetchDriver[Batch](self.cache)
             self.pool.remote = self._remote_experts(config.remote, shape, is_wide=is_wide)
             on_failure.pop_all()
         if trace is not None:
@@ -115,7 +100,7 @@ class ExpertStore:
     def _remote_experts(
         self, config: RemoteExpertsConfig | None, shape: ModelConfig, *, is_wide: bool
     ) -> RemoteExperts | None:
-        """Begin to place experts in other machines' memory. Raises: ConfigError if there is no token."""
+        """Begin to place experts in other machines' memory. Raises: ConfigError without a token."""
         if config is None:
             return None
         spec = self._spec
@@ -134,122 +119,60 @@ class ExpertStore:
         on_bytes: Callable[[int, int], None] | None = None,
         trace: Trace | None = None,
     ) -> ExpertStore:
-        """Open the packed weights of a checkpoint, which is made first if it is not there.
+        """Open the packed weights of a checkpoint, after packing if they do not exist.
 
         Raises: ConfigError, CheckpointError, CapacityError.
         """
         assert config.experts is not None
         file = Path(config.experts.packed_weights_file)
         index = ensure_packed_weights_file(checkpoint, file, config, on_bytes)
-        if config.memory is not None:  # what packing has read lies in the page cache, which may be limited, too
+        if config.memory is not None:  # packing has filled the page cache, which may be limited as well
             for file in {info.file for info in checkpoint.tensors.values()}:
                 drop_cached_file(file)
         shape = read_model_config(checkpoint)
         return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, is_wide=config.is_wide, trace=trace)
 
-    def predict_for(self, model: LanguageModel, checkpoint: Checkpoint, tables: InputTables | None) -> None:
-        """Read ahead for a model that was built on the pool, if a predictor is set; of an encoder's inputs by tables.
-
-        Raises: CheckpointError if it has to be trained, and was not for this checkpoint.
-        """
-        name = self._predictor_name
-        if name == NO_PREDICTOR:
-            return
-        if name == WHOLE_PASS:
-            self._forecasts = tuple(self._whole_pass_forecasts(model, checkpoint, tables))
-        else:
-            folder, _ = folders_of(checkpoint.path, self.index.path)
-            if name == COMBINED and isinstance(model, CausalLM) and is_saved(folder):
-                self._texts = network_texts(folder, model, checkpoint)
-            routers = [block for _, block in model.moe_blocks()]
-            num_layers, num_experts = self._spec.num_layers, self._spec.num_experts
-            routed = RoutedModel(num_layers, num_experts, routers, has_network=self._texts is not None)
-            predictor = PREDICTORS[name](routed)
-            self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, _trial(name), num_layers)
-        self.by_drafts = LookAhead(self.cache, _trial("drafts", starts_on=True))
-
-    def _whole_pass_forecasts(
-        self, model: LanguageModel, checkpoint: Checkpoint, tables: InputTables | None
-    ) -> Iterator[ExpertForecast | InputForecast]:
-        """Yield those of an encoder's inputs, and of what is generated."""
-        folder, of_decoder = folders_of(checkpoint.path, self.index.path)
-        if isinstance(model, CausalLM):
-            yield ExpertForecast(network_texts(folder, model, checkpoint), self.cache, _trial(WHOLE_PASS))
-            return
-        if tables is not None:
-            yield InputForecast(tables, self.cache, _trial(f"{WHOLE_PASS} of inputs"))
-        if is_saved(of_decoder):
-            texts, first_layer = network_texts(of_decoder, model, checkpoint), model.config.num_encoder_moe_layers
-            yield ExpertForecast(texts, self.cache, _trial(WHOLE_PASS), first_layer=first_layer)
+    def prefetch_by(self, sources: Sequence[Source[Batch]]) -> None:
+        """Prefetch the experts that sources rank."""
+        self.prefetch = self.pool.prefetch = PrefetchDriver(self.cache, sources)
 
     def expect(self, request: Request) -> None:
-        """Take note of a request that will be in some later pass."""
-        for forecast in self._forecasts:
-            if isinstance(forecast, InputForecast):
-                forecast.expect(request)
+        """Receive a request of a later pass."""
+        self.prefetch.expect(request)
 
     def begin_pass(self, batch: Batch) -> None:
-        """Begin a pass. Blocks: while a network predicts what it needs."""
-        self._pass_began_s, self._stall_s = perf_counter(), self.cache.stall_s
+        """Begin a pass. Blocks: while prefetch sources compute."""
+        self._pass_began_s = perf_counter()
         self.cache.begin_pass()
-        if self._prefetcher is not None:
-            self._prefetcher.begin_pass()
-            self._ask_network(self._prefetcher, batch)
-        if not self._is_guessed:
-            for forecast in self._forecasts:
-                forecast.begin_pass(batch)
+        self.prefetch.begin_pass(batch)
         if self.pool.remote is not None:
             self.pool.remote.begin_pass()
 
-    def _ask_network(self, prefetcher: Prefetcher, batch: Batch) -> None:
-        """Tell a predictor that weighs it what a network says of the pass, while guesses are followed."""
-        if self._texts is None or not prefetcher.is_on:
-            return
-        if tokens := new_tokens(batch):
-            self._texts.forget_finished()
-            prefetcher.expect(batch.num_tokens, named_by_layer(self._texts.wanted(tokens)))
-
     def end_pass(self, num_tokens: int) -> None:
-        """End a pass that went well."""
-        seconds = perf_counter() - self._pass_began_s
+        """End a pass without an error."""
         if self.pool.remote is not None:
-            self.pool.remote.end_pass(seconds)
-        if self.by_drafts is not None and self._is_guessed:
-            self.by_drafts.end_pass(num_tokens)
-        elif self._forecasts:
-            for forecast in self._forecasts:
-                forecast.end_pass(num_tokens, seconds)
-        elif self._prefetcher is not None:
-            self._prefetcher.end_pass(seconds, self.cache.stall_s - self._stall_s)
-
-    @property
-    def _is_guessed(self) -> bool:
-        """Whether models that guess have said what the pass needs: they know more than who predicts."""
-        return self.by_drafts is not None and self.by_drafts.is_asked
+            self.pool.remote.end_pass(perf_counter() - self._pass_began_s)
+        self.prefetch.end_pass(num_tokens)
 
     def drop_pass(self) -> None:
-        """End a pass that failed."""
-        if self.by_drafts is not None:
-            self.by_drafts.drop_pass()
-        for forecast in self._forecasts:
-            forecast.drop_pass()
+        """End a failed pass."""
+        self.prefetch.drop_pass()
 
     @property
     def stall_s(self) -> float:
-        """How long passes have waited for experts, in seconds."""
+        """Seconds that passes have waited for experts."""
         return self.cache.stall_s
 
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
         now, remote = self.cache.stats(), self.pool.remote
-        ahead = [one for one in (self._prefetcher, *self._forecasts, self.by_drafts) if one is not None]
         return ExpertStats(
             memory_limit_bytes=self._memory_bytes,
             expert_slots=self.cache.num_slots,
             experts_in_slots=self.cache.num_resident,
             experts_on_disk=self._spec.num_slabs,
-            is_prefetching=any(one.is_on for one in ahead),
-            trials=trial_stats([one.trial for one in ahead] + ([] if remote is None else remote.trials)),
+            is_prefetching=self.prefetch.is_on,
+            trials=trial_stats([*self.prefetch.trials, *([] if remote is None else remote.trials)]),
             expert_hits_total=now.hits,
             expert_late_total=now.late,
             expert_misses_total=now.misses,
@@ -262,28 +185,18 @@ class ExpertStore:
         )
 
     def close(self) -> None:
-        """End the reading threads. Blocks: until the reads that have begun are done."""
+        """End the reading threads. Blocks: until reads under way end."""
         with ExitStack() as closing:  # from the last to the first
             closing.callback(self._reader.close)
             closing.callback(self._disk.close)
             closing.callback(self.cache.drain)
-            for forecast in self._forecasts:
-                closing.callback(forecast.close)
+            closing.callback(self.prefetch.close)
             if self.pool.remote is not None:
                 closing.callback(self.pool.remote.close)
 
 
-def _trial(source: str, *, starts_on: bool = False) -> Trial:
-    return Trial(f"prefetching by {source}", starts_on=starts_on)
-
-
-def network_texts(folder: Path, model: LanguageModel, checkpoint: Checkpoint) -> FollowedTexts:
-    """Return whom to ask about a model's passes. Raises: CheckpointError if the network is not there, or another's."""
-    return FollowedTexts(for_serving(load_predictor(folder, checkpoint)), model.embed)
-
-
 def remote_stats(remote: RemoteExperts) -> dict[str, Any]:
-    """Return what of the statistics is about experts that lenders have."""
+    """Return the statistics about experts at lenders."""
     counters = [lender.counters for lender in remote.lenders]
     return {
         "experts_remote": int(remote.placed.sum()),
@@ -297,7 +210,7 @@ def remote_stats(remote: RemoteExperts) -> dict[str, Any]:
 
 
 def _views(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: bool) -> list[PackedExperts]:
-    """Return the memory of slots as kernels see it in each layer with experts; if that is the same in all, once."""
+    """Return the kernels' view of the slots for each layer with experts; one for all if formats are the same."""
     made: dict[tuple[str, str], PackedExperts] = {}
     formats_of_layers = spec.expert_formats or ((spec.weight_format, spec.weight_format),)
     for formats in formats_of_layers:
@@ -317,7 +230,7 @@ def _views(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: boo
 
 
 def traced_on(row: Row, slab_bytes: int) -> Spanned:
-    """Return a caller of functions that records on a row how long they took, and what they read of experts."""
+    """Return a caller of functions that records their times and the bytes of their experts on a row."""
 
     def spanned(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
         start_ns = perf_counter_ns()

@@ -22,7 +22,6 @@ from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set_up
 from moeflow.engine.messages import EncoderInfo, ModelInfo
 from moeflow.engine.model_runner import ModelRunner, OtherProcesses
-from moeflow.experts.predict.registry import WHOLE_PASS
 from moeflow.kernels.arrays import dtype_on
 from moeflow.kernels.on_demand import on_demand
 from moeflow.models.importance import known_importance
@@ -34,16 +33,16 @@ from moeflow.models.packing import largest_expert_bytes
 from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
 from moeflow.pipeline.runtime.trace import Trace
-from moeflow.planner.choices.packed_files import formats_of, map_packed, used_packed_weights_file
+from moeflow.planner.choices.packed_files import formats_of, map_packed
 from moeflow.speculation.names import short_names
 
 if TYPE_CHECKING:
     from moeflow.checkpoint.packed import resident_reader
-    from moeflow.engine import expert_replica, expert_store, input_tables, lossy_routing, routing_record
+    from moeflow.engine import expert_replica, expert_store, lossy_routing, prefetch_sources, routing_record
     from moeflow.engine.offload import offloaded_model
     from moeflow.engine.ranks import joined_ranks, rank_processes, rank_upkeep
     from moeflow.engine.ranks.ranks import Ranks
-    from moeflow.models.expert_predictor import packed_network, saved
+    from moeflow.experts.prefetch.expert_tables import ExpertTables
     from moeflow.models.language_model import LanguageModel
     from moeflow.models.layers import encoder_decoder
     from moeflow.parallel.group import Group
@@ -51,15 +50,13 @@ if TYPE_CHECKING:
 else:
     expert_replica = on_demand("moeflow.engine.expert_replica")
     expert_store = on_demand("moeflow.engine.expert_store")
-    input_tables = on_demand("moeflow.engine.input_tables")
     lossy_routing = on_demand("moeflow.engine.lossy_routing")
+    prefetch_sources = on_demand("moeflow.engine.prefetch_sources")
     routing_record = on_demand("moeflow.engine.routing_record")
     offloaded_model = on_demand("moeflow.engine.offload.offloaded_model")
     joined_ranks = on_demand("moeflow.engine.ranks.joined_ranks")
     rank_processes = on_demand("moeflow.engine.ranks.rank_processes")
     rank_upkeep = on_demand("moeflow.engine.ranks.rank_upkeep")
-    packed_network = on_demand("moeflow.models.expert_predictor.packed_network")
-    saved = on_demand("moeflow.models.expert_predictor.saved")
     encoder_decoder = on_demand("moeflow.models.layers.encoder_decoder")
     routing_recorder = on_demand("moeflow.workload.routing_recorder")
     routing_trace = on_demand("moeflow.workload.routing_trace")
@@ -95,13 +92,14 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         )
         if recorder is not None:
             recorder.routers = [block for _, block in model.moe_blocks()]
-        tables = _input_tables(model, checkpoint, config, trace)
-        lossy = None
+        tables = lossy = None
+        if config.lossy_top_k or config.experts is not None:
+            tables = prefetch_sources.expert_tables(model, checkpoint, config, trace)
         if tables is not None:
             on_failure.callback(tables.close)
             lossy = _lossy_routing(model, tables, config)
         if experts is not None:
-            experts.predict_for(model, checkpoint, tables)
+            experts.prefetch_by(prefetch_sources.prefetch_sources(model, checkpoint, config, tables))
         if ranks is not None:
             ranks.wait_until_loaded()
         if replica is not None:
@@ -122,25 +120,8 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         return runner
 
 
-def _input_tables(
-    model: LanguageModel, checkpoint: Checkpoint, config: EngineConfig, trace: Trace | None = None
-) -> input_tables.InputTables | None:
-    """Return who predicts what an encoder's inputs need of experts; None: nobody asks.
-
-    Raises: CheckpointError if the network was not trained for this checkpoint.
-    """
-    is_asked = config.lossy_top_k or (config.experts is not None and config.experts.predictor == WHOLE_PASS)
-    if not is_asked or not isinstance(model, encoder_decoder.EncoderDecoderLM):
-        return None
-    folder, _ = saved.folders_of(checkpoint.path, used_packed_weights_file(config))
-    if not saved.is_saved(folder):
-        return None
-    trained = packed_network.for_serving(saved.load_predictor(folder, checkpoint))
-    return input_tables.InputTables(trained, model, top_k=max(trained.shape.top_k, config.lossy_top_k), trace=trace)
-
-
 def _lossy_routing(
-    model: LanguageModel, tables: input_tables.InputTables, config: EngineConfig
+    model: LanguageModel, tables: ExpertTables, config: EngineConfig
 ) -> lossy_routing.LossyRouting | None:
     if not config.lossy_top_k:
         return None

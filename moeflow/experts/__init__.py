@@ -1,1 +1,1 @@
-"""Experts of which only some are in memory: slots, the cache that assigns them, reads from disk, guesses."""
+"""Experts that are partly in memory: slots, the cache that assigns them, reads from disk, prediction and prefetch."""

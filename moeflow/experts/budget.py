@@ -1,57 +1,39 @@
-"""One budget for everything: experts have as many slots as all else leaves them.
+"""One memory budget: experts have as many slots as everything else leaves them.
 
-What is held is measured, what comes next is announced: before a pass touches fresh memory, slots are given back for it;
-when it is free again, the slots come back. So keys and values, work space and experts share what there is, and the
-sum stays within the limit as long as a pass takes no more than it announced. Knows no tensors.
+Before a pass touches new memory, experts give slots back; when that memory is free again, the slots return. KV cache,
+work space and experts thus share the limit. Their sum stays within it if each pass takes at most the memory that it
+announced. Knows no tensors.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
+from moeflow.experts.elastic_slots import ElasticSlots
 
-CALM_PASSES: Final = 16  # slots come back once there has been room for them so many passes in a row
-
-
-class Slots(Protocol):
-    """The slots that experts are in."""
-
-    @property
-    def num_slots(self) -> int:
-        """How many may be used."""
-
-    @property
-    def taken_bytes(self) -> int:
-        """What they hold of the memory that is measured, at least."""
-
-    def within(self, num_bytes: int) -> int:
-        """Return how many slots so many bytes are enough for; 0 for fewer than none."""
-
-    def resize(self, num_slots: int) -> int:
-        """Set the number of slots, or as few as leases allow; return how many there are."""
+CALM_PASSES: Final = 16  # in a row with enough memory for more slots, before slots return
 
 
 class MemoryBudget:
-    """Keeps a process, or several, within a limit."""
+    """Keeps one or several processes within a limit."""
 
-    def __init__(self, limit_bytes: int, slots: Slots, measure: Callable[[], int], *, min_slots: int) -> None:
-        """`measure` returns the bytes that are held now, by slots too; `min_slots` are never given away."""
+    def __init__(self, limit_bytes: int, slots: ElasticSlots, measure: Callable[[], int], *, min_slots: int) -> None:
+        """`measure` returns the bytes in use, slots included; `min_slots` always remain."""
         self.limit_bytes = limit_bytes
-        self.other_bytes = 0  # held beside slots, when that was last measured
+        self.other_bytes = 0  # in use besides slots, at the last measurement
         self._slots = slots
         self._measure = measure
         self._min_slots = min_slots
-        self._rooms: deque[int] = deque(maxlen=CALM_PASSES)  # how many slots there was room for in the last passes
+        self._rooms: deque[int] = deque(maxlen=CALM_PASSES)  # the number of slots that fit in each of the last passes
 
     def make_room(self, growth_bytes: int) -> None:
-        """Reduce the slots so that there is room for `growth_bytes` that a pass will touch beside them, or let them
-        come back.
+        """Reduce or restore the slots, so that a pass can touch `growth_bytes` of other memory.
 
-        Raises: CapacityError if that cannot be had.
+        Raises: CapacityError if they do not fit.
         """
         room = self._room_beside(growth_bytes)
         is_first = not self._rooms
@@ -63,9 +45,9 @@ class MemoryBudget:
         self._check(have, room, growth_bytes)
 
     def make_room_between_passes(self, growth_bytes: int) -> None:
-        """Likewise for what others touch, but slots never come back for it: it tells nothing of what passes need.
+        """Reduce the slots for memory that is used outside of passes. Slots never return here.
 
-        Raises: CapacityError if that cannot be had.
+        Raises: CapacityError if the memory does not fit.
         """
         room = self._room_beside(growth_bytes)
         have = self._slots.num_slots
@@ -74,7 +56,7 @@ class MemoryBudget:
         self._check(have, room, growth_bytes)
 
     def _room_beside(self, growth_bytes: int) -> int:
-        """Measure, and return how many slots there is room for."""
+        """Measure, and return the number of slots that fit."""
         self.other_bytes = self._measure() - self._slots.taken_bytes
         return self._slots.within(self.limit_bytes - self.other_bytes - growth_bytes)
 
@@ -82,6 +64,6 @@ class MemoryBudget:
         if have > room:
             raise CapacityError(
                 f"the memory limit of {format_bytes(self.limit_bytes)} is reached: {format_bytes(self.other_bytes)} "
-                f"are held beside experts, {format_bytes(growth_bytes)} more are needed, and {have} experts "
+                f"are used besides experts, {format_bytes(growth_bytes)} more are needed, and {have} experts "
                 "must stay. Raise the limit (--memory), or lower --max-num-seqs, --max-model-len or --kv-cache"
             )

@@ -1,21 +1,22 @@
-"""Experts of which only some are in memory: those that a pass needs are computed with as they come from disk.
+"""Experts that are partly in memory: a layer computes with its experts as they arrive from disk.
 
-An expert's results for its tokens are computed whenever it is there; a token's results are added up in ascending order
-of expert, as the kernels do where all are resident. So neither what was in memory nor what arrived first changes a bit.
+An expert's results for its tokens are computed at its arrival. A token's results are added up in ascending order of
+expert, as the kernels do for resident experts. So the contents of memory and the order of arrival change no bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
-from moeflow.experts.disk_fetcher import DiskFetcher
+from moeflow.experts.disk_reader import DiskReader
+from moeflow.experts.leased_experts import run_leased
+from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.experts.remote.remote_experts import RemoteExperts
-from moeflow.experts.spans import EXPERTS, WAITS, Spanned, untraced
+from moeflow.experts.spans import WAITS, Spanned, untraced
 from moeflow.experts.streamed_experts import ExpertStream
-from moeflow.kernels.cpu.decoder import Expected
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
@@ -24,23 +25,7 @@ from moeflow.kernels.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FEW_CHOICES: Final = 2  # of a layer in a pass, as a multiple of its experts
-
-
-class Ahead(Protocol):
-    """Reads experts ahead, from what routers choose."""
-
-    def see(self, layer: int, hidden: Tensor, topk_ids: Tensor) -> None:
-        """Receive the choice of one layer, once the loads it needs are queued or, in a stream, done.
-
-        Shapes: hidden [T, H], its input, topk_ids [T, K].
-        """
-
-    def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
-        """Receive those of layers that kernels have run alone, from this one on: topk_ids [layers, T, K]."""
-
-    def expected(self, num_tokens: int) -> Expected:
-        """Return what layers of a pass should be expected to need; `see` is called if it is absent."""
+_FEW_CHOICES: Final = 2  # of a layer in a pass, as a multiple of the layer's experts
 
 
 class ExpertPool:
@@ -50,20 +35,19 @@ class ExpertPool:
         self,
         cache: ExpertCache,
         slots: PackedExperts,
-        ahead: Ahead | None = None,
+        prefetch: PrefetchDriver[Any] | None = None,
         slots_of_layers: Sequence[PackedExperts] = (),
     ) -> None:
-        """Take a cache and the memory of its slots, seen as experts: slot by slot.
+        """Take a cache and the memory of its slots, viewed as experts.
 
-        Where experts of different layers differ in formats, `slots_of_layers` are the same slots as each layer sees
-        them.
+        If the experts of layers differ in formats, `slots_of_layers` are views of the same slots for each layer.
         """
         self.cache = cache
         self.slots = slots
         self._slots_of_layers = slots_of_layers
-        self.ahead = ahead
-        self.remote: RemoteExperts | None = None  # those of other machines, if there are any
-        self.fetcher: DiskFetcher | None = None  # has experts come while kernels run
+        self.prefetch = prefetch
+        self.remote: RemoteExperts | None = None  # experts on other machines
+        self.fetcher: DiskReader | None = None  # brings experts while kernels run
         self.stream = ExpertStream(cache)
         self.spanned: Spanned = untraced
         self.num_layers = 0
@@ -74,24 +58,24 @@ class ExpertPool:
         return None if self.fetcher is None else self.fetcher.handle
 
     def slots_of(self, layer: int) -> PackedExperts:
-        """Return the memory of the slots as a layer sees it; `layer` counts those with experts."""
+        """Return the view of the slots for a layer; `layer` counts layers with experts."""
         return self._slots_of_layers[layer] if self._slots_of_layers else self.slots
 
     def lend_slots(self, num_layers: int, num_choices: int) -> None:
-        """Let kernels bring experts until the end of the pass's call, for so many layers of so many choices each.
+        """Let kernels load experts until the end of their call, for `num_layers` layers of `num_choices` each.
 
-        They do not where others compute some of them, nor in a trace, which shows what each layer reads and waits for,
-        nor for passes so large that layers will stream.
+        They do not if other machines compute some experts, or if a trace records each layer's reads and waits. In large
+        passes they do not either, since layers stream.
         """
         if self.fetcher is None or self.remote is not None or self.spanned is not untraced:
             return
         if num_choices <= _FEW_CHOICES * self.cache.num_experts:
-            # Of the experts in the order of eviction as many may be passed over: the pass turns out to need them.
+            # Twice the need: the pass may turn out to need experts at the front of the order of eviction.
             at_most = min(2 * num_layers * num_choices, self.cache.num_slots)
             self.cache.kernel_reads.lend(at_most, max_needed=self.stream.least - 1)
 
     def add_layer(self, biases: ExpertBiases | None = None) -> CachedExperts:
-        """Return the experts of the next layer that has some."""
+        """Return the experts of the next layer that has experts."""
         self.num_layers += 1
         return CachedExperts(self, self.num_layers - 1, biases)
 
@@ -100,11 +84,9 @@ class CachedExperts:
     """The experts of one layer."""
 
     def __init__(self, pool: ExpertPool, layer: int, biases: ExpertBiases | None = None) -> None:
-        """`layer` counts those with experts."""
+        """`layer` counts layers with experts."""
         self.pool, self.layer, self.biases = pool, layer, biases
-        self.slots = torch.from_numpy(pool.cache.kernel_reads.slot_table)[
-            layer
-        ]  # [E] int32, as it was when last brought up to date
+        self.slots = torch.from_numpy(pool.cache.kernel_reads.slot_table)[layer]  # [E] int32, as of the last update
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each token's experts plus the residual.
@@ -127,21 +109,22 @@ class CachedExperts:
         return work.sums()
 
     def _compute_here(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
-        """Compute with those experts that this process has, or reads."""
-        if self.streams(len(work.experts)):
-            self.pool.stream.run(self.layer, work, self.pool.spanned)
-            if self.pool.ahead is not None:
-                self.pool.ahead.see(self.layer, hidden, topk_ids)
+        """Compute with the experts that this process has, or reads."""
+        pool = self.pool
+
+        def prefetch() -> None:
+            if pool.prefetch is not None:
+                pool.prefetch.see(self.layer, hidden, topk_ids)
+
+        if pool.stream.takes(len(work.experts)):
+            pool.stream.run(self.layer, work, pool.spanned)
+            prefetch()
         else:
-            self._run(work, hidden, topk_ids)
+            run_leased(pool.cache, self.layer, work, pool.spanned, prefetch)
 
     def needed(self, topk_ids: Tensor) -> list[int]:
-        """Return the experts that have to be there, ascending. Shapes: topk_ids [T, K]."""
+        """Return the needed experts, ascending. Shapes: topk_ids [T, K]."""
         return sorted(set(topk_ids.flatten().tolist()))
-
-    def streams(self, num_needed: int) -> bool:
-        """Whether a layer that needs so many experts has them pass through a window of slots."""
-        return self.pool.stream.takes(num_needed)
 
     def parts(self) -> tuple[()]:
         """Return nothing: the cache fills its slots."""
@@ -154,43 +137,9 @@ class CachedExperts:
         """Return the memory of the slots, each expert's slot, [E] int32, and the layer's biases."""
         return self.pool.slots_of(self.layer), self.slots, self.biases
 
-    def _run(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
-        is_first, spanned = True, self.pool.spanned
-        for lease in _leases(self.pool.cache, self.layer, work.experts):
-            if is_first and self.pool.ahead is not None:
-                self.pool.ahead.see(self.layer, hidden, topk_ids)
-            is_first = False
-            spanned(EXPERTS, self.layer, work.compute, lease.hits, lease)
-            arrivals = lease.arriving()
-            while (arrived := spanned(WAITS, self.layer, next, arrivals, None)) is not None:
-                spanned(EXPERTS, self.layer, work.compute, arrived, lease)
-
-
-def _leases(cache: ExpertCache, layer: int, experts: Sequence[int]) -> Iterator[Lease]:
-    """Yield leases on all of the experts; if they do not fit, each portion loads while the one before is computed.
-
-    What is resident comes first then: it would be evicted for the others.
-    """
-    size = len(experts)
-    if size > cache.num_slots:
-        size = max(cache.num_slots // 2, 1)
-        experts = sorted(experts, key=lambda expert: cache.slot_of(layer, expert) is None)
-    held: list[Lease] = []
-    try:
-        for start in range(0, len(experts), max(size, 1)):
-            held.append(cache.acquire(layer, experts[start : start + size]))
-            if len(held) == 2:
-                yield held[0]
-                held.pop(0).release()
-        if held:
-            yield held[0]
-    finally:
-        for lease in held:
-            lease.release()
-
 
 class _Work:
-    """What a layer has to compute: (token, k) pairs, by expert."""
+    """The computation of a layer: (token, k) pairs, by expert."""
 
     def __init__(
         self, of: CachedExperts, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None
@@ -201,19 +150,19 @@ class _Work:
         self._residual = residual
         self._sums: Tensor | None = None
         self._pairs: Tensor | None = None
-        self.experts = of.needed(topk_ids)  # those of them that are computed here
+        self.experts = of.needed(topk_ids)  # computed on this machine
         self._num_needed = len(self.experts)
 
     @property
     def pairs(self) -> Tensor:
-        """Where the results of pairs go, [T * K, H], until they are added up."""
+        """The results of pairs, [T * K, H], until they are added up."""
         if self._pairs is None:
             hidden, topk_ids, _ = self._arguments
             self._pairs = torch.empty(topk_ids.numel(), hidden.shape[1])
         return self._pairs
 
     def leave(self, experts: Collection[int]) -> None:
-        """Leave some experts to others, who write to `pairs`."""
+        """Leave some experts to other machines, whose results go to `pairs`."""
         self.experts = [expert for expert in self.experts if expert not in experts]
 
     def compute(self, experts: Sequence[int], lease: Lease) -> None:

@@ -1,8 +1,8 @@
-"""Brings experts from disk into slots by the extension's threads: demand first, prefetches in what time is left.
+"""Reads experts from disk into slots by the extension's threads: demand first, then prefetches.
 
-Few urgent reads are cut into pieces, so that they keep as many threads busy as many do. One expert of 6 MiB at a time,
-on a virtual disk that gave between 1.3 and 3 GB/s at different times, came faster by 13% at its slowest and by 4% at
-its fastest. What has ended is learned by asking, or waiting: no thread of the reader calls Python.
+A few urgent reads are cut into pieces, to keep as many threads busy as many reads do. On a virtual disk of 1.3 to 3
+GB/s, single experts of 6 MiB arrived 13% faster at its slowest, and 4% at its fastest. Ended reads are polled or
+awaited: no thread of the reader calls Python.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ import random
 import threading
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from moeflow.checkpoint.packed.layout import SlabIndex
 from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.errors import StorageError
 from moeflow.core.units import MIB
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.journal import Journal
 from moeflow.experts.cache.load_job import LoadJob, OnDone
+from moeflow.experts.cache.worth import Worth
 from moeflow.experts.slot_arena import SlotArena
-from moeflow.kernels.cpu.slab_reads import SlabPlaces, SlabReads
+from moeflow.kernels.cpu.slab_reads import SlabPlaces, SlabReads, SlotFetcher
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
 
-READ_DEPTHS: Final = (8, 4, 16)  # threads to try; an earlier one is kept unless a later one is clearly faster
+READ_DEPTHS: Final = (8, 4, 16)  # numbers of threads to probe, the preferred ones first
 _CLEARLY: Final = 1.05
 _PROBE_BYTES: Final = 64 * MIB  # of one round
 _PROBE_S: Final = 0.15  # at most, for one round
 _PROBE_ROUNDS: Final = 2
-_PATIENCE_S: Final = 0.1  # a wait without an end, in which the program can be interrupted
+_PATIENCE_S: Final = 0.1  # of one wait: Python handles signals in between
 
 
 class Slabs(Protocol):
@@ -41,11 +44,11 @@ class Slabs(Protocol):
         """The open file."""
 
     def read(self, number: int, into: memoryview, /) -> None:
-        """Fill `into`, trying several times. Raises: StorageError."""
+        """Fill `into`, with retries. Raises: StorageError."""
 
 
 class DiskReader:
-    """Reads experts into the slots of an arena. Whoever uses it holds the cache's lock, but for waiting."""
+    """Reads experts into the slots of an arena; a `Fetcher`. Callers hold the cache's lock, except in waits."""
 
     def __init__(self, slabs: Slabs, arena: SlotArena, *, num_threads: int, trace: Trace | None = None) -> None:
         """Start the threads; `close` ends them."""
@@ -54,6 +57,7 @@ class DiskReader:
         self._arena = arena
         self._loads: dict[int, tuple[LoadJob, OnDone]] = {}  # under way, by the expert's number
         self._num_experts = spec.num_experts
+        self._fetcher: SlotFetcher  # from `serve` on
         self._rows = [] if trace is None else _rows(trace, num_threads)
         places = SlabPlaces(
             descriptor=slabs.descriptor,
@@ -65,41 +69,60 @@ class DiskReader:
         )
         self.reads = SlabReads(places, arena.slots, num_threads=num_threads, keeps_spans=trace is not None)
 
+    def serve(self, cache: ExpertCache) -> None:
+        """Report loads to a cache, and bring its experts while kernels run."""
+        self._fetcher = SlotFetcher(self.reads, cache.kernel_reads.slot_table)
+        cache.attach(self)
+
+    @property
+    def handle(self) -> Any:
+        """The fetcher as kernels take it."""
+        return self._fetcher.handle
+
+    def begin(self, free_slots: Sequence[int], worth: Worth | None, *, max_prefetches: int, max_needed: int) -> None:
+        """See `Fetcher`."""
+        arrays = None if worth is None else (worth.before, worth.used, worth.unused, worth.may_leave)
+        self._fetcher.begin(free_slots, arrays, max_prefetches=max_prefetches, max_needed=max_needed)
+
+    def end(self) -> Journal:
+        """See `Fetcher`."""
+        return Journal(*self._fetcher.end())
+
     def start_loads(self, jobs: Sequence[LoadJob], on_done: OnDone) -> list[SlabLoad]:
         """Queue the reads of some experts; see `load_job.StartLoads`.
 
-        A read that fails is tried again; if it keeps failing, its error is a StorageError.
+        Failed reads are retried; an error is a StorageError.
         """
         loads = [self.adopt(job, on_done) for job in jobs]
         self.reads.submit([(job.expert, job.slot) for job in jobs], is_urgent=not jobs[0].is_prefetch)
         return loads
 
     def adopt(self, job: LoadJob, on_done: OnDone) -> SlabLoad:
-        """Take over a load whose read is queued, or is about to be."""
+        """Take over a load whose read is queued, or will be at once."""
         self._loads[job.expert] = (job, on_done)
         return SlabLoad(self, job)
 
     def drop(self, job: LoadJob) -> None:
-        """Forget a load that has not been heard of, and will not be."""
+        """Forget a load that has not ended, and never will."""
         self._loads.pop(job.expert, None)
 
     def outcome(self, job: LoadJob, *, is_right: bool) -> Exception | None:
-        """Return what is wrong with a load that has ended; one that failed is read again first."""
+        """Return the error of an ended load, after a retry if it failed."""
         self.drop(job)
         if is_right:
             return None
         if self.reads.is_closed:
-            return StorageError("experts are not read any more: the engine is stopping")
+            return StorageError("experts cannot be read: the engine is stopping")
         try:
             self._slabs.read(job.expert, self._arena.view(job.slot))
-        except Exception as error:  # as a rule a StorageError
+        except Exception as error:  # usually a StorageError
             return error
-        except BaseException as error:  # whatever it is, the pass that waits must receive it
+        except BaseException as error:  # the waiting pass must receive every error
             return StorageError(f"an expert could not be read: {type(error).__name__}: {error}")
         return None
 
     def poll(self) -> None:
-        """Report the loads that have ended."""
+        """Report ended loads."""
         for number, _, is_right in self.reads.take_ended():
             job, on_done = self._loads[number]
             on_done(job, self.outcome(job, is_right=is_right))
@@ -107,7 +130,7 @@ class DiskReader:
             self._record()
 
     def wait(self, condition: threading.Condition) -> None:
-        """Wait until a load may have ended, which `poll` reports. See `ExpertCache`."""
+        """Wait until a load may have ended, which `poll` then reports. See `ExpertCache`."""
         if not self._loads:
             condition.wait()
             return
@@ -137,7 +160,7 @@ class SlabLoad:
         self._disk = disk
 
     def cancel(self) -> bool:
-        """Take it back if it has not begun."""
+        """Cancel the read if it has not begun."""
         if not self._disk.reads.cancel(self.job.expert):
             return False
         self._disk.drop(self.job)
@@ -145,15 +168,15 @@ class SlabLoad:
 
 
 def _rows(trace: Trace, num_threads: int) -> list[Row]:
-    """Return a row for each thread, and one for those who wait and read meanwhile."""
+    """Return a row for each thread, and one for waiting passes, which read meanwhile."""
     names = [f"disk {number}" for number in range(num_threads)]
-    return [trace.row(name, lane="disk") for name in [*names, "disk, who waits"]]
+    return [trace.row(name, lane="disk") for name in [*names, "disk, waiting pass"]]
 
 
 def probe_read_depth(reader: SlabReader, arena: SlotArena, num_slots: int) -> int:
-    """Return how many threads read this file fastest: 8, unless 4 or 16 are clearly better here.
+    """Return the fastest number of threads for this file: 8, unless 4 or 16 are clearly faster.
 
-    Reads into the first `num_slots` at most, so it comes before they are used.
+    Overwrites at most the first `num_slots` slots, so call it before they are used.
 
     Blocks: for a second at most, plus a read.
     """
@@ -170,7 +193,7 @@ def probe_read_depth(reader: SlabReader, arena: SlotArena, num_slots: int) -> in
 
 
 def _read_rate(reader: SlabReader, arena: SlotArena, depth: int, chance: random.Random, num_slots: int) -> float:
-    """Read random experts with so many threads, and return bytes per second."""
+    """Read random experts with `depth` threads; return bytes per second."""
     spec = reader.index.spec
     count = max(depth, _PROBE_BYTES // spec.slab_bytes)
     numbers = [chance.randrange(spec.num_slabs) for _ in range(count)]
@@ -182,7 +205,7 @@ def _read_rate(reader: SlabReader, arena: SlotArena, depth: int, chance: random.
             try:
                 number = numbers.pop()
                 reader.fill(number, arena.view(slot))
-            except (IndexError, OSError):  # another thread took the last; a bad expert is for who needs it to report
+            except (IndexError, OSError):  # another thread took the last; a pass that needs a bad expert reports it
                 continue
             done.append(spec.part_bytes(number))
 

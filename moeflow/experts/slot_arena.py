@@ -1,6 +1,6 @@
-"""The memory that resident experts live in: slots of one size, each ready to be read into, in a row.
+"""The memory of resident experts: aligned slots of one size, in a row.
 
-Which expert is in which slot is not known here, nor how many of them may be used: those beyond give their memory back.
+The arena knows neither the experts in the slots nor the number of slots in use; unused slots give their memory back.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from moeflow.kernels.lazy_memory import LazyMemory
 if TYPE_CHECKING:
     from torch import Tensor
 
-_HUGE_PAGE_BYTES = 2 * 1024**2  # what the system may take at a time
+_HUGE_PAGE_BYTES = 2 * 1024**2  # the largest step of allocation
 
 
 def arena_bytes(num_slots: int, slab_bytes: int) -> int:
-    """Return the memory that so many slots take at most."""
+    """Return the most memory that `num_slots` slots take."""
     return -(-num_slots * whole_pages(slab_bytes) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
 
 
 def num_slots_in(budget_bytes: int, slab_bytes: int) -> int:
-    """Return how many slots fit into so many bytes, which may be fewer than none: then it is 0."""
+    """Return how many slots fit into `budget_bytes`; 0 if these are negative."""
     return max(budget_bytes // _HUGE_PAGE_BYTES, 0) * _HUGE_PAGE_BYTES // whole_pages(slab_bytes)
 
 
 def slots_within(budget_bytes: int, slab_bytes: int, *, least: int) -> int:
-    """Return how many slots fit into a budget. Raises: CapacityError if that is fewer than `least`."""
+    """Return how many slots fit into a budget. Raises: CapacityError if fewer than `least` fit."""
     num_slots = num_slots_in(budget_bytes, slab_bytes)
     if num_slots < least:
         need = format_bytes(arena_bytes(least, slab_bytes))
@@ -42,7 +42,7 @@ def slots_within(budget_bytes: int, slab_bytes: int, *, least: int) -> int:
 
 
 class SlotArena:
-    """Room for so many slots; until one is written, it takes no memory."""
+    """Memory for slots, allocated when they are written."""
 
     def __init__(self, num_slots: int, slab_bytes: int) -> None:
         """Reserve addresses. Raises: CapacityError if the system refuses."""
@@ -71,10 +71,10 @@ class SlotArena:
         return self._views[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
     def copy(self, source: int, target: int) -> None:
-        """Copy what is in a slot to another."""
+        """Copy the contents of a slot to another."""
         self.slots[target].copy_(self.slots[source])
 
     def give_back(self, first: int) -> None:
-        """Return the memory of a slot and of all after it; they are empty then and may be used again."""
-        used = arena_bytes(first, self.slot_bytes)  # what the last slot before shares with them stays
+        """Give back the memory of this slot and all later ones. They are empty afterwards, and may be used again."""
+        used = arena_bytes(first, self.slot_bytes)  # without the memory that the previous slot shares with them
         self._memory.give_back(self._start + used, self._start + self.num_slots * self.slot_bytes)

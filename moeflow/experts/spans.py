@@ -1,4 +1,4 @@
-"""How layers let a trace record what takes time, without knowing traces."""
+"""Spans of computation and waits: layers report them to a trace without knowing traces."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-EXPERTS = "experts"  # the first argument of what is called is which
+EXPERTS = "experts"  # the called function's first argument is a list of them
 WAITS = "waits for experts"
 
 
 class Spanned(Protocol):
-    """Calls a function; a trace records how long that takes."""
+    """Calls a function; a trace records its time."""
 
     def __call__(self, name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
         """Return `function(*args)`."""

@@ -1,9 +1,9 @@
-"""Layers that need nearly all their experts: these stream through a window of slots, and the disk never rests.
+"""Streams layers that need nearly all their experts through a window of slots, so that the disk is always busy.
 
-A pass over all layers needs more experts than there are slots. Those of a layer are computed with as they arrive, and
-each that is done makes room for the next read, which soon belongs to the layer that follows: what that needs is known
-before its router has spoken, nearly everything. What is in memory from earlier passes is computed with while reads are
-awaited. So reading and computing overlap over the whole pass, and neither waits for the other longer than it must.
+A pass over all layers needs more experts than there are slots. A layer computes with experts as they arrive, and each
+computed expert makes a slot free for the next read. Soon these reads belong to the next layer: it needs nearly all its
+experts, which is known before its router runs. Meanwhile, the layer computes with experts that earlier passes left in
+memory. So reads and computation overlap over the whole pass.
 """
 
 from __future__ import annotations
@@ -11,51 +11,41 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
-from moeflow.experts.spans import EXPERTS, WAITS, Spanned
+from moeflow.experts.leased_experts import Work, compute_leased
+from moeflow.experts.spans import EXPERTS, Spanned
 
-NEARLY_ALL: Final = 0.75  # of a layer's experts; with fewer, reading the next layer ahead would bring much in vain
-_LARGEST_WINDOW: Final = 32  # slots: some reads under way, some arrived, some computed with
-_PORTION: Final = 4  # experts computed with at once: fewer are slow, more hold their slots longer
-
-
-class Work(Protocol):
-    """What a layer has to compute."""
-
-    @property
-    def experts(self) -> Sequence[int]:
-        """Those that are needed, ascending."""
-
-    def compute(self, experts: Sequence[int], lease: Lease, /) -> None:
-        """Compute with some of the experts, which are in their slots."""
+NEARLY_ALL: Final = 0.75  # of a layer's experts; with fewer, many prefetches for the next layer would be useless
+_LARGEST_WINDOW: Final = 32  # slots: under read, arrived, or in use
+_PORTION: Final = 4  # experts computed at once: fewer are slow, more hold their slots longer
 
 
 class ExpertStream:
-    """Runs the experts of one layer after the other."""
+    """Runs the experts of layers in order."""
 
     def __init__(self, cache: ExpertCache) -> None:
         self._cache = cache
 
     @property
     def _window(self) -> int:
-        """How many slots stream; the others keep what they hold."""
+        """The number of slots that stream; the others keep their experts."""
         num_slots = self._cache.num_slots  # may change from pass to pass
         return min(max(num_slots // 4, 2), num_slots, _LARGEST_WINDOW)
 
     @property
     def least(self) -> int:
-        """How many experts a layer needs that is better run as part of a stream."""
+        """The least number of needed experts from which a layer streams."""
         return math.ceil(NEARLY_ALL * self._cache.num_experts)
 
     def takes(self, num_needed: int) -> bool:
-        """Whether a layer that needs so many experts is one."""
+        """Return whether a layer that needs `num_needed` experts streams."""
         return num_needed >= self.least
 
     def run(self, layer: int, work: Work, spanned: Spanned) -> None:
-        """Compute with all experts that a layer needs. Blocks. Raises: StorageError if one cannot be read."""
+        """Compute with all needed experts of a layer. Blocks. Raises: StorageError if one cannot be read."""
         cache, window = self._cache, self._window
         found = cache.layer_scan.at(layer, work.experts, window=window)
         num_kept = min(len(found.kept), cache.num_slots - window)
@@ -81,7 +71,7 @@ class ExpertStream:
         return [experts[start : start + size] for start in range(0, len(experts), size)]
 
     def _read_on(self, leases: _Leases, streamed: deque[Lease], waiting: deque[Sequence[int]]) -> None:
-        """Fill the window: with what this layer needs, then with what the next ones will."""
+        """Fill the window with experts of this layer, then of the next ones."""
         room = self._window - sum(len(lease.slots) for lease in streamed)
         while waiting and (len(waiting[0]) <= room or not streamed):
             portion = waiting.popleft()
@@ -92,7 +82,7 @@ class ExpertStream:
 
 
 class _Leases:
-    """What a layer holds, so that all of it is given back whatever happens."""
+    """The leases of a layer, which end even after an error."""
 
     def __init__(self, cache: ExpertCache, layer: int) -> None:
         self._cache = cache
@@ -114,12 +104,9 @@ class _Leases:
 
 
 def _compute(layer: int, lease: Lease, work: Work, spanned: Spanned) -> None:
-    """Compute with a portion: all at once if it is there, otherwise as it arrives."""
+    """Compute with a portion: at once if it is resident, otherwise as it arrives."""
     if lease.is_complete:
-        lease.wait()  # not long: for errors
+        lease.wait()  # raises errors at once
         spanned(EXPERTS, layer, work.compute, list(lease.slots), lease)
         return
-    spanned(EXPERTS, layer, work.compute, lease.hits, lease)
-    arrivals = lease.arriving()
-    while (arrived := spanned(WAITS, layer, next, arrivals, None)) is not None:
-        spanned(EXPERTS, layer, work.compute, arrived, lease)
+    compute_leased(layer, lease, work, spanned)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
+from moeflow.experts.prefetch.driver import PrefetchDriver
 
 PROMPTS = [[5, 9, 200, 31, 7], [100], list(range(40, 90)), [3, 3, 3]]
 
@@ -36,3 +39,9 @@ def run(config, prompts=PROMPTS):
     tokens, errors = answers_of(config, prompts)
     assert not errors
     return tokens
+
+
+def follow_all(driver: PrefetchDriver[Any], *, is_on: bool = True) -> None:
+    """Have a driver follow all of its sources and drafts from now on, or none."""
+    for trial in driver.trials:
+        trial.is_on, trial.end_pass = is_on, lambda *_: None

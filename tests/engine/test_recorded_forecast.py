@@ -12,16 +12,16 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
-from moeflow.engine.followed_texts import named_by_layer
 from moeflow.engine.recorded_forecast import recorded_forecast
 from moeflow.experts.predict.predictor import MAX_LOOK_AHEAD, MAX_TOKENS
+from moeflow.experts.prefetch.followed_texts import FollowedTexts
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import predictor_folder, save_predictor
 from moeflow.train.bare_model import load_bare_model
 from moeflow.train.predictors.routed_text import router_inputs
 from moeflow.workload.routing_trace import read_routing_trace
-from tests.engine.streamed_runs import answers
+from tests.engine.streamed_runs import answers, follow_all
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -53,26 +53,25 @@ def recorded(target, tmp_path, monkeypatch):
         str(target), tmp_path / "slabs", 9, predictor="sida", dtype="float32", record_routing=tmp_path / "routing"
     )
     engine = Engine.load(config)
-    (forecast,) = engine._runner.experts._forecasts
-    forecast.trial.is_on = True
-    forecast.trial.end_pass = lambda *_: None
-    wanted, said = forecast._texts.wanted, []
-    monkeypatch.setattr(forecast._texts, "wanted", lambda tokens: said.append(wanted(tokens)) or said[-1])
-    answers(engine, PROMPTS, num_tokens=9)
-    answers(engine, [[*PROMPTS[0], 99]], num_tokens=9)  # whose beginning is known
+    follow_all(engine._runner.experts.prefetch)
+    named, live = FollowedTexts.named, []
+    with monkeypatch.context() as patched:
+        patched.setattr(FollowedTexts, "named", lambda *given: live.append(named(*given)) or live[-1])
+        answers(engine, PROMPTS, num_tokens=9)
+        answers(engine, [[*PROMPTS[0], 99]], num_tokens=9)  # whose beginning is known
     engine.close()
-    return read_routing_trace(tmp_path / "routing"), said
+    return read_routing_trace(tmp_path / "routing"), live
 
 
 def test_a_network_says_of_a_trace_what_it_said_live(target, recorded):
-    trace, said = recorded
+    trace, live = recorded
     done = []
     named = recorded_forecast(target, trace, lambda: done.append(1))
     assert len(done) == len(trace.passes)
     small = [one is not None for one in named]
     assert small == [one.ids.shape[1] <= MAX_TOKENS for one in trace.passes]
     assert {*small} == {True, False}
-    assert [one for one in named if one is not None] == [named_by_layer(wanted) for wanted in said]
+    assert [one for one in named if one is not None] == live
 
 
 def test_routers_ahead_are_those_of_the_next_layers(target, recorded):

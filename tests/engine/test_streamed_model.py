@@ -169,7 +169,7 @@ def test_a_trace_shows_passes_experts_and_reads(model, tmp_path):
     run(streamed_config(model, tmp_path / "slabs", 5, trace_file=tmp_path / "trace.json"), PROMPTS[:1])
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert rows == {"passes", "experts", "disk 0", "disk 1", "disk, who waits"}
+    assert rows == {"passes", "experts", "disk 0", "disk 1", "disk, waiting pass"}
     slices = [event for event in events if event["ph"] == "X"]
     slab_bytes = expert_bytes(32, 48, "float32")
     computed = [

@@ -150,11 +150,11 @@ def test_who_watches_hears_of_a_layer_once_its_loads_are_queued(layers):
     pool, disk = make_pool(layers["int8"], 2)
     heard = []
 
-    class Ahead:
+    class Prefetch:
         def see(self, layer, hidden, ids):
             heard.append((layer, len(disk.pending), ids.tolist()))
 
-    pool.ahead = Ahead()
+    pool.prefetch = Prefetch()
     pool.add_layer()
     ids = torch.tensor([[3, 1], [0, 2]])
     pool.add_layer().compute(torch.randn(2, HIDDEN), ids, torch.rand(2, 2))

@@ -20,7 +20,6 @@ from moeflow.core.units import MIB
 from moeflow.experts.cache.eviction import LRU
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.load_job import LoadJob
-from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader, probe_read_depth
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
@@ -206,9 +205,7 @@ def test_a_reader_that_closes_says_so_to_those_who_wait(machine):
     m.reader.close()
     (load,) = m.start(3, first_slot=3)
     assert not load.cancel()
-    assert [str(error) for error in m.wait_for(4).values()] == [
-        "experts are not read any more: the engine is stopping"
-    ] * 4
+    assert [str(error) for error in m.wait_for(4).values()] == ["experts cannot be read: the engine is stopping"] * 4
 
 
 def test_closing_lets_reads_end_that_have_begun(machine):
@@ -248,7 +245,7 @@ def make_cache(m):
         start_loads=m.reader.start_loads,
         wait=m.reader.wait,
     )
-    cache.attach(DiskFetcher(m.reader, cache))
+    m.reader.serve(cache)
     return cache
 
 

@@ -132,5 +132,5 @@ def test_costs_count_biases_of_experts():
 def test_lenders_do_not_compute_such_experts():
     sizes = {"num_layers": 3, "num_experts": 8, "slab_bytes": 4096, "resident_bytes": 4096}
     spec = SlabSpec(identity="", weight_format="int8", embedding_format="int8", layout="", **sizes)
-    with pytest.raises(ConfigError, match="SwiGLU experts without biases, and those of a gpt_oss model are others"):
+    with pytest.raises(ConfigError, match="SwiGLU experts without biases, and the experts of a gpt_oss model are not"):
         borrowing_of(spec, shape_of(raw()), cpu_isa="", is_wide=False)

@@ -25,7 +25,7 @@ from moeflow.train.predictors.distillation import PredictorRecipe, train_predict
 from moeflow.train.predictors.routed_text import router_logits
 from moeflow.train.routing_learning import ensure_profile, learning_text
 from moeflow.train.speculators.distillation import SpeculatorRecipe, train_speculators
-from tests.engine.streamed_runs import answers, run
+from tests.engine.streamed_runs import answers, follow_all, run
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_granite_hybrid import write_tiny_granite_hybrid
 from tests.tiny_lfm2 import write_tiny_lfm2
@@ -110,8 +110,7 @@ def test_a_predictor_is_trained_and_followed_with_the_same_tokens(granite, tmp_p
     expected = run(streamed_config(str(folder), tmp_path / "slabs", 7, dtype="float32"))
     config = streamed_config(str(folder), tmp_path / "slabs", 7, predictor="sida", dtype="float32")
     engine = Engine.load(config)
-    governor = engine._runner.experts._forecasts[0]._governor
-    governor.is_on, governor.end_pass = True, lambda *_: None
+    follow_all(engine._runner.experts.prefetch)
     assert answers(engine) == (expected, {})
     assert engine._runner.experts.cache.stats().prefetched_bytes > 0
     engine.close()

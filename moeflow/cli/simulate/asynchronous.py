@@ -20,6 +20,7 @@ from moeflow.cli.simulate.common import SHIPPED, choose_formats, read_shape, sha
 from moeflow.cli.simulate.parallel import link_option, loads_before, skew_options, skew_router
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import format_seconds, parse_bytes
+from moeflow.parallel.placement.eplb import place_by_load
 from moeflow.parallel.placement.mapper import LayerMapper, LeastLoadedMapper, Mapper, RoundRobinMapper
 from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement
 from moeflow.pipeline.runtime.perfetto import write_perfetto
@@ -149,7 +150,7 @@ def _round_robin(router: SkewRouter, at: InFlight) -> Mapper:
 def _least_loaded(router: SkewRouter, at: InFlight) -> Mapper:
     loads = loads_before(router, at.batch_size * at.num_batches)
     slots = ceil(router.num_experts / at.num_devices) + 1
-    placement = ExpertPlacement.by_load(loads[None], at.num_devices, slots)
+    placement = place_by_load(loads[None], at.num_devices, slots)
     return LeastLoadedMapper(msgspec.structs.replace(placement, homes=placement.homes * at.num_layers))
 
 

@@ -30,7 +30,7 @@ from moeflow.planner.simulator.cache_replay import (
     replay,
 )
 from moeflow.planner.simulator.replayed_passes import prepare_passes
-from moeflow.planner.simulator.replayed_predictors import PREDICTOR_NAMES
+from moeflow.planner.simulator.replayed_sources import PREDICTOR_NAMES
 from moeflow.workload.routing_trace import RoutingTrace, TraceHeader, read_routing_trace
 
 EPILOG = """\b

@@ -11,10 +11,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moeflow.core.request import Request
 from moeflow.engine.speculators.routing_advice import RoutingAdvice
+from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.kernels.arrays import rows_of
 from moeflow.kernels.on_demand import torch, without_gradients
 from moeflow.kv.block_tables import BlockTables
@@ -36,21 +37,11 @@ LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below w
 MIN_CHUNK: Final = 2  # tokens that a request may have computed in any case: as many as a pass can leave, and more
 
 
-class ReadsAhead(Protocol):
-    """What reads experts before a pass needs them."""
-
-    def begin_guessing(self) -> None:
-        """Guesses for the next pass begin now; what they take counts as time of that pass."""
-
-    def expect(self, experts: Experts) -> None:
-        """Receive what the next pass will probably need."""
-
-
 class Advice(NamedTuple):
-    """Who knows which experts a token needs, and who wants to know."""
+    """Predicts the experts of drafted tokens, and prefetches them."""
 
     routing: RoutingAdvice
-    ahead: ReadsAhead
+    prefetch: PrefetchDriver[Any]
 
 
 class DraftModel:
@@ -85,7 +76,7 @@ class DraftModel:
     def propose(self, requests: Sequence[Request], max_depth: int) -> list[list[Draft]]:
         """See `Speculator`. Requests that it is behind with get nothing until it has caught up."""
         if self._advice is not None:
-            self._advice.ahead.begin_guessing()
+            self._advice.prefetch.begin_drafting()
         least = (0.0, 0.0) if self.is_eager else (LEAST_PATH, LEAST_BRANCH)
         paths = [
             _Path(request, depth, *least) for request in requests if (depth := self._depth(request, max_depth)) > 0
@@ -109,7 +100,7 @@ class DraftModel:
             path.experts.append(of_end)
         if self._advice is not None:
             likely = [of_end for path, of_end in zip(paths, experts, strict=True) if path.probability >= LIKELY]
-            self._advice.ahead.expect(frozenset().union(*likely))
+            self._advice.prefetch.expect_drafted(frozenset().union(*likely))
 
     def believed(self, grade: int) -> float:
         """See `Speculator`: the model's own probability.

@@ -90,12 +90,12 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
 
 def _advice(runner: Runner, draft: CausalLM) -> draft_model.Advice | None:
     """Return who is to know which experts come next; None: all are in memory, or the models are not alike."""
-    if not isinstance(runner, ModelRunner) or runner.experts is None or runner.experts.by_drafts is None:
+    if not isinstance(runner, ModelRunner) or runner.experts is None or not runner.experts.prefetch.sources:
         return None
     model = runner.model
     if not isinstance(model, CausalLM) or not routing_advice.RoutingAdvice.fits(model, draft):
         return None
-    return draft_model.Advice(routing_advice.RoutingAdvice(model), runner.experts.by_drafts)
+    return draft_model.Advice(routing_advice.RoutingAdvice(model), runner.experts.prefetch)
 
 
 def _load(config: EngineConfig, draft: DraftModelConfig, vocab_size: int) -> tuple[CausalLM, Sequence[int]]:

@@ -1,4 +1,4 @@
-"""What an expert cache did, as counters that only grow; differences of two readings tell about the time between."""
+"""Counters of an expert cache, which only grow; the difference of two readings covers the time between them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ class CacheStats:
     """Counts of experts needed by passes, bytes read, and time lost."""
 
     hits: int = 0  # resident when a pass needed them
-    late: int = 0  # on their way already, by a prefetch that had begun or for another pass
+    late: int = 0  # loading already, by a prefetch or for another pass
     misses: int = 0  # neither
     evictions: int = 0
     failed_loads: int = 0
-    cancelled_loads: int = 0  # before they began
-    demand_bytes: int = 0  # read because a pass needed them
-    prefetched_bytes: int = 0  # read because a prediction asked for it, of these:
-    used_bytes: int = 0  # needed by a pass later, or while on their way
-    wasted_bytes: int = 0  # evicted without having been needed; the rest may still be needed
+    cancelled_loads: int = 0  # while queued
+    demand_bytes: int = 0  # read for a waiting pass
+    prefetched_bytes: int = 0  # read by prediction; of these:
+    used_bytes: int = 0  # needed by a pass, later or while loading
+    wasted_bytes: int = 0  # evicted unused; the rest may still be needed
     stall_s: float = 0.0  # passes waited for loads
 
     @property
@@ -27,5 +27,5 @@ class CacheStats:
         return self.hits / max(self.hits + self.late + self.misses, 1)
 
     def __sub__(self, earlier: CacheStats) -> CacheStats:
-        """Return what happened since an earlier reading."""
+        """Return the difference since an earlier reading."""
         return CacheStats(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})

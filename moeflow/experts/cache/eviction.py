@@ -1,8 +1,8 @@
 """Eviction policies: each gives every expert a score, and the lowest score is evicted.
 
-Experts are numbered from 0 over all layers. A policy receives every use and every load, also of experts that are not
-resident, and knows nothing of slots or of which experts may be evicted now. Scores are arrays, so that choosing among
-thousands costs microseconds, and replaying a trace needs no other code than serving.
+Experts are numbered from 0 over all layers. A policy receives every use and every load, also of absent experts. It
+knows neither slots nor the experts that may be evicted now. Scores are arrays: choosing among thousands takes
+microseconds, and a replay runs the same code as serving.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class EvictionPolicy(ABC):
         """Return what each expert is worth, [num_experts of all layers]; only their order matters."""
 
     def scores_behind(self, now: int) -> tuple[Scores, Scores]:
-        """Return what experts are worth from their layer of the pass on, if it has used them, and if it has not.
+        """Return the scores of experts after the pass has computed their layer: of used experts, and of unused ones.
 
-        Before their layer that is `scores`. Infinite: no reason to let them go in the same pass.
+        Before their layer, `scores` applies. Infinite: never evict in the same pass.
         """
         unused = self.scores(now)
         return np.full_like(unused, np.inf), unused
 
 
 def lowest(scores: Scores, candidates: NDArray[np.bool_]) -> int:
-    """Return the candidate of the lowest score, of equal ones the first. There must be one."""
+    """Return the first candidate with the lowest score. There must be a candidate."""
     return int(np.argmin(np.where(candidates, scores, np.inf)))
 
 
@@ -65,7 +65,7 @@ class FIFO(EvictionPolicy):
 
 
 class LRU(EvictionPolicy):
-    """Least recently used: what was prefetched in vain goes soon."""
+    """Least recently used: evicts unused prefetches early."""
 
     def __init__(self, num_experts: int) -> None:
         self._used = np.zeros(num_experts)
@@ -84,8 +84,8 @@ class LRU(EvictionPolicy):
 class _DecayedCounts:
     """Uses of each expert, a use of `half_life` passes ago counting half.
 
-    All counts decay alike, so they are stored as the logarithm of what they would be at pass 0: grown there instead
-    of shrunk here. log2 of a sum of powers then takes the place of the sum, and nothing overflows.
+    All counts decay alike, so new uses grow instead: a count is stored as its logarithm at pass 0. `logaddexp2`
+    replaces the sum, and nothing overflows.
     """
 
     def __init__(self, num_experts: int, half_life: float) -> None:
@@ -101,7 +101,7 @@ class _DecayedCounts:
 
 
 class LFU(EvictionPolicy):
-    """Least frequently used, with old uses counting ever less; an evicted expert keeps its count."""
+    """Least frequently used, with decayed counts; an evicted expert keeps its count."""
 
     def __init__(self, num_experts: int, half_life: float = HALF_LIFE_PASSES) -> None:
         self._counts = _DecayedCounts(num_experts, half_life)
@@ -115,7 +115,7 @@ class LFU(EvictionPolicy):
         return self._counts.logs
 
     def counts(self, now: int) -> Scores:
-        """Return how often each was used, old uses counting less."""
+        """Return the decayed number of uses of each expert."""
         return self._counts.at(now)
 
 
@@ -137,26 +137,23 @@ class LFRU(EvictionPolicy):
 
 
 class Belady(EvictionPolicy):
-    """The best there is, for replay: evicts what the future needs last (Belady 1966)."""
+    """The optimum, for replay: evicts the expert whose next use is last (Belady 1966)."""
 
     def __init__(self, num_experts: int, uses: Sequence[int]) -> None:
-        """Take all uses to come, in order, as `on_use` will receive them."""
-        self._scores = np.full(num_experts, -np.inf)
-        self._next = np.full(len(uses), np.inf)  # position of the same expert's next use
+        """Take all future uses, in order."""
+        self._scores = np.full(num_experts, -np.inf)  # minus the position of each expert's next use
+        self._following = np.full(len(uses), np.inf)  # position of the same expert's use after the one at each position
         last: dict[int, int] = {}
         for position, expert in enumerate(uses):
             if expert in last:
-                self._next[last[expert]] = position
+                self._following[last[expert]] = position
             else:
                 self._scores[expert] = -position
             last[expert] = position
-        self._position = 0
 
     def on_use(self, experts: Experts, now: int) -> None:
-        """Advance by so many uses."""
-        end = self._position + len(experts)
-        self._scores[experts] = -self._next[self._position : end]
-        self._position = end
+        """Advance these experts to their uses after this one."""
+        self._scores[experts] = -self._following[-self._scores[experts].astype(np.int64)]
 
     def scores(self, now: int) -> Scores:
         """Return the next uses, the latest lowest."""

@@ -1,9 +1,9 @@
-"""Which expert is evicted: the worst by a policy that looks back, or in a scan by what the pass needs next.
+"""Chooses the expert to evict: by a policy that looks back, or in a scan by the needs of the pass.
 
-A scan is a pass that needs nearly all experts, layer after layer. There a policy is wrong: what was used longest ago is
-what the next pass begins with, so that a cache smaller than the model would find nothing. What is needed last is what
-has just been used. That goes first, but each layer keeps an equal share of the slots with its best experts by the
-policy: the next pass finds them, and has something to compute in every layer while the others are read.
+A scan is a pass that needs nearly all experts, layer after layer. There, a policy is wrong: the next pass needs the
+least recently used expert first, so a cache smaller than the model would never hit. The pass needs the
+experts that it has just used last, and evicts them first. But each layer keeps an equal share of the slots for its best
+experts by the policy. So the next pass has experts to compute with in every layer while it reads the others.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from moeflow.experts.cache.worth import MayLeave, Worth
 
 @dataclass(slots=True)
 class Scan:
-    """Where a scan is, and what it leaves."""
+    """The position of a scan, and the experts that it keeps."""
 
-    layer: int  # that is computed now
-    kept_of_layer: int  # experts of each layer that stay for later passes
+    layer: int  # under computation
+    kept_of_layer: int  # experts of each layer that remain for later passes
 
 
 class EvictionSelector:
@@ -32,7 +32,7 @@ class EvictionSelector:
     def __init__(self, policy: EvictionPolicy, num_layers: int, num_experts: int) -> None:
         """`num_experts` is the number in a layer."""
         self.scan: Scan | None = None  # None: the pass needs few experts
-        self.uses: LFU | None = None  # counts them, if somebody wants to know
+        self.uses: LFU | None = None  # counts uses, from the first `use_counts` on
         self._policy = policy
         self._num_layers = num_layers
         self._num_experts = num_experts
@@ -44,7 +44,7 @@ class EvictionSelector:
         self.scan = None
 
     def scan_at(self, layer: int, *, num_kept: int) -> None:
-        """Look ahead from this layer until the next pass begins; `num_kept` experts of all layers are for that one."""
+        """Look ahead from this layer on, until the next pass; keep `num_kept` experts of all layers for that pass."""
         if self.scan is None:
             self.scan = Scan(layer, num_kept // self._num_layers)
         self.scan.layer = layer
@@ -56,7 +56,7 @@ class EvictionSelector:
             self.uses.on_use(numbers, self._now)
 
     def use_counts(self) -> Scores:
-        """Return how often each expert was used since this was first asked, old uses counting less."""
+        """Return the decayed number of uses of each expert since the first call."""
         if self.uses is None:
             self.uses = LFU(self._num_layers * self._num_experts)
         return self.uses.counts(self._now)
@@ -66,20 +66,20 @@ class EvictionSelector:
         self._policy.on_load(number)
 
     def best_first(self, layer: int) -> list[int]:
-        """Return a layer's experts, those of the highest score first, of equal ones as they lie on disk."""
+        """Return a layer's experts by falling score; equal ones in the order on disk."""
         first, end = layer * self._num_experts, (layer + 1) * self._num_experts
         order: list[int] = np.argsort(-self._policy.scores(self._now)[first:end], kind="stable").tolist()
         return order
 
     def worth(self, states: ExpertStates) -> Worth:
-        """Return what decides who is evicted in the rest of the pass, outside of a scan; what is awaited is not yet."""
+        """Return the worth of experts for the rest of a pass outside of scans. Awaited experts may not leave yet."""
         used, unused = self._policy.scores_behind(self._now)
         may_leave = np.where(states.awaited, MayLeave.BEHIND, MayLeave.NOW)
         may_leave[states.present & ~states.evictable] = MayLeave.NEVER
         return Worth(self._policy.scores(self._now), used, unused, may_leave.astype(np.uint8))
 
     def choose(self, states: ExpertStates, *, for_demand: bool) -> int | None:
-        """Return the expert to evict, None if there is none: what is awaited goes for demand only, and last."""
+        """Return the expert to evict, or None. Awaited experts are evicted for demand only, and last."""
         candidates = states.evictable & ~states.awaited
         if for_demand and not candidates.any():
             candidates = states.evictable
@@ -94,11 +94,11 @@ class EvictionSelector:
 def scan_victim(
     scan: Scan, evictable: NDArray[np.bool_], num_held: NDArray[np.int64], scores: Scores, *, for_demand: bool
 ) -> int | None:
-    """Return the expert that a scan evicts; None if there are only those of layers that the pass has yet to reach.
+    """Return the expert that a scan evicts, of a layer that the pass has reached; None if there is none.
 
-    For demand one of these is returned then, of the layer furthest ahead.
+    For demand, an expert of the layer furthest ahead is returned instead of None.
 
-    Shapes: evictable and scores [experts of all layers], num_held [layers], the experts of each that have a slot.
+    Shapes: evictable and scores [experts of all layers]; num_held [layers], the number of each layer's slots.
     """
     by_layer = evictable.reshape(len(num_held), -1)
     past = by_layer[: scan.layer + 1]

@@ -1,9 +1,8 @@
-"""Which experts are resident: hits at once, misses loaded, what a pass uses never evicted.
+"""The expert cache: keeps experts in slots, loads absent ones, and never evicts experts that a pass uses.
 
-A pass takes a *lease* on the experts of a layer that its tokens chose. Until it ends, these keep their slots. What is
-absent then, or may be needed soon, is brought by `expert_loads.py`. Passes that use experts otherwise than by leases
-have a part of the cache of their own: kernels over several layers `kernel_reads`, scans `layer_scan`. Nothing of this
-changes what is computed, only when.
+A pass takes a *lease* on the experts of a layer that its tokens chose. Until it ends, these keep their slots.
+`expert_loads.py` loads the absent ones, and prefetches. Two kinds of passes use no leases: kernels over several
+layers (`kernel_reads`), and scans (`layer_scan`). The cache affects when experts compute, but no result.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ class ExpertCache:
         self._loads = ExpertLoads(
             self._states, self._victims, self._stats, self._changed, start_loads=start_loads, wait=wait
         )
-        self.is_elsewhere = self._loads.is_elsewhere  # for who computes with experts elsewhere to write
+        self.is_elsewhere = self._loads.is_elsewhere  # written by remote experts
         self.kernel_reads = KernelReads(self._loads, num_layers, num_experts, max_prefetches=max_prefetches)
         self.layer_scan = LayerScan(self._loads, num_layers, num_experts)
 
     def attach(self, fetcher: Fetcher) -> None:
-        """Ask this one for loads that have ended, and lend it slots while kernels run."""
+        """Poll this fetcher for ended loads, and lend it slots while kernels run."""
         self._loads.fetcher = fetcher
 
     @property
@@ -81,11 +80,11 @@ class ExpertCache:
             self._victims.begin_pass()
 
     def acquire(self, layer: int, experts: Sequence[int]) -> Lease:
-        """Take a lease on distinct experts of a layer; those that are absent start loading.
+        """Take a lease on distinct experts of a layer, and start to load the absent ones.
 
-        Where a pass needs more than there are slots, it takes them in portions, each before it computes on the last.
+        A pass that needs more experts than slots takes them in portions, each before it computes on the last.
 
-        Blocks: while all other slots are taken by prefetches that have begun.
+        Blocks: while prefetches under way take all other slots.
         Raises: CapacityError if leases leave too few slots.
         """
         first = layer * self.num_experts
@@ -104,19 +103,25 @@ class ExpertCache:
                 raise
             slots = [jobs[state.number].slot if state.number in jobs else state.slot for state in needed]
         pending = {expert: jobs[first + expert] for expert in experts if first + expert in jobs} if jobs else jobs
-        return Lease(self, needed, dict(zip(experts, slots, strict=True)), pending)
+        return Lease(
+            needed,
+            dict(zip(experts, slots, strict=True)),
+            pending,
+            wait_for_any=self._wait_for_any,
+            on_release=self._release,
+        )
 
     def prefetch(self, layer: int, experts: Sequence[int]) -> int:
-        """Start loading experts that a layer will probably need, likeliest first; return how many were started."""
+        """Start to load experts that a layer probably needs, likeliest first; return the number of loads."""
         with self._loads.up_to_date():
             room = self._max_prefetches - self._states.num_prefetches
             return self._loads.load_ahead(self._absent_of(layer, experts), room)
 
     def prefetch_pass(self, numbers: Sequence[int]) -> int:
-        """Start loading what the next pass will probably need; return how many were started.
+        """Start to load experts that the next pass probably needs; return the number of loads.
 
-        `numbers` are those of experts of all layers, in the order in which the pass will need them. What is resident of
-        them is awaited first, so that none of them gives way for another; half of the slots stay as they are.
+        `numbers` are over all layers, in the order of need. Resident experts among them are awaited first, so that none
+        of them is evicted for another. Half of the slots remain as they are.
         """
         assert all(0 <= number < len(self._states.all) for number in numbers), "there are no such experts"
         with self._loads.up_to_date():
@@ -124,7 +129,7 @@ class ExpertCache:
             return self._loads.load_ahead(iter(absent), self.num_slots // 2 - self._states.num_prefetches)
 
     def use_elsewhere(self, layer: int, experts: Sequence[int]) -> None:
-        """Count experts that a pass needs and that others compute with."""
+        """Count experts that a pass needs and that another machine computes."""
         first = layer * self.num_experts
         with self._changed:
             if self._victims.scan is None:
@@ -132,28 +137,28 @@ class ExpertCache:
             self._victims.on_use(first + np.array(experts, np.int64))
 
     def use_counts(self) -> Scores:
-        """Return how often each expert of all layers was used lately, since this was first asked."""
+        """Return the decayed number of uses of each expert of all layers, since the first call."""
         with self._changed:
             return self._victims.use_counts()
 
     def is_there(self, first_layer: int, end_layer: int) -> NDArray[np.bool_]:
-        """Return which experts of some layers are resident, or will be in a moment: [layers, experts]."""
+        """Return the experts of some layers that are resident or loading: [layers, experts]."""
         first, end = first_layer * self.num_experts, end_layer * self.num_experts
         with self._loads.up_to_date():
             return self._states.present[first:end].reshape(-1, self.num_experts).copy()
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether an expert can come without another's leaving."""
+        """Whether a slot is free."""
         with self._loads.up_to_date():
             return self._states.num_taken < self.num_slots
 
     def resize(self, num_slots: int, move: Callable[[int, int], None]) -> int:
-        """Use so many slots, or as few as leases allow; return how many are used now.
+        """Use `num_slots` slots, or as few as leases allow; return the new number.
 
-        The worst experts by the policy leave. Those that stay and whose slots go are moved, by `move(from, to)`.
+        The experts with the lowest scores are evicted. Remaining experts in removed slots move, by `move(from, to)`.
 
-        Blocks: while loads that have begun and that no lease waits for write into slots that go.
+        Blocks: while loads without a lease write into slots to be removed.
         """
         with self._loads.up_to_date():
             if num_slots < self.num_slots:
@@ -169,11 +174,11 @@ class ExpertCache:
 
     @property
     def stall_s(self) -> float:
-        """How long passes have waited for loads, in seconds."""
+        """Seconds that passes have waited for loads."""
         return self._stats.stall_s
 
     def absent_of(self, numbers: frozenset[int]) -> frozenset[int]:
-        """Return which of some experts, numbered over all layers, are not resident, or not yet."""
+        """Return the experts among these, numbered over all layers, that are not resident."""
         with self._loads.up_to_date():
             return frozenset(number for number in numbers if self._states.all[number].slot < 0)
 
@@ -184,8 +189,13 @@ class ExpertCache:
             return self._states.num_resident
 
     @property
+    def has_absent(self) -> bool:
+        """Whether some expert is not resident."""
+        return self.num_resident < len(self._states.all)
+
+    @property
     def num_filled(self) -> int:
-        """How many slots have held an expert since they came into use: their memory is taken."""
+        """How many slots have held an expert: their memory is allocated."""
         with self._loads.up_to_date():
             return self._states.num_filled
 
@@ -196,7 +206,7 @@ class ExpertCache:
             return slot if slot >= 0 else None
 
     def drain(self) -> None:
-        """Cancel what no lease waits for and wait for the rest; then nothing is written into slots any more."""
+        """Cancel loads without a lease, and wait for the others. Nothing writes into slots afterwards."""
         with self._changed:
             self._states.cancel_unleased()
             while self._states.loads:
@@ -211,7 +221,7 @@ class ExpertCache:
                     assert slot < 0 or state.slot == slot
 
     def _load_absent(self, needed: Sequence[ExpertState]) -> dict[int, LoadJob]:
-        """Count hits and misses, find slots for the absent and start their loads; return all loads to wait for."""
+        """Count hits and misses, start loads of absent experts; return all loads to wait for."""
         absent = []
         jobs = {}
         for state in needed:
@@ -223,7 +233,7 @@ class ExpertCache:
                 self._stats.late += 1
                 job.is_joined = job.is_prefetch
                 jobs[state.number] = job
-            else:  # perhaps because its prefetch waited in the queue: demand goes first
+            else:  # absent, or a queued prefetch was cancelled: demand goes first
                 self._stats.misses += 1
                 absent.append(state)
         if absent:
@@ -231,25 +241,25 @@ class ExpertCache:
         return jobs
 
     def _absent_of(self, layer: int, experts: Sequence[int]) -> Iterator[int]:
-        """Yield the numbers of those experts of a layer that are absent, and await those that are resident."""
+        """Yield the numbers of the absent experts of a layer, and await the resident ones."""
         for expert in experts:
             state = self._states.all[layer * self.num_experts + expert]
             if self._is_to_load(state):
                 yield state.number
 
     def _is_to_load(self, state: ExpertState) -> bool:
-        """Return whether an expert that is predicted is worth loading; if it is resident, await it."""
+        """Return whether to load a predicted expert; await it if it is resident."""
         if state.slot >= 0:
             self._states.expect(state)
         return state.slot == ABSENT and not self.is_elsewhere[state.number]
 
-    def wait_for_any(self, jobs: Sequence[LoadJob]) -> None:
-        """Wait until one of the loads is done, well or badly."""
+    def _wait_for_any(self, jobs: Sequence[LoadJob]) -> None:
+        """Wait until one of the loads ends, with or without an error."""
         with self._changed:
             while not any(job.is_done for job in jobs):
                 self._loads.wait_for_change()
 
-    def release(self, held: Sequence[ExpertState]) -> None:
-        """End a lease; loads that it alone waited for are cancelled if they have not begun."""
+    def _release(self, held: Sequence[ExpertState]) -> None:
+        """End a lease; cancel queued loads that no other lease waits for."""
         with self._changed:
             self._loads.release(held)

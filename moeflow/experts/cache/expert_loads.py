@@ -1,8 +1,8 @@
-"""Brings experts into slots: finds a slot for each, evicts for it, has it loaded and waits.
+"""Loads experts into slots: finds a slot, evicts for it, starts the load and waits.
 
-Loads run in other threads (`StartLoads`). The state of each expert is in `expert_states.py`, the choice of victims in
-`eviction_selector.py`; both are used under the one lock that is here. Prefetches take a slot only from experts without
-a lease, and never from another prefetch that may still prove right.
+Loads run in other threads (`StartLoads`). `expert_states.py` has the state of each expert, `eviction_selector.py`
+chooses victims; the lock here protects both. Prefetches take a slot only from experts without a lease, and never from
+another prefetch that a pass may still need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moeflow.experts.cache.load_job import LoadJob, StartLoads
 
 
 class ExpertLoads:
-    """The loads of all layers' experts. Whoever calls a method holds the lock, but for `up_to_date` and `on_done`."""
+    """The loads of all layers' experts. Callers hold the lock, except for `up_to_date` and `on_done`."""
 
     def __init__(
         self,
@@ -35,28 +35,28 @@ class ExpertLoads:
         start_loads: StartLoads,
         wait: Callable[[threading.Condition], object],
     ) -> None:
-        """`changed` has the lock, which is reentrant; `wait` returns when a load may have ended."""
+        """`changed` has the reentrant lock; `wait` returns when a load may have ended."""
         self.states = states
         self.victims = victims
         self.stats = stats
         self.changed = changed
-        self.fetcher: Fetcher | None = None  # who can be lent slots, and is asked for loads that have ended
-        self.is_read = False  # the table of slots, by kernels
-        self.is_lent = False  # slots, to kernels: then they alone change who is where
-        self.is_elsewhere = np.zeros(len(states.all), bool)  # not worth reading ahead: others compute with it
+        self.fetcher: Fetcher | None = None  # borrows slots, and reports ended loads
+        self.is_read = False  # whether kernels read the table of slots
+        self.is_lent = False  # whether slots are lent to kernels: then only these assign slots
+        self.is_elsewhere = np.zeros(len(states.all), bool)  # computed on another machine: not prefetched
         self._start_loads = start_loads
         self._wait = wait
 
     @contextmanager
     def up_to_date(self) -> Iterator[None]:
-        """Hold the lock, with loads that have ended taken into account; those of a pass under way are its own."""
+        """Hold the lock, after ended loads were taken into account, except those of kernels under way."""
         with self.changed:
             if not self.is_read:
                 self._take_ended()
             yield
 
     def load(self, absent: Sequence[ExpertState]) -> dict[int, LoadJob]:
-        """Start loads and return them; another thread may start the same ones while this one waits for a slot."""
+        """Start loads and return them. Another thread may start the same ones while this one waits for a slot."""
         jobs = {}
         placed = []
         try:
@@ -77,7 +77,7 @@ class ExpertLoads:
         return jobs
 
     def load_ahead(self, numbers: Iterator[int], room: int) -> int:
-        """Start loading absent experts in this order while there is room and a spare slot; return how many."""
+        """Start at most `room` loads of absent experts, in order, while there is a spare slot; return the number."""
         jobs: list[LoadJob] = []
         for number in numbers:
             slot = self._spare_slot() if len(jobs) < room else None
@@ -106,7 +106,7 @@ class ExpertLoads:
         self.changed.notify_all()
 
     def shrink(self, num_slots: int, move: Callable[[int, int], None]) -> None:
-        """Empty the slots from `num_slots` on, but for those that leases hold."""
+        """Empty the slots from `num_slots` on, except for leased ones."""
         states = self.states
         states.cancel_unleased()
         while self.is_read or any(
@@ -127,8 +127,8 @@ class ExpertLoads:
         self.stats.stall_s += time.perf_counter() - start
 
     def wait_for_load(self) -> None:
-        """Wait likewise, where no pass does."""
-        if self.is_read:  # loads that end are for the pass under way to see
+        """Wait until a load may have ended, without counting the time as a stall."""
+        if self.is_read:  # the kernels under way take ended loads
             self.changed.wait()
             return
         self._wait(self.changed)
@@ -147,7 +147,7 @@ class ExpertLoads:
             job.handle = handle
 
     def _find_slot(self) -> int:
-        """Return a slot for what a pass needs. Raises: CapacityError if leases have all."""
+        """Return a slot for a needed expert. Raises: CapacityError if leases hold all slots."""
         while self.is_lent or (slot := self.states.take_free()) is None:
             if self.is_read:
                 self.wait_for_change()
@@ -160,20 +160,20 @@ class ExpertLoads:
             if all(self.states.all[number].num_leases for number in self.states.loads):
                 raise CapacityError(
                     f"all {self.states.num_slots} slots for experts are in use, and one more is needed. Raise the "
-                    "memory limit (--memory), or take a smaller weight format"
+                    "memory limit (--memory), or choose a smaller weight format"
                 )
             self.wait_for_change()
         return slot
 
     def _spare_slot(self) -> int | None:
-        """Return a slot for a prefetch; None if all are of more use as they are."""
+        """Return a slot for a prefetch; None if all slots are worth more as they are."""
         if self.is_lent:
             return None
         slot = self.states.take_free()
         return self._evict(for_demand=False) if slot is None else slot
 
     def _evict(self, *, for_demand: bool) -> int | None:
-        """Evict an expert and return its slot; None if none may be evicted, or kernels may be reading any."""
+        """Evict an expert and return its slot; None if none may be evicted, or kernels run."""
         if self.is_read:
             return None
         number = self.victims.choose(self.states, for_demand=for_demand)

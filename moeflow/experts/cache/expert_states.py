@@ -1,7 +1,7 @@
-"""Where each expert is and who needs it: one record per expert, and one class that makes every change to them.
+"""The state of each expert: one record per expert, and one class that makes every change to them.
 
-The class keeps the invariants: a slot is free or taken by one expert, a leased expert keeps its slot, each byte read is
-counted once. It knows no policy and no lock: whoever calls it holds the cache's.
+The class keeps the invariants. A slot is free or taken by one expert. A leased expert keeps its slot. Each byte read
+is counted once. The class knows no policy and no lock; callers hold the cache's lock.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class ExpertState:
     """One expert. It can be evicted while it is resident and has no lease. Only `ExpertStates` writes the fields."""
 
     number: int  # over all layers, as in the file
-    slot: int = ABSENT  # in which it is resident; otherwise ABSENT or LOADING
-    load: LoadJob | None = None  # while it is LOADING; its slot is taken already
+    slot: int = ABSENT  # while resident; otherwise ABSENT or LOADING
+    load: LoadJob | None = None  # while LOADING; its slot is taken already
     num_leases: int = 0
-    is_unused: bool = False  # resident because of a prefetch, and no pass has needed it so far
+    is_unused: bool = False  # prefetched, and not yet needed by a pass
 
     @property
     def taken_slot(self) -> int:
-        """The slot that the expert is in or is being loaded into; ABSENT if there is none."""
+        """The slot of a resident or loading expert; otherwise ABSENT."""
         return self.slot if self.load is None else self.load.slot
 
 
@@ -52,21 +52,19 @@ class ExpertStates:
     ) -> None:
         """Start with empty slots; `num_experts` is the number in a layer.
 
-        Loads, evictions and bytes are counted in `stats`. `on_dropped` is called when a load has ended without effect.
+        `stats` counts loads, evictions and bytes. `on_dropped` is called when a load ends without effect.
         """
         total = num_layers * num_experts
         self.all = [ExpertState(number) for number in range(total)]
         self.num_slots = num_slots
         self.loads: dict[int, LoadJob] = {}  # of the experts that are LOADING, in the order they were begun
-        # The choice of a victim looks at all experts at once, so what it needs is kept as arrays.
+        # Arrays: the choice of a victim reads the values of all experts at once.
         self.evictable = np.zeros(total, bool)
-        self.awaited = np.zeros(
-            total, bool
-        )  # predicted, resident or not yet, for a layer that no pass has reached since
+        self.awaited = np.zeros(total, bool)  # predicted for a layer that no pass has reached since
         self.present = np.zeros(total, bool)  # resident, or being loaded
         self.num_held = np.zeros(num_layers, np.int64)  # slots taken by each layer
-        # The table is read by kernels, without a lock: experts leave it in `publish` alone, but come into it any time.
-        self.table = np.full((num_layers, num_experts), ABSENT, np.int32)  # always the same memory
+        # Kernels read the table without a lock: experts leave it in `publish` only, but may enter it at any time.
+        self.table = np.full((num_layers, num_experts), ABSENT, np.int32)  # at a fixed address
         self._table_by_number = self.table.reshape(-1)
         self._unpublished: set[int] = set()
         self._has_absent = True  # in the table
@@ -90,12 +88,12 @@ class ExpertStates:
 
     @property
     def num_filled(self) -> int:
-        """How many slots have held an expert since they came into use."""
+        """How many slots have held an expert."""
         return self._filled.count(1)
 
     @property
     def num_prefetches(self) -> int:
-        """How many loads under way were begun as prefetches."""
+        """How many loads under way began as prefetches."""
         return sum(job.is_prefetch for job in self.loads.values())
 
     def take_free(self) -> int | None:
@@ -103,11 +101,11 @@ class ExpertStates:
         return self._free.pop() if self._free else None
 
     def last_free(self, at_most: int) -> list[int]:
-        """Return some free slots, the last of which would be taken next."""
+        """Return at most `at_most` free slots. `take_free` takes the last one next."""
         return self._free[-at_most:] if at_most else []
 
     def take(self, slot: int) -> None:
-        """Take a slot that is free, as a rule one of those that would be taken next."""
+        """Take this free slot, usually one of the last."""
         for place in range(len(self._free) - 1, -1, -1):
             if self._free[place] == slot:
                 del self._free[place]
@@ -115,13 +113,13 @@ class ExpertStates:
         raise ValueError(f"slot {slot} is not free")
 
     def give_back(self, slot: int) -> None:
-        """Make a slot free that no expert is in."""
+        """Make an empty slot free."""
         self._free.append(slot)
 
     # Loads.
 
     def begin_load(self, number: int, slot: int, *, is_prefetch: bool) -> LoadJob:
-        """Return the job that loads an absent expert into a slot that was taken for it; the caller starts it."""
+        """Return a job that loads an absent expert into a slot taken for it; the caller starts the job."""
         state = self.all[number]
         job = state.load = self.loads[number] = LoadJob(number, slot, is_prefetch=is_prefetch)
         self._move(state, LOADING)
@@ -131,14 +129,14 @@ class ExpertStates:
 
     def end_load(self, job: LoadJob, error: Exception | None) -> None:
         """Make the expert resident, or absent if there was an error."""
-        job.error, job.is_done = error, True  # in this order: leases look without the lock
+        job.error, job.is_done = error, True  # in this order: leases read them without the lock
         if error is not None:
             self._stats.failed_loads += 1
             self._drop(job)
             return
         state = self._take_load(job)
         self._move(state, job.slot)
-        self._table_by_number[state.number] = job.slot  # kernels may be looking, and find it from now on
+        self._table_by_number[state.number] = job.slot  # running kernels find it from now on
         self._filled[job.slot] = 1
         self.evictable[state.number] = not state.num_leases
         if job.is_prefetch:
@@ -151,31 +149,31 @@ class ExpertStates:
             self._stats.demand_bytes += self._slab_bytes
 
     def abandon(self, jobs: Sequence[LoadJob]) -> None:
-        """End loads that were never started with an error, since another pass may wait for them already."""
+        """End unstarted loads with an error, since another pass may wait for them already."""
         for job in jobs:
-            job.error = StorageError("a load was given up together with the pass that wanted it")
+            job.error = StorageError("the load was abandoned after its pass failed")
             job.is_done = True
             self._drop(job)
 
     def cancel(self, job: LoadJob) -> bool:
-        """Cancel a load if it has not begun, and return whether that was so."""
+        """Cancel a load if it has not begun; return whether it was cancelled."""
         if job.handle is None or not job.handle.cancel():
             return False
         self.drop_cancelled(job)
         return True
 
     def drop_cancelled(self, job: LoadJob) -> None:
-        """Count a load that was cancelled."""
+        """Count a cancelled load."""
         self._stats.cancelled_loads += 1
         self._drop(job)
 
     def cancel_unleased(self) -> bool:
-        """Cancel the loads that no lease waits for and that have not begun; return whether there were any."""
+        """Cancel queued loads without a lease; return whether there were any."""
         idle = [job for number, job in self.loads.items() if not self.all[number].num_leases]
         return any([self.cancel(job) for job in idle])
 
     def end_prefetches(self, first: int, end: int, needed: Collection[int]) -> None:
-        """A pass has reached the experts of these numbers: await none of them, and cancel prefetches not needed."""
+        """Await none of these experts, since a pass has reached them, and cancel prefetches of experts not needed."""
         self.awaited[first:end] = False
         if not self.loads:
             return
@@ -184,7 +182,7 @@ class ExpertStates:
                 self.cancel(job)
 
     def _drop(self, job: LoadJob) -> None:
-        """Make an expert absent whose load has come to nothing."""
+        """Make an expert absent after its load failed or was cancelled."""
         self._vacate(self._take_load(job))
         self.give_back(job.slot)
         self._on_dropped()
@@ -211,18 +209,18 @@ class ExpertStates:
         return True
 
     def expect(self, state: ExpertState) -> None:
-        """Await a resident expert: a pass will probably need it."""
+        """Await a resident expert, which a pass probably needs."""
         self.awaited[state.number] = True
 
     def use(self, state: ExpertState) -> None:
-        """Count the first use of an expert that was prefetched: a pass needs it."""
+        """Count the first use of a prefetched expert."""
         if state.is_unused:
             state.is_unused = False
             self._num_unused -= 1
             self._stats.used_bytes += self._slab_bytes
 
     def use_all(self, numbers: NDArray[np.int64]) -> None:
-        """Do so for many."""
+        """Count the first uses of prefetched experts among these."""
         if self._num_unused:
             for number in numbers.tolist():
                 self.use(self.all[number])
@@ -230,7 +228,7 @@ class ExpertStates:
     # Slots.
 
     def evict(self, number: int) -> int:
-        """Make an evictable expert absent and return its slot, which is not free yet."""
+        """Make an evictable expert absent; return its slot, which is not free yet."""
         state = self.all[number]
         slot = state.slot
         self._stats.evictions += 1
@@ -253,19 +251,19 @@ class ExpertStates:
         self._unpublished.add(state.number)
 
     def min_size(self, num_slots: int) -> int:
-        """Return how many slots there must be so that leased experts keep theirs: at least `num_slots`."""
+        """Return the least number of slots, from `num_slots` on, that keeps leased experts in place."""
         return max([num_slots, *(state.taken_slot + 1 for state in self.all if state.num_leases)])
 
     def grow(self, num_slots: int) -> None:
-        """Add slots, which are taken after those that there were."""
+        """Add slots; the others are taken first."""
         self._free[:0] = range(num_slots - 1, self.num_slots - 1, -1)
         self._filled.extend(bytes(num_slots - self.num_slots))
         self.num_slots = num_slots
 
     def shrink(self, num_slots: int, move: Callable[[int, int], None]) -> None:
-        """Remove slots, no more than are free: experts in the slots that go are moved, by `move(from, to)`.
+        """Remove slots, at most as many as are free. Experts in removed slots move, by `move(from, to)`.
 
-        Nothing may be loading into those slots.
+        No load may write into removed slots.
         """
         self._free = [slot for slot in self._free if slot < num_slots]
         for state in self.all:
@@ -286,7 +284,7 @@ class ExpertStates:
         return self._has_absent
 
     def check_integrity(self) -> None:
-        """Check that all of this agrees; for tests."""
+        """Check the invariants; for tests."""
         taken = [state.taken_slot for state in self.all if state.slot != ABSENT]
         assert sorted(taken + self._free) == list(range(self.num_slots))
         assert len(self._filled) == self.num_slots

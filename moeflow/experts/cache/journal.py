@@ -1,7 +1,7 @@
-"""What kernels did with slots that they were lent for a pass, for the cache to catch up with.
+"""The journal of kernels that assigned lent slots during a pass; the cache repeats it on its own records.
 
-Between two layers there is no time to ask: so the cache says before a pass which slots may be taken, and what each
-expert is worth, and reads afterwards what became of them.
+Python cannot run between two layers. So before a pass, the cache names slots that kernels may take, and the worth of
+each expert. After the pass, it reads the journal.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ class Event(IntEnum):
 
     EVICTED = 0
     RETIRED = 1  # evicted after the pass had used it
-    LOADING = 2  # because the pass needs it
-    PREFETCHING = 3  # because it may
-    JOINED = 4  # it was on its way, and the pass needs it
+    LOADING = 2  # on demand
+    PREFETCHING = 3  # by prediction
+    JOINED = 4  # loading already when the pass needed it
     CANCELLED = 5
     ARRIVED = 6
     FAILED = 7
 
 
 class Journal(NamedTuple):
-    """What happened while slots were lent."""
+    """The events while slots were lent, in order."""
 
-    entries: Sequence[tuple[int, int, int]]  # event, number of the expert over all layers, slot; in order
-    num_late: int  # experts that layers needed which were finished, and that were on their way
-    num_misses: int  # or absent
+    entries: Sequence[tuple[int, int, int]]  # event, number of the expert over all layers, slot
+    num_late: int  # needed experts of finished layers that were loading already
+    num_misses: int  # ... and that were absent
     stall_s: float
 
 
 class Fetcher(Protocol):
-    """Who has experts come during a pass, and knows the loads that came of it."""
+    """Loads experts while kernels run, and knows the loads that kernels started."""
 
     def begin(self, free_slots: Sequence[int], worth: Worth | None, *, max_prefetches: int, max_needed: int) -> None:
         """Lend slots; see `SlotFetcher.begin`."""
 
     def end(self) -> Journal:
-        """Take them back."""
+        """Take the slots back; return the journal."""
 
     def poll(self) -> None:
-        """Report loads that have ended, and that nobody waited for."""
+        """Report ended loads."""
 
     def adopt(self, job: LoadJob, on_done: OnDone) -> LoadHandle:
-        """Take over a load that is under way, as if it had been started by `StartLoads`."""
+        """Take over a load under way, as if `StartLoads` had started it."""
 
     def drop(self, job: LoadJob) -> None:
-        """Forget a load that was cancelled."""
+        """Forget a cancelled load."""
 
     def outcome(self, job: LoadJob, *, is_right: bool) -> Exception | None:
-        """Return what is wrong with a load that has ended: one that failed is tried again."""
+        """Return the error of an ended load, after a retry if it failed."""

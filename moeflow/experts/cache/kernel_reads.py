@@ -1,7 +1,7 @@
-"""Kernels that run over several layers: they take no lease, and read in a table what is resident.
+"""Kernels over several layers: they take no lease, but look resident experts up in a table.
 
-While they do, between `begin` and `end`, nothing is evicted here. They may be lent slots, to fill by themselves in the
-order that is decided here; what they did is in a journal, and is done again to the records afterwards.
+Between `begin` and `end`, Python evicts nothing. The cache may lend slots to the kernels, which fill them in the order
+that it decided. A journal records their steps, and `end` repeats these on the cache's records.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from moeflow.experts.cache.journal import Event, Fetcher, Journal
 
 
 class KernelReads:
-    """What kernels find in the slots of an expert cache, and bring into them."""
+    """The slots of an expert cache as kernels see them."""
 
     def __init__(self, loads: ExpertLoads, num_layers: int, num_experts: int, *, max_prefetches: int) -> None:
         """`num_experts` is the number in a layer. At most `max_prefetches` are under way at once."""
@@ -26,23 +26,23 @@ class KernelReads:
 
     @property
     def slot_table(self) -> NDArray[np.int32]:
-        """The slot of each expert, [layers, experts], read-only; ABSENT or LOADING: it was at the last `begin`.
+        """The slot of each expert, [layers, experts], read-only; ABSENT or LOADING as of the last `begin`.
 
-        An expert that arrives enters it at once.
+        Arriving experts enter it at once.
         """
         return self._loads.states.table
 
     def begin(self) -> bool:
-        """Bring the table up to date and evict nothing until `end`; return whether an expert is absent."""
+        """Update the table and evict nothing until `end`; return whether an expert is absent."""
         with self._loads.up_to_date():
             self._loads.is_read = True
             return self._loads.states.publish()
 
     def lend(self, at_most: int, *, max_needed: int) -> None:
-        """Let the fetcher fill slots until `end`: free ones, then those of experts that it evicts, as here.
+        """Let the fetcher fill slots until `end`, except in a scan: free slots, then slots of experts that it evicts.
 
-        Not in a scan. Unless there are `at_most` free slots, beside those for prefetches, it may evict. A layer that
-        needs more experts than `max_needed` is not for it.
+        It may evict if fewer than `at_most` slots are free, besides the slots for prefetches. It leaves layers that
+        need more than `max_needed` experts to Python.
         """
         loads = self._loads
         with loads.changed:
@@ -56,9 +56,9 @@ class KernelReads:
             loads.fetcher.begin(free, worth, max_prefetches=room, max_needed=max_needed)
 
     def end(self, first_layer: int, topk_ids: NDArray[np.int64]) -> None:
-        """Count what kernels found in the table on their way through layers: as many as `topk_ids` [layers, T, K] has.
+        """Count the experts that kernels used in the layers of `topk_ids` [layers, T, K], in place of leases.
 
-        Takes the place of a lease on the experts of each of them. What the fetcher did is done here, too.
+        Also repeats the fetcher's journal.
         """
         size, end_layer = self._num_experts, first_layer + len(topk_ids)
         is_used = np.zeros(self._num_layers * size, bool)
@@ -75,7 +75,7 @@ class KernelReads:
             loads.changed.notify_all()
 
     def _catch_up(self, fetcher: Fetcher, journal: Journal) -> int:
-        """Do to the records what the fetcher did; return how many experts passes needed and did not find."""
+        """Repeat the journal on the records; return the number of needed experts that were not resident."""
         loads, states = self._loads, self._loads.states
         for event, number, slot in journal.entries:
             if event in (Event.EVICTED, Event.RETIRED):

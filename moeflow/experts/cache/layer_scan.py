@@ -1,4 +1,4 @@
-"""Scans: passes that need nearly all experts of each layer, one layer after the other, and read the next ones ahead."""
+"""Scans: passes that need nearly all experts of each layer, and prefetch those of the next layers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from moeflow.experts.cache.expert_states import ABSENT
 class ScannedLayer:
     """The experts that a scan needs of a layer."""
 
-    kept: list[int]  # resident from earlier passes
-    read_ahead: list[int]  # resident since they were read for this one
-    absent: list[int]  # those being loaded first
+    kept: list[int]  # resident since earlier passes
+    read_ahead: list[int]  # resident, prefetched in this pass
+    absent: list[int]  # loading ones first
 
 
 class LayerScan:
-    """The scan of a pass, where it is one; the next pass begins without."""
+    """The scan of a pass; the next pass begins without one."""
 
     def __init__(self, loads: ExpertLoads, num_layers: int, num_experts: int) -> None:
         """`num_experts` is the number in a layer."""
@@ -28,9 +28,9 @@ class LayerScan:
         self._num_experts = num_experts
 
     def at(self, layer: int, experts: Sequence[int], *, window: int) -> ScannedLayer:
-        """Begin or continue a scan: the pass needs nearly all experts of each layer, and now these of this one.
+        """Begin or continue a scan at a layer that needs these experts.
 
-        Until the next pass eviction looks ahead, and keeps all slots but `window` for what later passes need.
+        Until the next pass, eviction looks ahead, and keeps all slots but `window` for later passes.
         """
         with self._loads.up_to_date():
             self._loads.victims.scan_at(layer, num_kept=self._loads.states.num_slots - window)
@@ -52,7 +52,7 @@ class LayerScan:
             return found
 
     def read_ahead(self, at_most: int) -> None:
-        """Start loading what a scan needs next, the best by the policy first, until so many are awaited."""
+        """Start to load the next experts of the scan, by falling score, until `at_most` are awaited."""
         with self._loads.up_to_date():
             assert self._loads.victims.scan is not None
             room = at_most - int(self._loads.states.awaited.sum())
@@ -60,7 +60,7 @@ class LayerScan:
                 self._loads.load_ahead(self._absent_after(self._loads.victims.scan.layer), room)
 
     def _absent_after(self, layer: int) -> Iterator[int]:
-        """Yield the numbers of the absent experts of the layers after this one, the best of each first."""
+        """Yield the numbers of the absent experts of later layers, in each layer by falling score."""
         for following in range(layer + 1, self._num_layers):
             for expert in self._loads.victims.best_first(following):
                 number = following * self._num_experts + expert

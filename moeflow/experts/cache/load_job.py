@@ -1,4 +1,4 @@
-"""An expert on its way into a slot, between the cache that requests it and the reader that loads it."""
+"""The load of an expert, shared by the cache that requests it and the reader that performs it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 
 
 class LoadHandle(Protocol):
-    """A load that was requested."""
+    """A requested load."""
 
     def cancel(self) -> bool:
-        """Take it back if it has not begun: then return True, and nothing is called for it."""
+        """Cancel the load if it has not begun; return whether it was cancelled. A cancelled load reports nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,14 +21,14 @@ class LoadJob:
     expert: int  # its number over all layers, as in the file
     slot: int
     is_prefetch: bool  # no pass waited for it when it started
-    is_joined: bool = False  # by now one does, though it is a prefetch
-    is_done: bool = False  # well or badly; never if it is cancelled
+    is_joined: bool = False  # a prefetch that a pass waits for by now
+    is_done: bool = False  # with or without an error; never if it is cancelled
     error: Exception | None = None
-    handle: LoadHandle | None = None  # None until it is started
+    handle: LoadHandle | None = None  # from its start on
 
 
 OnDone = Callable[[LoadJob, Exception | None], None]
 
-# Starts loads, all prefetches or none, and returns at once. `OnDone` is called once for each that the cache does not
-# cancel: from another thread, or from within if it fails at once.
+# Starts loads, either all prefetches or none, and returns at once. `OnDone` is called once for each load that the cache
+# does not cancel: from another thread, or from within if the load fails at once.
 StartLoads = Callable[[Sequence[LoadJob], OnDone], Sequence[LoadHandle]]

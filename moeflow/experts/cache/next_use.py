@@ -1,13 +1,12 @@
-"""Evicts the expert whose next use is expected last, by what is learnt online of how routers use experts.
+"""Evicts the expert with the latest expected next use, by an online model of the routers' choices.
 
-Layers come round in order, so an expert's next use is some layers away for certain, and then as many passes as its
-layer probably does without it. How likely a pass uses it is a logistic regression on how often it was used lately,
-counted with several half-lives, and is learnt from the same passes: whether a model's tokens stay with their experts or
-spread evenly, it is found out. Where a pass needs more experts than there are slots, policies that look at the past
-alone evict what comes next.
+Layers follow in order. So an expert's next use is a known number of layers away, plus as many passes as its layer
+probably does without it. The probability of a use is a logistic regression on decayed counts of uses with several
+half-lives. It learns from the same passes, so it fits models with sticky choices as well as even ones. Where a pass
+needs more experts than there are slots, policies that only look back evict the experts that are needed next.
 
-An approximation of Belady's rule by prediction, as in "Learning Relaxed Belady for Content Distribution Network
-Caching" (Song et al., NSDI 2020), with the order of layers, which is known.
+This approximates Belady's rule by prediction, as in "Learning Relaxed Belady for Content Distribution Network Caching"
+(Song et al., NSDI 2020). In addition, the order of layers is known here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from moeflow.experts.cache.eviction import EvictionPolicy, Experts, Scores
 
 _HALF_LIVES: Final = np.array([[4.0], [16.0], [64.0], [256.0]])  # of a use, in passes
-_PRIOR_PASSES: Final = 2.0  # in which each expert was used as often as all are in the mean
+_PRIOR_PASSES: Final = 2.0  # with mean use of each expert
 _LEAST_RATE: Final = 1e-3  # of uses, and the least rate of none
 _LEARNING_RATE: Final = 0.1
 _FIRST_SQUARES: Final = 0.01  # of gradients
@@ -30,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 class NextUse(EvictionPolicy):
-    """Scores experts by minus the layers that will probably be computed until their next use."""
+    """Scores experts by minus the expected number of layers until their next use."""
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
         """`num_experts` is the number in a layer."""
@@ -38,24 +37,24 @@ class NextUse(EvictionPolicy):
         self._num_layers, self._num_experts = num_layers, num_experts
         self._layers = np.repeat(np.arange(num_layers), num_experts)
         self._counts = np.zeros((len(_HALF_LIVES), total))
-        self._num_passes = np.zeros((len(_HALF_LIVES), 1))  # decayed likewise
+        self._num_passes = np.zeros((len(_HALF_LIVES), 1))  # decayed as well
         self._weights = np.append(np.full(len(_HALF_LIVES), 1 / len(_HALF_LIVES)), 0.0)  # of the features, and a bias
         self._squares = np.full(len(self._weights), _FIRST_SQUARES)
-        self._now = -1  # the pass of what follows
+        self._now = -1  # the pass of the values below
         self._used = np.zeros(total, bool)
-        self._layer = -1  # the last that has been used
+        self._layer = -1  # the last used one
         self._features = self._log_odds_of_uses(self._counts, self._num_passes)  # before the pass
-        self._scores: dict[bool | None, Scores] = {}  # by what becomes of an expert in the pass; None: not yet known
+        self._scores: dict[bool | None, Scores] = {}  # whether the pass used an expert; None: not yet known
 
     def on_use(self, experts: Experts, now: int) -> None:
-        """Note them, and that the pass has reached their layer."""
+        """Store them, and the progress of the pass."""
         self._begin(now)
         if len(experts):
             self._used[experts] = True
             self._layer = max(self._layer, int(experts.max()) // self._num_experts)
 
     def scores(self, now: int) -> Scores:
-        """Return minus the expected number of layers from the pass's first one on."""
+        """Return minus the expected number of layers until the next use, counted from the pass's first layer."""
         self._begin(now)
         used, unused = self.scores_behind(now)
         behind = np.where(self._used, used, unused)
@@ -67,7 +66,7 @@ class NextUse(EvictionPolicy):
         return self._scored(True), self._scored(False)
 
     def _begin(self, now: int) -> None:
-        """End the pass before, if there is another one now: learn from it, and count."""
+        """If this is a new pass, learn from the previous one, and count its uses."""
         if now == self._now:
             return
         if self._now >= 0:
@@ -88,7 +87,7 @@ class NextUse(EvictionPolicy):
         self._weights -= _LEARNING_RATE * gradient / np.sqrt(self._squares)
 
     def _scored(self, is_used: bool | None) -> Scores:
-        """Return the scores of experts that the pass has used, or passed over, or has yet to reach."""
+        """Return the scores of experts that the pass has used, has not used, or has yet to reach (None)."""
         if is_used not in self._scores:
             if is_used is None:
                 features = self._features
@@ -96,7 +95,7 @@ class NextUse(EvictionPolicy):
                 decay = 0.5 ** (1 / _HALF_LIVES)
                 features = self._log_odds_of_uses(self._counts * decay + is_used, self._num_passes * decay + 1)
             next_visit = self._layers + (0 if is_used is None else self._num_layers)
-            # (1 - p) / p: passes that will do without it, and the log-odds' negative exponential.
+            # (1 - p) / p, the expected number of passes without a use, is the negative exponential of the log-odds.
             self._scores[is_used] = -(next_visit + self._num_layers * np.exp(-self._log_odds(features)))
         return self._scores[is_used]
 

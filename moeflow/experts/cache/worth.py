@@ -1,4 +1,4 @@
-"""What decides which experts leave while kernels run over several layers, and nobody can ask."""
+"""The worth of experts: kernels evict the least worthy during a pass."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class MayLeave(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What experts are worth to later layers and passes: whose is lowest leaves first. Shapes: [all experts] each."""
+    """The worth of experts to later layers and passes; the lowest is evicted first. Shapes: [all experts] each."""
 
-    before: NDArray[np.float64]  # as long as the pass has yet to come to their layer
-    used: NDArray[np.float64]  # once it has used them; infinite: they stay
-    unused: NDArray[np.float64]  # once it has not
+    before: NDArray[np.float64]  # until the pass reaches their layer
+    used: NDArray[np.float64]  # after the pass has used them; infinite: never evict
+    unused: NDArray[np.float64]  # after the pass has computed their layer without them
     may_leave: NDArray[np.uint8]  # a `MayLeave` each

@@ -1,1 +1,1 @@
-"""Which experts come next, and whether guessing pays."""
+"""Prediction of the experts that layers need next, and trials that measure whether prefetching by it pays."""

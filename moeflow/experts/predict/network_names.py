@@ -1,4 +1,4 @@
-"""Passes on what a trained network said of a pass before it began (SiDA's hash function): to be weighed with others."""
+"""Predicts the experts that a trained network named before the pass (SiDA's hash function), for use in combination."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from moeflow.experts.predict.predictor import Predictor, RoutedModel
 
 
 class NetworkNames(Predictor):
-    """Keeps what was said of layers that are still to come."""
+    """Keeps the network's prediction for layers to come."""
 
     def __init__(self, model: RoutedModel) -> None:
         super().__init__(model)
@@ -19,9 +19,9 @@ class NetworkNames(Predictor):
         self._named = list(named)
 
     def observe(self, layer: int, expert_ids: Sequence[int]) -> None:
-        """Forget what was said of a layer, which has come."""
+        """Forget the prediction for a layer that has run."""
         self._named[layer] = ()
 
     def predict(self, layer: int) -> list[int]:
-        """Return what the network named; nothing where it was not asked."""
+        """Return the network's experts for a layer; none without a prediction."""
         return list(self._named[layer])

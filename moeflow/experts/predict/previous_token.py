@@ -1,4 +1,4 @@
-"""Predicts that a layer needs what it needed in the pass before: text stays with its subject for a while.
+"""Predicts that a layer needs the experts of the previous pass, since a text keeps its subject for a while.
 
 Found 35 to 43% of the experts of two models with 128 and 256 experts, where chance finds 3 to 6% (BigMoeOnEdge).
 """
@@ -12,14 +12,14 @@ from moeflow.experts.predict.predictor import Predictor, RoutedModel
 
 
 class PreviousTokenPredictor(Predictor):
-    """Remembers one pass."""
+    """Stores one pass."""
 
     def __init__(self, model: RoutedModel) -> None:
         super().__init__(model)
         self._last: list[list[int]] = [[] for _ in range(model.num_layers)]
 
     def observe(self, layer: int, expert_ids: Sequence[int]) -> None:
-        """Remember the layer's experts, those of most tokens first."""
+        """Store the layer's experts, those of most tokens first."""
         self._last[layer] = [expert for expert, _ in Counter(expert_ids).most_common()]
 
     def predict(self, layer: int) -> list[int]:

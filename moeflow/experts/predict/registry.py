@@ -23,8 +23,6 @@ _OWN: Final[dict[str, Callable[[RoutedModel], Predictor]]] = {
 PREDICTORS: Final = ExtensibleTable("moeflow.predictors", _OWN)
 BY_ROUTERS: Final = tuple(name for name in _OWN if name.startswith("next-router"))
 COMBINED: Final = "combined"
-WHOLE_PASS: Final = (
-    "sida"  # a network that is trained for a model: predicts all layers before a pass, not layer by layer
-)
+WHOLE_PASS: Final = "sida"  # a network, trained for the model, that predicts all layers before a pass
 NO_PREDICTOR: Final = "none"
 DEFAULT_PREDICTOR: Final = "next-router"

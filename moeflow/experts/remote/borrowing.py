@@ -1,4 +1,4 @@
-"""The head's side of a loan: a link over which experts go to a lender, and one over which it computes with them."""
+"""The head's side of a loan: one link sends experts to a lender, and one sends work for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 else:
     work_client = on_demand("moeflow.parallel.remote.work_client")
 
-REACTION_S: Final = 3.0  # in which a lender answers what takes no computing
+REACTION_S: Final = 3.0  # longest answer time of a lender without computation
 _NUM_PROBES: Final = 5
 _PROBE_BYTES: Final = 4 << 20
 _PROBE_S: Final = 0.5  # about, for the whole measurement
@@ -45,14 +45,14 @@ _PROBE_S: Final = 0.5  # about, for the whole measurement
 def borrowing_of(
     spec: SlabSpec, shape: ModelConfig, *, cpu_isa: str, is_wide: bool, num_wanted: int | None = None
 ) -> Borrowing:
-    """Return what to ask a lender for: room for all experts, unless it is said how many.
+    """Return the request to a lender: slots for `num_wanted` experts; None: for all.
 
-    Raises: ConfigError if lenders do not compute what the experts do.
+    Raises: ConfigError if lenders cannot compute this kind of experts.
     """
     if shape.expert_bias or shape.swiglu_limit is not None or not shape.is_gated or shape.hidden_act != "silu":
         raise ConfigError(
-            "Lenders (--remote-experts) compute SwiGLU experts without biases, and those of a "
-            f"{shape.model_type} model are others: leave --remote-experts away"
+            "Lenders (--remote-experts) compute SwiGLU experts without biases, and the experts of a "
+            f"{shape.model_type} model are not: remove --remote-experts"
         )
     return Borrowing(
         software=own_software(),
@@ -70,19 +70,19 @@ def borrowing_of(
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """How fast a link is when nothing else is on it."""
+    """The speed of an idle link."""
 
     round_trip_s: float
     bytes_per_s: float
 
 
 class Borrowed:
-    """A loan. One thread uses it, but for `client`."""
+    """A loan. One thread uses it, except for `client`."""
 
     def __init__(self, address: tuple[str, int], token: bytes, borrowing: Borrowing) -> None:
         """Connect and borrow. Blocks: some seconds at most.
 
-        Raises: GroupError if nobody answers; RefusedError with the lender's reason; ConfigError for a wrong token.
+        Raises: GroupError without an answer; RefusedError with the lender's reason; ConfigError for a wrong token.
         """
         self.where = format_address(*address)
         with ExitStack() as undo:
@@ -96,7 +96,7 @@ class Borrowed:
             undo.pop_all()
 
     def client(self, on_end: Callable[[GroupError], None]) -> work_client.WorkClient:
-        """Return what has the lender compute, over a link of its own. Raises: as making this."""
+        """Return a client that sends work to the lender, over a link of its own. Raises: as `Borrowed`."""
         link = connect(*self._address, self._token)
         try:
             say(link, LENDING, Working(self._loan_id), ANSWER_S)
@@ -107,7 +107,7 @@ class Borrowed:
         return work_client.WorkClient(link, self._borrowing.hidden, self._borrowing.num_experts, on_end)
 
     def measure(self) -> LinkRates:
-        """Return how fast the link is. Blocks: for half a second or somewhat more. Raises: GroupError."""
+        """Measure the link. Blocks: for half a second or slightly longer. Raises: GroupError."""
         trips = [self.say_here() for _ in range(_NUM_PROBES)]
         num_bytes, best, start_s = 64 << 10, 0.0, time.perf_counter()
         while time.perf_counter() - start_s < _PROBE_S:
@@ -117,13 +117,13 @@ class Borrowed:
         return LinkRates(min(trips), best)
 
     def say_here(self, num_bytes: int = 0) -> float:
-        """Say that this head is there, with so many bytes; return how long the answer took. Raises: GroupError."""
+        """Send a sign of life of `num_bytes`; return the seconds until the answer. Raises: GroupError."""
         start_s = time.perf_counter()
         self._say(HERE, memoryview(bytes(num_bytes)))
         return time.perf_counter() - start_s
 
     def send_expert(self, number: int, content: memoryview, pause: Callable[[float], None]) -> None:
-        """Send an expert in pieces; `pause` is called after each with the seconds that it took. Raises: GroupError."""
+        """Send an expert in pieces; call `pause` after each, with its seconds. Raises: GroupError."""
         for start in range(0, len(content), PIECE_BYTES):
             begin_s = time.perf_counter()
             self._say(piece_label(number, start), content[start : start + PIECE_BYTES])
@@ -144,7 +144,7 @@ class Borrowed:
 
 
 def probe_lender(address: tuple[str, int], token: bytes, borrowing: Borrowing) -> tuple[int, LinkRates]:
-    """Return the bytes that a lender has left, and how fast the link to it is, without borrowing anything.
+    """Return a lender's free bytes and the speed of the link, without a loan.
 
     Raises: as `Borrowed`.
     """

@@ -1,7 +1,6 @@
-"""Lends this machine's memory to heads that come and go: keeps their experts, and computes with them.
+"""Lends this machine's memory to heads: keeps their experts, and computes with them.
 
-It needs no checkpoint. A loan is bound to its links: when the head ends, dies or falls silent, its memory is free
-again.
+It needs no checkpoint. A loan is bound to its links: when the head ends, dies or falls silent, its memory becomes free.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _MAX_HERE_BYTES = 16 << 20
 
 @dataclass(eq=False)
 class _Head:
-    """Who has a loan, and its links."""
+    """A head with a loan, and its links."""
 
     link: TcpLink
     loan: loans.Loan
@@ -59,7 +58,7 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """What computes here."""
+    """The software, processor and instruction set of this machine."""
 
     software: str
     processor: str
@@ -67,10 +66,10 @@ class _Own:
 
 
 class Lender:
-    """The memory, who has which part of it, and the service that computes for all."""
+    """The memory, its loans, and the service that computes for all heads."""
 
     def __init__(self, memory_bytes: int, *, num_threads: int, cpu_isa: str, on_news: OnNews) -> None:
-        """Lend at most so much. `cpu_isa` is the best instruction set to use; empty: the best there is."""
+        """Lend at most `memory_bytes`. `cpu_isa` is the highest instruction set to use; empty: the best available."""
         self._memory_bytes = memory_bytes
         self._own = _Own(own_software(), own_processor(), extension.best_isa(cpu_isa))
         self._on_news = on_news
@@ -81,21 +80,21 @@ class Lender:
 
     @property
     def free_bytes(self) -> int:
-        """What is not lent."""
+        """The memory without a loan."""
         return self._memory_bytes - sum(head.loan.num_bytes for head in self._heads.values())
 
     def take_in(self, link: TcpLink) -> None:
-        """Serve a link, as an `Acceptor` hands it over. Blocks: until it ends, unless it is one for work."""
+        """Serve a link of an `Acceptor`. Blocks: until the link ends, unless it is for work."""
         try:
             self._serve(link)
         except GroupError as error:
             self._refuse(link, str(error))
-        except Exception as error:  # our own mistake: it ends this link, not the others
+        except Exception as error:  # a bug: it ends this link, not the others
             logger.exception("the link to %s failed", link.address)
             self._refuse(link, f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """End all loans, and tell the heads. Blocks: until what is being computed is through."""
+        """End all loans, and notify the heads. Blocks: until running computations end."""
         with self._lock:
             self._is_closed = True
             heads = list(self._heads.values())
@@ -104,7 +103,7 @@ class Lender:
         self._service.close()
 
     def _serve(self, link: TcpLink) -> None:
-        """Do what the other end of a link wants. Raises: GroupError."""
+        """Perform the requests of a link. Raises: GroupError."""
         match hear(link, LENDING, msgspec.Struct, Message, ANSWER_S):
             case Borrowing() as borrowing:
                 try:
@@ -127,19 +126,19 @@ class Lender:
         link.close()
 
     def _check(self, borrowing: Borrowing) -> None:
-        """Raises: ConfigError if a head would get other bits."""
+        """Raises: ConfigError if a head's own results would have other bits."""
         if reason := why_bits_differ(self._own, borrowing, "the head"):
             raise ConfigError(f"this lender computes otherwise: {reason}")
 
     def _show(self, link: TcpLink) -> None:
-        """Have a head see how much is left, and how fast the link is, until it goes."""
+        """Report the free memory to a head, and answer its probes of the link, until it leaves."""
         say(link, LENDING, Loan(b"", 0, self.free_bytes), ANSWER_S)
         with suppress(GroupError):
             _obey(link, None)
         link.close()
 
     def _lend(self, link: TcpLink, borrowing: Borrowing) -> None:
-        """Make a loan and serve its link until it ends. Raises: CapacityError if nothing is left."""
+        """Make a loan and serve its link until it ends. Raises: CapacityError if no memory is free."""
         loan_id, reason = secrets.token_bytes(16), ""
         head = self._grant(link, borrowing, loan_id)
         try:
@@ -152,7 +151,7 @@ class Lender:
             self._end(loan_id, head, reason)
 
     def _grant(self, link: TcpLink, borrowing: Borrowing, loan_id: bytes) -> _Head:
-        """Return a head with a loan. Raises: CapacityError if nothing is left."""
+        """Return a head with a loan. Raises: CapacityError if no memory is free."""
         slab_bytes = loans.borrowed_bytes(borrowing)
         with self._lock:
             if self._is_closed:
@@ -168,7 +167,7 @@ class Lender:
             return head
 
     def _take_work(self, link: TcpLink, working: Working) -> None:
-        """Have a head's work computed. Raises: GroupError if it has no loan."""
+        """Compute a head's work. Raises: GroupError if it has no loan."""
         with self._lock:
             head = self._heads.get(working.loan_id)
             if head is None:
@@ -179,7 +178,7 @@ class Lender:
             )
 
     def _end(self, loan_id: bytes, head: _Head, reason: str) -> None:
-        """Take a loan back."""
+        """End a loan."""
         with self._lock:
             del self._heads[loan_id]
         for client in head.clients:
@@ -196,9 +195,9 @@ class Lender:
 
 
 def _obey(link: TcpLink, loan: loans.Loan | None) -> None:
-    """Do what a head says of its experts, for ever; None: it has none, and only says that it is there.
+    """Perform a head's messages about its experts, without end; loan None: it has no experts, only signs of life.
 
-    Raises: GroupError when it ends, or is silent too long.
+    Raises: GroupError when the link ends, or is silent too long.
     """
     scratch = bytearray()
     received: list[FrameHead] = []

@@ -1,7 +1,7 @@
-"""What work takes here and at lenders, as far as it was seen, and how much of it goes there so that all is ready first.
+"""Measured costs of work here and at lenders, and the choice of experts that go to lenders.
 
-A lender's part is computed while this process computes its own and reads what it lacks. So the time of a layer is that
-of the longer part, and experts go to lenders only as far as that makes it shorter: never, if the disk is faster.
+A lender computes its part while this process computes its own and reads absent experts. So the longer part decides the
+time of a layer. Experts go to lenders only while that shortens it; never, if the disk is faster.
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ from typing import Final
 
 from moeflow.core.running_fit import RunningFit
 
-_MEMORY_BYTES_PER_S: Final = 10e9  # assumed until something was computed, likewise those below
+_MEMORY_BYTES_PER_S: Final = 10e9  # assumed before the first measurement, as the two below
 _FLOPS: Final = 20e9
 _DISK_BYTES_PER_S: Final = 1e9
-_RETRY: Final = 128  # decisions against a place, after which it is tried with one expert: what was seen grows old
+_RETRY: Final = 128  # refused decisions before a trial with one expert, since measurements become outdated
 _KEEP: Final = 0.9
 _MEMORY: Final = 32.0  # observations
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSize:
-    """What an expert is to a cost."""
+    """The sizes of an expert that costs depend on."""
 
     num_bytes: int
     hidden: int
     width: int
 
     def computing(self) -> RunningFit:
-        """Return what computing is assumed to take: experts, pairs."""
+        """Return the assumed cost of computation, by experts and pairs."""
         return RunningFit([self.num_bytes / _MEMORY_BYTES_PER_S, 6 * self.hidden * self.width / _FLOPS], _MEMORY)
 
     def from_disk(self) -> RunningFit:
-        """Return what experts from disk are assumed to take: experts, pairs."""
+        """Return the assumed cost of experts from disk, by experts and pairs."""
         return RunningFit([self.num_bytes / _DISK_BYTES_PER_S, 6 * self.hidden * self.width / _FLOPS], _MEMORY)
 
 
 class LenderCost:
-    """What work takes at a lender."""
+    """The cost of work at a lender."""
 
     def __init__(self, size: ExpertSize, round_trip_s: float, bytes_per_s: float) -> None:
         self._size = size
         self.link = RunningFit([round_trip_s, 1 / bytes_per_s], _MEMORY)  # messages, bytes both ways
         self.computing = size.computing()
-        self._waited_s = 0.0  # for other heads' work
+        self._waited_s = 0.0  # waits for other heads' work
 
     def seconds(self, num_experts: int, num_pairs: int, num_rows: int) -> float:
-        """Return how long work takes from here and back."""
+        """Return the seconds of work, transfers included."""
         num_bytes = 4 * self._size.hidden * (num_rows + num_pairs)
         return self.link.seconds(1, num_bytes) + self.computing.seconds(num_experts, num_pairs) + self._waited_s
 
     def observe(
         self, num_experts: int, num_pairs: int, num_bytes: int, *, elapsed_s: float, waited_s: float, computed_s: float
     ) -> None:
-        """Receive what one message of work took."""
+        """Receive the measured times of one message of work."""
         self.computing.observe(computed_s, num_experts, num_pairs)
         self.link.observe(elapsed_s - waited_s - computed_s, 1, num_bytes)
         self._waited_s = _KEEP * self._waited_s + (1 - _KEEP) * waited_s
@@ -62,7 +62,7 @@ class LenderCost:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An expert that is not in memory here and that a lender has."""
+    """An expert that is absent here and that a lender has."""
 
     expert: int
     lender: int
@@ -80,11 +80,11 @@ class _Part:
 
 
 class Split:
-    """Decides layer by layer."""
+    """Decides for each layer which experts go to lenders."""
 
     def __init__(self, size: ExpertSize) -> None:
-        self.resident = size.computing()  # what computing with experts in memory here takes: experts, pairs
-        self.disk = size.from_disk()  # ... and with those that are read first
+        self.resident = size.computing()  # cost of computation with resident experts, by experts and pairs
+        self.disk = size.from_disk()  # ... and with experts from disk
         self._num_declined = 0
 
     def choose(
@@ -96,11 +96,11 @@ class Split:
         on_disk: tuple[int, int],
         num_tokens: int,
     ) -> list[Candidate]:
-        """Return the candidates that go to their lenders; the others are read from disk.
+        """Return the candidates that go to their lenders; this process reads the others from disk.
 
-        `here` and `on_disk` are experts and pairs in memory, and that must be read anyway.
+        `here` and `on_disk` are the experts and pairs in memory, and those to read in any case.
         """
-        ordered = sorted(candidates, key=lambda it: it.num_pairs)  # few rows travel for each read that is saved
+        ordered = sorted(candidates, key=lambda it: it.num_pairs)  # fewest transferred rows for each saved read first
         resident_s = self.resident.seconds(*here)
         reads = _Part(*on_disk)
         for it in ordered:
@@ -120,7 +120,7 @@ class Split:
         return ordered[: num_best or self._retried(len(ordered))]
 
     def _retried(self, num_candidates: int) -> int:
-        """Return 1 if what was declined again and again is to be tried."""
+        """Return 1 if it is time to try a candidate again after many refusals."""
         self._num_declined += num_candidates > 0
         if self._num_declined < _RETRY:
             return 0

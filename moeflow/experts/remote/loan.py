@@ -1,4 +1,4 @@
-"""Memory that is lent to one head: its experts, as they arrive and are dropped, ready to be computed with."""
+"""The memory of one head's loan: its experts, as they arrive and are dropped, ready for computation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moeflow.parallel.remote.lending import Borrowing
 
 
 def borrowed_bytes(borrowing: Borrowing) -> int:
-    """Return what one expert takes. Raises: ConfigError if there is no such weight format."""
+    """Return the bytes of one expert. Raises: ConfigError if the weight format is unknown."""
     return expert_bytes(borrowing.hidden, borrowing.width, _weight_format(borrowing))
 
 
@@ -27,10 +27,10 @@ def _weight_format(borrowing: Borrowing) -> WeightFormat:
 
 
 class Loan:
-    """Slots, and which expert is in which; an `ExpertOwner`."""
+    """Slots, and the slot of each expert; an `ExpertOwner`."""
 
     def __init__(self, borrowing: Borrowing, num_slots: int) -> None:
-        """Reserve the memory, which is taken as experts come. Raises: CapacityError, ConfigError."""
+        """Reserve the memory, which arriving experts allocate. Raises: CapacityError, ConfigError."""
         self.hidden, self.num_layers, self.num_experts = borrowing.hidden, borrowing.num_layers, borrowing.num_experts
         self.expert_bytes = borrowed_bytes(borrowing)
         self.num_slots = num_slots
@@ -44,19 +44,19 @@ class Loan:
             is_wide=borrowing.is_wide,
             storage=self._arena.slots,
         )
-        self._lock = threading.Lock()  # of all below; held while experts are computed with
+        self._lock = threading.Lock()  # of all below; held during computation
         self._slots: list[dict[int, int]] = [{} for _ in range(self.num_layers)]  # by expert
         self._free = list(range(num_slots))
-        self._incoming: tuple[int, int] | None = None  # number and slot of the expert whose pieces come
+        self._incoming: tuple[int, int] | None = None  # number and slot of the arriving expert
 
     @property
     def num_bytes(self) -> int:
-        """What it takes at most."""
+        """The most memory that it takes."""
         return self._arena.num_bytes
 
     @property
     def num_held(self) -> int:
-        """How many experts are there."""
+        """How many experts it holds."""
         return sum(map(len, self._slots))
 
     @contextmanager
@@ -67,16 +67,16 @@ class Loan:
             yield self._experts, self._slots[layer]
 
     def piece(self, number: int, start: int, num_bytes: int) -> memoryview:
-        """Return where a piece goes. Raises: GroupError if it does not follow the one before, or there is no room."""
+        """Return the memory for a piece. Raises: GroupError if it is not the next piece, or no slot is free."""
         with self._lock:
             if start == 0:
                 self._begin(number)
             if self._incoming is None or self._incoming[0] != number or start + num_bytes > self.expert_bytes:
-                raise GroupError(f"{num_bytes} bytes from {start} on of expert {number} are not what comes next")
+                raise GroupError(f"{num_bytes} bytes from {start} on of expert {number} are not the next piece")
             return self._arena.view(self._incoming[1])[start : start + num_bytes]
 
     def complete(self, number: int) -> None:
-        """An expert is there whole."""
+        """Add an expert whose last piece has arrived."""
         with self._lock:
             assert self._incoming is not None
             layer, expert = divmod(number, self.num_experts)
@@ -84,7 +84,7 @@ class Loan:
             self._incoming = None
 
     def drop(self, number: int) -> None:
-        """Forget an expert. Blocks: while it may be computed with. Raises: GroupError if it is not there."""
+        """Forget an expert. Blocks: during computations. Raises: GroupError if it is absent."""
         layer, expert = self._place(number)
         with self._lock:
             if expert not in self._slots[layer]:
@@ -92,7 +92,7 @@ class Loan:
             self._free.append(self._slots[layer].pop(expert))
 
     def give_back(self) -> None:
-        """Return all memory to the system; nothing is there any more. Blocks: while it may be computed with."""
+        """Forget all experts and return their memory to the system. Blocks: during computations."""
         with self._lock:
             self._slots = [{} for _ in range(self.num_layers)]
             self._free, self._incoming = [], None
@@ -102,7 +102,7 @@ class Loan:
         layer, expert = self._place(number)
         if expert in self._slots[layer]:
             raise GroupError(f"expert {expert} of layer {layer} comes, and is there already")
-        if self._incoming is not None:  # the head has given it up
+        if self._incoming is not None:  # the head has abandoned it
             self._free.append(self._incoming[1])
             self._incoming = None
         if not self._free:

@@ -1,7 +1,7 @@
-"""Experts in lenders' memory beside slots and disk: which of a layer's are computed there, and what comes back.
+"""Experts in lenders' memory: chooses the experts of a layer that lenders compute, and collects the results.
 
-Rows go before anything is computed here, results are taken when that is done. What a lender does not deliver is
-computed here after all, from disk. Pairs are the same bits wherever they are computed, and are added up here.
+Rows are sent before this process computes, and results are collected afterwards. This process computes undelivered
+results itself, from disk. Pairs have the same bits on every machine, and are added up here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from moeflow.parallel.remote.expert_work import Selection, Status, max_rows, res
 from moeflow.parallel.remote.lending import Borrowing
 from moeflow.parallel.remote.work_client import PendingWork
 
-_MAX_ROWS: Final = 512  # of a message: the lender computes with one while the next is on its way
+_MAX_ROWS: Final = 512  # of a message: the lender computes one while the next arrives
 _MAX_MESSAGES: Final = 12  # of a layer to one lender
 _FEW_TOKENS: Final = 32  # of a pass, up to which it tells what is hot; more use nearly all experts
 _TRIAL_SHARE: Final = 0.05  # of the time of passes: `Split` already expects a gain, so tries come sooner
@@ -38,7 +38,7 @@ ReadExpert = Callable[[int, memoryview], None]
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """Work that is on its way."""
+    """Sent work."""
 
     lender: RemoteLender
     selection: Selection
@@ -58,7 +58,7 @@ class RemoteExperts:
         cache: ExpertCache,
         read: ReadExpert,
     ) -> None:
-        """Begin to connect; `read` reads an expert from disk, and may be called by several threads."""
+        """Begin to connect; several threads may call `read`, which reads an expert from disk."""
         self.split = Split(size)
         self.size = size
         self.cache = cache
@@ -96,7 +96,7 @@ class RemoteExperts:
     def send(
         self, layer: int, experts: Sequence[int], hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor
     ) -> SentWork | None:
-        """Send away what is better computed elsewhere; None if nobody has experts, or this pass does without.
+        """Send the work that lenders compute faster; None if they have no experts, or this pass does not use them.
 
         Shapes: hidden [T, H], topk_ids and topk_weights [T, K]; `experts` are those of topk_ids.
         """
@@ -129,7 +129,7 @@ class RemoteExperts:
             lender.close()
 
     def _uses_lenders(self, num_tokens: int) -> bool:
-        """Return whether the pass uses them; if not, the disk reads ahead as if there were none."""
+        """Return whether the pass uses lenders; if not, prefetching ignores them."""
         if self._is_used is None and self.placed.any():
             trial = self._trial_of(num_tokens)
             self._judged, self._is_used = (trial, num_tokens), trial.is_on
@@ -145,13 +145,13 @@ class RemoteExperts:
         return self._trials[octave]
 
     def _tell_cache(self) -> None:
-        """Have the cache read nothing ahead that lenders compute."""
+        """Keep the cache from prefetching experts that lenders compute."""
         self.cache.is_elsewhere[:] = self.placed if self._is_used else False
 
     def _candidates(
         self, layer: int, experts: Sequence[int], counts: Sequence[int], is_there: NDArray[np.bool_], num_tokens: int
     ) -> list[Candidate]:
-        """Return the experts that lenders could compute: not those hot enough for a slot here."""
+        """Return the experts that lenders may compute, without hot ones that deserve a slot here."""
         first = layer * self.num_experts
         is_hot = self._hot() if num_tokens <= _FEW_TOKENS else np.zeros(len(self.cache.is_elsewhere), bool)
         found = []
@@ -165,13 +165,13 @@ class RemoteExperts:
         return found
 
     def _hot(self) -> NDArray[np.bool_]:
-        """Return which experts of all layers deserve a slot here."""
+        """Return the experts of all layers that deserve a slot here."""
         if self._is_hot is None:
             uses, resident = self.cache.use_counts(), self.cache.is_there(0, self.num_layers).ravel()
             self._is_hot = uses > hot_enough(uses, resident, has_free_slot=self.cache.has_free_slot)
         return self._is_hot
 
-    # Called by the threads of lenders.
+    # Called by the lenders' threads.
 
     def next_move(self, held: NDArray[np.bool_], num_slots: int) -> Move | None:
         """See `Placing`."""
@@ -200,7 +200,7 @@ class RemoteExperts:
 
 
 class SentWork:
-    """What of a layer is computed elsewhere."""
+    """The work of a layer at lenders."""
 
     def __init__(self, remote: RemoteExperts, layer: int, is_there: NDArray[np.bool_], counts: Sequence[int]) -> None:
         self.experts: set[int] = set()
@@ -226,7 +226,7 @@ class SentWork:
             self._messages.append(_Message(lender, part, pending, len(experts)))
 
     def note_computed_here(self, experts: Sequence[int]) -> None:
-        """Observe what computing these took, from the time that all was sent."""
+        """Observe the time of these experts' computation, since all work was sent."""
         seconds = time.perf_counter() - self._start_s
         split = self._remote.split
         pairs_here = [self._counts[expert] for expert in experts if self._is_there[expert]]
@@ -238,9 +238,9 @@ class SentWork:
             split.resident.observe(seconds, len(pairs_here), sum(pairs_here))
 
     def collect(self, pairs: Tensor) -> list[int]:
-        """Write results to the rows of their pairs; return the experts whose results do not come.
+        """Write results to the rows of their pairs; return the experts without results.
 
-        Blocks: until all are there, or late. Shapes: pairs [T * K, H].
+        Blocks: until all results have arrived, or are late. Shapes: pairs [T * K, H].
         """
         missing: set[int] = set()
         for message in self._messages:
@@ -261,7 +261,7 @@ class SentWork:
         result = message.pending.result(REACTION_S + _PATIENCE * expected_s)
         lender.counters.waited_s += time.perf_counter() - start_s
         if result.status is not Status.DONE:
-            raise GroupError(f"{lender.where} does not have what it was given")
+            raise GroupError(f"{lender.where} has lost experts that it received")
         pairs.index_copy_(0, selection.pairs, result.pairs)
         num_bytes = work_bytes(num_rows, top_k, pairs.shape[1]) + result_bytes(num_pairs, pairs.shape[1])
         lender.counters.num_pairs += num_pairs

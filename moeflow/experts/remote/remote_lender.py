@@ -1,8 +1,8 @@
-"""One lender as this process sees it: connected or tried again, given experts one by one in the background.
+"""The link to one lender: connects, reconnects, and places experts one by one in the background.
 
-A thread of its own does all that may wait. It takes half of the link's time at most, in short pieces, so that work goes
-in between, and says each second that this process is there. A lender that does not answer in time is given up at once;
-the pass that waits for it reads from disk instead, and another connection is tried, less and less often.
+Its own thread does everything that may block. It uses at most half of the link's time, in short pieces, so that work
+fits in between. Each second it sends a sign of life. A lender without a timely answer is lost at once: the waiting
+pass reads from disk instead. The thread then tries to connect at growing intervals.
 """
 
 from __future__ import annotations
@@ -29,46 +29,46 @@ from moeflow.parallel.remote.work_client import WorkClient
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.5
-_MAX_PAUSE_S: Final = 8.0  # between tries, each pause twice as long as the one before
+_MAX_PAUSE_S: Final = 8.0  # between tries; each pause doubles
 _SAY_HERE_S: Final = 1.0
 
 Address = tuple[str, int]
 
 
 class Placing(Protocol):
-    """Who decides what a lender gets, and reads it."""
+    """Decides which experts lenders get, and reads them."""
 
     def next_move(self, held: NDArray[np.bool_], num_slots: int) -> Move | None:
-        """Return what a lender that has `held` should get next; None: nothing now."""
+        """Return the next expert for a lender that has `held`; None: none now."""
 
     def read(self, number: int, into: memoryview) -> None:
         """Read an expert. Raises: StorageError."""
 
     def has_changed(self) -> None:
-        """What lenders have is not what it was."""
+        """Handle a change of the experts that lenders have."""
 
     def has_new_speed(self) -> None:
-        """What lenders bring is to be seen anew: one is there, or has got all that it gets for now."""
+        """Handle a change of speed: a lender has connected, or has received its last expert for now."""
 
 
 @dataclass(slots=True)
 class LenderCounters:
-    """What a lender did for this process; the numbers only grow."""
+    """Counters of a lender's work for this process, which only grow."""
 
     num_pairs: int = 0
     num_bytes: int = 0  # of rows and results
-    waited_s: float = 0.0  # passes had nothing else to do
+    waited_s: float = 0.0  # of idle passes
 
 
 class RemoteLender:
-    """A lender. `client` and `has` are read by the pass, which sees either change between two layers."""
+    """A lender. Passes read `client` and `has`, which may change between two layers."""
 
     def __init__(
         self, address: Address, token: bytes, borrowing: Borrowing, size: ExpertSize, placing: Placing
     ) -> None:
         """Begin to connect."""
         self.where = format_address(*address)
-        self.client: WorkClient | None = None  # None: it is not connected
+        self.client: WorkClient | None = None  # None: not connected
         self.has = np.zeros(borrowing.num_layers * borrowing.num_experts, bool)
         self.cost = LenderCost(size, 1e-3, 1e8)
         self.num_slots = 0
@@ -76,7 +76,7 @@ class RemoteLender:
         self._address, self._token, self._borrowing, self._size = address, token, borrowing, size
         self._placing = placing
         self._num_connections = 0
-        self._said = ""  # last, in the log
+        self._logged = ""  # the last failure in the log
         self._state = "connecting"
         self._has_ended = threading.Event()
         self._has_lost = threading.Event()
@@ -86,21 +86,21 @@ class RemoteLender:
 
     @property
     def state(self) -> str:
-        """How the link is, in a few words."""
+        """The state of the link, in a few words."""
         return self._state
 
     def lose(self) -> None:
-        """Compute no more with it: it failed. Another connection is tried soon."""
+        """Stop using the failed connection; the thread tries another one soon."""
         self._lose(self._num_connections)
 
     def close(self) -> None:
-        """End it. Blocks: for a piece of an expert, or while a connection is being made."""
+        """End the thread. Blocks: for a piece of an expert, or while it connects."""
         self._has_ended.set()
         self._has_lost.set()
         self._thread.join()
 
     def _lose(self, number: int) -> None:
-        """Lose a connection, unless there has been another since."""
+        """Lose a connection, unless a newer one exists."""
         if number == self._num_connections:
             self._forget()
             self._has_lost.set()
@@ -128,10 +128,10 @@ class RemoteLender:
         self._num_connections += 1
         number = self._num_connections
         self.client = borrowed.client(on_end=lambda _: self._lose(number))
-        self._state, self._said = "connected", ""
+        self._state, self._logged = "connected", ""
         self._placing.has_new_speed()
         logger.warning(
-            "%s lends room for %d experts (round trip %.2g ms, %.2g MB/s)",
+            "%s lends memory for %d experts (round trip %.2g ms, %.2g MB/s)",
             self.where,
             self.num_slots,
             rates.round_trip_s * 1e3,
@@ -139,7 +139,7 @@ class RemoteLender:
         )
 
     def _serve(self, borrowed: Borrowed) -> None:
-        """Place experts as long as there are better ones. Raises: GroupError when the lender is lost."""
+        """Place experts as long as some deserve it. Raises: GroupError when the lender is lost."""
         content = memoryview(mmap.mmap(-1, whole_pages(self._size.num_bytes)))
         is_placing = True
         while not self._has_lost.is_set():
@@ -157,7 +157,7 @@ class RemoteLender:
     def _place(self, borrowed: Borrowed, move: Move, content: memoryview) -> None:
         try:
             self._placing.read(move.place, content)
-        except StorageError as error:  # who needs it reports it
+        except StorageError as error:  # a pass that needs it reports it
             self._unreadable.add(move.place)
             logger.debug("%s", error)
             return
@@ -170,22 +170,22 @@ class RemoteLender:
         self._placing.has_changed()
 
     def _pause(self, seconds: float) -> None:
-        """Leave the link to others for as long as it was taken. Raises: GroupError if the lender is lost."""
+        """Leave the link to work for as long as it was used. Raises: GroupError if the lender is lost."""
         if self._has_lost.wait(seconds):
             raise GroupError(f"the link to {self.where} failed")
 
     def _forget(self) -> None:
-        """Take it to have nothing."""
+        """Forget the lender's experts."""
         client, self.client = self.client, None
         self.has[:] = False
         self._placing.has_changed()
         if client is not None:
             self._state = "lost"
-            client.end("the lender was given up")
+            client.end("the lender was lost")
 
     def _note_failure(self, error: MoeflowError) -> None:
-        """Log why there is no connection, unless it was said already."""
+        """Log the reason of a failed connection, once for each reason."""
         self._state = f"not connected: {error}"
-        if not self._has_ended.is_set() and str(error) != self._said:
-            logger.warning("experts at %s are read from disk: %s; it is tried again", self.where, error)
-            self._said = str(error)
+        if not self._has_ended.is_set() and str(error) != self._logged:
+            logger.warning("experts at %s are read from disk: %s; retrying", self.where, error)
+            self._logged = str(error)

@@ -1,7 +1,7 @@
-"""Which experts deserve which memory: the hottest the slots here, the next ones a lender's, the others the disk alone.
+"""Decides which memory experts deserve: the hottest get slots here, the next ones a lender's memory, the others none.
 
-All by how often passes used them lately. An expert changes its place only if it is used more than twice as often as
-the one that makes room, so that chance moves nothing.
+The measure is the decayed number of uses. An expert displaces another only with more than twice its uses, so that
+chance moves nothing.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 from moeflow.experts.cache.eviction import Scores
 
 _CLEARLY: Final = 2.0
-_AT_LEAST: Final = 1.0  # use more, so that a first use displaces nothing
+_AT_LEAST: Final = 1.0  # more uses, so that a first use displaces nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """An expert for a lender, and one that makes room for it."""
+    """An expert for a lender, and the expert that it displaces."""
 
     place: int
     drop: int | None
 
 
 def displaces(count: float, other: float) -> bool:
-    """Return whether an expert of so many uses takes the place of another's."""
+    """Return whether an expert with `count` uses displaces one with `other`."""
     return count > _CLEARLY * other + _AT_LEAST
 
 
 def hot_enough(counts: Scores, is_resident: NDArray[np.bool_], *, has_free_slot: bool) -> float:
-    """Return how many uses an expert needs so that it is read into a slot, though others could compute with it."""
+    """Return the number of uses from which an expert deserves a slot here, even if lenders could compute it."""
     if has_free_slot or not is_resident.any():
         return -1.0
     return _CLEARLY * float(counts[is_resident].min()) + _AT_LEAST
@@ -47,11 +47,11 @@ def next_move(
     num_slots: int,
     num_experts: int,
 ) -> Move | None:
-    """Return what a lender that has `held` should get next; None: nothing better.
+    """Return the next expert for a lender that has `held`; None: none deserves it.
 
-    Of experts that were used as often, those of all layers come in turn. What is in a slot here comes last.
+    Equally used experts follow layer by layer. Resident experts come last.
 
-    Shapes: all [experts of all layers]; `is_elsewhere` is what any lender has. `num_experts` are those of a layer.
+    Shapes: all [experts of all layers]. Any lender has experts `is_elsewhere`; `num_experts` is the number in a layer.
     """
     numbers = np.arange(len(counts))
     turn = numbers % num_experts * (len(counts) // num_experts) + numbers // num_experts

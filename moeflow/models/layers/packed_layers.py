@@ -113,8 +113,8 @@ class _CachedLayers:
         while layer < num_layers:
             first, layer = num_routed, self._run_on(work, layer, num_routed)
             num_routed = self._num_routed_before(layer)
-            if num_routed > first and self._pool.ahead is not None:
-                self._pool.ahead.see_hits(first, work.choices(first, num_routed))
+            if num_routed > first and self._pool.prefetch is not None:
+                self._pool.prefetch.see_hits(first, work.choices(first, num_routed))
             if layer < num_layers:
                 work.add_experts(self._routed[num_routed].add_chosen, num_routed)
                 layer, num_routed = layer + 1, num_routed + 1
@@ -123,11 +123,11 @@ class _CachedLayers:
 
     def _run_on(self, work: PackedPass, layer: int, num_routed: int) -> int:
         """Run layers as long as all experts are there; return the first that lacks some."""
-        cache, ahead = self._pool.cache, self._pool.ahead
+        cache, prefetch = self._pool.cache, self._pool.prefetch
         has_absent = cache.kernel_reads.begin()
         end = num_routed
         try:
-            expected = ahead.expected(work.num_tokens) if has_absent and ahead is not None else NOTHING
+            expected = prefetch.expected(work.num_tokens) if has_absent and prefetch is not None else NOTHING
             if has_absent and expected.guesses is None:
                 self._pool.lend_slots(len(self._routed) - num_routed, work.num_choices)
             stopped = self._pool.spanned("layers", num_routed, work.run, layer, expected, self._pool.fetcher_handle)

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from moeflow.core.errors import ConfigError
 from moeflow.core.extensions import ExtensibleTable
 from moeflow.core.parallel_config import SLICED, WHOLE
+from moeflow.parallel.placement.eplb import place_by_load
 from moeflow.parallel.placement.placement import ExpertPlacement, Loads
 
 PlaceExperts: TypeAlias = Callable[[Loads, int], ExpertPlacement]  # of loads [layers, E], of any unit; number of ranks
@@ -26,7 +27,7 @@ def _by_index(loads: Loads, num_ranks: int) -> ExpertPlacement:
 
 def _by_load(loads: Loads, num_ranks: int) -> ExpertPlacement:
     """Leave each rank a slot more than it needs, for replicas."""
-    return ExpertPlacement.by_load(loads, num_ranks, ceil(loads.shape[1] / num_ranks) + 1)
+    return place_by_load(loads, num_ranks, ceil(loads.shape[1] / num_ranks) + 1)
 
 
 REPLICATED: Final = "replicated"

@@ -10,6 +10,7 @@ import numpy as np
 
 from moeflow.core.parallel_config import WHOLE, ParallelConfig
 from moeflow.core.sha256 import sha256
+from moeflow.parallel.placement.eplb import place_by_load
 from moeflow.parallel.placement.layouts import place_experts
 from moeflow.parallel.placement.placement import ExpertPlacement, Loads, slots_per_rank
 
@@ -45,7 +46,7 @@ class WholeExperts:
         return cls(
             num_experts,
             ExpertPlacement.by_index(num_layers, num_experts, num_ranks),
-            lambda loads: ExpertPlacement.by_load(loads, num_ranks, slots, num_redundant),
+            lambda loads: place_by_load(loads, num_ranks, slots, num_redundant),
             (slots,) * num_ranks,
         )
 

@@ -29,7 +29,6 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.cached_experts import ExpertPool
-from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu.decoder import PackedDecoder
@@ -158,8 +157,8 @@ def _absent_experts(count: int) -> Iterator[_TinyModel]:
     )
     slots = PackedExperts(num_slots, shape.hidden_size, shape.intermediate_size, "float32", storage=arena.slots)
     pool = ExpertPool(cache, slots)
-    pool.fetcher = DiskFetcher(disk, cache)
-    cache.attach(pool.fetcher)
+    pool.fetcher = disk
+    disk.serve(cache)
     try:
         yield _TinyModel(count, pool)
     finally:

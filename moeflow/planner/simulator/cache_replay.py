@@ -1,14 +1,15 @@
-"""A trace of routing, replayed with other memory, policy or predictor: what would have been read, and how fast it ran.
+"""Replays a trace of routing with other memory, policy or predictor: computes reads and speed.
 
-The expert cache, streaming, policies, predictors and governor are those that serve; only disk and clock are virtual. A
-layer's time is cut evenly over the experts it needs: it computes on those that are there, then on each as it arrives.
+Expert cache, streaming, policies, predictors and trials are the code that serves; only disk and clock are virtual. A
+layer's time is split evenly over its needed experts: first resident ones compute, then each as it arrives.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from moeflow.core.errors import ConfigError
@@ -17,21 +18,23 @@ from moeflow.experts.cache.eviction import Belady, EvictionPolicy
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
 from moeflow.experts.cache.policies import POLICIES
+from moeflow.experts.leased_experts import run_leased
+from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.experts.spans import untraced
 from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.planner.simulator.replayed_passes import ReplayedPass
-from moeflow.planner.simulator.replayed_predictors import ReplayedPrefetcher
+from moeflow.planner.simulator.replayed_sources import replayed_input, replayed_sources
 from moeflow.planner.simulator.virtual_disk import VirtualDisk
 from moeflow.workload.routing_trace import TraceHeader
 
 BELADY: Final = "belady"
 POLICY_NAMES: Final = (*POLICIES, BELADY)
-MIN_SLOTS: Final = 2  # one to compute on while the other is filled
+MIN_SLOTS: Final = 2  # one computes while the other is filled
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the replay is to assume."""
+    """The assumed machine."""
 
     disk_bytes_per_s: float
     slab_bytes: int
@@ -39,7 +42,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What to try."""
+    """The memory, policy and predictor of a replay."""
 
     num_slots: int
     policy: str
@@ -48,14 +51,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What came of a case."""
+    """The result of a case."""
 
     case: Case
     stats: CacheStats  # with virtual seconds of stall
     seconds: float  # of the whole trace
     num_generated: int  # tokens
-    prefetching_share: float  # of the passes in which the governor let the predictor prefetch
-    num_read: tuple[int, ...] = ()  # experts that each pass has asked the disk for
+    prefetching_share: float  # of passes that prefetched by prediction
+    num_read: tuple[int, ...] = ()  # experts that each pass read
 
     @property
     def tokens_per_s(self) -> float:
@@ -78,58 +81,39 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
         wait=lambda _: disk.wait(),
     )
     stream = ExpertStream(cache)
-    prefetcher = ReplayedPrefetcher(cache, case.predictor, passes, header)
+    driver = PrefetchDriver(cache, replayed_sources(case.predictor, passes, header), lambda: disk.now_s)
     num_read: list[int] = []
+    num_followed = 0
     for one in passes:
-        began_s = disk.now_s
         cache.begin_pass()
-        prefetcher.begin_pass(one)
+        driver.begin_pass(one)
+        layer_s = one.compute_s / header.num_layers
         for layer, needed in enumerate(one.needed):
-            layer_s = one.compute_s / header.num_layers
-            if case.policy != BELADY and stream.takes(len(needed)):
-                stream.run(layer, _Streamed(needed, disk, layer_s / len(needed)), untraced)
-                prefetcher.see_streamed(layer)
-                continue
-            for number, lease in enumerate(_leases(cache, layer, needed)):
-                if number == 0:  # behind what is needed for certain
-                    prefetcher.see(layer)
-                _compute(lease, disk, layer_s / len(needed))
+            see = partial(driver.see, layer, replayed_input(one, layer), one.ids[layer])
             if not needed:
                 disk.pass_time(layer_s)
-        prefetcher.end_pass(disk.now_s - began_s)
+                continue
+            work = _TimedWork(needed, disk, layer_s / len(needed))
+            if case.policy != BELADY and stream.takes(len(needed)):
+                stream.run(layer, work, untraced)
+                see()
+            else:
+                run_leased(cache, layer, work, untraced, see)
+        num_followed += driver.is_followed
+        driver.end_pass(one.num_tokens)
         num_read.append(disk.num_asked - sum(num_read))
     return ReplayResult(
         case=case,
         stats=dataclasses.replace(cache.stats(), stall_s=disk.waited_s),
         seconds=disk.now_s,
         num_generated=sum(one.num_generated for one in passes),
-        prefetching_share=prefetcher.num_passes_on / len(passes),
+        prefetching_share=num_followed / len(passes),
         num_read=tuple(num_read),
     )
 
 
-def _leases(cache: ExpertCache, layer: int, needed: Sequence[int]) -> Iterator[Lease]:
-    """Yield leases on all experts that a layer needs; if they do not fit, each portion loads during the one before."""
-    size = len(needed) if len(needed) <= cache.num_slots else cache.num_slots // 2
-    lease: Lease | None = None
-    for start in range(0, len(needed), max(size, 1)):
-        before, lease = lease, cache.acquire(layer, needed[start : start + size])
-        if before is not None:
-            yield before
-            before.release()
-    if lease is not None:
-        yield lease
-        lease.release()
-
-
-def _compute(lease: Lease, disk: VirtualDisk, expert_s: float) -> None:
-    disk.pass_time(expert_s * len(lease.hits))
-    for arrived in lease.arriving():
-        disk.pass_time(expert_s * len(arrived))
-
-
-class _Streamed:
-    """The work of a layer in a stream: time."""
+class _TimedWork:
+    """The work of a layer: time."""
 
     def __init__(self, experts: Sequence[int], disk: VirtualDisk, expert_s: float) -> None:
         self.experts = experts

@@ -1,4 +1,4 @@
-"""The passes of a trace of routing as a replay needs them."""
+"""The passes of a trace of routing, prepared for a replay."""
 
 from __future__ import annotations
 
@@ -10,20 +10,37 @@ import numpy as np
 from moeflow.core.errors import ConfigError
 from moeflow.workload.routing_trace import ExpertIds, RoutingTrace
 
-Named = Sequence[Sequence[int]]  # of each layer the experts that a network names, likeliest first
+Named = Sequence[Sequence[int]]  # a network's experts of each layer, likeliest first
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedPass:
     """A pass."""
 
-    chosen: list[list[int]]  # of each layer: the experts of all tokens, repeated
+    ids: ExpertIds  # [layers, tokens, K], the experts that routers chose
     needed: list[list[int]]  # of each layer: the distinct ones, ascending
-    num_tokens: int
     num_generated: int
-    compute_s: float  # if nothing had to be waited for
-    ahead: ExpertIds | None = None  # [layers, A, tokens, K], what the next routers would have chosen; None: not known
-    named: Named | None = None  # by a network, before it began; None: it was not asked
+    compute_s: float  # without waits
+    ahead: ExpertIds | None = None  # [layers, A, tokens, K], the choices of the next routers; None: unknown
+    named: Named | None = None  # a network's prediction before the pass; None: no prediction
+
+    @classmethod
+    def of(
+        cls,
+        ids: ExpertIds,
+        num_generated: int,
+        compute_s: float,
+        ahead: ExpertIds | None = None,
+        named: Named | None = None,
+    ) -> ReplayedPass:
+        """Return a pass whose routers chose these experts."""
+        return cls(ids, [np.unique(layer).tolist() for layer in ids], num_generated, compute_s, ahead, named)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that it computes."""
+        num_tokens: int = self.ids.shape[1]
+        return num_tokens
 
 
 def prepare_passes(
@@ -31,7 +48,7 @@ def prepare_passes(
 ) -> list[ReplayedPass]:
     """Return a trace's passes; each computes for `compute_s`, None: as long as it was recorded.
 
-    `named` is what a network says of each; empty: there is none.
+    `named` has a network's prediction for each; empty: no network.
 
     Raises: ConfigError if there is no pass, or its time is needed and not known.
     """
@@ -40,14 +57,12 @@ def prepare_passes(
     if compute_s is None and not any(routed.compute_s for routed in trace.passes):
         raise ConfigError("the trace does not report how long its passes computed. Give it with --compute-time")
     return [
-        ReplayedPass(
-            chosen=[layer.ravel().tolist() for layer in routed.ids],
-            needed=[np.unique(layer).tolist() for layer in routed.ids],
-            num_tokens=routed.ids.shape[1],
-            num_generated=routed.num_generated,
-            compute_s=routed.compute_s if compute_s is None else compute_s,
-            ahead=routed.ahead,
-            named=of_pass,
+        ReplayedPass.of(
+            routed.ids,
+            routed.num_generated,
+            routed.compute_s if compute_s is None else compute_s,
+            routed.ahead,
+            of_pass,
         )
         for routed, of_pass in zip(trace.passes, named or [None] * len(trace.passes), strict=True)
     ]

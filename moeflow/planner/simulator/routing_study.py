@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from moeflow.experts.cache.policies import DEFAULT_POLICY
 from moeflow.experts.predict.registry import NO_PREDICTOR
 from moeflow.planner.costs.model_costs import expected_distinct
@@ -93,13 +91,7 @@ def _prompt_passes(ids: ExpertIds, num_tokens: int) -> Iterator[_Counted]:
 
 
 def _pass(ids: ExpertIds) -> ReplayedPass:
-    return ReplayedPass(
-        chosen=[layer.ravel().tolist() for layer in ids],
-        needed=[np.unique(layer).tolist() for layer in ids],
-        num_tokens=ids.shape[1],
-        num_generated=0,
-        compute_s=1.0,
-    )
+    return ReplayedPass.of(ids, num_generated=0, compute_s=1.0)
 
 
 def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_Kind, PassReads]:
@@ -110,8 +102,7 @@ def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_Kind, PassR
     reads: dict[_Kind, list[float]] = {kind: [] for _, kind in passes if kind is not None}
     for one, kind in passes:
         if kind is not None:
-            pairs = len(one.chosen[0]) / header.top_k
-            more = header.num_layers * expected_distinct(header.num_experts, header.top_k, pairs)
+            more = header.num_layers * expected_distinct(header.num_experts, header.top_k, one.num_tokens)
             even[kind] = even.get(kind, 0.0) + more
             distinct[kind] += sum(map(len, one.needed))
     for share in SHARES_ON_DISK:

@@ -10,7 +10,6 @@ from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.checkpoint.packed.writer import build_packed_weights_file
 from moeflow.experts.cache.eviction import LRU
 from moeflow.experts.cache.expert_cache import ExpertCache
-from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
@@ -47,7 +46,7 @@ def test_experts_from_disk_answer_like_resident_ones(tmp_path, weight_format):
         start_loads=disk.start_loads,
         wait=disk.wait,
     )
-    cache.attach(DiskFetcher(disk, cache))
+    disk.serve(cache)
     for _ in range(20):
         x = torch.randn(1, HIDDEN, generator=chance)
         topk_ids = torch.randperm(NUM_EXPERTS, generator=chance)[:TOP_K].view(1, TOP_K)

@@ -18,7 +18,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.speculators.test_draft_model import drafts_of, say, timeless
-from tests.engine.streamed_runs import answers, run
+from tests.engine.streamed_runs import answers, follow_all, run
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -65,11 +65,9 @@ def load(target, slabs, *speculators: str, num_slots: int = 7, kv_dtype: str | N
         config = dataclasses.replace(config, draft_models=drafts)
     engine = Engine.load(config)
     timeless(engine)
-    store = engine._runner.experts
-    for ahead, is_on in ((store.by_drafts, True), (store._prefetcher, False)):
-        if ahead is not None:
-            ahead.trial.is_on = is_on
-            ahead.trial.end_pass = lambda *_: None
+    driver = engine._runner.experts.prefetch
+    follow_all(driver, is_on=False)
+    driver.draft_trial.is_on = True
     return engine
 
 
@@ -204,8 +202,7 @@ def test_right_advice_leaves_less_to_wait_for(target, slabs):
     def misses(is_on: bool) -> int:
         engine = load(target, slabs, "self:int8", num_slots=12)
         store = engine._runner.experts
-        store.by_drafts.trial.is_on = is_on
-        store.by_drafts.trial.end_pass = lambda *_: None
+        store.prefetch.draft_trial.is_on = is_on
         prefetch_pass = store.cache.prefetch_pass
 
         def prefetch_and_wait(numbers):

@@ -382,7 +382,7 @@ def test_loads_that_cannot_be_started_leave_nothing_behind():
         cache.check_integrity()
     assert cache.num_resident == 0
     assert len(refused) == 4
-    assert all(job.is_done and "given up" in str(job.error) for job in refused)  # other passes may wait for them
+    assert all(job.is_done and "abandoned" in str(job.error) for job in refused)  # other passes may wait for them
 
 
 def test_the_best_stay_when_slots_go():

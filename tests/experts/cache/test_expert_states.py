@@ -139,7 +139,7 @@ class StatesMachine(RuleBasedStateMachine):
         job = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
         self.states.abandon([job])
         assert job.is_done
-        assert "given up" in str(job.error)
+        assert "abandoned" in str(job.error)
         self.drop(job)
 
     def expect_cancelled(self, jobs):
@@ -342,7 +342,7 @@ def test_loads_that_are_abandoned_end_with_an_error_for_those_who_wait(it):
     (job,) = it.begin(0, is_prefetch=False)
     it.states.abandon([job])
     assert job.is_done
-    assert "given up" in str(job.error)
+    assert "abandoned" in str(job.error)
     assert (it.states.num_taken, it.states.loads, it.stats.failed_loads) == (0, {}, 0)
 
 

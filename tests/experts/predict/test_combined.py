@@ -106,6 +106,6 @@ def test_what_is_said_twice_counts_once():
         predictor.predict(0)
         if number > 2000:
             named = predictor._members[0].predict(0)
-            chances += [predictor._said[0].chances[expert] for expert in named]
+            chances += [predictor._predicted[0].chances[expert] for expert in named]
         predictor.observe(0, ids)
     assert np.mean(chances) == pytest.approx(0.5 + 0.5 * 0.1, abs=0.08)

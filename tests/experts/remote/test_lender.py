@@ -87,8 +87,8 @@ def test_who_cannot_be_served_is_told_why(running, changes, reason):
 @pytest.mark.parametrize(
     ("label", "num_bytes", "complaint"),
     [
-        (piece_label(0, 0), EXPERT + 1, "are not what comes next"),
-        (piece_label(0, 64), 64, "are not what comes next"),
+        (piece_label(0, 0), EXPERT + 1, "are not the next piece"),
+        (piece_label(0, 64), 64, "are not the next piece"),
         (piece_label(2 * NUM_EXPERTS, 0), 64, "there is no expert 12 in 2 layers of 6"),
         ("piece of expert 1", 64, "where 2 numbers follow"),
         ("piece of expert -1 0", 64, "where 2 numbers follow"),

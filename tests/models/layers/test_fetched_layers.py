@@ -16,11 +16,11 @@ from moeflow.core.errors import StorageError
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import CachedExperts, ExpertPool
-from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader
 from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
-from moeflow.experts.prefetcher import Prefetcher
+from moeflow.experts.prefetch.driver import PrefetchDriver
+from moeflow.experts.prefetch.layer_source import LayerSource
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
@@ -77,8 +77,8 @@ class Fetched:
         )
         slots = PackedExperts(num_slots, CONFIG.hidden_size, CONFIG.intermediate_size, "float32", storage=arena.slots)
         self.pool = ExpertPool(self.cache, slots)
-        self.pool.fetcher = DiskFetcher(self.disk, self.cache)
-        self.cache.attach(self.pool.fetcher)
+        self.pool.fetcher = self.disk
+        self.disk.serve(self.cache)
         if not is_lent:
             self.pool.lend_slots = lambda *_: None
         formats = WeightFormats("float32", "float32")
@@ -87,7 +87,7 @@ class Fetched:
         if predictor != NO_PREDICTOR:
             routers = [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]
             made = PREDICTORS[predictor](RoutedModel(NUM_LAYERS, NUM_EXPERTS, routers))
-            self.pool.ahead = Prefetcher(self.cache, made, AlwaysOn(), NUM_LAYERS)
+            self.pool.prefetch = PrefetchDriver(self.cache, [LayerSource(AlwaysOn(), NUM_EXPERTS, made)])
 
     def run(self, batch):
         self.cache.begin_pass()

@@ -18,7 +18,8 @@ from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.predict.predictor import MAX_TOKENS, RoutedModel
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
-from moeflow.experts.prefetcher import Prefetcher
+from moeflow.experts.prefetch.driver import PrefetchDriver
+from moeflow.experts.prefetch.layer_source import LayerSource
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.cpu import extension
@@ -172,12 +173,10 @@ class Cached:
         build, config = MODELS[family]
         self.model = build(config, WeightAllocator(torch.float32, device, formats, pool=self.pool, on_route=on_route))
         fill(self.model)
-        self.prefetcher = None
         if predictor != NO_PREDICTOR:
             routers = [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]
             made = PREDICTORS[predictor](RoutedModel(NUM_LAYERS, NUM_EXPERTS, routers))
-            self.prefetcher = Prefetcher(self.cache, made, AlwaysOn(), NUM_LAYERS)
-            self.pool.ahead = self.prefetcher
+            self.pool.prefetch = PrefetchDriver(self.cache, [LayerSource(AlwaysOn(), NUM_EXPERTS, made)])
         self.names = []
 
     def _spanned(self, name, layer, function, /, *args):
@@ -189,8 +188,6 @@ class Cached:
     def run(self, batch):
         self.cache.begin_pass()
         out = run(self.model, batch)
-        if self.prefetcher is not None:
-            self.prefetcher.end_pass(1.0)
         self.cache.check_integrity()
         return out
 

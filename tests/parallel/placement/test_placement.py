@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.parallel.placement.eplb import place_by_load
 from moeflow.parallel.placement.expert_load import rank_loads
 from moeflow.parallel.placement.placement import ExpertPlacement, ServingTable
 
@@ -17,7 +18,7 @@ loads_of = st.lists(st.integers(0, 50), min_size=1, max_size=7)
 
 
 def by_load(loads, num_ranks, slots) -> ExpertPlacement:
-    return ExpertPlacement.by_load(np.array([loads], float), num_ranks, slots)
+    return place_by_load(np.array([loads], float), num_ranks, slots)
 
 
 def makespan(placement, loads) -> float:
@@ -53,7 +54,7 @@ def test_blocks_by_index(num_experts, num_ranks, blocks):
 @given(st.integers(1, 4), st.integers(1, 4), loads_of)
 def test_a_placement_by_load_has_every_expert_and_keeps_to_its_slots(num_ranks, slots, loads):
     loads = loads[: num_ranks * slots]
-    placement = ExpertPlacement.by_load(np.array([loads, loads[::-1]], float), num_ranks, slots)
+    placement = place_by_load(np.array([loads, loads[::-1]], float), num_ranks, slots)
     for layer in range(2):
         held = [placement.held_by(rank, layer) for rank in range(num_ranks)]
         assert max(map(len, held)) <= slots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from moeflow.core.errors import ConfigError
 from moeflow.planner.simulator.cache_replay import POLICY_NAMES, Case, Machine, replay
 from moeflow.planner.simulator.replayed_passes import prepare_passes
-from moeflow.planner.simulator.replayed_predictors import PREDICTOR_NAMES
+from moeflow.planner.simulator.replayed_sources import PREDICTOR_NAMES
 from moeflow.workload.routing_trace import RoutingTrace
 from tests.marks import thorough_unless
 from tests.planner.simulator.traces import make_trace, named_in, with_routers_ahead
@@ -105,7 +106,7 @@ def test_by_hand():
     trace = make_trace(0, num_layers=1, num_experts=4)
     passes = prepare_passes(make_trace(3, num_layers=1, num_experts=4), compute_s=0.004)
     by_hand = [
-        type(one)(chosen=[needed], needed=[needed], num_tokens=2, num_generated=1, compute_s=0.004)
+        type(one).of(np.array([needed])[..., None], num_generated=1, compute_s=0.004)
         for one, needed in zip(passes, ([0, 1], [0, 2], [2, 3]), strict=True)
     ]
     result = replay(by_hand, trace.header, MACHINE, Case(2, "lru", "none"))

@@ -10,13 +10,15 @@ import torch
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine import expert_store
-from moeflow.engine.expert_forecast import ExpertForecast
-from moeflow.engine.input_forecast import InputForecast
 from moeflow.engine.runner_loading import load_runner
 from moeflow.experts.predict.predictor import MAX_TOKENS
+from moeflow.experts.prefetch.followed_texts import FollowedTexts
+from moeflow.experts.prefetch.input_source import InputSource
+from moeflow.experts.prefetch.network_source import NetworkSource
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import folders_of, save_predictor
+from tests.engine.streamed_runs import follow_all
 from tests.engine.test_encoder_decoder import config_of, run
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_switch import write_tiny_switch
@@ -48,15 +50,14 @@ def stores(monkeypatch):
     """Have all predictions be followed; return the stores of engines that are loaded."""
     monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
     found = []
-    predict_for = expert_store.ExpertStore.predict_for
+    prefetch_by = expert_store.ExpertStore.prefetch_by
 
-    def always_on(self, *rest):
-        predict_for(self, *rest)
-        for forecast in self._forecasts:
-            forecast.trial.is_on, forecast.trial.end_pass = True, lambda *_: None
+    def always_on(self, sources):
+        prefetch_by(self, sources)
+        follow_all(self.prefetch)
         found.append(self)
 
-    monkeypatch.setattr(expert_store.ExpertStore, "predict_for", always_on)
+    monkeypatch.setattr(expert_store.ExpertStore, "prefetch_by", always_on)
     return found
 
 
@@ -67,23 +68,11 @@ def streamed(folder, slabs, num_slots, **settings):
 
 @pytest.mark.parametrize("num_slots", [3, 9, 24])
 def test_answers_are_the_same_whatever_is_predicted(target, tmp_path, stores, monkeypatch, num_slots):
-    asked, wanted = [], []
-    prefetch_pass = expert_store.ExpertCache.prefetch_pass
-    begin_pass = ExpertForecast.begin_pass
-
-    def begin(self, batch):
-        monkeypatch.setattr(expert_store.ExpertCache, "prefetch_pass", note)
-        begin_pass(self, batch)
-        monkeypatch.setattr(expert_store.ExpertCache, "prefetch_pass", prefetch_pass)
-
-    def note(self, numbers):
-        wanted.append(numbers)
-        return prefetch_pass(self, numbers)
-
-    monkeypatch.setattr(ExpertForecast, "begin_pass", begin)
-    followed = expert_store.FollowedTexts.wanted
+    asked, ranked = [], []
+    rank_pass, followed = NetworkSource.rank_pass, FollowedTexts.wanted
+    monkeypatch.setattr(NetworkSource, "rank_pass", lambda *given: ranked.append(rank_pass(*given)) or ranked[-1])
     monkeypatch.setattr(
-        expert_store.FollowedTexts,
+        FollowedTexts,
         "wanted",
         lambda self, tokens: asked.extend((it, it.token_ids(0, it.stop)) for it in tokens) or followed(self, tokens),
     )
@@ -92,11 +81,11 @@ def test_answers_are_the_same_whatever_is_predicted(target, tmp_path, stores, mo
         == run(config_of(target, max_num_seqs=4))[0]
     )
     (store,) = stores
-    assert [type(it) for it in store._forecasts] == [InputForecast, ExpertForecast]
+    assert [type(it) for it in store.prefetch.sources] == [InputSource, NetworkSource]
     store.cache.check_integrity()
     first = OF_ENCODER * EXPERTS
-    assert all(first <= number < first + OF_DECODER * EXPERTS for numbers in wanted for number in numbers)
-    assert any(wanted)
+    assert all(first <= number < first + OF_DECODER * EXPERTS for numbers in ranked for number in numbers)
+    assert any(ranked)
     for tokens, text in asked:
         request, num_input = tokens.text, tokens.text.num_encoder_tokens
         own = [request.prompt_token_ids[-1], *request.output_token_ids]
@@ -115,4 +104,4 @@ def test_without_a_predictor_of_the_decoder_there_is_that_of_inputs(target, tmp_
         save_predictor(ExpertPredictor(shape), checkpoint, folders_of(folder)[0], {})
     with closing(load_runner(streamed(folder, tmp_path / "slabs", 9))):
         (store,) = stores
-        assert [type(it) for it in store._forecasts] == [InputForecast]
+        assert [type(it) for it in store.prefetch.sources] == [InputSource]

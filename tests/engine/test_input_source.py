@@ -14,12 +14,14 @@ from moeflow.core.request import Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.trial import Trial
 from moeflow.engine import expert_store
-from moeflow.engine.input_forecast import InputForecast
-from moeflow.engine.input_tables import HASH_BUILDING, ExpertTable, InputTables
+from moeflow.experts.prefetch.driver import PrefetchDriver
+from moeflow.experts.prefetch.expert_tables import HASH_BUILDING, ExpertTable, ExpertTables
+from moeflow.experts.prefetch.input_source import InputSource
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import predictor_folder, save_predictor
 from moeflow.pipeline.runtime.trace import Trace
+from tests.engine.streamed_runs import follow_all
 from tests.engine.test_encoder_decoder import config_of, run
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_switch import write_tiny_switch
@@ -55,15 +57,14 @@ def streamed(folder, slabs, num_slots, **settings):
 def stores(monkeypatch):
     """Have all predictions be followed; return the stores of engines that are loaded."""
     found = []
-    predict_for = expert_store.ExpertStore.predict_for
+    prefetch_by = expert_store.ExpertStore.prefetch_by
 
-    def always_on(self, *rest):
-        predict_for(self, *rest)
-        trial = self._forecasts[0].trial
-        trial.is_on, trial.end_pass = True, lambda *_: None
+    def always_on(self, sources):
+        prefetch_by(self, sources)
+        follow_all(self.prefetch)
         found.append(self)
 
-    monkeypatch.setattr(expert_store.ExpertStore, "predict_for", always_on)
+    monkeypatch.setattr(expert_store.ExpertStore, "prefetch_by", always_on)
     return found
 
 
@@ -73,29 +74,24 @@ def test_answers_are_the_same_whatever_is_predicted(target, tmp_path, stores, nu
     config = streamed(target, tmp_path / "slabs", num_slots, max_num_seqs=max_num_seqs)
     assert run(config)[0] == run(config_of(target, max_num_seqs=max_num_seqs))[0]
     (store,) = stores
-    assert isinstance(store._forecasts[0], InputForecast)
+    (source,) = store.prefetch.sources
+    assert isinstance(source, InputSource)
     assert store.cache.stats().prefetched_bytes > 0
-    assert not store._forecasts[0]._tables._waiting
+    assert not source._tables._waiting
     store.cache.check_integrity()
 
 
-class Model:
-    """Embeds tokens as itself."""
-
-    device = torch.device("cpu")
-
-    def embed(self, token_ids):
-        return torch.randn(300, SHAPE.embedding_size, generator=torch.Generator().manual_seed(2))[token_ids]
+def embed(token_ids):
+    return torch.randn(300, SHAPE.embedding_size, generator=torch.Generator().manual_seed(2))[token_ids]
 
 
 class Cache:
-    """Notes what is to be read."""
+    """Notes prefetches."""
+
+    stall_s = 0.0
 
     def __init__(self):
         self.asked = []
-
-    def stats(self):
-        return None
 
     def prefetch_pass(self, numbers):
         self.asked.append(numbers)
@@ -115,7 +111,7 @@ def batch_of(*requests, start=0):
 
 def experts_of(predictor, request):
     """Return which experts tokens of an input are likeliest to need, and how likely, by layer: {number: sum}."""
-    logits = predictor(Model().embed(torch.tensor([request.token_ids(0, request.num_encoder_tokens)])))[0]
+    logits = predictor(embed(request.token_ids(0, request.num_encoder_tokens))[None])[0]
     wanted = {}
     for of_token in logits.softmax(-1):
         for layer, row in enumerate(of_token):
@@ -133,41 +129,42 @@ def made():
     torch.manual_seed(4)
     predictor = ExpertPredictor(SHAPE).requires_grad_(False)
     trial, cache, trace = Trial("sida", starts_on=True), Cache(), Trace()
-    tables = InputTables(predictor, Model(), top_k=SHAPE.top_k, trace=trace)
-    with closing(InputForecast(tables, cache, trial)) as forecast:
-        yield forecast, predictor, trial, cache, trace
+    tables = ExpertTables(predictor, embed, top_k=SHAPE.top_k, trace=trace)
+    driver = PrefetchDriver(cache, [InputSource(trial, EXPERTS, tables)])
+    with closing(driver):
+        yield driver, tables, predictor, trial, cache, trace
 
 
 def test_what_waits_is_read_behind_what_is_computed(made):
-    forecast, predictor, _, cache, trace = made
+    driver, tables, predictor, _, cache, trace = made
     first, second, third = (input_of(name, num_tokens) for name, num_tokens in (("a", 40), ("b", 9), ("c", 5)))
     for request in (first, second, third):
-        forecast.expect(request)
+        driver.expect(request)
     third.status = RequestStatus.FINISHED
-    for table in forecast._tables._waiting.values():
+    for table in tables._waiting.values():
         assert isinstance(table.result(), ExpertTable)
-    forecast.begin_pass(batch_of(first))
+    driver.begin_pass(batch_of(first))
     now = in_order(experts_of(predictor, first))
     then = in_order(experts_of(predictor, second))
     assert cache.asked == [[*now, *(number for number in then if number not in now)]]
-    assert list(forecast._tables._waiting) == [second]
-    forecast.begin_pass(batch_of(first, start=40))  # the decoder's
+    assert list(tables._waiting) == [second]
+    driver.begin_pass(batch_of(first, start=40))  # the decoder's
     assert len(cache.asked) == 1
-    forecast.begin_pass(batch_of(second))
+    driver.begin_pass(batch_of(second))
     assert cache.asked[1] == then
     (row,) = trace.rows
     assert row.name == HASH_BUILDING
     assert [span.label.name for span in row.spans] == [f"input of {number} tokens" for number in (40, 9, 5)]
 
 
-def test_nothing_is_asked_while_the_trial_is_against_it(made):
-    forecast, predictor, trial, cache, trace = made
+def test_nothing_is_asked_while_the_governor_is_against_it(made):
+    driver, _, predictor, trial, cache, trace = made
     request = input_of("a", 12)
     trial.is_on = False
-    forecast.expect(request)
-    forecast.begin_pass(batch_of(request))
+    driver.expect(request)
+    driver.begin_pass(batch_of(request))
     assert not cache.asked
     assert not trace.rows[0].spans
     trial.is_on = True  # its trial goes on: what was not expected is asked now
-    forecast.begin_pass(batch_of(request))
+    driver.begin_pass(batch_of(request))
     assert cache.asked == [in_order(experts_of(predictor, request))]

@@ -7,7 +7,8 @@ import torch
 from moeflow.core.batch import BatchEntry
 from moeflow.core.request import Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.followed_texts import FollowedTexts, NewTokens, in_order_of_need
+from moeflow.experts.prefetch.followed_texts import FollowedTexts, NewTokens, ranked_by_layer
+from moeflow.experts.prefetch.source import numbered
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
@@ -28,7 +29,7 @@ def followed(predictor):
 
 
 def experts_of(texts, entries):
-    return in_order_of_need(texts.wanted([NewTokens.of(each) for each in entries]))
+    return numbered(ranked_by_layer(texts.wanted([NewTokens.of(each) for each in entries])), EXPERTS)
 
 
 def entry(request, start, num_tokens):
@@ -39,7 +40,7 @@ def expected(predictor, *entries):
     """Return what whole texts say of the tokens of a pass."""
     numbers = set()
     for one in entries:
-        logits = predictor(Model().embed(torch.tensor([one.request.token_ids(0, one.stop)])))[0, one.start :]
+        logits = predictor(Model().embed(one.request.token_ids(0, one.stop))[None])[0, one.start :]
         chosen = logits.topk(TOP_K).indices + torch.arange(LAYERS)[:, None] * EXPERTS
         numbers |= {*chosen.flatten().tolist()}
     return numbers

@@ -16,10 +16,11 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.trial import Trial
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
-from moeflow.engine.expert_forecast import ExpertForecast
-from moeflow.engine.followed_texts import FollowedTexts
 from moeflow.engine.messages import TrialStats
 from moeflow.experts.predict.predictor import MAX_TOKENS
+from moeflow.experts.prefetch.driver import PrefetchDriver
+from moeflow.experts.prefetch.followed_texts import FollowedTexts
+from moeflow.experts.prefetch.network_source import NetworkSource
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import carry_predictor, predictor_folder, save_predictor
@@ -29,7 +30,7 @@ from moeflow.train.bare_model import load_bare_model
 from moeflow.train.predictors.distillation import PredictorRecipe, train_predictor
 from moeflow.train.predictors.routed_text import router_logits
 from tests.engine.speculators.test_draft_model import timeless
-from tests.engine.streamed_runs import answers, run
+from tests.engine.streamed_runs import answers, follow_all, run
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -71,9 +72,7 @@ def quick_probe(monkeypatch):
 def load(model, slabs, *, num_slots: int = 9, is_on: bool = True, **settings) -> Engine:
     """Return an engine that follows all predictions, or none."""
     engine = Engine.load(streamed_config(str(model), slabs, num_slots, predictor="sida", dtype="float32", **settings))
-    governor = engine._runner.experts._forecasts[0].trial
-    governor.is_on = is_on
-    governor.end_pass = lambda *_: None
+    follow_all(engine._runner.experts.prefetch, is_on=is_on)
     return engine
 
 
@@ -152,16 +151,16 @@ def test_what_was_trained_is_taken_and_hits(bare, slabs, tmp_path):
 
 def test_it_rests_where_it_does_not_pay_and_in_passes_of_many_tokens(target, slabs, monkeypatch):
     engine = load(target, slabs, is_on=False)
-    (forecast,) = engine._runner.experts._forecasts
+    (source,) = engine._runner.experts.prefetch.sources
     asked, told = [], []
     wanted = torch.zeros(LAYERS, EXPERTS)
-    monkeypatch.setattr(forecast._texts, "wanted", lambda tokens: asked.append(tokens) or wanted)
-    monkeypatch.setattr(forecast.trial, "end_pass", lambda num_tokens, *_: told.append(num_tokens))
+    monkeypatch.setattr(FollowedTexts, "wanted", lambda _, tokens: asked.append(tokens) or wanted)
+    monkeypatch.setattr(source.trial, "end_pass", lambda num_tokens, *_: told.append(num_tokens))
     answers(engine, [list(range(2, 2 + MAX_TOKENS + 1))], num_tokens=6)
     assert asked == []  # off
     assert told
     assert {*told} == {1}  # that it may be tried again, but for the prompt
-    forecast.trial.is_on = True
+    source.trial.is_on = True
     answers(engine, [list(range(100, 101 + MAX_TOKENS))], num_tokens=6)
     assert len(asked) == 5
     engine.close()
@@ -171,22 +170,21 @@ def test_where_drafts_say_what_is_needed_nothing_is_predicted(target, slabs, mon
     engine = load(target, slabs, speculators=("self:int8",))
     timeless(engine)
     store = engine._runner.experts
-    texts = store._forecasts[0]._texts
-    wanted, begin_pass = texts.wanted, store.begin_pass
+    wanted, begin_pass = FollowedTexts.wanted, store.begin_pass
     is_said: list[bool] = []
     has_predicted: list[bool] = []
 
     def begin(batch):
-        is_said.append(store.by_drafts.is_asked or batch.num_tokens > MAX_TOKENS)
+        is_said.append(store.prefetch.has_drafts or batch.num_tokens > MAX_TOKENS)
         has_predicted.append(False)
         begin_pass(batch)
 
-    def predict(tokens):
+    def predict(self, tokens):
         has_predicted[-1] = True
-        return wanted(tokens)
+        return wanted(self, tokens)
 
     monkeypatch.setattr(store, "begin_pass", begin)
-    monkeypatch.setattr(texts, "wanted", predict)
+    monkeypatch.setattr(FollowedTexts, "wanted", predict)
     answers(engine, [[5, 9, 200, 31, 7]], num_tokens=40)
     assert any(is_said)
     assert has_predicted == [not said for said in is_said]
@@ -196,28 +194,30 @@ def test_where_drafts_say_what_is_needed_nothing_is_predicted(target, slabs, mon
 
 def test_what_is_switched_off_is_said(target, slabs):
     engine = load(target, slabs)
-    (forecast,) = engine._runner.experts._forecasts
+    (source,) = engine._runner.experts.prefetch.sources
     for _ in range(200):
-        Trial.end_pass(forecast.trial, 1, 2.0 if forecast.trial.is_on else 1.0)
+        Trial.end_pass(source.trial, 1, 2.0 if source.trial.is_on else 1.0)
     found = engine.stats().trials[0]
     assert found == TrialStats(name="prefetching by sida", reason="passes take 100% more time with it")
     engine.close()
 
 
-def test_a_failed_pass_tells_nothing():
+def test_failed_and_large_passes_are_not_judged():
     class Cache:
-        num_experts = EXPERTS
+        has_absent, stall_s = True, 0.0
 
-        def stats(self):
-            raise AssertionError("asked")
+    def refuse(*_):
+        raise AssertionError("asked")
 
-    one = ExpertForecast(FollowedTexts(ExpertPredictor(SHAPE), None), Cache(), Trial("sida"))
+    trial = Trial("sida")
+    trial.end_pass = refuse
+    one = PrefetchDriver(Cache(), [NetworkSource(trial, EXPERTS, refuse)])
     many = Request("a", list(range(2, 50)), SamplingParams(), max_tokens=9)
     one.begin_pass(Batch((BatchEntry(many, 0, MAX_TOKENS + 1, (), samples=True),)))
-    assert one.end_pass(MAX_TOKENS + 1, 1.0) is None
-    one._before = object()
+    one.end_pass(MAX_TOKENS + 1)
+    one.begin_pass(Batch((BatchEntry(many, 0, 1, (), samples=True),)))
     one.drop_pass()
-    assert one.end_pass(1, 1.0) is None
+    one.end_pass(1)
 
 
 def test_without_a_predictor_it_is_said_how_to_get_one(bare, slabs):
