@@ -18,6 +18,7 @@ from moeflow.core.trial import (
     LONGEST_STAND,
     MIN_GAIN,
     MOST_WAITED,
+    NOT_TRIED,
     SHARE,
     WINDOW,
     GainTrial,
@@ -167,11 +168,16 @@ def test_passes_are_compared_with_others_of_their_size():
 
 def test_a_pass_of_a_size_without_comparison_is_not_judged():
     trial = Trial("x")
-    run(trial, 0.5, FIRST_TRY)
+    for number in range(FIRST_TRY):
+        trial.end_pass(1 + number % 2 * 99, 1.0 + number % 2)
     assert trial.is_on
     trial.end_pass(7, 100.0)
     assert not trial.is_on
-    assert trial.reason == "not tried yet"
+    assert trial.reason == NOT_TRIED
+    while not trial.is_on:
+        trial.end_pass(100, 2.0)
+    trial.end_pass(90, 2.0 * 90 / 100)  # compared with passes of 100 tokens, a little fewer
+    assert trial.reason.endswith("1 passes tried")
 
 
 def test_a_changed_x_is_tried_anew():
@@ -179,7 +185,7 @@ def test_a_changed_x_is_tried_anew():
     run(trial, 1.5, 1000)
     assert trial.verdict is False
     trial.begin_again()
-    assert (trial.verdict, trial.reason) == (None, "not tried yet")
+    assert (trial.verdict, trial.reason) == (None, NOT_TRIED)
     assert run(trial, 0.5, FIRST_TRY + 1)[-1]
 
 
@@ -204,6 +210,15 @@ def test_x_is_not_tried_where_passes_wait_most_of_the_time():
     for _ in range(FIRST_TRY + 20):
         trial.end_pass(1, 1.0, waited_s=0.2)
     assert trial.reason.startswith("in trial")
+
+
+def test_x_is_switched_off_where_passes_begin_to_wait_most_of_the_time():
+    trial = Trial("x")
+    run(trial, 0.5, 1000)
+    assert trial.verdict
+    for _ in range(3 * LONGEST_STAND):
+        trial.end_pass(1, 0.5 if trial.is_on else 1.0, waited_s=0.0 if trial.is_on else 0.9)
+    assert (trial.is_on, trial.verdict) == (False, None)
 
 
 def test_a_pass_of_no_time_is_no_error():
