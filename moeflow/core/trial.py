@@ -138,7 +138,7 @@ class GainTrial:
 
     def _settle(self, verdict: bool) -> None:
         is_new, self.verdict, self.is_on = verdict is not self.verdict, verdict, verdict
-        self._has_decided, self._credit = True, _MOST_CREDIT / 2
+        self._has_decided = True
         if not verdict:
             self._rest = self._next_rest = FIRST_REST if is_new else min(2 * self._next_rest, LONGEST_REST)
         if is_new:
