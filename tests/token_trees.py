@@ -1,4 +1,4 @@
-"""Token trees of given sequences, merged as guesses are, and speculators that always draft."""
+"""Token trees of given sequences, merged as drafts are, and speculators that always draft."""
 
 from __future__ import annotations
 

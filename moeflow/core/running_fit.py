@@ -20,7 +20,7 @@ _TINY: Final = 1e-12
 class RunningFit:
     """Least squares with fading memory; no coefficient is negative.
 
-    An observation weighs as one over its expected seconds. Amounts that always come together keep the ratio of their
+    An observation weighs as one over its expected seconds. Amounts in a constant ratio keep the ratio of their
     previous coefficients, because each fit stays close to the fit before it.
     """
 
@@ -38,7 +38,7 @@ class RunningFit:
         return sum(amount * unit_s for amount, unit_s in zip(amounts, self._unit_s, strict=True))
 
     def observe(self, seconds: float, *amounts: float) -> None:
-        """Learn how long these amounts took together."""
+        """Learn from the total seconds of these amounts."""
         if seconds <= 0:
             return
         expected_s = self.seconds(*amounts)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Final
+from typing import ClassVar, Final
 
 from moeflow.core.running_fit import RunningCurve
 
@@ -33,18 +33,20 @@ _CERTAIN: Final = 4.0  # standard errors that a decision for X needs, because it
 _REJECTED: Final = 3.0  # ... and a decision against X, or a check of a decision for X,
 _CONFIRMED: Final = 1.0  # ... and a check with `_CHECK` passes of each kind
 _CHECK: Final = 32
+_LEAST_EXACT: Final = 16  # exact gains before a decision, because they may differ much; they pay for losses until then
 _NOISE: Final = 0.2  # standard deviation of a gain: an assumption that weighs as `_ASSUMED` passes without gain
 _ASSUMED: Final = 8
 _RISK_ERRORS: Final = 2.26  # so that a first try risks 0.16 of a pass, the worst recorded loss
 _MOST_LOSS: Final = 1.0  # of a pass that counts: a slower one was disturbed
 _MOST_CREDIT: Final = 16.0  # passes that an X may lose after it has gained as many
+_FEW: Final = 16  # tokens
 _WEIGHT: Final = 0.2  # of the newest pass without X in the expected time of one
 
 
 class GainTrial:
     """Decides from the gains of passes with X."""
 
-    _least_tried = 16  # passes before a decision: losses are paid from exact gains until then
+    _is_exact: ClassVar[bool] = True  # so gains pay for the next tries, and need no passes without X
 
     def __init__(self, name: str, *, share: float = SHARE, starts_on: bool = False) -> None:
         """`name` is for messages.
@@ -100,30 +102,18 @@ class GainTrial:
             self._credit = max(self._credit, min(self._credit + self._share, self._risk))
         else:
             self._num_on += 1
-            self._credit = min(self._credit + self._share + self._earned(gain), _MOST_CREDIT)
+            earned = gain if self._is_exact else -self._risk
+            self._credit = min(self._credit + self._share + earned, _MOST_CREDIT)
             self._sum += gain
             self._squares += gain * gain
         found = self._found()
         if found is not None:
             self._settle(found)
             return
-        is_on = self._is_window_on and (self._is_free or self._credit >= self._risk)
+        is_on = self._is_exact or self.is_on is (self._in_window < WINDOW)
+        is_on = is_on and (self._is_free or self._credit >= self._risk)
         if is_on is not self.is_on:
             self.is_on, self._in_window = is_on, 0
-
-    def _earned(self, gain: float) -> float:
-        """Return the credit that a try brings: these gains are exact."""
-        return gain
-
-    @property
-    def _is_window_on(self) -> bool:
-        """Whether the next pass has X as far as windows go: gains need no passes without X."""
-        return True
-
-    @property
-    def _error(self) -> float:
-        """Return the standard error of the mean gain."""
-        return math.sqrt(self._variance / self._num_on)
 
     def _follow(self, gain: float | None) -> None:
         """Watch an X that is on; it ends once it has lost its gains."""
@@ -134,21 +124,21 @@ class GainTrial:
     def _found(self) -> bool | None:
         """Return the decision; None while the difference is uncertain."""
         fewer = min(self._num_on, self._num_off)
-        if fewer < (WINDOW if self._is_free else self._least_tried):
+        if fewer < (_LEAST_EXACT if self._is_exact else WINDOW if self._is_free else 2):
             return None
-        errors = _CERTAIN
-        if self.verdict:
-            errors = _CONFIRMED if fewer >= _CHECK else _REJECTED
-        if fewer >= WINDOW and self.gain > max(MIN_GAIN, errors * self._error):
+        number = self._num_on if self._is_exact else 1 / (1 / self._num_on + 1 / self._num_off)
+        error = math.sqrt(self._variance / number)
+        errors = _CERTAIN if not self.verdict else _CONFIRMED if fewer >= _CHECK else _REJECTED
+        if fewer >= WINDOW and self.gain > max(MIN_GAIN, errors * error):
             return True
         is_risky = not self._is_free and self._risk > MOST_RISK
-        if is_risky or self.gain + _REJECTED * self._error < MIN_GAIN or self._num_on >= _MAX_TRIED:
+        if is_risky or self.gain + _REJECTED * error < MIN_GAIN or self._num_on >= _MAX_TRIED:
             return False
         return None
 
     def _settle(self, verdict: bool) -> None:
         is_new, self.verdict, self.is_on = verdict is not self.verdict, verdict, verdict
-        self._has_decided, self._credit = True, _MOST_CREDIT / 2
+        self._has_decided = True
         if not verdict:
             self._rest = self._next_rest = FIRST_REST if is_new else min(2 * self._next_rest, LONGEST_REST)
         if is_new:
@@ -167,12 +157,12 @@ class GainTrial:
 
 
 class Trial(GainTrial):
-    """A trial by the times of passes, each compared with passes without X of the same size."""
+    """A trial by the times of passes, each compared with passes without X of about the same size."""
 
-    _least_tried = 2  # one disturbed pass decides nothing
+    _is_exact = False
 
     def __init__(self, name: str, *, share: float = SHARE, starts_on: bool = False) -> None:
-        self._usual = RunningCurve(_WEIGHT)  # passes without X
+        self._usual = RunningCurve(_WEIGHT, cell=_cell)  # passes without X
         self._waited = 0.0  # share of their time
         self._stands, self._next_stand = 0, FIRST_STAND  # passes since the decision for X, and until its check
         super().__init__(name, share=share, starts_on=starts_on)
@@ -190,7 +180,9 @@ class Trial(GainTrial):
         if not self.is_on:
             self._usual.note(size, seconds)
             self._waited += _WEIGHT * (waited_s / max(seconds, waited_s, 1e-9) - self._waited)
-            if not self._is_hopeless:
+            if self._is_hopeless:
+                self.verdict = None
+            else:
                 self.note(None)
         elif self._has_decided:
             self._stands += 1
@@ -202,17 +194,6 @@ class Trial(GainTrial):
         else:
             self.is_on = False  # a pass without X comes first
 
-    def _earned(self, gain: float) -> float:
-        return -self._risk  # gains are noisy, so a lucky one does not pay for the next try
-
-    @property
-    def _is_window_on(self) -> bool:
-        return self.is_on if self._in_window < WINDOW else not self.is_on
-
-    @property
-    def _error(self) -> float:
-        return math.sqrt(self._variance * (1 / self._num_on + 1 / self._num_off))
-
     @property
     def _is_hopeless(self) -> bool:
         return self._waited > MOST_WAITED and not self.is_on
@@ -221,3 +202,8 @@ class Trial(GainTrial):
         is_confirmed = verdict and self.verdict is True
         self._stands, self._next_stand = 0, min(2 * self._next_stand, LONGEST_STAND) if is_confirmed else FIRST_STAND
         super()._settle(verdict)
+
+
+def _cell(size: int) -> int:
+    """Return the same number for sizes that are compared: few tokens exactly, many by octaves."""
+    return size if size <= _FEW else _FEW + size.bit_length()

@@ -67,7 +67,7 @@ class Counters:
         speculation: SpeculationCounts,
         trials: Iterable[GainTrial],
     ) -> EngineStats:
-        """Return the totals together with the state of queue, blocks, experts, speculation and its trials."""
+        """Return the totals, and the state of queue, blocks, experts, speculation and its trials."""
         waiting, running, blocks = scheduler.waiting, scheduler.running, scheduler.blocks
         return EngineStats(
             num_waiting=len(waiting),

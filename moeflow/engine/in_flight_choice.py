@@ -1,8 +1,8 @@
-"""The number of micro-batches of passes of which other processes compute a part: tried, and measured.
+"""The number of micro-batches in flight where other processes compute some experts: tried, and measured.
 
 More in flight wait less, because one computes while another waits. But they read weights again, which may take longer
-than the waiting where tokens are few. So trials ask, among passes of about as many tokens and sequences, whether 2 are
-faster than 1, 4 faster than 2, and 8 faster than 4.
+than the waiting where tokens are few. So trials compare passes of about as many tokens and sequences: 2 in flight with
+1, then 4 with 2, and 8 with 4.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Size:
         return min(number, most)
 
     def note(self, number: int, token_s: float) -> None:
-        """Report to the trials of which the pass belongs to an arm. A number cut down to `most` belongs to none."""
+        """Report a pass to the trials that compare its number. A number cut down to `most` is none of theirs."""
         for step, trial in enumerate(self.trials):
             if number == (2 if trial.is_on else 1) << step:
                 trial.end_pass(1, token_s)

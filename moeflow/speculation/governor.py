@@ -6,9 +6,8 @@ tokens a second is taken. So trees are cut where a branch's experts cost more th
 requests.
 Where those who guess say which experts each token will need, a token costs what these cost: nothing if the pass needs
 them anyway, most if they have to be read from disk. `base + each * experts + read * absent` is fitted to passes.
-Where nothing pays, a token is tried once passes without guesses have saved its time: its chances may be better than
-they were. (Cascade, 2506.20675, has a
-utility of this kind for chains of one length; 2605.00342 for trees.)
+Where nothing pays, a token is tried once passes without drafts have saved its time: its chances may have improved.
+(Cascade, 2506.20675, has a utility of this kind for chains of one length; 2605.00342 for trees.)
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class Governor:
         self.expert_times = RunningFit([0.0] * 3, _MEMORY)  # a pass, its experts, the absent ones of these
         self._usual = UsualNeeds()
         self._needs: Needs | None = None  # of the pass that is put together, if they are known
-        self.is_tried = False  # whether guesses are wanted for a trial of who guessed
-        self._saved = 0.0  # share of a pass, since the last with guesses
+        self.is_tried = False  # whether a trial needs a draft in the next pass
+        self._saved = 0.0  # share of a pass, since the last with drafts
         self._in_vain = 1
 
     def begin(self) -> None:

@@ -1,8 +1,8 @@
 """How long a pass of decodes takes by its number of rows, as measured while serving.
 
-On a Mixture of Experts a further row costs the reads of its experts: next to nothing where the pass reads them anyway,
-nearly a whole pass elsewhere. The more rows, the more of their experts are read anyway. So rows beyond the largest pass
-seen are expected to cost little until one is measured; otherwise none would ever be.
+On a Mixture of Experts a further row costs the reads of its experts. That is next to nothing where the pass reads them
+anyway, and nearly a whole pass elsewhere. The more rows, the more of their experts are read anyway. So rows beyond the
+largest pass seen are expected to cost little until one is measured; otherwise none would ever be.
 """
 
 from __future__ import annotations

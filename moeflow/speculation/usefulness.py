@@ -1,7 +1,7 @@
-"""Whether drafting pays: one trial for each speculator, by what its guesses bring and take.
+"""Whether drafting pays: one trial for each speculator, by the time that its drafts save and take.
 
-A gain is a share of a pass without guesses: kept tokens save time, while drafting and computing guesses take some. A
-guess of several speculators counts for the one with the largest mean gain, so one of two that know the same rests.
+A gain is a share of a pass without drafts: kept tokens save time, while drafting and verifying take some. A token that
+several speculators drafted counts for the one with the largest mean gain. So one of two with equal drafts rests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Usefulness:
         return self.trials[name].is_on
 
     def is_tried(self, name: str) -> bool:
-        """Whether a speculator guesses only to find out whether that pays."""
+        """Whether a speculator drafts in tries at most, since its trial has not decided for it."""
         return not self.trials[name].verdict
 
     def depth(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Trials on virtual clocks: what they cost where X loses, what they find where it gains, and when they decide."""
+"""Trials on virtual clocks: their cost where X loses, their gain where X gains, and the time of their decisions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from moeflow.core.trial import (
     LONGEST_STAND,
     MIN_GAIN,
     MOST_WAITED,
+    NOT_TRIED,
     SHARE,
     WINDOW,
     GainTrial,
@@ -59,6 +60,23 @@ def test_no_recorded_case_ends_below_99_percent_of_doing_nothing(number, request
         assert min(total for total, _ in found) >= 0.99
         assert statistics.fmean(total for total, _ in found) >= 1 - SHARE
         assert min(lowest for _, lowest in found) >= (0.99 if noise < 0.1 else 0.985)
+
+
+@pytest.mark.parametrize("speed", [0.92, 0.93])
+def test_recorded_drafts_end_above_99_percent_of_doing_nothing(speed):
+    """A kept token saves 0.8 of a pass, and each pass with drafts takes 0.27 longer. Too few are kept."""
+    kept = (1 - 1 / speed + 0.27) / 0.8
+    for number, least in ((31, 1.0), (100, 0.985), (400, 0.99), (3000, 0.99)):
+        found = []
+        for seed in range(60 if number < 1000 else 10):
+            chance, trial, took = random.Random(seed), GainTrial("drafts"), 0.0
+            for _ in range(number):
+                gain = 0.8 * (chance.random() < kept) - 0.27 if trial.is_on else None
+                took += 1 - (gain or 0.0)
+                trial.note(gain)
+            found.append(number / took)
+        assert min(found) >= least
+        assert statistics.fmean(found) >= 1 - 1.2 * SHARE
 
 
 def test_recorded_gains_are_found():
@@ -167,11 +185,16 @@ def test_passes_are_compared_with_others_of_their_size():
 
 def test_a_pass_of_a_size_without_comparison_is_not_judged():
     trial = Trial("x")
-    run(trial, 0.5, FIRST_TRY)
+    for number in range(FIRST_TRY):
+        trial.end_pass(1 + number % 2 * 99, 1.0 + number % 2)
     assert trial.is_on
     trial.end_pass(7, 100.0)
     assert not trial.is_on
-    assert trial.reason == "not tried yet"
+    assert trial.reason == NOT_TRIED
+    while not trial.is_on:
+        trial.end_pass(100, 2.0)
+    trial.end_pass(90, 2.0 * 90 / 100)  # compared with passes of 100 tokens, a little fewer
+    assert trial.reason.endswith("1 passes tried")
 
 
 def test_a_changed_x_is_tried_anew():
@@ -179,7 +202,7 @@ def test_a_changed_x_is_tried_anew():
     run(trial, 1.5, 1000)
     assert trial.verdict is False
     trial.begin_again()
-    assert (trial.verdict, trial.reason) == (None, "not tried yet")
+    assert (trial.verdict, trial.reason) == (None, NOT_TRIED)
     assert run(trial, 0.5, FIRST_TRY + 1)[-1]
 
 
@@ -204,6 +227,15 @@ def test_x_is_not_tried_where_passes_wait_most_of_the_time():
     for _ in range(FIRST_TRY + 20):
         trial.end_pass(1, 1.0, waited_s=0.2)
     assert trial.reason.startswith("in trial")
+
+
+def test_x_is_switched_off_where_passes_begin_to_wait_most_of_the_time():
+    trial = Trial("x")
+    run(trial, 0.5, 1000)
+    assert trial.verdict
+    for _ in range(3 * LONGEST_STAND):
+        trial.end_pass(1, 0.5 if trial.is_on else 1.0, waited_s=0.0 if trial.is_on else 0.9)
+    assert (trial.is_on, trial.verdict) == (False, None)
 
 
 def test_a_pass_of_no_time_is_no_error():

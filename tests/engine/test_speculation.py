@@ -200,7 +200,7 @@ def test_suffixes_are_found(tiny):
 
 
 def test_drafts_are_tried_once_passes_have_saved_their_time_and_the_result_is_reported(tiny):
-    """Guesses that cost nothing are tried again and again; no token changes."""
+    """Drafts that cost nothing are tried again and again; no token changes."""
     submissions = [submission("a", [5, 6, 7, 8] * 10, max_tokens=300, temperature=0.0)]
     plain = answers(load(tiny), submissions)
     engine = load(tiny, speculators=("suffix",))

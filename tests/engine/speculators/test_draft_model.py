@@ -70,7 +70,7 @@ def guessing(folder, *speculators: str, num_blocks: int = 60, **draft_changes) -
 
 
 def timeless(engine: Engine) -> None:
-    """Let each pass take a second, and guessing no time; it is not tried, but done."""
+    """Let each pass take a second, and drafting no time; draft without a trial."""
     draft_always(engine._speculation)
     engine._clock = itertools.count(1.0).__next__
     engine._speculation.clock = lambda: 0.0
