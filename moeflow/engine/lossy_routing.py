@@ -1,7 +1,7 @@
-"""Lets a network choose an encoder's experts in place of its routers, as published by SiDA (2310.18859, section 3).
+"""Has a network choose an encoder's experts in the place of its routers, as SiDA was published (2310.18859, section 3).
 
-Wrong predictions change answers, so the served model's name shows the mode. The routers do not run: the experts of a
-pass are known before it begins.
+Wrong predictions change answers: a server marks it in its model's name. Routers are not asked, so that
+what a pass needs is known before it begins.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from moeflow.models.layers.moe import MoE
 
 
 class LossyRouting:
-    """Gives an encoder's layers the tables' experts, weighted by alpha: the network's probabilities."""
+    """Gives an encoder's layers the experts and weights of the tables: alpha, the network's probabilities."""
 
     def __init__(self, tables: ExpertTables, blocks: Sequence[MoE], *, top_k: int) -> None:
-        """Take the encoder's layers with experts, in order; `top_k` experts compute for a token."""
+        """Take the encoder's layers with experts, in order, and how many experts compute for a token."""
         self._tables, self._top_k = tables, top_k
         self._experts = self._alpha = torch.empty(0)  # of all input tokens of a pass: [T, layers, K]
         for layer, block in enumerate(blocks):
             block.given = partial(self._choice, layer)
 
     def expect(self, request: Request) -> None:
-        """Begin the table of a request's input."""
+        """Have the table of a request's input built, which waits for its pass."""
         self._tables.expect(request)
 
     def begin_pass(self, batch: Batch) -> None:
-        """Give the layers the experts of the pass's inputs. Blocks: until their tables are complete."""
+        """Have the layers compute with what tables say of the pass's inputs. Blocks: until these are there."""
         self._tables.begin_pass(batch)
         if tables := self._tables.of_pass():
             self._experts = torch.cat([table.experts[..., : self._top_k] for table in tables])
             self._alpha = torch.cat([table.alpha[..., : self._top_k] for table in tables])
 
     def close(self) -> None:
-        """End the lane of the tables. Blocks: until its current table is complete."""
+        """End the lane of the tables. Blocks: until it is through with the input that it is at."""
         self._tables.close()
 
     def _choice(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,11 @@
 """Chooses the expert to evict: by a policy that looks back, or in a scan by the needs of the pass.
 
 A scan is a pass that needs nearly all experts, layer after layer. There, a policy is wrong: the next pass needs the
-least recently used expert first, so a cache smaller than the model would never hit. The pass needs the
-experts that it has just used last, and evicts them first. But each layer keeps an equal share of the slots for its best
-experts by the policy. So the next pass has experts to compute with in every layer while it reads the others.
+least recently used expert first, so a cache smaller than the model would never hit. The experts that the pass has
+just used are needed last, so they are evicted first.
+
+But each layer keeps an equal share of the slots for its best experts by the policy. So the next pass has experts to
+compute with in every layer while it reads the others.
 """
 
 from __future__ import annotations

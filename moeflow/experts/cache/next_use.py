@@ -2,8 +2,10 @@
 
 Layers follow in order. So an expert's next use is a known number of layers away, plus as many passes as its layer
 probably does without it. The probability of a use is a logistic regression on decayed counts of uses with several
-half-lives. It learns from the same passes, so it fits models with sticky choices as well as even ones. Where a pass
-needs more experts than there are slots, policies that only look back evict the experts that are needed next.
+half-lives. It learns from the same passes, so it fits models with sticky choices as well as even ones.
+
+Where a pass needs more experts than there are slots, policies that only look back evict the experts that are needed
+next.
 
 This approximates Belady's rule by prediction, as in "Learning Relaxed Belady for Content Distribution Network Caching"
 (Song et al., NSDI 2020). In addition, the order of layers is known here.

@@ -83,13 +83,13 @@ class PrefetchDriver(Generic[PassT]):
 
         Shapes: hidden [T, H], the layer's input; topk_ids [T, K].
         """
-        self._observe(layer, topk_ids)
+        self._observe(layer, topk_ids.flatten().tolist())
         self._rank_layers(layer, len(topk_ids), hidden)
 
     def see_hits(self, first_layer: int, topk_ids: Any) -> None:
         """Receive the choices of layers that kernels ran alone. Shapes: topk_ids [layers, T, K]."""
-        for layer, of_layer in enumerate(topk_ids, first_layer):
-            self._observe(layer, of_layer)
+        for layer, expert_ids in enumerate(topk_ids.flatten(1).tolist(), first_layer):
+            self._observe(layer, expert_ids)
         self._rank_layers(first_layer + len(topk_ids) - 1, topk_ids.shape[1], None)
 
     def expected(self, num_tokens: int) -> Expected:
@@ -127,8 +127,7 @@ class PrefetchDriver(Generic[PassT]):
     def _followed(self) -> list[Source[PassT]]:
         return [source for source in self.sources if source.trial.is_on]
 
-    def _observe(self, layer: int, topk_ids: Any) -> None:
-        expert_ids = topk_ids.flatten().tolist()
+    def _observe(self, layer: int, expert_ids: Sequence[int]) -> None:
         for source in self.sources:
             source.observe(layer, expert_ids)
 

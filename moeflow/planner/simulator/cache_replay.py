@@ -23,7 +23,7 @@ from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.experts.spans import untraced
 from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.planner.simulator.replayed_passes import ReplayedPass
-from moeflow.planner.simulator.replayed_sources import replayed_input, replayed_sources
+from moeflow.planner.simulator.replayed_sources import RecordedInput, replayed_sources
 from moeflow.planner.simulator.virtual_disk import VirtualDisk
 from moeflow.workload.routing_trace import TraceHeader
 
@@ -89,7 +89,7 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
         driver.begin_pass(one)
         layer_s = one.compute_s / header.num_layers
         for layer, needed in enumerate(one.needed):
-            see = partial(driver.see, layer, replayed_input(one, layer), one.ids[layer])
+            see = partial(driver.see, layer, RecordedInput(one, layer), one.ids[layer])
             if not needed:
                 disk.pass_time(layer_s)
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -13,28 +14,20 @@ from moeflow.workload.routing_trace import ExpertIds, RoutingTrace
 Named = Sequence[Sequence[int]]  # a network's experts of each layer, likeliest first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReplayedPass:
     """A pass."""
 
     ids: ExpertIds  # [layers, tokens, K], the experts that routers chose
-    needed: list[list[int]]  # of each layer: the distinct ones, ascending
     num_generated: int
     compute_s: float  # without waits
     ahead: ExpertIds | None = None  # [layers, A, tokens, K], the choices of the next routers; None: unknown
     named: Named | None = None  # a network's prediction before the pass; None: no prediction
 
-    @classmethod
-    def of(
-        cls,
-        ids: ExpertIds,
-        num_generated: int,
-        compute_s: float,
-        ahead: ExpertIds | None = None,
-        named: Named | None = None,
-    ) -> ReplayedPass:
-        """Return a pass whose routers chose these experts."""
-        return cls(ids, [np.unique(layer).tolist() for layer in ids], num_generated, compute_s, ahead, named)
+    @cached_property
+    def needed(self) -> list[list[int]]:
+        """The distinct experts of each layer, ascending."""
+        return [np.unique(layer).tolist() for layer in self.ids]
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +50,7 @@ def prepare_passes(
     if compute_s is None and not any(routed.compute_s for routed in trace.passes):
         raise ConfigError("the trace does not report how long its passes computed. Give it with --compute-time")
     return [
-        ReplayedPass.of(
+        ReplayedPass(
             routed.ids,
             routed.num_generated,
             routed.compute_s if compute_s is None else compute_s,

@@ -51,15 +51,10 @@ def replayed_sources(name: str, passes: Sequence[ReplayedPass], header: TraceHea
 
 @dataclass(frozen=True, slots=True)
 class RecordedInput:
-    """Stands for a layer's input, by the experts that the next routers would have chosen for it."""
+    """Stands for a layer's input: the trace has the choices of the next routers for it."""
 
+    one: ReplayedPass
     layer: int
-    ahead: ExpertIds | None  # [A, tokens, K]
-
-
-def replayed_input(one: ReplayedPass, layer: int) -> RecordedInput:
-    """Return the input of a layer."""
-    return RecordedInput(layer, None if one.ahead is None else one.ahead[layer])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +65,9 @@ class _RecordedRouter:
 
     def route(self, hidden: RecordedInput) -> tuple[ExpertIds, None]:
         """Return topk_ids [tokens, K]."""
-        assert hidden.ahead is not None, "small passes of a trace with routers have their choices"
-        return hidden.ahead[self.layer - hidden.layer - 1], None
+        ahead = hidden.one.ahead
+        assert ahead is not None, "small passes of a trace with routers have their choices"
+        return ahead[hidden.layer, self.layer - hidden.layer - 1], None
 
 
 class _PerfectPredictor(Predictor):

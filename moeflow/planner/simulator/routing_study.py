@@ -91,7 +91,7 @@ def _prompt_passes(ids: ExpertIds, num_tokens: int) -> Iterator[_Counted]:
 
 
 def _pass(ids: ExpertIds) -> ReplayedPass:
-    return ReplayedPass.of(ids, num_generated=0, compute_s=1.0)
+    return ReplayedPass(ids, num_generated=0, compute_s=1.0)
 
 
 def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_Kind, PassReads]:

@@ -106,7 +106,7 @@ def test_by_hand():
     trace = make_trace(0, num_layers=1, num_experts=4)
     passes = prepare_passes(make_trace(3, num_layers=1, num_experts=4), compute_s=0.004)
     by_hand = [
-        type(one).of(np.array([needed])[..., None], num_generated=1, compute_s=0.004)
+        type(one)(np.array([needed])[..., None], num_generated=1, compute_s=0.004)
         for one, needed in zip(passes, ([0, 1], [0, 2], [2, 3]), strict=True)
     ]
     result = replay(by_hand, trace.header, MACHINE, Case(2, "lru", "none"))
