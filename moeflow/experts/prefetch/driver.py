@@ -108,7 +108,7 @@ class PrefetchDriver(Generic[PassT]):
         if not self._cache.has_absent:
             return
         for trial in judged:
-            trial.end_pass(num_tokens, seconds, waited_s)
+            trial.end_pass(num_tokens, seconds, 0.0 if trial is self.draft_trial else waited_s)
 
     def drop_pass(self) -> None:
         """Forget a pass, for example a failed one."""
