@@ -1,8 +1,8 @@
 // The face of the extension: addresses and sizes in, nothing out. Shapes and types are checked by the Python side
 // (moeflow/kernels), which also keeps the memory alive. The GIL is released while kernels run.
 //
-// Operations take structs (ops.h), whose fields Python gives by name: a new argument is a new field there, a line where
-// the operation is bound, and a keyword in the Python call.
+// Operations take structs (ops.h) with fields that Python sets by name. A new argument is a new field there, a line in
+// the binding, and a keyword in the Python call.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -20,20 +20,20 @@
 #include <utility>
 #include <vector>
 
-#include "crc32.h"
-#include "expert_fetcher.h"
-#include "formats.h"
-#include "isa.h"
-#include "kv_cache.h"
-#include "matrix.h"
-#include "norm.h"
-#include "ops.h"
-#include "pool.h"
-#include "quantize.h"
-#include "scratch.h"
-#include "shared_group.h"
-#include "slab_reader.h"
-#include "source_types.h"
+#include "io/crc32.h"
+#include "io/expert_fetcher.h"
+#include "formats/formats.h"
+#include "simd/isa.h"
+#include "ops/kv_cache.h"
+#include "formats/matrix.h"
+#include "ops/norm.h"
+#include "ops/ops.h"
+#include "threads/pool.h"
+#include "formats/quantize.h"
+#include "ops/scratch.h"
+#include "threads/shared_group.h"
+#include "io/slab_reader.h"
+#include "formats/source_types.h"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
@@ -548,7 +548,7 @@ struct DecoderPass {
   const DecoderMemory* memory;
   const int64_t* positions;  // [num_tokens]
   DecoderCall call;
-  std::vector<float> angles;  // of which the tables are
+  std::vector<float> angles;  // of the tables
   std::vector<RotaryTable> rotary;
 };
 
@@ -813,7 +813,7 @@ void bind_ranks(nb::module_& m) {
 NB_MODULE(_cpu, m) {
   using namespace moeflow;
   m.doc() = "CPU kernels of moeflow; use moeflow.kernels.cpu.extension, which checks what these do not.";
-  nb::set_leak_warnings(false);  // a thread that still computes when the program ends keeps what it uses
+  nb::set_leak_warnings(false);  // a thread that still computes when the program ends keeps its memory
   m.def(
       "use_isa", [](const std::string& cap) { current_isa.store(&known_isa(cap)); }, "cap"_a,
       "Choose the best instruction set up to `cap`; empty: the best there is.");

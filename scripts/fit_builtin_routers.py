@@ -15,7 +15,8 @@ from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.train.builtin import BUILTIN_RECIPE, builtin_source, fingerprint
 from moeflow.train.builtin_routers import ROUTERS_FILE, write_routers
 from moeflow.train.calibration_text import calibration_text
-from moeflow.train.upcycling import Phase, fit_routers
+from moeflow.train.phases import Phase
+from moeflow.train.upcycling import fit_routers
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only thorough runs are for, and put files of slow tests first: what is begun last should not be
-    what takes long while other workers idle.
+    """Deselect tests for thorough runs, and put files of slow tests first: a long file at the end would leave other
+    workers idle.
     """
     if not config.getoption("--thorough"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])

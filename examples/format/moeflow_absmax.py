@@ -15,7 +15,7 @@ SCALE = ".weight_scale"
 
 
 def find_matrices(parts: Parts, settings: QuantizationSettings, config: Mapping[str, Any]) -> Found:
-    """Return the matrices of a folder. Raises: CheckpointError if their parts do not fit together."""
+    """Return the matrices of a folder. Raises: CheckpointError if their parts do not match."""
     found = Found({}, set())
     for name in parts.ending_in(SCALE):
         weight = parts.info(f"{name}.weight", ["int8"], num_dims=2)

@@ -1,10 +1,10 @@
 """A folder that appears finished or not at all.
 
 It is built beside its final place under a hidden name and renamed at the end, so a reader never sees half
-of it. An exception or Ctrl-C removes what was built. A killed process leaves its hidden folder behind;
-the next build for the same place removes it. Who still builds is told by a file lock on the hidden folder,
-which the kernel drops with the process, so process ids that were given out again do no harm.
-What is built does not matter here.
+of it. An exception or Ctrl-C removes the unfinished folder. A killed process leaves its hidden folder behind;
+the next build for the same place removes it. A file lock on the hidden folder marks a running build. The kernel drops
+it with the process, so reused process ids do no harm.
+The contents do not matter here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def build_folder(target: Path, *, need_bytes: int, overwrite: bool = False) -> I
 
     It is to be filled with plain files. With `overwrite` an existing model folder is replaced at the very end.
 
-    Raises: ConfigError if the place is taken or cannot be written to, CapacityError if the disk has no room.
+    Raises: ConfigError if the path exists or is not writable, CapacityError if the disk is full.
     """
     target = target.absolute()
     try:

@@ -1,4 +1,4 @@
-"""The tokens that a model made for guessing ever guesses: few that occur often, so that its output matrix is small.
+"""The vocabulary of a draft model: frequent tokens only, so that its output matrix is small.
 
 Source: FR-Spec, 2502.14856: of a small model's time the output projection over a large vocabulary is the largest part.
 """
@@ -20,12 +20,12 @@ _MAX_BYTES: Final = 8 * MIB
 
 
 def write_draft_vocabulary(folder: Path, token_ids: list[int]) -> None:
-    """Write the tokens that a model guesses, in ascending order, beside its weights."""
+    """Write the tokens that a model drafts, in ascending order, next to its weights."""
     write_json(folder / _FILE, {_KEY: token_ids})
 
 
 def read_draft_vocabulary(model: Path, vocab_size: int) -> list[int] | None:
-    """Return the tokens that a model guesses, in ascending order; None: all of them.
+    """Return the tokens that a model drafts, in ascending order; None: all of them.
 
     Raises: CheckpointError if the file cannot be read, or names tokens that the model does not have.
     """
@@ -39,6 +39,6 @@ def read_draft_vocabulary(model: Path, vocab_size: int) -> list[int] | None:
         raise CheckpointError(
             f"must name tokens from 0 to {vocab_size - 1} in ascending order, each once",
             file=file,
-            remedy=f"{DOWNLOAD_AGAIN}; without the file, the model guesses among all tokens",
+            remedy=f"{DOWNLOAD_AGAIN}; without the file, the model drafts from all tokens",
         )
     return token_ids

@@ -1,4 +1,4 @@
-"""Tells one checkpoint from another without reading all weights, for what is made of it; and what a model is called."""
+"""Identifies a checkpoint without reading all weights, for files derived from it; and names a model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ else:
     cache_layout = on_demand("moeflow.checkpoint.hub.cache_layout")
     file_choice = on_demand("moeflow.checkpoint.hub.file_choice")
 
-_NUM_SAMPLED: Final = 256  # matrices of which a row is read, or pieces of files: a megabyte or so
+_NUM_SAMPLED: Final = 256  # sampled rows of matrices, or pieces of files: about a megabyte
 _PIECE_BYTES: Final = 4096
-_SNAPSHOTS: Final = "snapshots"  # holds what was pulled
+_SNAPSHOTS: Final = "snapshots"  # holds pulled models
 
 
 def checkpoint_identity(checkpoint: Checkpoint) -> str:
@@ -40,7 +40,7 @@ def checkpoint_identity(checkpoint: Checkpoint) -> str:
 def sampled_bytes(checkpoint: Checkpoint) -> str:
     """Return a hash over pieces of its files, evenly far apart, for files whose times say nothing.
 
-    Unlike `content_fingerprint` it needs no torch, and tells apart files that hold the same numbers in another order.
+    Unlike `content_fingerprint` it needs no torch, and differs for files with the same numbers in another order.
     Raises: CheckpointError if a file cannot be read.
     """
     digest = sha256()

@@ -18,8 +18,8 @@ MAX_INDEX_BYTES = 32 * MIB  # names of a quarter of a million tensors
 def read_json_object(file: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Return the object that a JSON file holds.
 
-    Raises: CheckpointError if the file cannot be read, is no regular one or larger than `max_bytes`, is no JSON, holds
-    something else than an object, or the same key twice.
+    Raises: CheckpointError if the file cannot be read, is not regular, is larger than `max_bytes`, or does not hold a
+    JSON object with unique keys.
     """
     return parse_json_object(read_whole(file, max_bytes), file)
 

@@ -41,7 +41,7 @@ def refuse_other_folder(folder: Path) -> None:
 
 
 def refuse_other_config(config: Mapping[str, Any], where: Path | str) -> None:
-    """Refuse a config.json that says that weights are quantized for MLX. Raises: CheckpointError."""
+    """Refuse a config.json of weights quantized for MLX. Raises: CheckpointError."""
     quantization = config.get("quantization")
     if isinstance(quantization, dict) and quantization.keys() >= {"bits", "group_size"}:
         bits, group_size = (brief(quantization[key]) for key in ("bits", "group_size"))

@@ -1,4 +1,4 @@
-"""How a checkpoint's hidden states become vectors, as the files of sentence-transformers beside it say.
+"""How a checkpoint's hidden states become vectors, by the files of sentence-transformers next to it.
 
 `modules.json` lists what a text passes through; the folder of the pooling module has a `config.json` with one field a
 kind. A checkpoint without these files was made to generate.
@@ -55,7 +55,7 @@ def _folder(module: dict[str, Any], file: Path) -> str:
     name = module.get("path")
     if not isinstance(name, str) or name in ("", "..") or PurePosixPath(name).name != name:
         raise CheckpointError(
-            f"has its pooling in {brief(name)}, which is no folder beside it", file=file, remedy=DOWNLOAD_AGAIN
+            f"has its pooling in {brief(name)}, which is no folder next to it", file=file, remedy=DOWNLOAD_AGAIN
         )
     return name
 

@@ -1,7 +1,7 @@
 """Pieces of a file, read as raw bytes.
 
-Knows no format. Reads instead of mapping, so that a file which shrinks or a disk which fails while it is in
-use is an error that names the file, where a mapping would kill the process.
+Knows no format. Reads instead of mapping. A truncated file or a failing disk is then an error that names the file; with
+a mapping it would kill the process.
 """
 
 from __future__ import annotations

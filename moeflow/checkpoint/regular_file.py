@@ -53,7 +53,7 @@ def read_whole(file: Path, max_bytes: int) -> bytes:
         raise CheckpointError(
             f"is larger than {format_bytes(max_bytes)}, which no file of this kind is",
             file=file,
-            remedy="Download the file again, or look at what is in it",
+            remedy="Download the file again, or check its contents",
         )
     return data
 
@@ -70,7 +70,7 @@ def stat_file(file: Path) -> os.stat_result:
         raise CheckpointError(
             f"is a symbolic link to {os.readlink(file)}, where there is nothing",
             file=file,
-            remedy="Download the file again, or mend the link",
+            remedy="Download the file again, or fix the link",
         ) from None
     except OSError as error:
         if error.errno != errno.ELOOP:

@@ -1,4 +1,4 @@
-"""Which token has which id, read without building a tokenizer: models that agree in it can guess for each other."""
+"""The ids of tokens, read without building a tokenizer. A model can draft for another with the same ids."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def _from_json(tokenizer: dict[str, Any], file: Path) -> dict[str, int]:
-    """Read the vocabulary of BPE and WordPiece (an object) or Unigram (a list of pairs), and what was added to it."""
+    """Read the vocabulary of BPE and WordPiece (an object) or Unigram (a list of pairs), and added tokens."""
     try:
         known = tokenizer["model"]["vocab"]
         found = dict(known) if isinstance(known, dict) else {pair[0]: place for place, pair in enumerate(known)}

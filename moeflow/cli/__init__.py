@@ -1,1 +1,1 @@
-"""The shell: one file a verb. The only floor, with the server, that reads the environment."""
+"""The shell: one file a verb. Only this folder and the server read the environment."""

@@ -122,7 +122,7 @@ class Job:
     state: JobState | None = None  # the newest
 
     def run(self, plan: Plan, journal: Journal) -> bool:
-        """Answer what is left; return whether it came to the end.
+        """Answer the remaining requests; return whether all were answered.
 
         Raises: OSError if results cannot be written; EngineError; what loading raises.
         """

@@ -1,4 +1,4 @@
-"""`moeflow cache`: what lies where on this machine's disk, what the prompt cache holds, and how to be rid of it."""
+"""`moeflow cache`: shows the files of moeflow on this disk and the contents of the prompt cache, and deletes them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ find."""
 @click.argument("folder", required=False, metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--clear", "clears", is_flag=True, help="Delete prompts and answers, all of them.")
 @click.option(
-    "--clear-packed", "clears_packed", is_flag=True, help="Delete packed weights, and what was learnt of models."
+    "--clear-packed", "clears_packed", is_flag=True, help="Delete packed weights and statistics learnt from models."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @cache_dir_option
 def cache(folder: Path | None, clears: bool, clears_packed: bool, as_json: bool, cache_dir: Path) -> None:
-    """Show what lies on this machine's disk for moeflow, or delete it.
+    """Show the files that moeflow keeps on this disk, or delete them.
 
     DIR is what --prompt-cache names elsewhere: then prompts and answers in it are shown alone.
     """
@@ -72,7 +72,7 @@ def cache(folder: Path | None, clears: bool, clears_packed: bool, as_json: bool,
 
 
 def show_prompts(found: list[ModelUsage], folder: Path) -> None:
-    """Print what is kept of prompts and answers, by model."""
+    """Print the size of the prompt cache of each model."""
     for one in found:
         ago = format_seconds(max(time.time() - one.last_used_s, 0.0))
         click.echo(
@@ -83,7 +83,7 @@ def show_prompts(found: list[ModelUsage], folder: Path) -> None:
 
 
 def clear_packed(cache_dir: Path) -> int:
-    """Delete what is made again of models when it is needed; return how many bytes that were."""
+    """Delete files that are rebuilt when needed; return their bytes."""
     num_bytes = 0
     for path in made_again(cache_dir):
         num_bytes += bytes_in(path)

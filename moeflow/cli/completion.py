@@ -1,4 +1,4 @@
-"""`moeflow completion`: the script that has a shell complete what is typed after `moeflow`."""
+"""`moeflow completion`: prints the script for completions of `moeflow` in a shell."""
 
 from __future__ import annotations
 

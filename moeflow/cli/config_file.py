@@ -106,7 +106,7 @@ def _key(param: click.Parameter) -> str:
 
 
 def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Return the value as the command line would have it, which reads it once more. Raises: click.BadParameter."""
+    """Return the value as text for the command line, which parses it. Raises: click.BadParameter."""
     if isinstance(param, click.Option) and param.is_flag:
         if not isinstance(value, bool):
             raise click.BadParameter(f"must be true or false, not {brief(value)}")

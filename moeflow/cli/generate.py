@@ -46,7 +46,7 @@ is completed as it stands; --chat puts it into the model's chat template as a us
 together; of several, each answer stands under its number and prompt. Without sampling options the model's own
 defaults hold, as in every verb. --temperature 0 takes the likeliest token each time."""
 
-MAX_TOKENS = 512  # of an answer, where nobody says
+MAX_TOKENS = 512  # default length of an answer
 LABEL_WIDTH = 72  # of a prompt that is repeated above its answer
 
 
@@ -87,7 +87,7 @@ def generate(
     with_stats: bool,
     as_json: bool,
 ) -> None:
-    """Complete prompts and exit; made for scripts.
+    """Complete prompts and exit, for scripts.
 
     MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model is used.
     """
@@ -119,7 +119,7 @@ def generate(
 
 
 def piped_prompt() -> list[str]:
-    """Return what is piped or redirected into stdin as one prompt; none if that is nothing, or a terminal."""
+    """Return redirected stdin as one prompt; nothing if it is empty or a terminal."""
     if sys.stdin.isatty():
         return []
     with click.open_file("-", encoding="utf-8") as stdin:
@@ -133,7 +133,7 @@ def without_last_newline(text: str) -> str:
 
 
 def complete(llm: LLM, prompts: list[str], sampling: SamplingParams, is_chat: bool) -> list[RequestOutput]:
-    """Complete all prompts together, with a progress bar if somebody watches."""
+    """Complete all prompts concurrently, with a progress bar on a terminal."""
     watched = sys.stderr.isatty()
     if is_chat:
         conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
@@ -145,7 +145,7 @@ def complete(llm: LLM, prompts: list[str], sampling: SamplingParams, is_chat: bo
 def bound(
     llm: LLM, prompts: list[Any], sampling: SamplingParams, tokenize: Callable[..., list[int]]
 ) -> list[SamplingParams]:
-    """Return each prompt's parameters: where nobody said how long an answer may be, the context may leave less."""
+    """Return each prompt's parameters. Without a limit by the user, the context bounds the length of an answer."""
     if sampling.max_tokens is not None:
         return [sampling] * len(prompts)
     context = llm.model.max_model_len
@@ -162,7 +162,7 @@ def show_text(prompts: list[str], results: list[RequestOutput]) -> None:
 
 
 def guesses(prompts: list[str], results: list[RequestOutput]) -> dict[str, list[GuessedPass]]:
-    """Return what was guessed for each prompt, by its number and beginning."""
+    """Return the drafts of each prompt, by its number and first words."""
     return {
         f"[{number}] {beginning(prompt)}": result.outputs[0].guessed_passes or []
         for number, (prompt, result) in enumerate(zip(prompts, results, strict=True), start=1)
@@ -213,7 +213,7 @@ def num_generated(results: list[RequestOutput]) -> int:
 
 
 def summary(results: list[RequestOutput], timings: Timings) -> str:
-    """Write what it took in a line."""
+    """Print the time and speed in one line."""
     num_prompt = sum(len(result.prompt_token_ids) for result in results)
     return (
         f"{num_prompt} prompt tokens, {num_generated(results)} generated "

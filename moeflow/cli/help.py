@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-OWN = "Options"  # what a verb has beside the shared ones
+OWN = "Options"  # sections of one verb, after the shared ones
 
 
 class GroupedOption(click.Option):

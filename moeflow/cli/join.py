@@ -49,7 +49,7 @@ that you do not trust, connect the machines by a VPN."""
 @cache_dir_option
 @config_option
 def join(address: str, model: str | None, token_file: Path | None, num_threads: int | None, cache_dir: Path) -> None:
-    """Compute a part of a model that another machine serves.
+    """Compute part of a model for a server on another machine.
 
     HOST:PORT is where that machine waits for ranks (--listen-ranks). MODEL is this machine's copy of the checkpoint;
     without it, it lies where it does there.

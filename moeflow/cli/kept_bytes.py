@@ -1,4 +1,4 @@
-"""What lies on this machine's disk for moeflow: places, what they are for, and how much is in them."""
+"""The folders that moeflow keeps on this disk: their purpose and size."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def places(cache_dir: Path) -> list[Place]:
 
 
 def made_again(cache_dir: Path) -> list[Path]:
-    """Return the files that are made again of models when they are needed: packed weights, and what was learnt."""
+    """Return the files that are rebuilt when needed: packed weights and statistics learnt from models."""
     return [it for name in _MADE_AGAIN for it in sorted((cache_dir / name).glob("*"))]
 
 

@@ -74,13 +74,12 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.server.launch import PlannedModel, serve, serve_several
     from moeflow.server.logs import start_logs
     from moeflow.train.builtin import builtin_folder, builtin_source, with_dense_source
-    from moeflow.train.classifiers.classifier import ClassifierRecipe, ClassifierTexts, train_classifier
+    from moeflow.train.classifiers.classifier import ClassifierTexts, train_classifier
     from moeflow.train.importance_learning import ensure_importance
     from moeflow.train.making_process import make_builtin_apart
     from moeflow.train.predictors.distillation import train_predictor
-    from moeflow.train.predictors.recipe import PredictorRecipe
     from moeflow.train.routing_learning import ensure_profile
-    from moeflow.train.speculators.distillation import SpeculatorRecipe, train_speculators
+    from moeflow.train.speculators.distillation import train_speculators
     from moeflow.train.upcycle_recipe import UpcycleRecipe
     from moeflow.train.upcycling import upcycle
     from moeflow.train.upcycling_quality import measure_quality
@@ -146,13 +145,12 @@ _NAMES = {  # by module, as imported above
     "moeflow.server.launch": "PlannedModel serve serve_several",
     "moeflow.server.logs": "start_logs",
     "moeflow.train.builtin": "builtin_folder builtin_source with_dense_source",
-    "moeflow.train.classifiers.classifier": "ClassifierRecipe ClassifierTexts train_classifier",
+    "moeflow.train.classifiers.classifier": "ClassifierTexts train_classifier",
     "moeflow.train.importance_learning": "ensure_importance",
     "moeflow.train.making_process": "make_builtin_apart",
     "moeflow.train.predictors.distillation": "train_predictor",
-    "moeflow.train.predictors.recipe": "PredictorRecipe",
     "moeflow.train.routing_learning": "ensure_profile",
-    "moeflow.train.speculators.distillation": "SpeculatorRecipe train_speculators",
+    "moeflow.train.speculators.distillation": "train_speculators",
     "moeflow.train.upcycle_recipe": "UpcycleRecipe",
     "moeflow.train.upcycling": "upcycle",
     "moeflow.train.upcycling_quality": "measure_quality",

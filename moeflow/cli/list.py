@@ -33,7 +33,7 @@ DAY_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is said of a model."""
+    """The columns of a model."""
 
     name: str
     format: str
@@ -48,7 +48,7 @@ class Row:
 @click.command("list", epilog=EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON, with paths.")
 def list_models(as_json: bool) -> None:
-    """Show the models that are here: format, size, family, when they were used."""
+    """List the downloaded models: format, size, family, last use."""
     cache = lazy.hub_cache()
     rows = [row_of(model) for model in lazy.cached_models(cache)]
     if as_json:
@@ -57,15 +57,13 @@ def list_models(as_json: bool) -> None:
     for line in lines_of(rows):
         click.echo(line)
     for repo, num_bytes in lazy.unfinished_bytes(cache).items():
-        click.echo(
-            f"{repo}: {format_bytes(num_bytes)} of a pull that broke off; the same `moeflow pull` goes on with it"
-        )
+        click.echo(f"{repo}: {format_bytes(num_bytes)} of an interrupted download; the same `moeflow pull` resumes it")
     if not rows:
         click.echo(f"No models in {cache}. `moeflow pull OWNER/NAME` fetches one.", err=True)
 
 
 def row_of(model: CachedModel) -> Row:
-    """Return what is said of a model; reads its headers."""
+    """Return the columns of a model; reads its headers."""
     family, problem = None, None
     try:
         with closing(lazy.open_checkpoint(model.path)) as checkpoint:

@@ -39,7 +39,7 @@ def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
     A model that is named lies where it was pulled to.
 
     Raises: CheckpointError, ConfigError or CapacityError if the built-in model has to be made and cannot; ConfigError
-    if there is a plan that cannot be carried out; CheckpointError if the model is named and not here.
+    if there is a plan that cannot be carried out; CheckpointError if the named model is not downloaded.
     """
     if overrides["model"] is None and overrides.get("plan_file") is None:
         overrides = {**overrides, "model": str(built_in_model(overrides["cache_dir"]))}
@@ -54,7 +54,7 @@ def _path_of(model: str | None) -> str | None:
 
 
 def fetch_if_named(model: str | None) -> None:
-    """With --pull: have the model here, if it is a name and not here."""
+    """With --pull: download the model if it is a name and not downloaded yet."""
     if model is not None:
         pulling.fetch_if_named(model)
 
@@ -67,9 +67,9 @@ def planned(
     resources: HostResources | None = None,
     **always: Any,
 ) -> Plan:
-    """Return the plan for what the user set; what was left open is chosen for `usage`.
+    """Return the plan for the user's settings. Open settings are chosen for `usage`.
 
-    `explains`: print it instead, and end the verb. `resources`: what the machine offers, by default what it does now.
+    `explains`: print it instead, and end the verb. `resources`: the machine's resources, by default those free now.
     Raises: as `prepare` and `plan_for_start`.
     """
     settings = prepare(overrides, **always)
@@ -82,7 +82,7 @@ def planned(
 
 
 def explain(plan: Plan) -> None:
-    """Print what was chosen, what to expect and why."""
+    """Print the chosen settings, the estimated speed and the reasons."""
     for table in output.plan_tables(plan):
         tables.show(table)
 

@@ -30,24 +30,24 @@ else:
     shell_completion = on_demand("click.shell_completion")
 
 VERBS = {
-    "serve": "Serve a model: an OpenAI-compatible API and a page to talk to it.",
-    "join": "Compute a part of a model that another machine serves.",
-    "lend": "Lend memory for experts of a model that another machine serves.",
-    "pull": "Fetch a model from Hugging Face; a name then works wherever a path does.",
-    "list": "Show the models that were pulled, and whether they run here.",
-    "rm": "Delete a pulled model and what was made of it.",
-    "chat": "Talk to a model in the terminal.",
-    "generate": "Complete prompts and exit; made for scripts.",
-    "batch": "Answer a file of requests; stop and go on at any time.",
-    "train": "Train small models that guess for a large one.",
+    "serve": "Serve a model: OpenAI- and Anthropic-compatible APIs and a chat page.",
+    "join": "Compute part of a model for a server on another machine.",
+    "lend": "Lend memory for experts to a server on another machine.",
+    "pull": "Download a model from Hugging Face; then use its name like a path.",
+    "list": "List downloaded models, and whether they fit this machine.",
+    "rm": "Delete a downloaded model and the files built from it.",
+    "chat": "Chat with a model in the terminal.",
+    "generate": "Complete prompts and exit, for scripts.",
+    "batch": "Answer a file of requests; stop and resume at any time.",
+    "train": "Train drafters, expert predictors and classifiers for a model.",
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
-    "pack": "Write a model's weights once as they lie in memory, so that it starts at once.",
-    "cache": "Show what lies on this machine's disk, or delete it.",
-    "bench": "Measure speed and quality here, beside what the machine could do at best.",
-    "plan": "Decide how to run a model, here or elsewhere, and predict its speed.",
-    "simulate": "Predict speeds with other memory, policies, pipelines, machines or traffic.",
-    "doctor": "Check this machine: what it has, what is missing, what to do.",
-    "completion": "Have a shell complete commands.",
+    "pack": "Store a model's weights in the layout of memory, for an instant start.",
+    "cache": "Show the files of moeflow on this disk, or delete them.",
+    "bench": "Measure speed and quality, compared with the limits of this machine.",
+    "plan": "Plan how to run a model on this or another machine, and predict its speed.",
+    "simulate": "Simulate other memory sizes, policies, pipelines, machines or traffic.",
+    "doctor": "Check this machine: resources, problems, remedies.",
+    "completion": "Print a script for shell completions.",
 }
 IN_FOLDERS = {
     "bench": "bench.group",
@@ -69,7 +69,7 @@ class Shell(click.Group):
     """A group that imports its verbs late and reports errors in one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order in which a newcomer meets them."""
+        """Return the verbs in the order of a newcomer's needs."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -94,7 +94,7 @@ class Shell(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or say which one was probably meant."""
+        """Find the verb; an unknown verb is an error that suggests a similar one."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             hint = did_you_mean(args[0], VERBS, f"there are {', '.join(VERBS)}")
             raise click.UsageError(f"no such command {args[0]!r}; {hint}", ctx)
@@ -159,7 +159,7 @@ def _ending_quietly() -> Iterator[None]:
     """
     try:
         yield
-    finally:  # what is registered last runs first
+    finally:  # the last registered runs first
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
         atexit.register(gc.freeze)
 

@@ -138,7 +138,7 @@ pull_option = click.option(
     cls=GroupedOption,
     group="Files",
     is_common=True,
-    help="Fetch MODEL first if it is a name and not here.",
+    help="Download MODEL first if it is a name and not downloaded yet.",
 )
 
 

@@ -125,15 +125,15 @@ def pack(
         f"{format_bytes(spec.file_bytes)} in all"
     )
     if predictor is not None:
-        click.echo(f"The network that predicts its experts lies beside it, in {predictor}.")
+        click.echo(f"Its expert predictor is stored next to it: {predictor}.")
     if routing_tokens:
         click.echo(f"How its routers choose is known from {routing_tokens:,} tokens: `moeflow plan` uses it.")
 
 
 def carry_predictor(model: str, packed_weights_file: Path) -> Path | None:
-    """Copy a network that predicts experts to beside the packed weights; return where it lies.
+    """Copy a network that predicts experts next to the packed weights; return its path.
 
-    None: there is none, or it cannot be copied, and that is said.
+    None: there is none, or a printed reason keeps it from being copied.
     """
     try:
         return lazy.carry_predictor(model, packed_weights_file)
@@ -143,7 +143,7 @@ def carry_predictor(model: str, packed_weights_file: Path) -> Path | None:
 
 
 def learn_importance(model: str, cache_dir: Path, num_threads: int | None) -> None:
-    """Learn which inputs of a model's matrices matter, unless it is known; if it cannot be learnt, that is said."""
+    """Measure the importance of matrix inputs, unless it is known. A failure is printed."""
     with progress_bar("Learning what matters") as on_done:
         try:
             lazy.ensure_importance(model, cache_dir, num_threads, on_done)
@@ -156,7 +156,7 @@ def learn_routing(
 ) -> int:
     """Learn how a packed model's routers choose, unless it is known; return from how many tokens.
 
-    0: it cannot be learnt, and that is said: there is no tokenizer, say, or too little memory.
+    0: it cannot be measured, for a printed reason, such as a missing tokenizer or too little memory.
     """
     settings = lazy.Settings(
         model=model,

@@ -48,7 +48,7 @@ class NewPicture(click.Path):
         require_matplotlib()
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.suffix.lower() != ".png":
-            self.fail(f"{str(path)!r} does not end in .png, which is what is written", param, ctx)
+            self.fail(f"{str(path)!r} does not end in .png, the only supported format", param, ctx)
         return path
 
 
@@ -75,7 +75,7 @@ def complete_model(
     """Return what the name of a model may go on with: pulled models, or a path, which the shell knows better."""
     try:
         names = [str(model.name) for model in lazy.cached_models(lazy.hub_cache())]
-    except OSError:  # nobody wants to read of it in the middle of a line
+    except OSError:  # such a warning would interrupt a line
         names = []
     paths = shell_completion.CompletionItem(incomplete, type="file")  # goes first: bash forgets what came before it
     return [paths, *(shell_completion.CompletionItem(name) for name in names if name.startswith(incomplete))]

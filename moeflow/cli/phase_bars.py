@@ -31,7 +31,7 @@ def phase_bars() -> Iterator[PhaseBars]:
 
 
 class PhaseBars:
-    """Shows how far each phase is, and tells how long it took."""
+    """Shows the progress of each phase, then its duration."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

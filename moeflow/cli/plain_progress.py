@@ -29,13 +29,13 @@ class PlainLines:
 
 
 def line_of(label: str, amount: str, elapsed_s: float, done: float, total: float) -> str:
-    """Write how far work is: what it does, how much of it is done, and the time left."""
+    """Print the progress of a task: its name, the completed share, and the time left."""
     left = time_left(elapsed_s, done, total)
     return (f"{label}: " if label else "") + ", ".join(filter(None, (amount, left)))
 
 
 def time_left(elapsed_s: float, done: float, total: float) -> str:
-    """Write the time left if work goes on at its mean rate: "about 40 s left"; nothing as long as that is unknown."""
+    """Print the time left at the mean rate so far: "about 40 s left"; nothing as long as that is unknown."""
     is_early = elapsed_s < _MIN_ELAPSED_S or (done < _MIN_SHARE * total and elapsed_s < _MAX_SILENT_S)
     if is_early or not 0 < done < total:
         return ""

@@ -43,7 +43,7 @@ class Bar:
         self._plain = PlainLines()
 
     def say(self, what: str) -> None:
-        """Show what is being done."""
+        """Show the current step."""
         self._progress.update(self._task, description=what)
         self._show()
 
@@ -108,7 +108,7 @@ def drawn(*columns: ProgressColumn, vanishes: bool = True) -> Iterator[Progress]
 
 @contextmanager
 def steps(label: str, *, are_short: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call with what is being done now: a spinner on a terminal, else lines.
+    """Yield a function that shows the current step: a spinner on a terminal, else lines.
 
     `are_short`: they take no longer than people wait without asking, so elsewhere nothing is printed.
     """
@@ -122,5 +122,5 @@ def steps(label: str, *, are_short: bool = False) -> Iterator[Callable[[str], No
 
 
 def plain_line(task: Task, amount: str) -> str:
-    """Write how far a task is: what it does, how much of it is done, and the time left."""
+    """Print the progress of a task: its name, the completed share, and the time left."""
     return line_of(task.description, amount, task.elapsed or 0.0, task.completed, task.total or 0.0)

@@ -25,7 +25,7 @@ Examples:
       a name works wherever a path does
 
 Only weights in safetensors or GGUF are fetched, with the small files that describe a model; never pickles or code.
-Every file is compared with its checksum. What broke off goes on where it was when the same command is run again.
+Every file is verified by checksum. The same command resumes an interrupted download.
 
 Models lie in the cache of the hub library, so what other tools have fetched is here, too, and the other way round:
 HF_HUB_CACHE, or hub/ in HF_HOME, else ~/.cache/huggingface/hub. For private and gated models set HF_TOKEN, or run
@@ -36,7 +36,7 @@ HF_HUB_CACHE, or hub/ in HF_HOME, else ~/.cache/huggingface/hub. For private and
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def pull(name: str, as_json: bool) -> None:
-    """Fetch a model from Hugging Face; run it again to go on where it stopped.
+    """Download a model from Hugging Face; run it again to resume.
 
     NAME is OWNER/NAME as in the address of its page, with @REVISION for another than the main branch, and with :TAG for
     a GGUF file of that quantization.

@@ -30,7 +30,7 @@ def model_name(text: str) -> ModelName:
 
 
 def fetch(name: ModelName) -> Path:
-    """Have a model here, with progress; return its folder or file. Ctrl-C says that it can be gone on with."""
+    """Have a model here, with progress; return its folder or file. After Ctrl-C it prints how to resume."""
     cache = lazy.hub_cache()
     arrived, in_all = 0, 0
     try:
@@ -44,8 +44,8 @@ def fetch(name: ModelName) -> Path:
             return lazy.pull(name, cache, count)
     except KeyboardInterrupt:
         click.echo(
-            f"Stopped: {format_bytes(arrived)} of {format_bytes(in_all)} are here and kept. "
-            f"`moeflow pull {name}` goes on from there; `moeflow rm {name.repo}` deletes them.",
+            f"Stopped: {format_bytes(arrived)} of {format_bytes(in_all)} are downloaded and kept. "
+            f"`moeflow pull {name}` resumes the download; `moeflow rm {name.repo}` deletes them.",
             err=True,
         )
         raise
@@ -59,16 +59,17 @@ def fetch_if_named(model: str) -> None:
 
 
 def is_headers_alone(path: str) -> bool:
-    """Return whether a path is what `headers_of` yields of a model that is not here."""
+    """Return whether `headers_of` yields this path for a model that is not downloaded."""
     folders = Path(path).parents[:2]  # a folder of safetensors lies right below, a GGUF file one deeper
     return any(folder.name.startswith(lazy.HEADERS_PREFIX) for folder in folders)
 
 
 @contextmanager
 def headers_of(model: str, *, is_run: bool = False) -> Iterator[str]:
-    """Yield the path of a model; of one that is named and not here, of its headers alone, as long as the block runs.
+    """Yield the path of a model, or of its downloaded headers while the block runs if the model is not local.
 
-    `is_run`: headers are not enough. Raises: CheckpointError if they are not, and the model is not here; HubError.
+    `is_run`: headers are not enough. Raises: CheckpointError if headers are unavailable and the model is not
+    downloaded; HubError.
     """
     name = None if os.path.lexists(model) else lazy.parse_model_name(model)
     found = None if name is None else lazy.find_model(name, lazy.hub_cache())
@@ -76,5 +77,5 @@ def headers_of(model: str, *, is_run: bool = False) -> Iterator[str]:
         yield lazy.local_path(model)
         return
     with lazy.remote_headers(name) as path:
-        click.echo(f"{name} is not here: only its headers were read. `moeflow pull {name}` fetches it.", err=True)
+        click.echo(f"Only the headers of {name} were read. Download it with `moeflow pull {name}`.", err=True)
         yield str(path)

@@ -1,4 +1,4 @@
-"""`moeflow rm`: deletes a pulled model, and what was made of it."""
+"""`moeflow rm`: deletes a pulled model and the files built from it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rm(name: str, is_sure: bool, as_json: bool, cache_dir: Path) -> None:
     NAME is as `moeflow list` shows it; OWNER/NAME alone is everything of that repository.
     """
     if as_json and not is_sure:
-        raise click.UsageError("--json wants --yes: nobody is there to ask")
+        raise click.UsageError("--json needs --yes: it cannot ask for confirmation")
     removal = lazy.plan_removal(model_name(name), lazy.hub_cache())
     made = [file for model in removal.models for file in lazy.made_files(model.path, cache_dir)]
     num_bytes = removal.num_bytes + sum(map(bytes_in, made))
@@ -49,7 +49,7 @@ def rm(name: str, is_sure: bool, as_json: bool, cache_dir: Path) -> None:
         for what in (*(str(model.name) for model in removal.models), *map(str, made)):
             click.echo(what, err=True)
         if not sys.stdin.isatty():
-            raise click.UsageError(f"that would delete {format_bytes(num_bytes)}; say --yes where nobody can be asked")
+            raise click.UsageError(f"this deletes {format_bytes(num_bytes)}; add --yes if no terminal can confirm")
         click.confirm(f"Delete {format_bytes(num_bytes)}?", abort=True, err=True)
     removal.run()
     for file in made:

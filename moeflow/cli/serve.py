@@ -26,9 +26,9 @@ Examples:
   moeflow serve ~/models/olmoe --port 9000       a Hugging Face folder
   moeflow serve ~/models/mixtral.Q4_0.gguf       a GGUF file
   moeflow serve Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M --pull
-      a model by its name, fetched if it is not here
+      a model by its name, downloaded if needed
   moeflow serve --model small=~/models/olmoe --model ~/mixtral.Q4_0.gguf
-      several, each loaded when a request names it; what is idle makes room
+      several, loaded when requested; idle ones are unloaded
   MOEFLOW_API_KEY=secret moeflow serve --host 0.0.0.0
 \b
 Then open the printed address in a browser, or ask from a shell:
@@ -179,7 +179,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     callback=byte_count,
     default="10GiB",
     show_default=True,
-    help="Maximum size of all files together, results of jobs included; uploads beyond it are refused.",
+    help="Maximum total size of files, including results of jobs. Larger uploads are refused.",
 )
 @click.option(
     "--shutdown-deadline",
@@ -251,10 +251,11 @@ def serve(
     data_dir: Path | None,
     **server_overrides: Any,
 ) -> int:
-    """Serve a model: an OpenAI-compatible API and a page to talk to it.
+    """Serve a model: OpenAI- and Anthropic-compatible APIs and a chat page.
 
     MODEL is a Hugging Face folder, a .gguf file, or the name of a pulled model; without it, the built-in model is
-    served. Several (--model) share --memory, or what is free at the start; names in requests tell which one is meant.
+    served. Several models (--model) share --memory, by default the memory free at the start. Requests select one by
+    name.
     """
     if not explains:
         lazy.start_logs(server_overrides["log_level"], server_overrides["log_format"])

@@ -32,7 +32,7 @@ def named_paths(models: Sequence[str], *, pulls: bool) -> dict[str, str]:
 
     Each is a path or the name of a pulled model, perhaps with a name before it: NAME=PATH.
 
-    Raises: CheckpointError if one is not here; UsageError if two have one name.
+    Raises: CheckpointError if one is not downloaded; UsageError if two have one name.
     """
     found: dict[str, str] = {}
     for given in models:
@@ -95,7 +95,7 @@ class SeveralModels:
 
         That one is named with the reason, and the others are explained, as they would be served.
         """
-        num_bytes: list[int] = []  # of those that can be planned
+        num_bytes: list[int] = []  # of the models that can be planned
         for name, model in self.models.items():
             click.echo(f"{name}: {model.path}")
             try:

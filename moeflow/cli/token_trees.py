@@ -1,4 +1,4 @@
-"""The file of `moeflow generate --token-trees`: what was guessed, as a graph or as JSON lines."""
+"""The file of `moeflow generate --token-trees`: the drafted tokens, as a graph or as JSON lines."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ token_trees_option = click.option(
 
 
 def check_guesses(overrides: Mapping[str, Any]) -> None:
-    """Raises: UsageError if nothing would guess; whether a plan's engine does is found out when it is loaded."""
+    """Raises: UsageError if no drafts would be made. For a plan, loading its engine decides that."""
     if not overrides["speculators"] and overrides["plan_file"] is None:
-        raise click.UsageError("--token-trees shows guesses; say what is to guess: --speculator suffix")
+        raise click.UsageError("--token-trees shows drafted tokens: add a speculator, such as --speculator suffix")
 
 
 def write_token_trees(file: Path, answers: Mapping[str, Sequence[GuessedPass]]) -> None:

@@ -15,7 +15,7 @@ from moeflow.core.units import format_bytes
 
 @contextmanager
 def transfer_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function to call with (bytes that are here, bytes in all), from any thread."""
+    """Yield a function to call with (downloaded bytes, total bytes), from any thread."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -37,7 +37,7 @@ def transfer_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class _Speed:
-    """Bytes a second since the first report: what was here before came at no speed."""
+    """Bytes per second since the first report. Bytes from before do not count."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
@@ -47,7 +47,7 @@ class _Speed:
         self._first = self._first or (time.monotonic(), done)
 
     def line(self, done: int, total: int) -> str:
-        """Write how far it is, how fast, and the time left once that can be told."""
+        """Print progress, speed, and the time left once it can be estimated."""
         assert self._first is not None
         first_s, first_done = self._first
         elapsed_s, come = time.monotonic() - first_s, done - first_done

@@ -1,4 +1,4 @@
-"""`moeflow upcycle`: makes a Mixture-of-Experts model from a dense one, and measures what it has made."""
+"""`moeflow upcycle`: makes a Mixture-of-Experts model from a dense one and measures it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def quality_rows(quality: dict[str, Any] | None, not_measured: str | None) -> list[tuple[str, str]]:
-    """Return the lines on what was measured, or why it was not."""
+    """Return lines with the measurements, or with the reason for their absence."""
     if quality is None:
         return [("perplexity", f"not measured: {not_measured}")]
     dense, moe = quality["dense_perplexity"], quality["moe_perplexity"]

@@ -1,1 +1,1 @@
-"""The nouns every other floor speaks in. Plain Python: nothing here imports torch."""
+"""Data types that all other folders use. Plain Python: nothing here imports torch."""

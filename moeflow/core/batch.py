@@ -1,7 +1,7 @@
 """The tokens of one pass: in essence {request: number of tokens}.
 
-Prefill, a chunk of prefill and decode are one case: some tokens of a request, from a position on. Behind them may come
-a tree of drafted tokens, of which those are kept that the model would have chosen. Tokens of all requests are
+Prefill, a chunk of prefill and decode are one case: some tokens of a request, from a position on. A tree of drafted
+tokens may follow. The tokens that the model would have chosen are kept. Tokens of all requests are
 concatenated without padding in the order of `entries`.
 """
 
@@ -35,7 +35,7 @@ class BatchEntry:
     num_tokens: int  # how many tokens from there
     block_ids: tuple[int, ...]  # KV blocks that hold positions [0, start + num_rows)
     samples: bool  # whether the last token's logits choose a next token
-    tree: TokenTree = NO_TREE  # of guesses behind that token, if it samples; their logits choose what follows them
+    tree: TokenTree = NO_TREE  # drafted tokens after that token, if it samples; their logits choose the next tokens
     state: StateUse | None = None  # None: the model has no recurrent layers
 
     @property

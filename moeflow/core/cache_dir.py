@@ -1,4 +1,4 @@
-"""Where what can be made again is kept, if nobody says otherwise."""
+"""The default folder for files that can be rebuilt."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from moeflow.kernels.weight_format import LayerFormats
 class StateSlotsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of recurrent states."""
 
-    num_slots: int  # of running requests and of prefixes together
+    num_slots: int  # total of running requests and prefixes
     checkpoint_every: int  # tokens of a prefix, a multiple of the block size
 
 
@@ -33,18 +33,18 @@ class SchedulerConfig:
     max_num_seqs: int = 32  # requests in a pass at most
     max_num_batched_tokens: int = 512  # tokens in a pass at most: bounds how long decodes wait for a prefill chunk
     prefix_caching: bool = True
-    num_kept_blocks: int | None = None  # that keep their memory while nobody uses them; None: all
+    num_kept_blocks: int | None = None  # that keep their memory while unused; None: all
     states: StateSlotsConfig | None = None  # None: the model has no recurrent layers
     policy: str = "continuous"  # or "static", the baseline that benchmarks compare with
     batch_timeout_s: float = 0.05  # static: how long the oldest request waits for a batch to fill
 
 
 class LenderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that lends memory for experts, and computes with those; what was measured when it was asked."""
+    """A machine that lends memory for experts and computes with them, as measured at the first contact."""
 
     host: str
     port: int
-    num_experts: int = 0  # that it has room for; 0: it did not answer
+    num_experts: int = 0  # that fit there; 0: it did not answer
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0  # of the link
 
@@ -66,7 +66,7 @@ class ExpertSlotsConfig:
     min_slots: int = 2  # that experts keep whatever else needs memory: half is computed with while half is filled
     policy: str = "next-use"  # of eviction: a name of experts/cache/policies.py
     predictor: str = "none"  # of prefetches: a name that experts/predict/registry.py has
-    remote: RemoteExpertsConfig | None = None  # None: what has no slot is on disk alone
+    remote: RemoteExpertsConfig | None = None  # None: experts without a slot are on disk only
 
     def __post_init__(self) -> None:
         """Refuse what no pass could run with. Raises: CapacityError."""
@@ -80,8 +80,8 @@ class ExpertSlotsConfig:
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a memory limit is planned to be used for. What then really is held is measured before each pass."""
 
-    limit_bytes: int  # for all processes together
-    process_bytes: int  # Python, torch, tokenizer, models that guess; if it is served, of both processes
+    limit_bytes: int  # total of all processes
+    process_bytes: int  # Python, torch, tokenizer, draft models; for a server, of both processes
     weight_bytes: int  # that stay in memory
     work_bytes: int  # of a pass of max_num_batched_tokens
     is_served: bool = False  # by a process of its own, the parent of the engine's
@@ -89,7 +89,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelConfig:
-    """A model that guesses tokens, computed beside the engine's own."""
+    """A model that drafts tokens for the engine's own."""
 
     name: str  # as the speculator is called
     model_path: str = ""  # empty: the first layers of the engine's model, with its embeddings and output projection
@@ -112,7 +112,7 @@ class PromptCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where keys and values of prompts and answers are kept on disk."""
 
     folder: str
-    max_bytes: int  # of all its files, whoever writes them
+    max_bytes: int  # of all its files, of all writers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class EngineConfig:
     layer_table_format: str = ""  # of embeddings for each layer, where it has another than those of tokens
     layer_formats: tuple[LayerFormats, ...] = ()  # of each layer's matrices, where they are not all of one format
     mix: str = ""  # that all of these are: a `Mix`; empty: none
-    importance_file: str = ""  # says which inputs matter, for rounding to a mix; empty: that is not known
+    importance_file: str = ""  # importance of inputs, for rounding to a mix; empty: unknown
     cpu_isa: str  # instruction set of the CPU kernels; empty: torch computes, in `dtype`
     router_format: str = "float32"  # of what chooses experts: "float32" or "bfloat16"
     is_own_precision: bool = False  # weights are in the checkpoint's own formats
@@ -143,7 +143,7 @@ class EngineConfig:
     offload: OffloadConfig | None = None  # to a device that is smaller than the model; None: `device` computes all
     parallel: ParallelConfig | None = None  # None: one process has the whole model
     expert_parallel: ExpertParallelConfig | None = None  # None: other replicas, if there are any, compute apart
-    speculators: tuple[str, ...] = ()  # that guess tokens: names of speculation/registry.py, or of
+    speculators: tuple[str, ...] = ()  # that draft tokens: names of speculation/registry.py, or of
     draft_models: tuple[DraftModelConfig, ...] = ()  # models that do
     expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
     lossy_top_k: int = 0  # experts of an input's token that a network chooses; 0: the routers choose

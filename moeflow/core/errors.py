@@ -58,7 +58,7 @@ class CheckpointError(MoeflowError):
 
 
 class HubError(MoeflowError):
-    """A hub does not give what was asked of it; the message says why, and the remedy."""
+    """A hub refuses a request. The message has the reason and the remedy."""
 
 
 class HubConnectionError(HubError):
@@ -96,7 +96,7 @@ class ContextLengthError(RequestError):
 
 
 class QueueFullError(RequestError):
-    """Too many requests wait already; `retry_after_s` is a fair guess at when to come back."""
+    """Too many requests wait already; `retry_after_s` estimates when a retry will succeed."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -111,7 +111,7 @@ class ChatTemplateError(MoeflowError):
 
 
 class StorageError(MoeflowError):
-    """Something cannot be read from disk while a model is in use; the message names file, what it was, and remedy."""
+    """A read from disk fails while a model is in use. The message names the file, its purpose and the remedy."""
 
     def __init__(self, problem: str, *, file: Path | None = None) -> None:
         self._problem = problem
@@ -120,7 +120,7 @@ class StorageError(MoeflowError):
 
     @property
     def for_clients(self) -> str:
-        """The message with the file's name only: in which folder it lies is no business of clients."""
+        """The message with the file's name only: clients must not see its folder."""
         return self._problem if self._file is None else f"file {self._file.name}, {self._problem}"
 
 
@@ -133,6 +133,6 @@ class EngineError(MoeflowError):
 
 
 class GroupError(EngineError):
-    """A collective failed, and the group of ranks with it; the message names the rank and what it did not reach."""
+    """A collective and its group of ranks failed. The message names the rank and the unreached step."""
 
     signal_number = 0  # that ended a rank's process; 0: none did, or unknown

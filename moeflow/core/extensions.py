@@ -1,4 +1,4 @@
-"""Tables that other packages add rows to: what moeflow has, and entry points of whatever is installed beside it.
+"""Tables that other packages extend: moeflow's own rows, and entry points of installed packages.
 
 An entry point's name is the row's; its value is imported when that row is taken, so neither `--help` nor another row
 waits for it. How to write one: `docs/extending.md`.
@@ -75,7 +75,7 @@ class ExtensibleTable(Mapping[str, Value], Generic[Value]):
         except Exception as error:  # whatever another package's code raises
             raise ConfigError(
                 f"{point.name!r} of {self._group} cannot be imported from {_packages([point])} ({point.value}): "
-                f"{type(error).__name__}: {error}. Mend or uninstall the package"
+                f"{type(error).__name__}: {error}. Fix or uninstall the package"
             ) from error
         if not (callable(value) if self._kind is None else isinstance(value, self._kind)):
             wanted = "something to be called" if self._kind is None else f"a {self._kind.__name__}"
@@ -87,7 +87,7 @@ class ExtensibleTable(Mapping[str, Value], Generic[Value]):
 
 
 def _is_offered(group: str) -> bool:
-    """Return whether files of installed packages name a group; what lies in archives is not looked into."""
+    """Return whether files of installed packages name a group. Archives are not searched."""
     header = f"[{group}]".encode()
     files = (file for folder in sys.path for file in Path(folder).glob("*.*-info/entry_points.txt"))
     return any(header in _content(file) for file in files)

@@ -1,8 +1,8 @@
 """A machine as memory levels, the processor at each, and the links between them: what plans and simulations run on.
 
 Levels are those of MoE-Lightning's hierarchical roofline model (section 3.2), from the farthest to the nearest:
-disk, RAM, pinned RAM, device. Any may be absent; a machine without a device computes in RAM. Figures come from data
-sheets or measurements, which is said in `sources`; how far they may be trusted in `uncertainty`. Knows no model.
+disk, RAM, pinned RAM, device. Any may be absent; a machine without a device computes in RAM. `sources` names the data
+sheet or measurement of each figure, `uncertainty` its possible error. Knows no model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class KernelEfficiency:
     dtype: str  # of the weights; for attention of keys and values
     rows: float  # that meet each weight: tokens, for experts those of one; for attention, queries that share K and V
     share: float  # measured speed over that of the roof
-    values: int = 0  # of one matrix, all of an expert's together; 0: any
+    values: int = 0  # of one matrix, or of an expert's matrices combined; 0: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,12 @@ class Processor:
     efficiencies: tuple[KernelEfficiency, ...] = ()
     default_efficiency: float = 1.0  # of kernels that are not in `efficiencies`
     launch_s: float = 0.0  # from one kernel to the next
-    pass_s: float = 0.0  # of a pass beside its kernels: queue, tensors, handing out tokens
+    pass_s: float = 0.0  # of a pass outside of kernels: queue, tensors, delivery of tokens
     token_s: float = 0.0  # the same for each token that is sampled
     stop_s: float = DEFAULT_STOP_S  # of a layer that lacks experts on disk, beside reading and computing
     load_s: float = DEFAULT_LOAD_S  # of each expert that is read, its read left out
-    read_overlap: float = DEFAULT_OVERLAP  # of reading with computing: 1: each as fast as alone; 0: in turns
-    rank_layers: tuple[RankLayer, ...] = ()  # of ranks on this machine; of those that are not here: as is usual
+    read_overlap: float = DEFAULT_OVERLAP  # of reading with computing: 1: each as fast as alone; 0: alternately
+    rank_layers: tuple[RankLayer, ...] = ()  # of ranks on this machine; of others: a usual value
 
     def peak(self, dtype: str) -> float:
         """Return FLOP/s for values of a format; of the next wider one if it has none of its own."""
@@ -85,7 +85,7 @@ class Processor:
         return next(found, DEFAULT_RANK_LAYER_S)
 
     def measured(self, kernel: str, dtype: str, values: int = 0) -> Sequence[tuple[float, float]]:
-        """Return what is known of a kernel: (rows, share of the roof), ascending; [] if nothing is.
+        """Return the figures of a kernel: (rows, share of the roof), ascending; [] if nothing is.
 
         Of a format that was not measured, that of the next wider one; among the sizes of matrices, the nearest.
         """
@@ -176,7 +176,7 @@ class Machine:
     sources: tuple[tuple[str, str], ...] = ()  # (field, where its figure is from)
     measured_at: str = ""  # when, as ISO date and time; empty: from data sheets
     other_work: float = 0.0  # share of the processor that others had meanwhile
-    is_quick: bool = False  # measured in a second, and only for what was to be started then
+    is_quick: bool = False  # measured in one second, and only for the model of that start
 
     def has(self, name: str) -> bool:
         """Return whether there is such a level."""
@@ -214,7 +214,7 @@ class Machine:
 
 
 def _wider(dtype: str) -> tuple[str, ...]:
-    """Return what stands for a dtype that has no figures of its own, the nearest first."""
+    """Return substitutes for a dtype without figures of its own, the nearest first."""
     if dtype == "float16":
         return "bfloat16", "float32"
     wider = FORMATS[dtype].wider

@@ -35,7 +35,7 @@ class EmulatedDeviceConfig:
 
     capacity_bytes: int
     speeds: EmulatedSpeeds
-    computes_in_torch: bool = False  # as a GPU does, not by the CPU's kernels
+    computes_in_torch: bool = False  # with a GPU's operations, not the CPU's kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class OffloadConfig:
     num_resident_experts: int  # of each layer: they stay on the device (r_w of MoE-Lightning)
     num_resident_kv_layers: int  # whose keys and values stay on the device (r_c)
     window_blocks: int  # KV blocks of a micro-batch that the device holds at most; 0: the host attends
-    num_hosted_experts: int | None = None  # of each layer: the host computes them; None: what is measured to be best
+    num_hosted_experts: int | None = None  # of each layer: the host computes them; None: the fastest by measurement
 
     @property
     def device(self) -> DeviceConfig:

@@ -50,7 +50,7 @@ class MicroBatchCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How layers are cut into stages, each of which is one rank's, or that of several ranks that share its layers."""
+    """The split of layers into stages. One rank computes a stage, or several ranks share its layers."""
 
     num_layers: tuple[int, ...]  # of each stage; the first has token embeddings and output projection, too
     costs: MicroBatchCosts
@@ -62,7 +62,7 @@ class ExpertParallelConfig:
 
     num_replicas: int
     replica: int = 0  # that this engine is
-    folder: str = ""  # in which replicas find each other; only their user may enter it
+    folder: str = ""  # where replicas find each other; only their user may enter it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class ParallelConfig:
 
     num_ranks: int  # of all stages, which have as many each: first those of the first stage, and so on
     stages: StageConfig | None = None  # None: all ranks have all layers
-    expert_layout: str = WHOLE  # or SLICED, or another package's, by which ranks have whole experts, too
+    expert_layout: str = WHOLE  # or SLICED, or another package's layout of whole experts
     moves_experts: bool = True  # whole ones, to other ranks while serving, as loads call for it
     num_redundant_experts: int = 0  # of each layer, that have a further home once loads are known
     attention_layout: AttentionLayout = "replicated"

@@ -1,4 +1,5 @@
-"""What was decided before anything runs: the engine's configuration, what that should bring, and why. Frozen; JSON.
+"""The decisions before a run: the engine's configuration, its predicted speed and memory, and the reasons. Frozen;
+JSON.
 
 Symbols of MoE-Lightning (table 1) stand in the comments. Knows neither how a plan is found nor how it is carried out.
 """
@@ -25,11 +26,11 @@ FORMAT_VERSION: Final = 2  # of the JSON; to be raised when a field means someth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is asked of the model: averages, in tokens."""
+    """The load of the model: averages, in tokens."""
 
     prompt_len: int  # s
     gen_len: int  # n
-    max_prompt_len: int  # what room and padding are computed with
+    max_prompt_len: int  # for memory and padding
     rate: float = 0.0  # requests a second; 0: all are there at once
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class Workload:
 class Policy:
     """Who takes part in a pass, and where tensors live and stages run. Without a device, host means the only place."""
 
-    batch_size: int  # N: sequences that decode together
+    batch_size: int  # N: sequences that decode concurrently
     micro_batch: int  # mu: of these, computed at once
     attention_on_device: bool  # A_g
     ffn_on_device: bool  # F_g: wherever there is a device
@@ -70,7 +71,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A prediction, and the interval in which it is expected to come true."""
+    """A prediction and its expected interval."""
 
     value: float
     low: float
@@ -99,21 +100,21 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What a plan is expected to bring for its workload: speeds and memory of all its engines together."""
+    """The prediction for a plan's workload: total speed and memory of its engines."""
 
-    policy: Policy  # what takes part in a pass of it, and what lies where
+    policy: Policy  # the parts of its passes, and their places
     prefill_tokens_per_s: Estimate
     decode_tokens_per_s: Estimate
-    decode_alone_tokens_per_s: Estimate  # of one request that finds nobody else
+    decode_alone_tokens_per_s: Estimate  # of one request without others
     tokens_per_s: Estimate  # generated, over prefill and decode
-    time_to_first_token_s: Estimate  # of a request that finds nobody else; all at once wait for `all_prompts_s`
+    time_to_first_token_s: Estimate  # of a request without others; simultaneous requests wait for `all_prompts_s`
     all_prompts_s: Estimate  # the prefill of the whole batch
     time_per_token_s: Estimate  # between two tokens of a request, with the whole batch
     memory: tuple[TierUse, ...]
     busy: tuple[tuple[str, float], ...]  # (resource, share of a decoding step's time)
     bottleneck: str = ""  # empty: not asked for
     helps: tuple[Sensitivity, ...] = ()  # best first
-    expert_places: tuple[tuple[str, float], ...] = ()  # (tier, share of experts that live there), together 1
+    expert_places: tuple[tuple[str, float], ...] = ()  # (tier, share of experts there); the sum is 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ class Plan:
     machine: str  # its name
     machine_identity: str = ""  # of the machine that was measured for it; empty: from data sheets, or not measured
     forecast: Forecast | None = None  # None: nothing is known of how fast the machine is
-    reasons: tuple[tuple[str, str], ...] = ()  # (what was decided, why so)
+    reasons: tuple[tuple[str, str], ...] = ()  # (decision, reason)
 
     @property
     def pipeline(self) -> str:

@@ -25,7 +25,7 @@ class PoolingParams:
     kind: PoolingKind = "last"  # that of the last token, the mean of all, or that of the first
     normalize: bool = True  # to length 1, after `dimensions`
     dimensions: int | None = None  # how many of the vector's first numbers are kept; None: all
-    classifies: bool = False  # the vector is sorted into classes: what is returned are their probabilities
+    classifies: bool = False  # the vector is classified: the result has the probabilities of classes
 
     def __post_init__(self) -> None:
         if self.kind not in POOLING_KINDS:

@@ -1,7 +1,7 @@
 """What recurrent layers are made of: they keep a state of a sequence, as large whatever its length, instead of keys and
 values.
 
-Each kind of mixer says what of a model's budget it takes; `models/layers/` computes it.
+Each kind of mixer states its share of a model's budget; `models/layers/` computes it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MixerConfig(Protocol):
 
     @property
     def small_values(self) -> int:
-        """Weights beside the projections, one-dimensional ones left out."""
+        """Weights other than projections, without one-dimensional ones."""
 
     @property
     def flops_per_token(self) -> int:
@@ -49,7 +49,7 @@ class ShortConvConfig:
 
     @property
     def in_features(self) -> int:
-        """See `MixerConfig`: a gate before, a gate behind, and what is gated."""
+        """See `MixerConfig`: the gate before, the gate after, and the gated values."""
         return 3 * self.num_channels
 
     @property
@@ -106,7 +106,7 @@ class GatedDeltaConfig:
 
     @property
     def in_features(self) -> int:
-        """See `MixerConfig`: what is convolved, gates of the results, a rate and a step of each head."""
+        """See `MixerConfig`: inputs of the convolution, gates of the results, a rate and a step of each head."""
         return self.conv_size + self.values_size + 2 * self.num_heads
 
     @property
@@ -170,7 +170,7 @@ class Mamba2Config:
 
     @property
     def in_features(self) -> int:
-        """See `MixerConfig`: gates of the results, what is convolved, a step of each head."""
+        """See `MixerConfig`: gates of the results, inputs of the convolution, a step of each head."""
         return self.values_size + self.conv_size + self.num_heads
 
     @property

@@ -1,7 +1,7 @@
 """One sequence being generated, or a prompt whose hidden states are wanted, as scheduler and engine see it.
 
 A user's request with `n` completions becomes n of these. Text is unknown here: token ids in, token ids
-out. The fields say who owns them; nobody else writes them.
+out. Each field names its owner, its only writer.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Request(msgspec.Struct, eq=False):
     num_preemptions: int = 0  # scheduler
     submitted_s: float = 0.0  # on the engine's clock; engine
     queued_s: float | None = None  # waited before its first pass; engine
-    output_token_ids: list[int] = []  # engine: those of an earlier one, then what was sampled
-    finish_reason: FinishReason | None = None  # set once, by whoever ends it
+    output_token_ids: list[int] = []  # engine: tokens of an earlier engine, then sampled ones
+    finish_reason: FinishReason | None = None  # set once, at its end
     choice: TokenChoice = TokenChoice()  # from `sampling`, with the engine's defaults where that is open
 
     def __post_init__(self) -> None:
@@ -79,13 +79,13 @@ class Request(msgspec.Struct, eq=False):
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether what it returns is made of every prompt token; of cached ones there are keys and values only."""
+        """Whether its result needs every prompt token. Cached tokens have keys and values only."""
         if self.pooling is not None:
             return self.pooling.needs_whole_prompt
         return self.sampling.prompt_logprobs is not None
 
     def token_ids(self, start: int, stop: int) -> list[int]:
-        """Return tokens [start, stop) of prompt and output together."""
+        """Return tokens [start, stop) of the prompt followed by the output."""
         num_prompt = len(self.prompt_token_ids)
         if start >= num_prompt:
             return self.output_token_ids[start - num_prompt : stop - num_prompt]

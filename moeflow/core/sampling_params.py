@@ -1,8 +1,8 @@
 """How the tokens of one request are chosen and when it ends.
 
 Names and defaults are those of the OpenAI API and of vLLM's extensions, so that users already know
-them. Text-level options (`stop`) are carried here too, but the engine only looks at token ids: whoever
-turns tokens into text watches for stop strings.
+them. Text-level options (`stop`) are stored here, too. The engine uses token ids only; the detokenizer looks for stop
+strings.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output, per occurrence
     seed: int | None = None  # None: different on every run
-    logprobs: int | None = None  # how many likeliest tokens to report beside the chosen one
+    logprobs: int | None = None  # number of likeliest tokens to report in addition to the chosen one
     prompt_logprobs: int | None = None  # the same for every prompt token but the first
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop: str | Sequence[str] = ()  # kept as a tuple
@@ -62,7 +62,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     grammar: str = ""  # the form of the answer, as llguidance takes it: Lark, or JSON with several grammars; "": any
-    token_trees: bool = False  # report what was guessed in each pass, and what of it was right
+    token_trees: bool = False  # report the drafted tokens of each pass, and the accepted ones
     prompt_progress: bool = False  # report after each pass how far the prompt is computed
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ def _shown(value: object) -> str:
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
-    """Return one stop string or several as a tuple. Raises: RequestError for what is neither, or out of bounds."""
+    """Return one stop string or several as a tuple. Raises: RequestError for other types and values out of bounds."""
     stops = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
         raise RequestError(f"stop must be a string or a sequence of strings, not {_shown(stop)}", param="stop")
@@ -150,7 +150,7 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
 
 
 def _stop_token_ids(token_ids: object) -> tuple[int, ...]:
-    """Return token ids as a tuple. Raises: RequestError for what is no sequence of them."""
+    """Return token ids as a tuple. Raises: RequestError for other types."""
     if isinstance(token_ids, str | bytes) or not isinstance(token_ids, Sequence):
         raise RequestError(
             f"stop_token_ids must be a sequence of token ids, not {_shown(token_ids)}", param="stop_token_ids"

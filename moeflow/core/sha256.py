@@ -1,7 +1,7 @@
-"""SHA-256 of what is small, as every start needs it, by Python's own code.
+"""SHA-256 of short data, in pure Python, for every start.
 
 `hashlib` loads OpenSSL, which takes 3.5 MiB of memory for as long as the process lives; the standard library's `random`
-goes past it in the same way. What is large is hashed several times as fast there.
+goes past it in the same way. For long data, `hashlib` is several times as fast.
 """
 
 from __future__ import annotations

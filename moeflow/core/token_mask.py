@@ -12,7 +12,7 @@ class TokenMask(msgspec.Struct, frozen=True):
     """The tokens that may come at one place."""
 
     allowed: bytes = b""  # a bit for each token, the lowest of each byte first; tokens beyond the last bit may not come
-    error: str | None = None  # why it cannot be told; the request then fails
+    error: str | None = None  # why the mask is unknown; the request then fails
 
 
 class TokenConstraint(Protocol):

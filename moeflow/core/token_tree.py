@@ -1,7 +1,7 @@
-"""Guesses of what follows a request's tokens, as a tree: what several sequences have in common is there once.
+"""Drafted tokens of a request as a tree: sequences share their common prefix.
 
-Its nodes are listed depth first, so that a node's ancestors come before it, in order, and any first part of the list is
-a tree, too. (ExpertFlow 3.4, 4.4; SpecInfer.)
+Nodes are listed depth first: ancestors precede a node, in order. Any first part of the list is a tree, too. (ExpertFlow
+3.4, 4.4; SpecInfer.)
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-MAX_TREE_TOKENS: Final = 63  # beside the token that they follow, as many as a mask has bits
-ROOT: Final = -1  # the parent of those that follow the request's last token
+MAX_TREE_TOKENS: Final = 63  # without the token before them, as many as a mask has bits
+ROOT: Final = -1  # the parent of nodes that follow the request's last token
 
 
 class TokenTree(msgspec.Struct, frozen=True):

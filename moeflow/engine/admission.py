@@ -55,8 +55,8 @@ def check_request(
 ) -> None:
     """Check that the model can run a request.
 
-    Raises: RequestError if a token id is not the model's, if prompt and output exceed the context, if text is asked of
-    what generates none, or if guesses are to be reported where there are none.
+    Raises: RequestError if a token id is invalid, if prompt and output exceed the context, if the model generates no
+    text, or if it drafts no tokens to report.
     """
     if pooling is None:
         check_generates(model)
@@ -72,7 +72,7 @@ def check_request(
             )
     if params.token_trees and not model.speculators:
         raise RequestError(
-            "token_trees asks for guessed tokens, but nothing guesses here; start with a speculator, such as "
+            "token_trees requests drafted tokens, but this server has no speculator; start it with one, such as "
             "--speculator suffix",
             param="token_trees",
         )

@@ -14,7 +14,7 @@ class EngineState(StrEnum):
     """What a request would meet now."""
 
     READY = "ready"
-    RESTARTING = "restarting"  # it has died; another is on its way, and goes on with all requests
+    RESTARTING = "restarting"  # it has died; another one starts, and continues all requests
     STALLED = "stalled"  # it does not answer, and may again
     GONE = "gone"  # for good
 

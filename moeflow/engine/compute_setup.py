@@ -61,7 +61,7 @@ def _limit_device(config: EngineConfig) -> None:
 def needs_torch(config: EngineConfig) -> bool:
     """Return whether tensors are torch's; else they are NumPy's, as all that computes is the CPU kernels.
 
-    Whatever shares a model with other processes or devices, or guesses beside it, computes in torch, too.
+    Code that shares a model with other processes or devices, or drafts for it, computes in torch, too.
     """
     shares = config.offload or config.parallel or config.expert_parallel or config.experts
     return not (config.cpu_isa and config.packed_file) or bool(shares or config.draft_models or config.lossy_top_k)

@@ -1,6 +1,6 @@
 """What a request begins with, as one sequence. In an encoder-decoder: its input, and what the decoder begins with.
 
-The input is filled up to whole KV blocks, in which the decoder's layers keep what they make of it.
+The input is padded to whole KV blocks, where the decoder's layers keep its keys and values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The step loop: plan a pass, run it, hand out what it brought. Token ids only.
+"""The step loop: plan a pass, run it, return its outputs. Token ids only.
 
-One object owns all running state. It is driven from outside, one `step` at a time, by the offline API in
-the caller's thread or by the engine process, so nothing here waits, sleeps or locks.
+One object owns all running state. The caller drives it, one `step` at a time: the offline API in the caller's thread,
+or the engine process. So nothing here waits, sleeps or locks.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._pooler = Pooler(runner.classify)
-        self._cancelled: list[TokenOutput] = []  # to be handed out by the next step
+        self._cancelled: list[TokenOutput] = []  # to be returned by the next step
         self._constraints = Constraints(config.model_path, self.model.eos_token_ids)
         self._waiting_for_form: dict[Request, Future[CompiledGrammar]] = {}  # before the scheduler gets them
         self._counters = Counters()
@@ -177,7 +177,7 @@ class Engine:
         self._runner.expect(request)
 
     def _queue_formed(self) -> list[TokenOutput]:
-        """Queue requests the form of whose answers has been understood; return how those end of which it was not."""
+        """Queue requests with a compiled form of answers; return the ends of requests with an invalid one."""
         refused: list[TokenOutput] = []
         if self._waiting_for_form and not self._scheduler.has_work:
             wait(self._waiting_for_form.values(), _FORM_WAIT_S, FIRST_COMPLETED)
@@ -227,7 +227,7 @@ class Engine:
         self.cancel(list(self._requests))
 
     def step(self) -> list[TokenOutput]:
-        """Run one pass and return what it brought; [] when there is nothing to do but to look after the ranks.
+        """Run one pass and return its outputs; [] if only ranks needed upkeep.
 
         A pass that fails (out of memory, say) ends its own requests with an error; the engine lives on. Where something
         could not be read, only those end that need it: the scheduler has each computed apart.
@@ -247,13 +247,13 @@ class Engine:
                 if not late and self._prompt_cache is not None:
                     self._prompt_cache.await_any(_PREFIX_WAIT_S)
                 outputs += late
-        elif not outputs:  # what is to be handed out must not be lost with the engine
+        elif not outputs:  # pending outputs must not be lost with the engine
             self._runner.check_ranks()
         self._runner.settle(self._scheduler.blocks)
         return outputs
 
     def _run(self, batch: Batch) -> list[TokenOutput]:
-        """Run a pass; return what it brought, or the ends of its requests if it fails."""
+        """Run a pass; return its outputs, or the ends of its requests if it fails."""
         if self._on_pass is not None:
             self._on_pass(batch)
         started_s = self._clock()
@@ -326,7 +326,7 @@ class Engine:
                 raise RequestError(f"{param} names a token id outside 0..{self.model.vocab_size - 1}", param=param)
 
     def _trees(self) -> Mapping[Request, TokenTree]:
-        """Return guesses of what follows running requests, if there is room for them and none waits for its prompt."""
+        """Return drafts for running requests, if they fit and no request waits for its prompt."""
         if self._speculation is None or self._scheduler.waiting:
             return {}
         computed = [request for request in self._scheduler.running if request.num_uncomputed_tokens]
@@ -437,7 +437,7 @@ class Engine:
         self._counters.finished += 1
 
     def _drafted_tree(self, entry: BatchEntry, accepted: list[int]) -> DraftedTree | None:
-        """Return an entry's guesses for those who ask for them; `accepted` are nodes that have become tokens."""
+        """Return an entry's drafts for requests that report them; `accepted` are nodes that have become tokens."""
         if self._speculation is None or not entry.tree or not entry.request.sampling.token_trees:
             return None
         nodes = self._speculation.nodes(entry)
@@ -487,7 +487,7 @@ def _note_begin(batch: Batch, now_s: float) -> None:
 
 
 def _ending(request: Request, sampled: SampledToken) -> FinishReason | None:
-    """Return why a request ends with its next token; None: it goes on."""
+    """Return why a request ends with its next token; None: it continues."""
     if sampled.error is not None:
         return FinishReason.ERROR
     if request.max_tokens and sampled.token_id in request.stop_token_ids:

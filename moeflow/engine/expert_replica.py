@@ -1,4 +1,4 @@
-"""A replica among those that share experts: which it has, its service for the others, and its links to them."""
+"""One of the replicas that share experts: its experts, its service for the others, and its links to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moeflow.parallel.remote.expert_service import ExpertService
 
 
 class ExpertReplica:
-    """One replica among those that share the experts. `begin` once the model is loaded."""
+    """One of the replicas that share the experts. `begin` once the model is loaded."""
 
     def __init__(self, config: ExpertParallelConfig, shape: ModelConfig) -> None:
         """Decide which experts it has."""
@@ -44,7 +44,7 @@ class ExpertReplica:
         self.shares.peers = self._peers.peers
 
     def add_stats(self, stats: ExpertStats) -> ExpertStats:
-        """Return statistics with what was computed for others, and by them."""
+        """Return statistics with the work done for others, and by them."""
         if self._service is None:
             return stats
         shares, service = self.shares.stats, self._service.stats

@@ -76,7 +76,7 @@ class WholeForward:
         self._model, self._kv, self._device = model, kv, device
 
     def num_micro_batches(self, num_tokens: int) -> int:
-        """See `Forward`: one, as nobody else would compute at the same time."""
+        """See `Forward`: one, since no other device computes at the same time."""
         return 1
 
     @without_gradients

@@ -1,4 +1,4 @@
-"""Be a lender of memory for experts: listen, lend and compute until the process is told to end."""
+"""Run a lender of memory for experts: listen, lend and compute until the process is stopped."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from moeflow.planner.costs.work_space import kept_bytes, work_bytes
 
 
 class MemoryLimiter:
-    """Makes room before passes, gives memory back after them."""
+    """Frees memory before passes, returns it after them."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class MemoryLimiter:
         slots: ElasticSlots,
         kv: KVStorage,
     ) -> None:
-        """Take what was planned, and what can be made more or less."""
+        """Take the plan, and the adjustable parts."""
         processes = own_processes(is_served=plan.is_served)
         self._limit_bytes = plan.limit_bytes - margin_bytes(is_served=plan.is_served)
         self._min_bytes = arena_bytes(experts.min_slots, experts.slab_bytes) + plan.work_bytes
@@ -48,7 +48,7 @@ class MemoryLimiter:
         self._min_blocks = -(-scheduler.max_model_len // scheduler.block_size)
 
     def make_room(self, batch: Batch) -> None:
-        """Reduce the slots so that a pass has room. Raises: CapacityError if that cannot be."""
+        """Reduce the slots so that a pass fits. Raises: CapacityError if that cannot be."""
         size = self._block_size
         written = {block for entry in batch.entries for block in entry.block_ids[entry.start // size :]}
         wants_prompt = any(entry.request.sampling.prompt_logprobs is not None for entry in batch.entries)
@@ -64,7 +64,7 @@ class MemoryLimiter:
         fresh = self._kv.untouched(blocks)
         fresh_bytes = len(fresh) * self._kv.block_bytes
         self._budget.make_room_between_passes(fresh_bytes)
-        self._kv.take_memory(fresh)  # at once: the next pass measures what it has beside them
+        self._kv.take_memory(fresh)  # at once: the next pass measures the memory without them
         self._take(fresh, fresh_bytes)
 
     def _take(self, fresh: Iterable[int], fresh_bytes: int) -> None:

@@ -19,7 +19,7 @@ from moeflow.core.trial import GainTrial
 
 
 class EncoderInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be known of a model whose prompts are an encoder's input."""
+    """Properties of a model with an encoder's input as prompt."""
 
     decoder_start_token_id: int  # what the decoder begins with
     block_size: int  # inputs are filled up to a multiple of that
@@ -50,7 +50,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     encoder: EncoderInfo | None = None  # None: decoder-only
     labels: tuple[str, ...] = ()  # of the classes that it sorts texts into
     lossy_top_k: int = 0  # experts of an input's token that a network chooses; 0: the routers choose
-    pooling: PoolingParams | None = PoolingParams()  # that its files ask for; None: one that there is not here
+    pooling: PoolingParams | None = PoolingParams()  # that its files ask for; None: not available here
     sampling_defaults: TokenChoice = TokenChoice()  # of requests that leave these fields open
 
 
@@ -60,8 +60,8 @@ NO_TOKENS: Final = SamplingParams(max_tokens=0)
 class Submission(msgspec.Struct, frozen=True, tag="submit"):
     """One sequence to generate, or a prompt to make a vector of. `n` and `stop` are the caller's business.
 
-    One whose engine died goes on in another: what was handed out of it is in `generated_token_ids`, and outputs are
-    those that come after.
+    A request of a dead engine continues in another: earlier outputs are in `generated_token_ids`, and new outputs
+    follow them.
     """
 
     request_id: str
@@ -103,9 +103,9 @@ class DraftedTree(msgspec.Struct, frozen=True):
 
     token_ids: list[int]
     parents: list[int]  # of each token: the place of another one, or `ROOT` of core/token_tree.py
-    speculators: list[list[str]]  # of each token: who guessed it
+    speculators: list[list[str]]  # of each token: its speculators
     chances: list[float]  # of each token: that it is right, and all before it, as was expected before the pass
-    accepted: list[int]  # places of those that the output's first tokens are, one after another
+    accepted: list[int]  # places of the output's first tokens, one after another
 
 
 class PromptProgress(msgspec.Struct, frozen=True):
@@ -127,8 +127,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it, unless it was the model's EOS
     num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
-    num_drafted_tokens: int = 0  # guesses that the pass computed; the new tokens but the last were among them
-    drafted_tree: DraftedTree | None = None  # these guesses, if there were any and they are asked for
+    num_drafted_tokens: int = 0  # drafts that the pass computed; the new tokens except the last were among them
+    drafted_tree: DraftedTree | None = None  # these drafts, if there were any and they are requested
     queued_s: float | None = None  # waited before its first pass; with the first output
     # A vector, or probabilities of classes, float32, little-endian: with the last output of a request with `pooling`.
     embedding: bytes | None = None
@@ -159,13 +159,13 @@ class LenderStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeculatorStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one speculator's guesses; a token that several guessed counts for each."""
+    """Statistics of one speculator's drafts; a token drafted by several counts for each."""
 
     name: str
     is_resting: bool = False  # it drafts to be tried at most: drafts do not pay, or it has failed
-    drafted_total: list[int]  # computed, by how many tokens ahead they were guessed, from 1 on
+    drafted_total: list[int]  # computed, by depth, from 1 on
     accepted_total: list[int]  # of these
-    drafting_s_total: float = 0.0  # that its guessing took
+    drafting_s_total: float = 0.0  # of drafting
 
 
 class TrialStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,9 +187,9 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     Names ending in `_total` only grow.
     """
 
-    memory_limit_bytes: int = 0  # for everything; of a replica, for it and what it shares; 0: none
-    expert_slots: int = 0  # room for so many experts,
-    experts_in_slots: int = 0  # of which these are taken,
+    memory_limit_bytes: int = 0  # for everything; of a replica, for it and its shared part; 0: none
+    expert_slots: int = 0  # capacity, in experts,
+    experts_in_slots: int = 0  # and the experts in use,
     experts_on_disk: int = 0  # of so many in all
     is_prefetching: bool = False  # whether a predictor may read ahead; one that does not pay is switched off
     expert_hits_total: int = 0  # needed by a pass and there
@@ -248,11 +248,11 @@ class EngineStats(ExpertStats, frozen=True, kw_only=True):
     requests_cancelled_total: int = 0
     preemptions_total: int = 0
     tokens_per_second: float = 0.0  # generated, over the last few seconds
-    speculated_passes_total: int = 0  # with guesses of what comes next
-    drafted_tokens_total: int = 0  # guesses that were computed, of which
+    speculated_passes_total: int = 0  # with drafts
+    drafted_tokens_total: int = 0  # drafted tokens that were computed
     accepted_tokens_total: int = 0  # so many were right
     drafting_s_total: float = 0.0  # that guessing took
-    trees_total: list[int] = []  # of guesses for one request in one pass, by how many of them were right, from 0 on
+    trees_total: list[int] = []  # of drafts for one request in one pass, by number of accepted tokens, from 0 on
     speculators: list[SpeculatorStats] = []
     engine_restarts_total: int = 0  # by the supervisor, which fills in these two
     is_engine_stalled: bool = False

@@ -60,7 +60,7 @@ class PassResult(msgspec.Struct, frozen=True):
 
 
 class Closable(Protocol):
-    """What has threads or files."""
+    """An object with threads or files."""
 
     def close(self) -> None:
         """End threads, close files."""
@@ -71,7 +71,7 @@ class Runner(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What is being run."""
+        """The running model."""
 
     def expect(self, request: Request) -> None:
         """Take note of a request that will be in some later pass, to prepare for it."""
@@ -86,7 +86,7 @@ class Runner(Protocol):
         """Return the probabilities of the model's classes, which it has, for the vector of a prompt."""
 
     def settle(self, blocks: BlockTables) -> None:
-        """Between passes: give back the memory of blocks that are not needed, and limit those that may be used."""
+        """Between passes: return the memory of unneeded blocks, and limit usable ones."""
 
     def check_ranks(self) -> None:
         """Look whether all processes that have a part of the model are there, while none computes.
@@ -102,7 +102,7 @@ class Runner(Protocol):
 
 
 class OtherProcesses(msgspec.Struct, frozen=True):
-    """Those that compute the model together with this one, if there are any."""
+    """The other ranks of this model, if there are any."""
 
     ranks: Ranks | None = None  # compute the same passes, each its part
     upkeep: RankUpkeep | None = None  # of these, between passes
@@ -141,7 +141,7 @@ class ModelRunner:
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
         shape = model.config
         self._kv = make_kv_storage(config, shape)
-        # What is recorded comes from one layer after the other, so that such a pass is not cut.
+        # Recording visits one layer after the other, so such a pass is not split.
         replica = None if recorder is not None else self._replica
         self._forward = make_forward(config, model, self._kv, self._upkeep, replica)
         is_continuous = config.scheduler.policy == "continuous"  # others have all requests in every pass
@@ -170,7 +170,7 @@ class ModelRunner:
         return self._kv
 
     def make_room(self, blocks: Iterable[int]) -> None:
-        """Make room for KV blocks that are written outside of passes. Raises: CapacityError if that cannot be."""
+        """Free memory for KV blocks that are written outside of passes. Raises: CapacityError if that cannot be."""
         if self._keeper is not None:
             self._keeper.make_room_for(blocks)
 
@@ -181,7 +181,7 @@ class ModelRunner:
 
     @property
     def trace(self) -> Trace | None:
-        """What has been taken down so far; None: nothing is."""
+        """The recorded part so far; None: nothing is."""
         return self._trace
 
     def expert_stats(self) -> ExpertStats:

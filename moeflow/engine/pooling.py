@@ -1,7 +1,7 @@
 """One vector of a prompt's hidden states, gathered pass by pass.
 
-Numbers are added up one position after another, in float64: so a vector has the same bits however its prompt was cut
-into chunks, and whatever shared its passes.
+Numbers are summed one position after another, in float64. So a vector has the same bits for any chunks of its prompt
+and any other requests.
 
 Source: pooling as in Sentence-BERT (Reimers and Gurevych 2019, section 3); keeping the first numbers of a vector as in
 Matryoshka Representation Learning (Kusupati et al. 2022).
@@ -43,7 +43,7 @@ class Pooler:
 
     @property
     def requests(self) -> Collection[Request]:
-        """Those that have brought something and have not ended."""
+        """Requests with results that have not ended."""
         return self._sums.keys()
 
     def add(self, entry: BatchEntry, hidden_states: Array) -> None:

@@ -1,4 +1,4 @@
-"""Whether a model makes what is asked for of a prompt: text, vectors, classes. Knows no tensors: servers ask, too."""
+"""Whether a model produces the requested result: text, vectors, classes. Knows no tensors: servers ask, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_generates(model: ModelInfo) -> None:
 
 
 def classification(model: ModelInfo) -> PoolingParams:
-    """Return what has a prompt sorted into the model's classes. Raises: RequestError if it has none."""
+    """Return the parameters for classifying a prompt. Raises: RequestError if it has none."""
     asked = PoolingParams(kind="mean", normalize=False, classifies=True)
     return check_pooling(model, asked)
 
@@ -23,7 +23,7 @@ def classification(model: ModelInfo) -> PoolingParams:
 def check_pooling(model: ModelInfo, pooling: PoolingParams | None) -> PoolingParams:
     """Return how a vector is made: as is asked for, else as the model's files say.
 
-    Raises: RequestError if they say what there is not here, or if more numbers are asked for than a vector has.
+    Raises: RequestError if they name an unsupported result, or more dimensions than a vector has.
     """
     found = pooling or model.pooling
     if found is None:

@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed and a position only, never on what was drawn before.
+"""Random numbers that depend on a seed and a position only, never on earlier draws.
 
 A request therefore samples the same tokens whatever shares its batch, and again after a preemption. The
 generator is counter-based: splitmix64's finalizer (Steele, Lea, Flood, "Fast splittable pseudorandom number

@@ -1,7 +1,7 @@
 """Takes down what routers choose, pass by pass, with what predictors could have gone by.
 
-That is the text of each request, and what the routers of the next layers would choose for what a layer gets. They are
-asked in passes as small as those that experts are read ahead for; the time that it takes is no time of the pass.
+That is the text of each request, and what the routers of the next layers would choose for what a layer gets. They run
+in passes as small as those with prefetch. Their time does not count for the pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RoutingRecord:
     """What goes to a recorder from one runner's passes."""
 
     def __init__(self, recorder: RoutingRecorder) -> None:
-        self.routers: Sequence[Routes] = ()  # of the layers with experts; none: nobody asks them
+        self.routers: Sequence[Routes] = ()  # of the layers with experts; none: not recorded
         self._recorder = recorder
         self._known: dict[Request, tuple[int, int]] = {}  # number of a request's text, and up to where it stands there
         self._numbers = count()
@@ -53,7 +53,7 @@ class RoutingRecord:
     def drop_pass(self) -> None:
         """Forget a pass that did not come to its end."""
         self._recorder.drop_pass()
-        self._known.clear()  # what it had of texts was not written
+        self._known.clear()  # its unwritten texts are lost
 
     def close(self) -> None:
         """Release the file."""

@@ -169,7 +169,7 @@ def make_allocator(
     ranks: rank_upkeep.RankUpkeep | None = None,
     replica: expert_replica.ExpertReplica | None = None,
 ) -> WeightAllocator:
-    """Return where the layers' weights go, and in which form; `ranks`: those that share the model.
+    """Return the places and formats of the layers' weights; `ranks`: the ranks that share the model.
 
     `replica` shares the experts with others.
     """
@@ -195,7 +195,7 @@ def make_allocator(
 
 
 def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> rank_upkeep.RankUpkeep:
-    """Return what a rank of a group has of the model, and what it has to do between passes."""
+    """Return a rank's part of the model, and its work between passes."""
     assert config.parallel is not None
     return rank_upkeep.RankUpkeep(group, read_model_config(checkpoint), config.parallel)
 
@@ -212,7 +212,7 @@ def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> routing_trace
 
 
 def _describe_encoder(encoder: EncoderConfig, scheduler: SchedulerConfig) -> EncoderInfo:
-    room = scheduler.max_num_batched_tokens - scheduler.max_num_seqs  # beside others, which need a token each
+    room = scheduler.max_num_batched_tokens - scheduler.max_num_seqs  # next to others, which need a token each
     return EncoderInfo(
         decoder_start_token_id=encoder.decoder_start_token_id,
         block_size=scheduler.block_size,
@@ -256,7 +256,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
 
 
 def _pooling_of(checkpoint: Checkpoint, shape: ModelConfig) -> PoolingParams | None:
-    """Return how vectors are made if nobody chooses; None: as it is not done here, which keeps no one from the rest."""
+    """Return the default pooling of vectors; None: as it is not done here, which keeps no one from the rest."""
     try:
         found = read_pooling(checkpoint.path)
         return found or PoolingParams(kind="last" if shape.encoder is None else "mean")

@@ -60,7 +60,7 @@ def sample(logits: Array, rows: Sequence[SampledRow]) -> list[SampledToken]:
     """Choose the token that follows each row's, without log-probabilities.
 
     Order: logit_bias, min_tokens' ban of stop tokens, repetition, presence and frequency penalties, the mask of a form,
-    temperature, top-k, top-p, min-p, then the inverse of the cumulative distribution at one uniform number.
+    temperature, top-k, top-p, min-p. Then the inverse of the cumulative distribution at one uniform number.
 
     Shapes: logits [R, V] float32, one row each; not changed.
     """
@@ -146,7 +146,7 @@ def _edit(logits: Floats, row: SampledRow) -> None:
 
 
 def _bar(logits: Floats, allowed: bytes, unwanted: Collection[int]) -> None:
-    """Bar, in place, what the form of an answer does not allow; of the rest also what is unwanted, unless that is all.
+    """Mask, in place, tokens that the form of an answer forbids, and unwanted tokens unless no others are left.
 
     Shapes: logits [V]; see `TokenMask` for `allowed`.
     """

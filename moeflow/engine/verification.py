@@ -1,10 +1,10 @@
 """Which of a pass's drafted tokens are kept, and what follows them.
 
-A drafted token is kept if it is the very token that the request would have sampled there, from the model's logits and
-with the random number of its position. So speculation never changes a token, greedy or sampled, whatever was drafted:
-the distribution is the model's, and a seed gives the same answer with and without. A tree of distinct guesses is
-accepted with the probability that the model gives to any of them, which is the most that any rule can keep
-(multi-round rejection sampling, as SpecInfer has it, keeps as much of guesses that were not drawn at random).
+A drafted token is accepted if it equals the token that the request samples there, from the model's logits with the
+random number of its position. So drafts never change a token, greedy or sampled: the distribution is the model's, and a
+seed gives the same answer with and without speculation. A tree of distinct drafts is accepted with the model's total
+probability of its tokens, the maximum of any rule. SpecInfer's multi-round rejection sampling accepts as many of drafts
+that were not drawn at random.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def activate(function: Activation, ups: Tensor, *, is_gated: bool) -> Tensor:
 
 
 def kernel_arguments(function: Activation) -> dict[str, float]:
-    """Return how the CPU extension is told of a function."""
+    """Return the CPU extension's arguments for a function."""
     if isinstance(function, ClampedSwiglu):
         return {"function": len(NONLINEARITIES), "alpha": function.alpha, "limit": function.limit}
     return {"function": NONLINEARITIES.index(function), "alpha": 0.0, "limit": 0.0}

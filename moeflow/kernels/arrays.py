@@ -1,7 +1,7 @@
-"""Arrays of numbers, NumPy's or torch's: what is here takes either, and gives back the kind that it got.
+"""Arrays of numbers, NumPy's or torch's: functions of this module take either, and return the same kind.
 
-Where all weights are packed for the CPU kernels these are NumPy's, and torch is not even imported. A *device* says of
-which kind new ones are: one of torch, or None for NumPy's, which lie in main memory.
+Where all weights are packed for the CPU kernels these are NumPy's, and torch is not even imported. A *device* selects
+the kind of new ones: one of torch, or None for NumPy's in main memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the machine can do at best: bytes read a second, and float32 operations a second, by all threads together.
+"""The machine's limits: bytes read per second, and float32 operations per second, of all threads.
 
-Reading: each thread looks through its own part of a buffer, far larger than any cache, for a byte that is not
-there (libc's memchr, the plainest vectorized read there is, which holds no lock). Computing: torch's product of
+Reading: each thread searches its part of a buffer, far larger than any cache, for an absent byte. libc's memchr is a
+plain vectorized read and holds no lock. Computing: torch's product of
 two square matrices of 2048 rows, which the BLAS beneath runs near the peak.
 """
 

@@ -1,4 +1,4 @@
-"""What is added to the hidden units and the outputs of a layer's experts, in a few families."""
+"""Biases of the hidden units and the outputs of a layer's experts, in a few families."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLOAT_BYTES: Final = 4
 
 
 class ExpertBiases(NamedTuple):
-    """Those of all experts of a layer. They are small: whoever has some of the experts has all of these."""
+    """Those of all experts of a layer. They are small: each process with some of the experts has all biases."""
 
     up: Array  # [E, 2I], gates first, or without a gate [E, I]
     down: Array  # [E, H]

@@ -1,8 +1,8 @@
 """The expert layer: every token through the experts its router chose, none dropped, none padded.
 
-(Token, expert) pairs are sorted by expert, each touched expert runs once over its rows, and a token's results are
-added up in the order its router listed them: that order does not depend on the tokens beside it.
-This is the reference: it asks the device once per layer how many rows each expert got.
+(Token, expert) pairs are sorted by expert, and each used expert runs once over its rows. A token's results are added in
+its router's order, which does not depend on other tokens. This is the reference: it asks the device once per layer how
+many rows each expert got.
 """
 
 from __future__ import annotations

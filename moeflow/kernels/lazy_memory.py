@@ -23,7 +23,7 @@ _COLLAPSE: Final = 25  # MADV_COLLAPSE, which Python does not name: Linux 6.1 an
 
 
 class LazyMemory:
-    """Zeros in main memory, aligned; what is large is taken when it is touched, by pages."""
+    """Zeros in main memory, aligned. Large arrays get their pages on first use."""
 
     def __init__(self, num_bytes: int, *, huge_pages: bool = True) -> None:
         """Reserve it. `huge_pages`: 2 MiB at a time, but for the rest at the end; else the smallest there are.
@@ -48,9 +48,9 @@ class LazyMemory:
         return torch.from_numpy(self.bytes)
 
     def enlarge_pages(self, touched: Iterable[range]) -> None:
-        """Take 2 MiB at a time from now on, as with `huge_pages`, and put what is `touched` already on such pages.
+        """Use pages of 2 MiB from now on, as with `huge_pages`, and move the `touched` part to such pages.
 
-        Where the system does not copy that together at once, it does so in time.
+        If the system does not move it at once, it does so later.
         """
         if self._mapping is None:
             return

@@ -1,8 +1,8 @@
 """Matrix product with a weight, through the fastest path torch has for it.
 
-For float32 on the CPU torch's own `F.linear` goes to MKL, which on AMD processors reads weights at about a
-third of the speed oneDNN reaches (measured on Zen 5, [1..128, 576] x [3072, 576]: 2.5 times slower). torch ships
-oneDNN as an operator for its compiler; where that operator exists it is used. bfloat16 goes to oneDNN by itself.
+For float32 on the CPU, torch's `F.linear` uses MKL. On AMD processors MKL is slower than oneDNN (Zen 5, [1..128, 576] x
+[3072, 576]: 2.5 times). torch ships oneDNN as an operator for its compiler, which is used where it exists. For
+bfloat16, torch uses oneDNN anyway.
 A oneDNN call costs 10 us and each new shape once 0.5 ms, so small weights such as routers stay with `F.linear`.
 """
 

@@ -1,7 +1,7 @@
-"""How the pages of a mapped file lie in memory, and how those that are small become large ones.
+"""The sizes of a mapped file's pages in memory, and how small ones become large.
 
-A processor finds 2 MiB at once where a large page is mapped and 4 KiB where a small one is; how a file lies in the
-system's cache depends on how it came there. Every call here is made without the interpreter's lock. Linux alone tells.
+A large page maps 2 MiB, a small one 4 KiB. The pages of a file in the system's cache depend on how it was read. Every
+call here is made without the interpreter's lock. Linux alone tells.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POPULATE_READ: Final = 22  # MADV_POPULATE_READ and MADV_COLLAPSE, which Python
 _COLLAPSE: Final = 25
 _PAGEMAP_SCAN: Final = 0xC0606610  # Linux 6.7: ioctl of /proc/self/pagemap with a struct pm_scan_arg
 _SCAN_ARGUMENT: Final = struct.Struct("12Q")
-_WALK_END: Final = 4  # the field that says how far it came
+_WALK_END: Final = 4  # the field with the end of the scan
 _IS_FILE, _IS_PRESENT, _IS_HUGE = 1 << 2, 1 << 3, 1 << 6
 _MAX_REGIONS: Final = 1024  # found by a scan before it stops
 
@@ -33,7 +33,7 @@ class MappedPages:
     """A file that is mapped as it lies, with a descriptor of it."""
 
     def __init__(self, content: NDArray[np.uint8], ranges: Sequence[range], descriptor: int) -> None:
-        """Take the mapping, [bytes] uint8, of which `ranges` have been brought in."""
+        """Take the mapping, [bytes] uint8, with `ranges` already loaded."""
         self._content = content
         self._start = address(content)
         self._descriptor = descriptor
@@ -72,7 +72,7 @@ class MappedPages:
     def read_again(self, start: int) -> None:
         """Drop small pages of the file, which are on disk, and read them again, into a large page if there is one.
 
-        Raises: OSError if they cannot be read; whoever touches them then is ended by a signal.
+        Raises: OSError if they cannot be read; a later access would end the process by a signal.
         """
         self._advise(mmap.MADV_DONTNEED, start)
         os.posix_fadvise(self._descriptor, start, LARGE_PAGE_BYTES, os.POSIX_FADV_DONTNEED)
@@ -91,7 +91,7 @@ class MappedPages:
         return True
 
     def _regions(self, categories: int, inverted: int, within: range | None = None) -> list[range]:
-        """Return the bytes whose pages are of all these categories, or not of those that are `inverted`."""
+        """Return the bytes of pages in all these categories, and in none of the `inverted` ones."""
         stop = self._start + (self._content.nbytes if within is None else within.stop)
         position = self._start + (0 if within is None else within.start)
         found = np.empty((_MAX_REGIONS, 3), np.uint64)  # start, end, categories

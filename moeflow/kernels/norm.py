@@ -30,7 +30,7 @@ class NormWeights(msgspec.Struct, frozen=True):
 class ExpertNorms(NamedTuple):
     """Weights and norms of a router, a shared expert and chosen ones that stand beside each other.
 
-    Each gets what is normalised times weights of its own, [H]; what experts return is normalised before it is added.
+    Each gets the normalized input times its own weights, [H]. The experts' output is normalized before it is added.
     """
 
     router_weights: Array
@@ -46,8 +46,8 @@ class PostNorms(NamedTuple):
 
     attention: NormWeights
     feed_forward: NormWeights
-    experts: ExpertNorms | None = None  # of those that stand beside a shared one; the sum goes into `feed_forward`
-    scale: Array | None = None  # [1]: what comes out of the layer is multiplied by; None: 1
+    experts: ExpertNorms | None = None  # of experts next to a shared one; the sum goes into `feed_forward`
+    scale: Array | None = None  # [1]: the factor of the layer's output; None: 1
 
 
 def normalise(x: Array, norm: NormWeights) -> Array:

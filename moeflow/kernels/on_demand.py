@@ -1,7 +1,7 @@
 """Modules that are imported when something of them is first used: what takes long to import, and few starts need.
 
-`torch` is the first of them: where all weights are packed, the CPU kernels compute on NumPy's arrays, and importing
-torch would take most of the time to a first token. A module that may be needed for that token takes it from here, and
+`torch` is the most important one. With packed weights, the CPU kernels use NumPy's arrays, and importing torch would
+take most of the time to a first token. A module that may be needed for that token takes it from here, and
 names nothing of it at import. For others write
 
     if TYPE_CHECKING:
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _OnDemand(ModuleType):
-    """Stands for a module; keeps nothing that is in it, so that what is changed there is seen here."""
+    """A proxy of a module. It caches no attribute, so changes in the module are visible."""
 
     _module: ModuleType | None = None  # kept, as to ask for it is dear where a pass asks often
 
@@ -39,7 +39,7 @@ class _OnDemand(ModuleType):
 
 
 def on_demand(name: str) -> Any:
-    """Return what stands for a module until it is needed."""
+    """Return a proxy that imports the module on first use."""
     return _OnDemand(name)
 
 
@@ -48,7 +48,7 @@ if not TYPE_CHECKING:
 
 
 def import_torch() -> None:
-    """Import torch now, since it will be needed: what it takes is to be measured."""
+    """Import torch now, since it will be needed and its memory is to be measured."""
     import_whole("torch")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 def bucket_of(distances: Tensor, *, num_buckets: int, max_distance: int, is_bidirectional: bool) -> Tensor:
     """Return the bucket of each distance, the key's position minus the query's.
 
-    If not `is_bidirectional`, keys behind the query have the bucket of distance 0: nobody sees them.
+    If not `is_bidirectional`, keys behind the query have the bucket of distance 0, since they are masked.
 
     Shapes: distances [...] int64 -> the same, from 0 to num_buckets - 1.
     """

@@ -20,7 +20,7 @@ else:
 
 Score = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2_sum"]
-SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid", "sparsemixer")  # in the order in which kernels number them
+SCORES: Final[tuple[Score, ...]] = ("softmax", "sigmoid", "sparsemixer")  # in the order of the kernels' numbers
 GROUP_SCORES: Final[tuple[GroupScore, ...]] = ("max", "top2_sum")  # likewise
 
 
@@ -29,12 +29,14 @@ class Routing:
     """How most families choose experts. As data, so that a kernel may do it on the way.
 
     Each expert has a score: its logit's share under a softmax over all experts, or the logit's sigmoid. Experts are
-    ranked by score plus `choice_bias`, of equals the lower number first. With `num_groups`, of neighbours, only those
-    of the `num_chosen_groups` best are chosen among; a group is as good as its best expert, or its two best together.
-    A chosen expert weighs its score, without the bias; with `renormalize` divided by the sum of the chosen ones plus
-    `epsilon`, and by no less than `min_total`; and then times `scale`, and times the expert's own of `expert_scales`.
+    ranked by score plus `choice_bias`, of equals the lower number first. With `num_groups` groups of neighbours, only
+    the `num_chosen_groups` best groups are candidates. A group's score is that of its best expert, or the sum of its
+    two best.
+    The weight of a chosen expert is its score without the bias. With `renormalize` it is divided by the sum of chosen
+    scores plus `epsilon`, at least `min_total`. Then it is multiplied by `scale` and by the expert's entry of
+    `expert_scales`.
 
-    SparseMixer's score is of each expert beside those that are not much worse; there is neither bias nor groups.
+    SparseMixer scores each expert against experts that are not much worse. It has neither bias nor groups.
 
     (A softmax over the chosen experts alone is that over all, renormalised.)
     """
@@ -142,7 +144,7 @@ def _best(ranks: Tensor, count: int) -> Tensor:
 
 
 def within_capacity(topk_ids: Tensor, topk_weights: Tensor, lengths: Sequence[int], capacity: int) -> Tensor:
-    """Return weights of which those are 0 whose expert has `capacity` earlier choices of the same sequence already.
+    """Return weights with 0 for experts that already have `capacity` earlier choices of the same sequence.
 
     Source: Switch Transformers (2101.03961), section 2.2; transformers counts by sequence, too.
 

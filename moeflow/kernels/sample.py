@@ -2,9 +2,9 @@
 inverted at a number.
 
 Each row by itself. A token whose weight is zero is never sampled: one at -inf, or less likely than MIN_WEIGHT times
-the likeliest. The extension sums in float64 in an order that depends on the size of the row alone, so a row's token
-is the same in any batch. Weights are float32 and may differ in their last bits between instruction sets and NumPy; a
-token can then differ only where the number falls on the border between two.
+the likeliest. The extension sums in float64. The order depends on the size of the row only, so a row's token is the
+same in any batch. Weights are float32 and may differ in their last bits between instruction sets and NumPy. A token can
+differ only if the number falls on the border between two.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sample_rows(logits: Any, samplings: Sequence[RowSampling]) -> list[int]:
     """Return for each sampling the first token whose cumulative weight exceeds its number's share of the total.
 
     Tokens count in the order of the vocabulary, or under top-k or top-p likeliest first, and of equals the lower
-    number. All likelihoods are those at the temperature; top-p takes its share of what top-k left, and min-p restricts
+    number. All likelihoods include the temperature. top-p applies to the tokens left by top-k, then min-p restricts
     further. -1: the row's maximum is no finite number, or it has a NaN.
 
     Shapes: logits [R, V] float32; not changed.

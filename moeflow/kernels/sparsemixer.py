@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def sparsemixer(logits: Tensor, top_k: int, jitter: float) -> tuple[Tensor, Tensor]:
     """Return the best experts of each token, and what each weighs: as if those further below it were not there.
 
-    An expert weighs its share under a softmax over itself and those whose logits are less than `2 * jitter` below its
-    own, in proportion to the larger of the two; each is asked without those before it.
+    An expert's weight is its share under a softmax over itself and experts with logits less than `2 * jitter` below,
+    relative to the larger of the two. Each choice excludes earlier ones.
 
     Shapes: logits [T, E] float32 -> topk_ids [T, K] int64, topk_weights [T, K] float32.
     """

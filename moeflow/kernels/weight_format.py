@@ -1,7 +1,8 @@
 """The forms in which weights are held, and what is to be known of each beside how the CPU kernels compute with it.
 
-A new format is a name and a record here, and a struct in csrc/formats.h or csrc/block_formats.h, which packs and
-unpacks it and says how products read it. All else that goes by format is derived from the two. Needs no torch.
+A new format is a name and a record here, and a struct in csrc/formats/formats.h or csrc/formats/block_formats.h, which
+packs and unpacks it and says how products read it. All else that goes by format is derived from the two. Needs no
+torch.
 
 "int8" and "int4" store groups of 32 values as integers with one fp16 scale, as GGUF's Q8_0 and Q4_0 do; "int4-min" with
 a scale and a minimum, as Q4_1 does. The last is for weights that files have so: nothing else is rounded to it. The
@@ -9,8 +10,8 @@ formats after it hold one kind of blocks each: GGUF's, under their names; intege
 128, 64 or 32 neighbours, as AWQ, GPTQ and compressed-tensors have them; 8-bit floats (e4m3) with a scale for 128, as
 DeepSeek's and Qwen's checkpoints have them; the levels of GGUF's grids (IQ1, IQ2, IQ3), each value's in four bits;
 4-bit floats (e2m1) with a scale for 16, as ModelOpt's and compressed-tensors' checkpoints have them (NVFP4). Some of
-GGUF's are made of floats, too, by a search for the scales with the least error (csrc/quantize.cpp); a *mix* says
-which, for each matrix of a model (planner/choices/mixes.py).
+GGUF's are made of floats, too, by a search for the scales with the least error (csrc/formats/quantize.cpp); a *mix*
+says which, for each matrix of a model (planner/choices/mixes.py).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ WeightFormat = Literal[
     "nvfp4",
 ]
 Mix = Literal["q4_k", "q4_k_m"]  # of formats: what --quantize takes, beside formats
-GGUFBlockKind = Literal[  # of GGUF's blocks, those that kernels read
+GGUFBlockKind = Literal[  # GGUF's blocks that kernels read
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"
 ]
 GroupKind = Literal["INT4_G128", "INT4_G64", "INT4_G32", "INT8_G128", "F8_E4M3", "NVFP4"]  # of quantized folders
@@ -64,7 +65,7 @@ class FormatRecord(msgspec.Struct, frozen=True, kw_only=True):
     option: Literal["--dtype", "--quantize"] | None = None  # that asks for it; None: only weights that are so have it
     wider: WeightFormat | None = None  # as fast as this one where its own speed was not measured
     smaller: WeightFormat | Mix | None = None  # what to ask for instead, if it takes too much
-    is_made: bool = True  # of floats, rounded; else it holds blocks, and nothing but what it keeps,
+    is_made: bool = True  # of floats, rounded; else it holds blocks, and only the kinds it keeps,
     is_searched: bool = False  # unless the blocks for floats are searched for
 
 
@@ -132,7 +133,7 @@ FORMATS: Final[Mapping[str, FormatRecord]] = {
 }
 
 BLOCK_COLUMNS: Final = 256  # of files' largest blocks: what a multiple of this has is whole blocks of any kind
-BAND: Final = 16  # output rows that lie together in a packed matrix
+BAND: Final = 16  # output rows of one band of a packed matrix
 ALL_FORMATS: Final[tuple[WeightFormat, ...]] = get_args(WeightFormat)
 MADE_FORMATS: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].is_made)
 DTYPES: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option == "--dtype")

@@ -1,15 +1,15 @@
 """Block tables of the running requests over one pool of KV blocks.
 
-Every block is in exactly one of four places: free, private to one request, in the prefix tree, or being filled with
-contents from elsewhere, to be in the tree then. A request's table starts with tree nodes (shared, full) and ends with
+Every block has exactly one of four states: free, private to one request, in the prefix tree, or being filled from
+elsewhere for the tree. A request's table starts with tree nodes (shared, full) and ends with
 private blocks that are not full yet. Where somebody else put an equal block into the tree first, the request has a copy
 until it has computed it. Knows nothing of scheduling, time or tensors.
 
 With recurrent layers a prefix can only be taken up where its state was kept (`state_slots.py`): what of it lies behind
 that is computed again.
 
-A block takes memory from when it is first given out. Where memory is short, `num_kept` is how many may keep it
-while nobody uses them: beyond that, blocks of the tree are taken before fresh ones, and `give_back` names the rest.
+A block takes memory from when it is first given out. If memory is short, at most `num_kept` unused blocks keep it.
+Beyond that, blocks of the tree are taken before fresh ones, and `give_back` names the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Table(msgspec.Struct):
 
     @property
     def private(self) -> list[int]:
-        """Blocks that are nobody else's."""
+        """Blocks of this request alone."""
         return [self.block_ids[index] for index in self.copies] + self.block_ids[len(self.nodes) :]
 
 
@@ -142,8 +142,8 @@ class BlockTables:
     def share(self, request: Request, stop: int) -> None:
         """Put the blocks that are full once positions [0, stop) are computed into the tree, and have states kept.
 
-        Called when a pass is planned, so that a later request of the same pass can build on them: a pass
-        writes all its keys and values before any of them is read, and states in the order of its requests. A copy that
+        Called when a pass is planned: a later request of the same pass can then use them. A pass writes all keys and
+        values before it reads any, and states in the order of its requests. A copy that
         was computed in an earlier pass is given back in favour of the tree's block.
         """
         if not self.prefix_caching:
@@ -198,8 +198,8 @@ class BlockTables:
         return self.states is None or self.states.can_fill
 
     def begin_filling(self, request: Request, num_blocks: int) -> Filling:
-        """Close a request's table, but keep those of its first `num_blocks` blocks that the tree lacks, to be filled;
-        with recurrent layers also a slot for the state behind these.
+        """Close a request's table, but keep blocks of its first `num_blocks` that the tree lacks, to be filled. With
+        recurrent layers, also keep a slot for the state after these.
 
         Returns the filling that is under way already, if there is one of the same tokens behind the same path.
         """
@@ -256,24 +256,24 @@ class BlockTables:
         self._free.extend(reversed(filling.block_ids[num_filled:]))
 
     def confirm_pass(self) -> None:
-        """The pass went well: what was shared for it holds valid contents."""
+        """The pass succeeded: blocks shared for it are valid."""
         self._fresh.clear()
         if self.states is not None:
             self.states.confirm_pass()
 
     def rests_on_pass(self, request: Request) -> bool:
-        """Return whether a table of the pass under way is void if that fails: it holds what is shared for the pass, or
-        a state that the pass brings forward.
+        """Return whether a table becomes void if the current pass fails: it holds blocks shared for the pass, or a
+        state that the pass updates.
         """
         return self.states is not None or self.builds_on_pass(request)
 
     def builds_on_pass(self, request: Request) -> bool:
-        """Return whether a table holds what is shared for the pass under way."""
+        """Return whether a table holds blocks shared for the current pass."""
         nodes = self._tables[request].nodes
         return any(node in nodes for node in self._fresh)
 
     def discard_pass(self) -> None:
-        """The pass failed: what was shared for it is void. Tables that rest on it must be closed already."""
+        """The pass failed: blocks shared for it are void. Tables that rest on it must be closed already."""
         if self.states is not None:
             self.states.discard_pass()
         for node in reversed(self._fresh):
@@ -281,7 +281,7 @@ class BlockTables:
         self._fresh.clear()
 
     def give_back(self) -> list[int]:
-        """Return blocks that nobody uses, of those beyond `num_kept`: they are fresh again, their contents void.
+        """Return unused blocks beyond `num_kept`: they are fresh again, their contents void.
 
         Only between passes.
         """

@@ -25,7 +25,7 @@ class Node:
         self.parent = parent
         self.children: dict[TokenBlock, Node] = {}
         self.num_users = 0
-        self.key = b""  # what a store on disk calls it, once that was asked; kept by whoever asks
+        self.key = b""  # its key in a store on disk, cached by the caller
 
     @property
     def is_in_tree(self) -> bool:
@@ -34,12 +34,12 @@ class Node:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether nobody uses it and nothing hangs below it."""
+        """Whether it is unused and has no children."""
         return self.num_users == 0 and not self.children and self.parent is not None
 
 
 class PrefixTree:
-    """Shared prefixes, and the order in which unused ones are given up."""
+    """Shared prefixes, and the eviction order of unused ones."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size

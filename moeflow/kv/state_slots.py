@@ -1,9 +1,9 @@
 """Which slot of the state memory belongs to whom, in models with recurrent layers.
 
 A running request has a slot of its own, which each of its passes brings forward. A *checkpoint* is a slot with the
-state behind a block of the prefix tree: a request with that prefix starts from it. The least recently used checkpoint
-gives way to requests and to newer checkpoints, whoever holds its block; never one that the pass under way reads or
-writes. A slot may also be *filled* by others than a pass, to be a checkpoint then.
+state behind a block of the prefix tree: a request with that prefix starts from it. Requests and newer checkpoints evict
+the least recently used one, even if its block is in use, but never one that the current pass reads or writes. A slot
+may also be *filled* by others than a pass, to be a checkpoint then.
 Knows nothing of tensors, and of tokens only how many lie between two checkpoints.
 """
 
@@ -133,13 +133,13 @@ class StateSlots:
             self._checkpoints[node] = Checkpoint(slot)
 
     def confirm_pass(self) -> None:
-        """The pass went well: what it kept is valid, and its requests go on from their own slots."""
+        """The pass succeeded: its kept states are valid, and its requests continue from their own slots."""
         self._fresh.clear()
         for held in self._held.values():
             held.source = None
 
     def discard_pass(self) -> None:
-        """The pass failed: what it was to keep is void. Its requests must be closed already."""
+        """The pass failed: states it should have kept are void. Its requests must be closed already."""
         for node in self._fresh:
             self.forget(node)
         self._fresh.clear()

@@ -24,7 +24,7 @@ class StateStorage:
     """The states of all recurrent layers, float32."""
 
     def __init__(self, config: RecurrentConfig, num_slots: int, device: Device) -> None:
-        """Allocate zeros; `device` None is main memory. Raises: CapacityError if there is no room."""
+        """Allocate zeros; `device` None is main memory. Raises: CapacityError if memory is short."""
         self.num_slots = num_slots
         self.num_bytes = num_slots * config.state_bytes
         self._places = {layer_idx: place for place, layer_idx in enumerate(config.layers)}

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from moeflow.kv.state_storage import StateStorage
 
 
-_SMALL_BYTES: Final = 256 * KIB  # of a layer that lie on small pages: of a large one, what is worth taking it whole
+_SMALL_BYTES: Final = 256 * KIB  # of a layer on small pages: the share of a large page that justifies it
 
 
 class KVStorage:
     """K and V of all layers that attend, or of those of a stage, in blocks of `block_size` tokens; and the states of
     recurrent layers.
 
-    What is written first lies on small pages, since a large one in each layer may be more than all keys and values of
-    a short answer. Once a layer's would fill a part of a large page, all lie on such (`will_write`).
+    The first blocks lie on small pages: a large page in each layer may exceed all keys and values of a short answer.
+    Once a layer's would fill a part of a large page, all lie on such (`will_write`).
     """
 
     def __init__(  # noqa: PLR0913  # sizes
@@ -52,7 +52,7 @@ class KVStorage:
         other_heads: Mapping[int, HeadSizes] = MappingProxyType({}),
         gives_back: bool = False,
     ) -> None:
-        """Allocate zeroed storage for layers of these numbers; in main memory, what is not written yet takes no room.
+        """Allocate zeroed storage for layers of these numbers. In main memory, unwritten parts take no pages.
 
         `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head. `latent_dim` is how many
         dimensions of a key are its value, too; 0: values are stored by themselves, as wide as keys. `other_heads` are
@@ -64,7 +64,7 @@ class KVStorage:
         """
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.states: StateStorage | None = None  # of recurrent layers, set by whoever has some
+        self.states: StateStorage | None = None  # of recurrent layers, set where a model has them
         self._device = device
         self._touched = bytearray(num_blocks)  # 1 for blocks that have been written
         self._places = {layer_idx: place for place, layer_idx in enumerate(layers)}
@@ -118,7 +118,7 @@ class KVStorage:
             self._touched[block] = 1
 
     def take_memory(self, blocks: Iterable[int]) -> None:
-        """Have the system give blocks in main memory their pages, of which nothing is written yet."""
+        """Have the system allocate pages for unwritten blocks in main memory."""
         for block in blocks:
             for _, stored in self._cells_of(block):
                 stored[:: mmap.PAGESIZE] = 0
@@ -157,7 +157,7 @@ class KVStorage:
             stored[...] = read[within]
 
     def _cells_of(self, block: int) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
-        """Yield where each layer's part of a block is in what is copied, and where it lies."""
+        """Yield each layer's part of a block: its place in the copy, and its memory."""
         assert self._memory is not None, "it is on a device"
         first = 0
         for start, num_bytes in zip(self._starts, self._cell_bytes, strict=True):
@@ -166,7 +166,7 @@ class KVStorage:
             first += num_bytes
 
     def give_back(self, blocks: Iterable[int]) -> None:
-        """Return the memory of blocks to the system, as far as whole pages belong to them; what is in them is lost."""
+        """Return the memory of blocks to the system, whole pages only; their contents are lost."""
         if self._memory is None:
             return
         runs = _runs(sorted(blocks))
@@ -188,7 +188,7 @@ def _shape(heads: HeadSizes, block_size: int, latent_dim: int) -> dict[str, int]
 
 
 def _allocate(num_bytes: int, device: Device) -> tuple[LazyMemory | None, Array]:
-    """Return zeros [num_bytes] uint8, and what they lie in if that is main memory. Raises: CapacityError."""
+    """Return zeros [num_bytes] uint8, and their mapping if it is main memory. Raises: CapacityError."""
     try:
         if device is None or torch.device(device).type == "cpu":
             memory = LazyMemory(num_bytes, huge_pages=False)

@@ -35,7 +35,7 @@ class HeadBlocks(msgspec.Struct, frozen=True):
     keys: Sequence[range]  # and values; several ranks have the same one where there are more ranks than KV heads
 
     def owned_keys(self) -> list[range]:
-        """Return the KV heads of each rank without those that a rank before it has, too."""
+        """Return the KV heads of each rank without heads that an earlier rank has."""
         firsts = [self.keys.index(block) == rank for rank, block in enumerate(self.keys)]
         return [block if is_first else range(0) for block, is_first in zip(self.keys, firsts, strict=True)]
 
@@ -83,5 +83,5 @@ def scaled(block: range, factor: int) -> range:
 
 
 def shifted(block: range, start: int) -> range:
-    """Return a block of a part as one of the whole, in which the part starts there."""
+    """Return a block of a part as a block of the whole; the part starts at this offset."""
     return range(start + block.start, start + block.stop)

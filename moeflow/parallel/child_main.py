@@ -1,7 +1,7 @@
 """Runs the `main` of a module in a process made for it: `python -m moeflow.parallel.child_main MODULE ARGUMENTS`.
 
-For modules that import torch: nothing of it is garbage, and to look for some as it grows and again at the process's end
-would take a quarter of what starting and ending it takes.
+For modules that import torch: torch makes no garbage. Searching for it as torch loads and at the process's end would
+take a quarter of the process's start and end.
 """
 
 from __future__ import annotations

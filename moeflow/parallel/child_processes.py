@@ -36,5 +36,5 @@ def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 def close_pipe(pipe: IO[bytes] | None) -> None:
     """Close one end of a pipe, also if the other one is gone."""
     if pipe is not None:
-        with suppress(BrokenPipeError):  # what was still to be written
+        with suppress(BrokenPipeError):  # unwritten bytes
             pipe.close()

@@ -19,7 +19,7 @@ class Columns:
     """One rank's view."""
 
     def __init__(self, group: Group, name: str, blocks: Sequence[range]) -> None:
-        """Take each rank's block; together they are all columns in order. `name` is for errors."""
+        """Take each rank's block. The blocks cover all columns in order. `name` is for errors."""
         self._group, self._name = group, name
         self._sizes = [len(block) for block in blocks]
         self.count = sum(self._sizes)
@@ -30,7 +30,8 @@ class Columns:
         return x[:, self.own.start : self.own.stop].contiguous()
 
     def gather(self, own: Tensor) -> Tensor:
-        """Return all columns. Shapes: own [T, own] -> [T, count]. Blocks: until all ranks are here. Raises: GroupError.
+        """Return all columns. Shapes: own [T, own] -> [T, count]. Blocks until all ranks have arrived. Raises:
+        GroupError.
 
         Every rank gives the same number of rows.
         """

@@ -1,8 +1,8 @@
 """What a rank can do with the others of its group: collectives, which all ranks call in the same order.
 
-Ranks run the same program from the same inputs, so they agree without talking on which collective is next and what it
-carries. Where they do not, or one is late or gone, those who notice raise a `GroupError`; then the group is over for
-all.
+Ranks run the same program from the same inputs, so they agree on the next collective and its contents without
+communication. If they disagree, or one is late or gone, ranks that notice raise a `GroupError`. Then the group has
+ended for all.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Channel(Protocol):
     def receive(self, name: str, like: Tensor) -> Tensor:
         """Return what the other rank sends under this name.
 
-        Shapes: [N, ...], of which N is free and all else is as in `like`. Blocks: until it is there.
+        Shapes: [N, ...]; N is free, the other dimensions are those of `like`. Blocks: until it is there.
         Raises: GroupError if the other rank has ended, sends something else or nothing in time, or after an `abort`.
         """
 
 
 class Group(Protocol):
-    """One rank's view of its group. One collective at a time; `name` says what it carries, the same on all ranks.
+    """One rank's view of its group. One collective at a time; `name` describes its contents, equally on all ranks.
 
-    Every collective waits for all ranks, and raises GroupError: if one has ended, does something else or does not come
-    within the group's `timeout_s`, or after an `abort`.
+    Every collective waits for all ranks. Raises: GroupError after an `abort`, or if a rank has ended, calls another
+    collective or does not arrive within the group's `timeout_s`.
     """
 
     @property
@@ -56,12 +56,13 @@ class Group(Protocol):
         """
 
     def barrier(self, name: str) -> None:
-        """Return when all ranks are here."""
+        """Return when all ranks have arrived."""
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
         """Return the group of some of the ranks, ascending, this one among them; in it they count from 0.
 
-        It ends when this one does, and the other way round. In shared memory it must have been made together with it.
+        It ends when this one does, and the other way round. A subgroup in shared memory must have been created with its
+        group.
         """
 
     def channel(self, rank: int) -> Channel:

@@ -1,7 +1,8 @@
 """A group of processes on one machine, which exchange bytes through memory that all of them map.
 
-The extension does the exchange (csrc/shared_group.h); here tensors become addresses, and whoever waits looks now and
-then whether those he waits for still run, and whether time is up. Who starts the processes is the callers' business.
+The extension does the exchange (csrc/threads/shared_group.h); this module turns tensors into addresses. A waiting rank
+polls whether the others still run, and whether time is up. Who starts the processes is the callers'
+business.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from moeflow.parallel.group import describe_rows
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
 
-BUFFER_BYTES: Final = 4 << 20  # of each of a rank's two: what is longer goes in pieces
+BUFFER_BYTES: Final = 4 << 20  # of each of a rank's two; longer data is sent in pieces
 _LOOK_S: Final = 0.05  # so soon is it noticed that a rank has ended, or that a signal has come
 _ENDED: Final = ("zombie", "dead")  # as psutil calls what computes no more
 
@@ -110,7 +111,7 @@ class SharedMemoryGroup:
         return self._run(label, [part.contiguous() for part in parts], is_for_all=False, own=parts[self.rank])
 
     def barrier(self, name: str) -> None:
-        """Return when all ranks are here."""
+        """Return when all ranks have arrived."""
         nothing = torch.empty(0, dtype=torch.uint8)
         self._run(f"barrier {name!r}", [nothing], is_for_all=True, own=nothing)
 

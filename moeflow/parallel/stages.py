@@ -1,7 +1,7 @@
-"""Which rank is in which stage, which layers it has, and with whom it exchanges what.
+"""Each rank's stage, its layers, and its exchanges with other ranks.
 
-Ranks are numbered stage by stage. Hidden states are whole on each rank of a stage, so rank i of a stage has them from
-rank i of the stage before, and hands on its own to rank i of the next; after the last comes the first, for results.
+Ranks are numbered stage by stage. Hidden states are whole on each rank of a stage. Rank i of a stage receives them from
+rank i of the previous stage and sends its own to rank i of the next. The last stage sends results to the first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def neighbours(parallel: ParallelConfig, rank: int) -> tuple[int, int]:
 
 
 def subgroups(parallel: ParallelConfig) -> list[tuple[int, ...]]:
-    """Return the ranks, ascending, of every group that ranks make beside that of all."""
+    """Return the ranks, ascending, of every group except the group of all."""
     if parallel.num_stages == 1:
         return []
     ranks = range(parallel.num_ranks)

@@ -1,4 +1,4 @@
-"""Requests of batch jobs that wait, in the order in which micro-batches of algorithm 2 are made of them.
+"""Waiting requests of batch jobs, in the order of algorithm 2's micro-batches.
 
 Knows nothing of passes; the scheduler takes from its beginning when there is a place.
 """
@@ -19,7 +19,7 @@ class BatchQueue:
     """A queue that sorts itself, a batch of requests at a time."""
 
     def __init__(self, max_num_seqs: int, cache_size: int) -> None:
-        """Take the size of a micro-batch and how many tokens' K and V there is room for."""
+        """Take the size of a micro-batch and the capacity for K and V, in tokens."""
         self._max_num_seqs = max_num_seqs
         self._cache_size = cache_size
         self._arrived: list[Request] = []
@@ -67,7 +67,7 @@ class BatchQueue:
         self._longest_answer = max(self._longest_answer, len(request.output_token_ids))
 
     def _form(self) -> None:
-        """Make micro-batches of all that have arrived; who does not fit waits for the next time."""
+        """Form micro-batches of all arrived requests. Requests that do not fit wait for the next time."""
         micro_batches, self._arrived = form_micro_batches(
             self._arrived,
             lambda request: len(request.prompt_token_ids),

@@ -1,9 +1,9 @@
-"""Which of several engines gets the next request: one that has most of its prompt in its prefix cache, unless it is
-much busier; else the one with the fewest requests, in turn where several have as few. (The rule is that of SGLang's
+"""Chooses the engine for the next request: the one with most of its prompt in the prefix cache, unless it is much
+busier. Else the one with the fewest requests, round-robin between equals. (The rule is that of SGLang's
 router: cache first, as long as loads are about the same.)
 
-Requests wait in one queue, first come, first served, until an engine can begin with them in the next passes: what is
-not given to one yet may still go to whoever is free sooner. Knows neither processes nor time.
+Requests wait in one queue, first come, first served, until an engine can begin with them in the next passes. Until then
+they may go to any engine that is free sooner. Knows neither processes nor time.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 LEAST_SHARE: Final = 0.5  # of a prompt that must be cached to outweigh a shorter queue
-MORE_RIVALS: Final = 4  # that who has it cached may have ...
+MORE_RIVALS: Final = 4  # more requests that an engine with the cached prefix may have ...
 TIMES_RIVALS: Final = 1.5  # ... beyond so many times as many as the least busy has
-BATCH_BACKLOG: Final = (
-    4  # batch requests in an engine, in multiples of what it computes together: enough to choose from
-)
+BATCH_BACKLOG: Final = 4  # batch requests in an engine, in multiples of its concurrent ones: enough to choose from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +26,7 @@ class EngineLoad:
     num_batch: int = 0  # those of batch jobs
     num_waiting: int = 0  # interactive ones that it lets wait, for want of blocks say
     prefill_tokens: int  # that interactive ones need before they bring any
-    num_places: int  # for requests that are computed together
+    num_places: int  # for concurrent requests
     tokens_of_pass: int  # that it computes in a pass at most
     is_slow: bool = False  # compared with the others
     cached_share: float = 0.0  # of the request that is to be given away, as far as is known
@@ -40,8 +38,8 @@ class EngineLoad:
     def has_room(self, *, is_batch: bool) -> bool:
         """Return whether another request would be computed in the next passes.
 
-        Those that the engine lets wait come first; and it has no more to begin with than about a pass takes, so that
-        the rest is still free to go to whoever can begin sooner. Of batch jobs some more may wait there: it chooses
+        Requests that the engine lets wait come first. It gets no more than about a pass takes, so that other engines
+        can begin the rest sooner. Of batch jobs some more may wait there: it chooses
         among them.
         """
         if is_batch:

@@ -1,8 +1,8 @@
 """How much batch work may slow interactive requests down: a share of the time that they take by themselves.
 
 A pass of one row reads nearly as many weights as one of many, so a few batch tokens in every pass cost much
-and bring little. Time is saved up instead: each pass with interactive tokens earns `SLOWDOWN - 1` of what it would
-have taken alone, and once that pays for the next token of every batch answer, such a pass is run. So the mean
+and bring little. Time is saved up instead: each pass with interactive tokens earns `SLOWDOWN - 1` of its time alone.
+Once that pays for the next token of every batch answer, such a pass runs. So the mean
 time per token stays within `SLOWDOWN`, and no single pass is longer than `PAUSE` times one without batch tokens.
 
 What passes take is measured, never asked for. Knows no requests, only numbers of tokens.
@@ -14,7 +14,7 @@ from bisect import bisect_right
 
 from moeflow.core.running_fit import RunningCurve
 
-SLOWDOWN = 1.3  # of interactive time per token; 1.5 is promised, the rest is for what is not foreseen
+SLOWDOWN = 1.3  # of interactive time per token; 1.5 is promised, the rest is a reserve
 PAUSE = 5.0  # likewise, of a single pass
 WEIGHT_OF_NEWEST = 0.2
 

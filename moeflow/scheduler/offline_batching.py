@@ -1,6 +1,6 @@
 """Micro-batches of requests with different lengths, without padding: MoE-Lightning's request batching.
 
-Decides who computes together, not when. (Source: MoE-Lightning appendix A.2, algorithm 2.)
+Decides which requests share a micro-batch, not when it runs. (Source: MoE-Lightning appendix A.2, algorithm 2.)
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def form_micro_batches(
     """Return micro-batches that are balanced in prompt tokens, and the requests that wait for the next batch.
 
     Longest prompt first, each request goes to the open micro-batch with the fewest prompt tokens. It waits if that
-    one's K and V could outgrow `cache_size` tokens once every answer has `gen_len` tokens, or if all are closed:
-    a micro-batch of `max_requests` is. Closed ones come first; equal prompts keep their order.
+    one's K and V could outgrow `cache_size` tokens once every answer has `gen_len` tokens, or if all are closed. A
+    micro-batch of `max_requests` is closed. Closed ones come first; equal prompts keep their order.
 
     Units: lengths and `cache_size` in tokens.     Cost: O(requests x micro-batches).
     """

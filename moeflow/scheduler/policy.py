@@ -39,7 +39,7 @@ class SchedulingPolicy(Protocol):
         """Queue a request."""
 
     def schedule(self, trees: Mapping[Request, TokenTree] = ...) -> Batch:
-        """Plan the next pass; guesses of what follows requests may be left out."""
+        """Plan the next pass. Drafted tokens may be omitted."""
 
     def complete(self, batch: Batch, elapsed_s: float = 0.0, num_kept: Mapping[Request, int] = ...) -> None:
         """The pass went well, and took so long."""

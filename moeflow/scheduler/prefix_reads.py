@@ -1,7 +1,7 @@
 """Requests that wait until the beginning of their tokens is read into KV blocks, instead of being computed.
 
-A request that could join the pass, with all the blocks that it needs, gives up its turn if more of it is found
-elsewhere than in the prefix tree. It keeps its place in the queue and holds the blocks that are to be filled; others
+A request that could join the pass, with all its blocks, waits if more of it is found elsewhere than in the prefix tree.
+It keeps its place in the queue and holds the blocks that are to be filled; others
 overtake it meanwhile. Then these blocks are in the tree, and it begins like any other. Each stay in the queue has one
 try: what cannot be read, or is evicted again before there is a place, is computed. While a read hangs no other begins,
 so that it keeps its own blocks and no more.
@@ -64,7 +64,7 @@ class PrefixReads:
         return True
 
     def settle(self) -> None:
-        """Between passes: hand over what has been read."""
+        """Between passes: pass on prefixes that have been read."""
         for filling, read in [*self._reads.items()]:
             if self._is_hanging:
                 read.cancel()
@@ -75,7 +75,7 @@ class PrefixReads:
                 self._waiting = {request: other for request, other in self._waiting.items() if other is not filling}
 
     def check_integrity(self) -> None:
-        """Prove that who waits waits for something. AssertionError if not."""
+        """Check that every waiting request waits for a read. AssertionError if not."""
         assert set(self._waiting.values()) <= set(self._reads)
 
     @property

@@ -1,4 +1,4 @@
-"""What a scheduler asks of whoever has keys and values of prefixes elsewhere than in KV blocks. No method waits."""
+"""The interface of a store that has keys and values of prefixes outside of KV blocks. No method waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PrefixRead(Protocol):
         """Whether it takes so long that no request should wait for it."""
 
     def cancel(self) -> None:
-        """Do not read what is not begun; it is over then."""
+        """Cancel reads that have not begun."""
 
     @property
     def num_filled(self) -> int:
@@ -44,7 +44,8 @@ class PrefixSource(Protocol):
         """
 
     def read(self, request: Request, start: int, block_ids: Sequence[int], state_slot: int) -> PrefixRead | None:
-        """Begin to fill blocks with what was found for a request from block `start` on; None: there is no room now.
+        """Begin to fill blocks with the prefix found for a request, from block `start` on; None: there is no memory
+        now.
 
         With recurrent layers the state behind all that was found goes into `state_slot`.
         """

@@ -1,23 +1,23 @@
 """Continuous batching: the batch is made anew for every pass.
 
-Each running request brings its next token (decode) or its next chunk of prompt (prefill); whoever waits
-joins as soon as a place, blocks and tokens are left in the pass. When blocks run out, the youngest running
-request goes back to the head of the queue and is computed again later, from whatever of it the prefix tree
-still holds. First come, first served: nobody overtakes, so nobody starves. (ExpertFlow 4.2; chunked prefill
+Each running request brings its next token (decode) or its next chunk of prompt (prefill). Waiting requests join as soon
+as a place, blocks and tokens are left in the pass. When blocks run out, the youngest running request returns to the
+head of the queue. It is recomputed later, from the part that the prefix tree still holds. First come, first served: no
+request overtakes another, so none starves. (ExpertFlow 4.2; chunked prefill
 as in Sarathi-Serve.)
 
-Batch requests, those of batch jobs, get what interactive ones leave: they are placed last in a pass and lose
-their blocks first, and while interactive requests run a budget decides in which passes they take part
-(`latency_budget.py`). One that sits a pass out keeps its blocks. A load that leaves nothing makes them wait for ever.
+Batch requests use the capacity that interactive ones leave. They are placed last in a pass and lose their blocks first.
+While interactive requests run, a budget limits them (`latency_budget.py`). One that sits a pass out keeps its blocks. A
+load that leaves nothing makes them wait for ever.
 
-A pass that failed for something that only some of its requests need is undone: they are computed again one by one,
-each in passes of its own until it has its next token, so that those concerned fail alone. Likewise requests that come
+A pass is undone if it fails for data of some requests only. Its requests are recomputed one by one until each has its
+next token, so that only the affected ones fail. Likewise requests that come
 from an engine that died of one of them: each until it is past where that happened.
 
 Where keys and values of prefixes are kept elsewhere, too, a request waits until they are read (`prefix_reads.py`), and
 is overtaken meanwhile.
 
-Knows no tensors, no text and no clock. Whoever runs the pass reports back through `complete`, `fail` or `undo`.
+Knows no tensors, no text and no clock. The engine reports the result of a pass by `complete`, `fail` or `undo`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Plan(msgspec.Struct):
 
     budget: int  # tokens that may still join
     entries: list[BatchEntry] = []
-    has_preempted: bool = False  # for a request of the same kind: blocks are short, nobody is let in
+    has_preempted: bool = False  # for a request of the same kind: blocks are short, none is admitted
 
     def add(self, entry: BatchEntry) -> None:
         self.entries.append(entry)
@@ -61,10 +61,10 @@ class _Plan(msgspec.Struct):
 class Scheduler:
     """Owns the queues, the running requests and their block tables."""
 
-    held_s = 0.0  # a pass can always be run at once: whoever comes later joins the next
+    held_s = 0.0  # a pass can always run at once: later requests join the next
 
     def __init__(self, config: SchedulerConfig, prefixes: PrefixSource | None = None) -> None:
-        """`prefixes` has keys and values of prefixes beside those in KV blocks."""
+        """`prefixes` has keys and values of prefixes outside of KV blocks."""
         check_limits(config)
         self.config = config
         self.interactive: deque[Request] = deque()  # waiting
@@ -107,7 +107,7 @@ class Scheduler:
     def schedule(self, trees: Mapping[Request, TokenTree] = _NO_TREES) -> Batch:
         """Plan the next pass. Not empty as long as there is work, unless all of it waits for prefixes or late tokens.
 
-        `trees` are guesses of what follows requests that decode. They take what is left of the pass and of the blocks.
+        `trees` are drafted tokens of decoding requests. They use the remaining tokens and blocks of the pass.
         """
         batch, limit = self._schedule(), self.config.max_num_batched_tokens
         if not trees or self._alone:
@@ -126,9 +126,9 @@ class Scheduler:
         return Batch(tuple(plan.entries))
 
     def complete(self, batch: Batch, elapsed_s: float = 0.0, num_kept: Mapping[Request, int] = _NONE_KEPT) -> None:
-        """The pass went well: its tokens are computed. `elapsed_s` is what it took; 0: not measured.
+        """The pass went well: its tokens are computed. `elapsed_s` is its duration; 0: not measured.
 
-        `num_kept` says how many of a request's drafted tokens are kept, if any.
+        `num_kept` is the number of a request's drafted tokens that are kept.
         """
         num_batch = 0
         for entry in batch.entries:
@@ -151,7 +151,7 @@ class Scheduler:
     def undo(self, batch: Batch) -> bool:
         """The pass failed, perhaps not for all of its requests: they are to be computed again, one by one.
 
-        Those that took up what the pass was to compute for others go back to the queue. Returns False, with nothing
+        Requests that used prefixes computed by the pass for others return to the queue. Returns False, with nothing
         changed, if there is only one request: it failed.
         """
         if len(batch.entries) == 1:
@@ -164,7 +164,7 @@ class Scheduler:
         return True
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a waiting or running request and free what it holds."""
+        """End a waiting or running request and free its resources."""
         if request in self._alone:
             self._alone.remove(request)
         if request.status is RequestStatus.RUNNING:
@@ -202,7 +202,7 @@ class Scheduler:
         return [request for request in self.running if request.is_batch is is_batch]
 
     def _place_alone(self, plan: _Plan, request: Request) -> None:
-        """Plan one request, whichever place it has in its queue."""
+        """Plan one request, at any place of its queue."""
         if request.status is RequestStatus.RUNNING:
             self._continue(plan, [request])
         if request.status is RequestStatus.RUNNING or self._reads.holds(request):
@@ -232,8 +232,8 @@ class Scheduler:
     def _shares(self, plan: _Plan, running: list[Request], num_kept: int) -> list[tuple[Request, int]]:
         """Split the pass among running requests: one token to every decode, the rest to prefills in order.
 
-        Decodes come first in the count so that a long prompt never stalls them, yet the list stays in order
-        of admission, because blocks are taken from its end. Places are short only for batch requests;
+        Decodes are counted first so that a long prompt never stalls them. The list stays in order of admission, because
+        preemption starts at its end. Places are short only for batch requests;
         `num_kept` of them are not for decodes.
         """
         num_places = self.config.max_num_seqs - len(plan.entries)
@@ -277,7 +277,7 @@ class Scheduler:
         return True
 
     def _place_batch_requests(self, plan: _Plan, *, may_admit: bool) -> None:
-        """Fill what is left of the pass, as far as interactive requests are not slowed down too much.
+        """Fill the rest of the pass, within the budget for slowing down interactive requests.
 
         New ones are let in only if no interactive request lacks tokens or blocks.
         """
@@ -293,15 +293,15 @@ class Scheduler:
         if may_admit and not plan.has_preempted:
             self._admit_batch_requests(plan)
         if is_place_kept:  # and perhaps not taken: the next prompt may not have found its blocks
-            # Who is left out is younger than all who are placed, so none of these loses its blocks for it.
+            # An omitted request is younger than all placed ones, so none of these loses its blocks for it.
             placed = {entry.request for entry in plan.entries}
             self._continue(plan, [request for request in running if request not in placed], num_kept=0)
 
     def _room_beside_interactive(self, plan: _Plan, running: list[Request]) -> int:
         """Return how many batch tokens may take part.
 
-        Decodes save the most: as many in a pass of their own would read all weights for little work, while prompts
-        cost the same in any pass. Where few are decoding, prompts are what is lacking.
+        Decodes save the most: in a pass of their own they would read all weights for little work. Prompts cost the same
+        in any pass. If few requests decode, prompts come first.
         """
         num_places = self.config.max_num_seqs - len(plan.entries)
         num_interactive = self.config.max_num_batched_tokens - plan.budget
@@ -316,8 +316,8 @@ class Scheduler:
     def _max_batch(self) -> int:
         """How many batch requests may run.
 
-        Once the engine is shared, as many again as fit a pass: prompts are computed ahead while nobody else is there,
-        so that passes beside interactive requests, which rather leave prompts out, do not run short of decodes.
+        Once the engine is shared, twice as many. Prompts are computed ahead while no interactive request runs, because
+        passes with interactive requests mostly omit prompts and need decodes.
         """
         return self.config.max_num_seqs * (2 if self._latency.is_shared else 1)
 
@@ -335,17 +335,18 @@ class Scheduler:
         return {request for request in self._reads.held if request.is_batch}
 
     def _fits_to_the_end(self, request: Request, held: Collection[Request]) -> bool:
-        """Whether a batch request, those before it and all that run will probably have room until their answers end.
+        """Whether memory probably suffices for a batch request, its predecessors and all running ones until their
+        answers end.
 
-        The condition is algorithm 2's, with those that run as the micro-batch that is being filled.
+        The condition is algorithm 2's, with the running requests as the open micro-batch.
         """
         num_needed = sum(self._blocks_in_the_end(one) for one in (*self.running, *held, request))
         return not self.running or num_needed <= self.config.num_blocks
 
     def _admit_batch_requests(self, plan: _Plan) -> None:
-        """Admit batch requests as long as there is room.
+        """Admit batch requests while memory suffices.
 
-        Who waits for a prefix to be read is passed by and keeps its place, which is before all that are let in later.
+        A request that waits for a prefix read is skipped and keeps its place before later ones.
         """
         passed_by = self._held_batch()
         num_running = len(self._running(is_batch=True))
@@ -369,8 +370,8 @@ class Scheduler:
     def _open(self, request: Request, *, is_alone: bool = False) -> bool:
         """Give a waiting request its blocks; returns False, with nothing changed, if there are not enough.
 
-        The whole prompt gets its blocks at once, and every running request that may need another could take it: else
-        a newcomer would be preempted in the very next pass, after its prefill was paid for. Batch requests take
+        The whole prompt gets its blocks at once, and one block is left for every running request that may need another.
+        Else the next pass could preempt the newcomer after its prefill. Batch requests take
         none from interactive ones.
         """
         rivals = self.running if request.is_batch else self._running(is_batch=False)
@@ -432,7 +433,7 @@ class Scheduler:
 
 
 def _chunk(request: Request, budget: int) -> int:
-    """Return how many of a request's tokens a pass computes that has room for so many; 0: it has to wait for more."""
+    """Return the number of a request's tokens for a pass with this capacity; 0: it waits for more."""
     num_tokens = min(request.num_uncomputed_tokens, budget)
     return num_tokens if request.num_computed_tokens + num_tokens >= request.num_together else 0
 

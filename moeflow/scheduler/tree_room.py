@@ -1,4 +1,4 @@
-"""Puts trees of guesses behind the decodes of a pass, as far as there is room for them."""
+"""Appends trees of drafted tokens to the decodes of a pass, within its capacity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moeflow.core.request import Request
 from moeflow.core.token_tree import NO_TREE, TokenTree
 from moeflow.kv.block_tables import BlockTables
 
-KV_RANGE_POSITIONS: Final = 256  # csrc/isa.h has it, too
+KV_RANGE_POSITIONS: Final = 256  # csrc/simd/isa.h has it, too
 
 
 def with_trees(
@@ -39,8 +39,8 @@ def with_trees(
 def _with_tree(entry: BatchEntry, tree: TokenTree, blocks: BlockTables, num_growing: int) -> BatchEntry:
     """Return an entry with what of a tree can be of use.
 
-    Its nodes stay within the range of positions that attention adds up as one, where it does not show in the bits which
-    of them lies where. And the last token that a request may have is never computed.
+    Its nodes stay within one range of positions that attention sums at once. Their order in it does not change bits.
+    And the last token that a request may have is never computed.
     """
     request = entry.request
     num_left = request.max_tokens - len(request.output_token_ids) - 1

@@ -1,4 +1,4 @@
-"""Puts the server together: endpoints, guards, error objects, the page. Knows no process and no socket."""
+"""Assembles the server: endpoints, guards, error objects, the page. Knows no process and no socket."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def create_app(
     """Return the ASGI application. Without a generator it answers "loading" until one is attached, or else
     serves those of `pool`, which are loaded as they are asked for.
 
-    `on_request_end` gets what is known of each request that is over.
+    `on_request_end` gets the record of each finished request.
 
     Its `state.service` is where to attach one, and where to begin draining; `state.jobs` is where batch jobs are to
     be attached, which need a data folder.

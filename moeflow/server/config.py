@@ -49,7 +49,7 @@ class ServerConfig:
     max_body_bytes: int = 4 * MIB
     data_dir: Path | None = None  # where uploaded files and batch jobs are kept; None: there are none
     max_file_bytes: int = 200 * MIB  # of an upload; OpenAI's limit
-    file_quota_bytes: int = 10 * GIB  # of all files together, results of jobs included
+    file_quota_bytes: int = 10 * GIB  # total of all files, results of jobs included
     shutdown_deadline_s: float = 30.0  # after SIGTERM: how long running requests may still take
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

@@ -1,9 +1,9 @@
 """One client's connection: uvicorn's, with an end for clients that send or read too slowly, and with errors of HTTP
 itself answered as error objects.
 
-A client has `patience_s` seconds to send a request's head, then as much to send its body, and for each
-`bytes_per_s` bytes that have come a second more: a large upload takes its time, a trickle does not. One that reads
-nothing of what is written to it is given up after `stall_s`. (Apache's mod_reqtimeout has the same rule.)
+A client has `patience_s` seconds for a request's head, and as much for its body, plus a second for each `bytes_per_s`
+received bytes. So large uploads work, and trickles end. A connection that reads no written bytes is closed after
+`stall_s`. (Apache's mod_reqtimeout has the same rule.)
 """
 
 from __future__ import annotations
@@ -135,11 +135,14 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP; uvicorn calls it while it handles h11's error, which knows more."""
+        """Answer invalid HTTP. uvicorn calls it while it handles h11's error, which has the details."""
         error = sys.exception()
         status, reason = 400, msg
         if isinstance(error, h11.RemoteProtocolError):
-            status, reason = error.error_status_hint, str(error).partition(": bytearray")[0]  # without what was sent
+            status, reason = (
+                error.error_status_hint,
+                str(error).partition(": bytearray")[0],
+            )
         self._refuse(ApiError(status, "invalid_http", f"This is not a valid HTTP request: {reason}"))
 
     def _refuse(self, error: ApiError) -> None:

@@ -1,6 +1,6 @@
 """Ends work when the client that asked for it is gone, whether it streams or waits.
 
-An ASGI server reports it only to those who listen, so the listening runs beside the work.
+An ASGI server reports it only to a reader, so a task reads concurrently to the work.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class PromptTooLongError(ApiError):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Translate any exception; what nobody foresaw becomes a 500 without details."""
+    """Translate any exception; an unexpected one becomes a 500 without details."""
     match error:
         case ApiError():
             return error
@@ -227,7 +227,7 @@ def add_error_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         api_error = as_api_error(error)
         if isinstance(error, ChatTemplateError):
-            logger.error("%s", error)  # whoever runs the server can do something about it
+            logger.error("%s", error)  # the operator can fix it
         request.app.state.service.metrics.count_refusal(api_error)
         record_of(request.scope).error = api_error
         return api_error.response(request.scope)

@@ -48,7 +48,7 @@ async def start_generation(
     `served` has just been required: nothing was awaited since, and from now on the request's place keeps it loaded.
     One of a batch job takes no place in the queue and no part in the latencies that are reported.
 
-    Blocks: on tokenizing, in threads of the generator's, so that a long prompt holds nobody up.
+    Waits for tokenizing, in threads of the generator, so that a long prompt delays no other.
     Raises: ApiError, RequestError, ChatTemplateError.
     """
     generator, model = served.loaded, served.info
@@ -74,7 +74,7 @@ async def start_generation(
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], max_model_len: int) -> None:
-    """Refuse prompts that leave no room in the context for a token of an answer.
+    """Refuse prompts that fill the context without space for one token of an answer.
 
     Raises: ContextLengthError.
     """
@@ -84,7 +84,7 @@ def check_lengths(prompts: Sequence[Sequence[int]], max_model_len: int) -> None:
 
 
 def within(sampling: SamplingParams, room: int) -> SamplingParams:
-    """Return parameters that ask for no more tokens than the context has room for: its end is a limit, too."""
+    """Return parameters with max_tokens bounded by the context."""
     if sampling.max_tokens is None or sampling.max_tokens <= room:
         return sampling
     return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
@@ -93,7 +93,7 @@ def within(sampling: SamplingParams, room: int) -> SamplingParams:
 class Generation:
     """The sequences of one request. Iterate once; closing the iterator ends what still runs.
 
-    Whoever got it closes it in the end: an iterator that was never started cannot give its place back.
+    The caller must close it: an iterator that was never started cannot release its place.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Generation:
         self.num_prompt_tokens = sum(map(len, prompts))
         self.num_completion_tokens = 0
         self.num_cached_tokens = 0
-        self.num_drafted_tokens = 0  # guesses that were computed, of which
+        self.num_drafted_tokens = 0  # drafted tokens that were computed
         self.num_accepted_tokens = 0  # so many were right
         self.queued_s: float | None = None  # in the engine's queue, until the first sequence's first pass
         self.failure: ApiError | None = None  # of a stream that ended early
@@ -232,7 +232,7 @@ class Generation:
     def _check_end(self, delta: TextDelta) -> None:
         if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        self._require_engine()  # likewise: it ends what is left when the server shuts down
+        self._require_engine()  # likewise: it ends the remaining ones when the server shuts down
         if delta.finish_reason is FinishReason.CANCELLED:
             raise ApiError(503, "cancelled", "the request was cancelled in the engine")
         if delta.blames_request:

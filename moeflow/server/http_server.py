@@ -20,7 +20,7 @@ from moeflow.server.tls_handshake import TlsHandshake
 
 _LOOK_TICKS = 3  # of uvicorn, each a tenth of a second
 _WAITING_CONNECTIONS = 2048  # that the system has taken and the event loop has not
-_FLUSH_S = 5  # how long slow clients may take to read what is already written
+_FLUSH_S = 5  # time for slow clients to read bytes already written
 
 
 class HttpServer(uvicorn.Server):
@@ -40,7 +40,7 @@ class HttpServer(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="error",  # what it warns of are clients' mistakes, which have their own lines
+                log_level="error",  # its warnings are about clients' mistakes, which have their own lines
                 access_log=False,
                 proxy_headers=config.forwarded_allow_ips is not None,
                 forwarded_allow_ips=config.forwarded_allow_ips,

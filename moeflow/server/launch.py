@@ -89,7 +89,7 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
 def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config: ServerConfig) -> int:
     """Serve several models, by their names, likewise; each is loaded when a request asks for it.
 
-    `budget_bytes` is the memory of all that are loaded together.
+    `budget_bytes` is the total memory of loaded models.
 
     Blocks: until a signal ends it.
     Raises: ConfigError for host or port.
@@ -193,10 +193,10 @@ async def _answer(
         generator = await _unless(signals, loading)
         if isinstance(generator, int):
             return 1 if generator == _BROKEN else 0  # told to end before there was anything to finish
-        gc.freeze()  # what is loaded stays: going through it for garbage would stop everybody for 100 ms
+        gc.freeze()  # loaded objects stay: searching them for garbage would stop all requests for 100 ms
         http.service.attach(generator)
         if jobs is not None:
-            jobs.worker.wake()  # goes on with what an earlier server left
+            jobs.worker.wake()  # resumes jobs of an earlier server
         _announce(generator.client.model.name, listener, config)
         return await _until_end(http, jobs, signals, config)
 

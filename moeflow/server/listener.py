@@ -27,8 +27,8 @@ def listen(config: ServerConfig) -> socket.socket:
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, str(error))
         raise ConfigError(f"cannot listen on {config.host} port {config.port}: {remedy}") from None
-    # Connections inherit it. asyncio sets it on sockets that name their protocol, which these do not; without it an
-    # answer's second packet, as every token of a stream is one, waits 40 ms for the client to acknowledge the first.
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol, unlike these. Without it, each
+    # token of a stream would wait 40 ms for the client to acknowledge the previous packet.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 

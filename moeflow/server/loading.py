@@ -45,7 +45,7 @@ async def load_model(plan: Plan, config: ServerConfig, *, on_failure: Callable[[
 
 
 async def give_up(loading: asyncio.Task[Loaded], end: Callable[[Loaded], Awaitable[None]]) -> None:
-    """Cancel what is being loaded, so that nothing is left of it; `end` is for what has just been loaded."""
+    """Cancel a running load, so that nothing is left of it; `end` is for a model that has just been loaded."""
     loading.cancel()  # cleans up by itself, unless it had just succeeded
     with contextlib.suppress(asyncio.CancelledError, MoeflowError):
         await end(await loading)

@@ -1,4 +1,4 @@
-"""Where log lines go and what they look like: stderr, as text or as one JSON object a line.
+"""The destination and form of log lines: stderr, as text or as one JSON object per line.
 
 With JSON, stderr holds nothing else: other lines on it become objects, too (`stderr_lines.py`). Fields of a line, such
 as those of a request, are names with values in either form.

@@ -1,4 +1,4 @@
-"""Numbers for Prometheus of each model that is served: whether it is loaded, what it holds, and what it does."""
+"""Metrics of each served model for Prometheus: whether it is loaded, its memory, and its activity."""
 
 from __future__ import annotations
 

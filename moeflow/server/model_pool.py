@@ -1,8 +1,8 @@
 """All models of a server: finds the one that a request names, loads it if it is not there, and unloads others for it.
 
-Models have one memory budget together. When it would be exceeded, those that were not asked for longest are unloaded,
-but never one that somebody uses: who needs its memory waits, so long, and is refused then. Whoever waits for memory
-for long goes before new requests for what is loaded; else a model that is never idle would keep others out for ever.
+Models share one memory budget. If it would be exceeded, the least recently used models are unloaded, but never one in
+use. A request that needs its memory waits for a limited time, and is then refused. A request that waits for memory for
+long precedes new requests for loaded models. Else a model that is never idle would exclude others for ever.
 
 A model without a source is there from the start and stays: a server of one model has just that.
 """
@@ -83,7 +83,7 @@ class ModelPool:
         return sum(model.admission.num_unfinished for model in self._models)
 
     def stats(self) -> EngineStats:
-        """The newest snapshot of all engines together, with the totals of those that were unloaded."""
+        """The newest combined snapshot of all engines, with the totals of unloaded ones."""
         return summed([model.stats() for model in self._models])
 
     def replicas(self) -> list[ReplicaStatus]:
@@ -120,7 +120,7 @@ class ModelPool:
                 raise self._busy(f"Requests for other models go before those for {model.name!r} now")
             await asyncio.sleep(_LOOK_S)
         while model.generator is None and not self._is_closed:
-            await self._loaded(model)  # then it is this request's turn, whoever waits
+            await self._loaded(model)  # then this request is next, before waiting ones
         model.used_at_s = time.monotonic()
 
     async def _loaded(self, model: ServedModel) -> None:
@@ -148,7 +148,7 @@ class ModelPool:
             del self._loading[model]
             model.is_loading = False
             if not done.cancelled():
-                done.exception()  # has been told to whoever waited
+                done.exception()  # was reported to waiting requests
 
         loading.add_done_callback(forget)
         return loading
@@ -185,7 +185,7 @@ class ModelPool:
             self._begin_unloading(model)
 
     async def _make_room(self, model: ServedModel, num_bytes: int) -> None:
-        """Unload what was not used for longest, as soon as what nobody uses is enough. Raises: ApiError 503."""
+        """Unload the least recently used models, as soon as idle ones have enough memory. Raises: ApiError 503."""
         self._wanted_since_s = time.monotonic()
         try:
             while (missing_bytes := self._held_bytes + num_bytes - self._budget_bytes) > 0:
@@ -204,7 +204,7 @@ class ModelPool:
         return sum(model.memory_bytes for model in self._models)
 
     def _least_used(self, num_bytes: int) -> list[ServedModel]:
-        """Return models that nobody uses and that hold so many bytes together; none if they do not."""
+        """Return idle models with this total of bytes; none if they do not suffice."""
         idle = [model for model in self._models if model.generator is not None and model.is_idle]
         found: list[ServedModel] = []
         for model in sorted(idle, key=lambda it: it.used_at_s):
@@ -240,7 +240,7 @@ class ModelPool:
         )
 
     def close(self) -> None:
-        """Load nothing any more; who waits for that is let go."""
+        """Stop loading; waiting requests are refused."""
         self._is_closed = True
         for loading in self._loading.values():
             loading.cancel()

@@ -1,4 +1,4 @@
-"""Serves the page at `/`: plain static files, allowed to speak with this server and nobody else.
+"""Serves the page at `/`: plain static files that may connect to this server only.
 
 The document names all other files below a folder. The name of that folder is their common hash, so browsers may keep
 them forever. Every file is compressed once, at the first request.
@@ -41,7 +41,7 @@ _DOCUMENT_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types highlighter",
-    "Cache-Control": "no-cache",  # ask again each time; an unchanged document then costs a 304
+    "Cache-Control": "no-cache",  # revalidate each time; an unchanged document then costs a 304
     **_HEADERS,
 }
 _ASSET_HEADERS = {

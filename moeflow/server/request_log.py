@@ -1,4 +1,4 @@
-"""One log line a request, written at its end: its id, what was asked, what came of it, tokens and times.
+"""One log line per request, written at its end: id, request, result, tokens and times.
 
 Also gives each request its id, which every answer carries as `x-request-id`. A prompt is in the line only where the
 server was configured so. A request that is part of a trace (W3C's `traceparent`) has its id there. Knows no OpenAI
@@ -23,7 +23,7 @@ from moeflow.server.paths import API_PREFIXES, OTHER, endpoint_of, raw_api_path
 
 logger = logging.getLogger(__name__)
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
+CLIENT_CLOSED_REQUEST = 499  # nginx's number; the client is gone
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -47,7 +47,7 @@ class Failure(Protocol):
 
 
 class Work(Protocol):
-    """What was generated for a request. Times are on the clock of time.monotonic."""
+    """The generation of a request. Times are on the clock of time.monotonic."""
 
     num_prompt_tokens: int
     num_completion_tokens: int
@@ -84,7 +84,7 @@ class Account(Protocol):
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """What is known of one request so far."""
+    """The record of one request so far."""
 
     request_id: str
     method: str = "-"
@@ -125,7 +125,7 @@ class RequestRecord:
         return logging.WARNING if (self.status or 0) >= 500 or has_failed_late else logging.INFO
 
     def fields(self) -> dict[str, Any]:
-        """Return what is to be logged; what does not apply is left out."""
+        """Return the fields of the log line; fields that do not apply are omitted."""
         now_s, work = time.monotonic(), self.work
         error = self.error or (work and work.failure)
         fields: dict[str, Any] = {
@@ -200,7 +200,7 @@ class RequestLog:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """Return the record of the request with this scope; one that nobody will see if none is kept."""
+    """Return the record of the request with this scope; an unused one if none is kept."""
     record = scope.get(_KEY)
     return record if isinstance(record, RequestRecord) else RequestRecord("-")
 

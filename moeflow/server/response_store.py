@@ -1,6 +1,6 @@
 """Responses that clients may come back to: in memory, so many bytes, for so long after they were last used.
 
-A response that follows another one keeps that alive: the conversation is used together. Knows no field of them but
+A response that follows another one keeps that alive: a conversation expires as a whole. Knows no field of them but
 their ids.
 """
 
@@ -126,7 +126,7 @@ class ResponseStore:
         return entry
 
     def _make_room(self) -> None:
-        """Forget what is too old or too much."""
+        """Remove old responses, and ones beyond the limit."""
         too_old_s = self._clock() - self._lifetime_s
         while self._entries:
             response_id, oldest = next(iter(self._entries.items()))

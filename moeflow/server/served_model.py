@@ -61,7 +61,7 @@ class ModelSource:
 
 
 class ServedModel:
-    """A model's state. `attach` and `detach` change what it is; the pool keeps the other attributes."""
+    """A model's state. `attach` and `detach` change its state; the pool keeps the other attributes."""
 
     def __init__(self, max_queue: int, source: ModelSource | None = None) -> None:
         """Without a source it is attached once, and stays."""
@@ -86,7 +86,7 @@ class ServedModel:
         self.name = self.name or generator.client.model.name
 
     def detach(self) -> Generator:
-        """Return the generator, which serves nobody any more."""
+        """Return the generator, which serves no request any more."""
         generator = self.generator
         assert generator is not None, "only what is loaded is detached"
         self._earlier = totals_of(self.stats())
@@ -120,7 +120,7 @@ class ServedModel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody uses it."""
+        """Whether it is unused."""
         return not (self._num_users or self.admission.num_open)
 
     @contextlib.contextmanager
@@ -143,7 +143,7 @@ class ServedModel:
             raise self.refusal()
 
     def require_engine(self, generator: Generator) -> None:
-        """Return unless what is under way with this generator cannot go on. Raises: ApiError 503 with the reason."""
+        """Return unless running requests of this generator cannot continue. Raises: ApiError 503 with the reason."""
         if generator.client.state is EngineState.GONE:
             code, message = _REFUSALS["failed"] if self.source is None else _DIED
             raise ApiError(503, code, message, headers={"Retry-After": str(RETRY_AFTER_S)})
@@ -168,7 +168,7 @@ class ServedModel:
         return self.status == "ready"
 
     def stats(self) -> EngineStats:
-        """The engine's newest snapshot, with the totals of those that it had before."""
+        """The engine's newest snapshot, with the totals of earlier engines."""
         now = EngineStats() if self.generator is None else self.generator.client.stats()
         return with_totals(now, self._earlier)
 

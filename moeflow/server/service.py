@@ -26,7 +26,7 @@ Status = Literal["loading", "ready", "restarting", "stalled", "draining", "faile
 
 
 class Service:
-    """One server's state. Attributes are read by endpoints; only `attach` and `drain` change what it is."""
+    """One server's state. Endpoints read the attributes; only `attach` and `drain` change its state."""
 
     def __init__(self, config: ServerConfig, models: ModelPool | None = None) -> None:
         """Without models there is one, which comes later."""
@@ -74,7 +74,7 @@ class Service:
         return None if self.models.only is None else self.models.only.generator
 
     async def require_model(self, name: str | None, *, is_batch: bool = False) -> ServedModel:
-        """Return the model of that name, or the first, if it takes work. What has to be loaded is loaded.
+        """Return the model of that name, or the first, if it takes work. Everything is loaded.
 
         It stays loaded until the caller awaits something, or its admission has given a ticket.
 

@@ -1,6 +1,6 @@
-"""Numbers for Prometheus about guessed tokens: by who guessed, how far ahead, and how many were right at once.
+"""Metrics of drafted tokens for Prometheus: by speculator, by depth, and by number of accepted tokens.
 
-Labels are few: a speculator is one of those that the server was started with, a depth is at most that of a tree.
+Labels are few: the server's speculators, and depths up to that of a tree.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _OPERATIONS = {
 
 
 class RequestTracer:
-    """Sends a trace of each request that it is told of. Close it, so that the last ones are sent, too."""
+    """Sends a trace of each reported request. Close it, so that the last ones are sent, too."""
 
     def __init__(self, endpoint: str | None = None) -> None:
         """`endpoint` is the base address of a collector; None: where OpenTelemetry's variables say."""
@@ -76,7 +76,7 @@ class RequestTracer:
         span.end(to_ns(time.monotonic()))
 
     def close(self) -> None:
-        """Send what is left and end. Blocks: for some seconds at most, if the collector does not answer."""
+        """Send the remaining traces and end. Blocks: for some seconds at most, if the collector does not answer."""
         self._provider.shutdown()
 
 

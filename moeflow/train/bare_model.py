@@ -1,7 +1,4 @@
-"""A model without an engine: loaded whole, run over one sequence at a time, its inner inputs overheard.
-
-For calibration and measurement, where nothing is generated. Runs on the CPU.
-"""
+"""A model without an engine, for calibration and measurement on the CPU: whole sequences in, hidden states out."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -32,19 +29,19 @@ from moeflow.planner.settings import BLOCK_SIZE
 
 
 def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None] | None = None) -> CausalLM:
-    """Load in float32, which CPUs are fastest with, or in bfloat16 if memory only holds that.
+    """Load in float32, the fastest type on CPUs, or in bfloat16 if memory is short.
 
-    Raises: CapacityError if it does not hold that either; CheckpointError.
+    Raises: CapacityError if memory holds neither; CheckpointError.
     """
     num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
     have_bytes = host_resources().available_bytes
     for dtype in (torch.float32, torch.bfloat16):
-        need_bytes = num_values * dtype.itemsize * 9 // 8  # an eighth for what a pass needs
+        need_bytes = num_values * dtype.itemsize * 9 // 8  # an eighth for a pass
         if need_bytes <= have_bytes:
             return load_causal_lm(checkpoint, WeightAllocator(dtype, torch.device("cpu")), progress=on_bytes)
     raise CapacityError(
         f"not enough memory for {checkpoint.path}: need {format_bytes(need_bytes)}, have {format_bytes(have_bytes)}. "
-        "Close other programs, or take a smaller model"
+        "Close other programs, or use a smaller model"
     )
 
 
@@ -65,29 +62,10 @@ def sequences_context(
     lengths: Sequence[int],
     on_inputs: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> ForwardContext:
-    """Return what a pass over whole sequences needs, one after the other, for the layers that `model` has."""
-    counts = [-(-length // BLOCK_SIZE) for length in lengths]
-    ends = list(accumulate(counts))
+    """Return the context of a pass over whole sequences, one after the other, for the model's own layers."""
     config = model.config
-    kv = KVStorage(
-        layers=[it for it in config.kv_layers if it - model.first_layer in range(len(model.layers))],
-        num_blocks=ends[-1],
-        block_size=BLOCK_SIZE,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        latent_dim=config.latent_dim,
-        other_heads=config.other_heads,
-        dtype=model.dtype,
-        device=model.device,
-    )
-    kv.will_write(range(kv.num_blocks))
-    attention = AttentionMetadata.build(
-        starts=[0] * len(lengths),
-        num_tokens=list(lengths),
-        block_ids=[range(end - count, end) for count, end in zip(counts, ends, strict=True)],
-        block_size=BLOCK_SIZE,
-        device=model.device,
-    )
+    layers = [it for it in config.kv_layers if it - model.first_layer in range(len(model.layers))]
+    kv, attention = _storage(model, layers, lengths, latent_dim=config.latent_dim, other_heads=config.other_heads)
     positions = torch.cat([torch.arange(length, device=model.device) for length in lengths])
     states = None
     if config.recurrent is not None:
@@ -104,44 +82,50 @@ def sequences_context(
 
 @torch.inference_mode()
 def run_input(model: EncoderDecoderLM, given: Sequence[int], own: Sequence[int]) -> None:
-    """Have an encoder-decoder encode an input, and its decoder go over tokens behind it: one or more of each."""
-    num_blocks = -(-len(given) // BLOCK_SIZE) - (-len(own) // BLOCK_SIZE)
-    begin = -(-len(given) // BLOCK_SIZE) * BLOCK_SIZE
-    token_ids = [*given, *[0] * (begin - len(given)), *own]
-    config = model.config
+    """Encode an input and run the decoder over its own tokens: one or more of each."""
+    padding = -len(given) % BLOCK_SIZE
+    token_ids = torch.tensor([*given, *[0] * padding, *own], device=model.device)
+    kv, attention = _storage(model, range(model.config.num_layers), [len(token_ids)])
+    positions = torch.arange(len(token_ids), device=model.device)
+    model(token_ids, ForwardContext(positions, attention, kv, num_encoder_tokens=[len(given)]))
+
+
+def _storage(
+    model: CausalLM | EncoderDecoderLM, layers: Sequence[int], lengths: Sequence[int], **shape: Any
+) -> tuple[KVStorage, AttentionMetadata]:
+    """Return an empty KV storage for sequences, and the metadata of their prefill."""
+    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    ends = list(accumulate(counts))
     kv = KVStorage(
-        layers=range(config.num_layers),
-        num_blocks=num_blocks,
+        layers=layers,
+        num_blocks=ends[-1],
         block_size=BLOCK_SIZE,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
         dtype=model.dtype,
         device=model.device,
+        **shape,
     )
-    kv.will_write(range(num_blocks))
+    kv.will_write(range(kv.num_blocks))
     attention = AttentionMetadata.build(
-        starts=[0],
-        num_tokens=[len(token_ids)],
-        block_ids=[range(num_blocks)],
+        starts=[0] * len(lengths),
+        num_tokens=list(lengths),
+        block_ids=[range(end - count, end) for count, end in zip(counts, ends, strict=True)],
         block_size=BLOCK_SIZE,
         device=model.device,
     )
-    positions = torch.arange(len(token_ids), device=model.device)
-    model(
-        torch.tensor(token_ids, device=model.device),
-        ForwardContext(positions, attention, kv, num_encoder_tokens=[len(given)]),
-    )
+    return kv, attention
 
 
 class HasNetwork(Protocol):
-    """A layer, of a decoder or an encoder."""
+    """A layer of a decoder or an encoder."""
 
     mlp: MLP | FusedMLP | MoE
 
 
 @contextmanager
 def ffn_inputs(layers: Sequence[HasNetwork], dtype: torch.dtype = torch.bfloat16) -> Iterator[list[list[torch.Tensor]]]:
-    """Yield a list a layer, to which every pass appends what its feed-forward block gets, [T, H] in a type."""
+    """Yield one list per layer. Every pass appends the input of its feed-forward block, [T, H]."""
     listeners = [_Listener(layer.mlp, dtype) for layer in layers]
     for layer, listener in zip(layers, listeners, strict=True):
         layer.mlp = cast(MLP, listener)
@@ -153,11 +137,11 @@ def ffn_inputs(layers: Sequence[HasNetwork], dtype: torch.dtype = torch.bfloat16
 
 
 class _Listener:
-    """Stands before a feed-forward block and notes what it gets."""
+    """Records the inputs of a feed-forward block."""
 
     def __init__(self, block: MLP | FusedMLP | MoE, dtype: torch.dtype) -> None:
         self.block = block
-        self.on_route = self._ignore  # where there is one, an encoder's layer calls the block, and no stage for it
+        self.on_route = self._ignore  # an encoder's layer calls a block with this attribute directly
         self._dtype = dtype
         self.collected: list[torch.Tensor] = []
 
@@ -166,4 +150,4 @@ class _Listener:
         return self.block(hidden, residual)
 
     def _ignore(self, topk_ids: torch.Tensor, hidden: torch.Tensor | None) -> None:
-        """Leave to the block itself who is told of its routing."""
+        """The block has its own callback."""

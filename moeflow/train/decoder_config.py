@@ -1,4 +1,4 @@
-"""What stands in the `config.json` of every decoder that is made from another model."""
+"""The common part of `config.json` for decoders made from another model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CARRIED_KEYS: Final = ("initializer_range", "bos_token_id", "eos_token_id", "pa
 
 
 def decoder_config(source: Checkpoint, shape: ModelConfig) -> dict[str, Any]:
-    """Return sizes, all of them written out, and what is as in `source`: special tokens and how positions turn."""
+    """Return all sizes, and special tokens and rotary embedding of `source`."""
     config = source.config
     if config.get("rope_parameters"):
         rope: dict[str, Any] = {"rope_parameters": {**config["rope_parameters"], "rope_theta": shape.rotary.theta}}

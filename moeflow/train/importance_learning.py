@@ -1,15 +1,13 @@
-"""Learns what the inputs of a model's matrices are worth, from text: see `models/importance.py`.
+"""Learns the importance of each input of a model's matrices from text: see `models/importance.py`.
 
-Layer by layer: all text passes through one layer, then through the next, so that memory holds one layer of a model of
-any size, and the checkpoint is read once.
+All text passes through one layer, then through the next. Memory holds one layer, and the checkpoint is read once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -40,21 +38,21 @@ from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.known_importance import importance_place
 from moeflow.train.bare_model import sequences_context
 from moeflow.train.calibration_text import calibration_text
+from moeflow.train.phases import OnDone
 
 Floats = NDArray[np.float32]
-OnDone = Callable[[int, int], None]  # how much is done, and of how much
 
 SEQUENCE_TOKENS: Final = 512
-TOKENS_PER_TEXT: Final = 1024  # of each text that comes along
-_PASS_SEQUENCES: Final = 8  # that are computed together
-_PRIOR_TOKENS: Final = 16  # as if each expert had had so many more that are like all experts' together
-_LEAST_SHARE: Final = 0.01  # of the mean: no input counts for nothing, since other text has it
+TOKENS_PER_TEXT: Final = 1024  # of each text of the package
+_PASS_SEQUENCES: Final = 8
+_PRIOR_TOKENS: Final = 16  # weight of the mean over all experts in that of one
+_MIN_SHARE: Final = 0.01  # of the mean, since other text may use any input
 
 
 def ensure_importance(
     model: str, cache_dir: Path | None, num_threads: int | None, on_done: OnDone = lambda *_: None
 ) -> Importance:
-    """Return what is known of a model's inputs, learning it first if nothing is.
+    """Return the importance of a model's inputs from the cache, or learn and store it.
 
     Blocks: as `learn_importance`. Raises: CheckpointError, also if there is no tokenizer; as `learn_importance`.
     """
@@ -69,7 +67,7 @@ def ensure_importance(
 
 
 def importance_text(tokenizer: Tokenizer) -> list[list[int]]:
-    """Return sequences of tokens from the beginnings of the texts that come with the package."""
+    """Return sequences of tokens from the beginnings of the package's texts."""
     texts = calibration_text(tokenizer.encode).fitting
     starts = range(0, TOKENS_PER_TEXT, SEQUENCE_TOKENS)
     return [piece for text in texts for start in starts if (piece := text[start : start + SEQUENCE_TOKENS])]
@@ -82,19 +80,18 @@ def learn_importance(
     num_threads: int = 1,
     on_done: OnDone = lambda *_: None,
 ) -> Importance:
-    """Return how much each input of every layer's matrices, and of the output projection, matters in `texts`.
+    """Return the importance of each input of every layer's matrices, and of the output projection.
 
     `texts` are token ids, no sequence empty. Blocks: for a pass over all of them, and for reading the checkpoint.
-    Raises: CheckpointError; ConfigError if the model is no decoder-only one; CapacityError if memory does not hold a
-    layer.
+    Raises: CheckpointError; ConfigError if the model is not decoder-only; CapacityError if memory holds no layer.
     """
     shape = read_model_config(checkpoint)
     if shape.encoder is not None:
-        raise ConfigError(f"{checkpoint.path} is an encoder-decoder: what its inputs are worth is not learnt")
+        raise ConfigError(f"{checkpoint.path} is an encoder-decoder; importance needs a decoder-only model")
     if shape.layer_embeddings is not None or shape.kv_layers != shape.attention_layers:
         raise ConfigError(
-            f"{checkpoint.path} has layers that share keys and values or get inputs of their own, and layers are run "
-            "one by one here: what their inputs are worth is not learnt"
+            f"{checkpoint.path} has layers with shared keys and values or own inputs; importance needs independent "
+            "layers"
         )
     _check_memory(checkpoint)
     passes = [texts[start : start + _PASS_SEQUENCES] for start in range(0, len(texts), _PASS_SEQUENCES)]
@@ -110,11 +107,11 @@ def learn_importance(
             hidden[number] = sums.run(hidden[number], stage, context)
             on_done(layer_idx * len(passes) + number + 1, num_steps)
         found |= sums.importance()
-    last = _Sum()
+    last = _Sums()
     for states in hidden:
         last.add(ends.norm(states))
     head = "model.embed_tokens.weight" if shape.tie_word_embeddings else "lm_head.weight"
-    return found | {head: _finished(last.mean())}
+    return found | {head: last.whole()}
 
 
 def _embedded(ends: CausalLM, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -135,63 +132,57 @@ def _check_memory(checkpoint: Checkpoint) -> None:
     need_bytes, have_bytes = layers.pop("ends", 0) + max(layers.values(), default=0), host_resources().available_bytes
     if need_bytes > have_bytes:
         raise CapacityError(
-            f"A layer of {checkpoint.path} needs {format_bytes(need_bytes)}, and {format_bytes(have_bytes)} are free"
+            f"not enough memory for a layer of {checkpoint.path}: need {format_bytes(need_bytes)}, have "
+            f"{format_bytes(have_bytes)}. Close other programs"
         )
 
 
-@dataclass(slots=True)
-class _Sum:
-    """Of squares, over tokens."""
+class _Sums:
+    """Sums of squared inputs over tokens, one for each of several networks."""
 
-    squares: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
-    num_tokens: int = 0
+    def __init__(self, number: int = 1) -> None:
+        self._squares = [torch.zeros(1, dtype=torch.float64)] * number
+        self._num_tokens = [0] * number
 
-    def add(self, x: Tensor) -> None:
+    def add(self, x: Tensor, place: int = 0) -> None:
         """Shapes: x [T, H]."""
-        self.squares = self.squares + x.double().square().sum(dim=0)
-        self.num_tokens += len(x)
+        self._squares[place] = self._squares[place] + x.double().square().sum(dim=0)
+        self._num_tokens[place] += len(x)
 
-    def mean(self) -> Tensor:
-        """Shapes: -> [H]."""
-        return self.squares / max(self.num_tokens, 1)
+    def whole(self) -> Floats:
+        """Return the importance over all networks."""
+        return _scaled(self._mean())
 
+    def each(self) -> list[Floats]:
+        """Return each network's importance, drawn to that over all, the closer the fewer tokens it had."""
+        prior = _PRIOR_TOKENS * self._mean()
+        pairs = zip(self._squares, self._num_tokens, strict=True)
+        return [_scaled((squares + prior) / (num_tokens + _PRIOR_TOKENS)) for squares, num_tokens in pairs]
 
-def _together(sums: Sequence[_Sum]) -> _Sum:
-    whole = _Sum()
-    for one in sums:
-        whole.squares = whole.squares + one.squares
-        whole.num_tokens += one.num_tokens
-    return whole
-
-
-def _drawn_to(one: _Sum, whole: Tensor) -> Tensor:
-    """Return an expert's mean, the closer to that of all, the fewer tokens it had."""
-    return (one.squares + _PRIOR_TOKENS * whole) / (one.num_tokens + _PRIOR_TOKENS)
+    def _mean(self) -> Tensor:
+        return sum(self._squares[1:], self._squares[0]) / max(sum(self._num_tokens), 1)
 
 
-def _finished(mean: Tensor) -> Floats:
-    """Return it as it is kept: above zero, about 1."""
+def _scaled(mean: Tensor) -> Floats:
+    """Return means above zero and about 1."""
     middle = mean.mean().clamp(min=torch.finfo(torch.float32).tiny)
-    finished: Floats = (mean / middle + _LEAST_SHARE).float().numpy()
-    return finished
+    scaled: Floats = (mean / middle + _MIN_SHARE).float().numpy()
+    return scaled
 
 
 class _LayerSums:
-    """What comes into the matrices of one layer."""
+    """Sums over the inputs of one layer's matrices."""
 
     def __init__(self, layer: DecoderLayer, prefix: str) -> None:
         self._layer = layer
         self._prefix = prefix
-        mlp = layer.mlp
-        num_networks = mlp.config.num_experts if isinstance(mlp, MoE) else 1
-        self._qkv, self._o = _Sum(), _Sum()
-        self._shared_up, self._shared_down = _Sum(), _Sum()
-        self._ups = [_Sum() for _ in range(num_networks)]
-        self._downs = [_Sum() for _ in range(num_networks)]
+        num_networks = layer.mlp.config.num_experts if isinstance(layer.mlp, MoE) else 1
+        self._qkv, self._o, self._shared_up, self._shared_down = (_Sums() for _ in range(4))
+        self._ups, self._downs = _Sums(num_networks), _Sums(num_networks)
 
     @torch.inference_mode()
     def run(self, hidden: Tensor, stage: CausalLM, context: ForwardContext) -> Tensor:
-        """Return what comes out of the layer. Shapes: hidden [T, H] -> [T, H]."""
+        """Return the output of the layer. Shapes: hidden [T, H] -> [T, H]."""
         layer, rotary = self._layer, stage.rotary(context.positions, hidden.dtype)
         self._qkv.add(layer.input_layernorm(hidden))
         attended = layer.attention(layer.pre_attention(hidden), rotary, context)
@@ -200,13 +191,13 @@ class _LayerSums:
         normed, mlp = layer.post_attention_layernorm(hidden), layer.mlp
         if isinstance(mlp, MLP):
             units = mlp.units(normed)
-            self._ups[0].add(normed)
-            self._downs[0].add(units)
+            self._ups.add(normed)
+            self._downs.add(units)
             return layer.add_network(hidden, mlp.down_proj(units))
         assert isinstance(mlp, MoE)
-        return self._experts(mlp, normed, hidden)
+        return layer.add_network(hidden, self._experts(mlp, normed))
 
-    def _experts(self, mlp: MoE, normed: Tensor, hidden: Tensor) -> Tensor:
+    def _experts(self, mlp: MoE, normed: Tensor) -> Tensor:
         weights, kind = mlp.weights, expert_kind(mlp.config)
         assert isinstance(weights, ExpertTensors)
         shared = None
@@ -216,7 +207,7 @@ class _LayerSums:
             self._shared_up.add(x)
             self._shared_down.add(mlp.shared.network.units(x))
             shared = mlp.shared(x, None)
-        chosen, inputs = torch.zeros_like(hidden), mlp.expert_input(normed)
+        chosen, inputs = torch.zeros_like(normed), mlp.expert_input(normed)
         up_biases, down_biases = weights.biases or (None, None)
         topk_ids, topk_weights = mlp.route(normed)
         for expert in sorted(set(topk_ids.flatten().tolist())):
@@ -224,23 +215,27 @@ class _LayerSums:
             x = inputs[rows]
             ups = linear(x, weights.gate_up[expert], None if up_biases is None else up_biases[expert])
             units = activate(kind.function, ups, is_gated=kind.is_gated)
-            self._ups[expert].add(x)
-            self._downs[expert].add(units)
+            self._ups.add(x, expert)
+            self._downs.add(units, expert)
             out = linear(units, weights.down[expert], None if down_biases is None else down_biases[expert])
             chosen.index_add_(0, rows, out * topk_weights[rows, choices].unsqueeze(1))
-        return self._layer.add_network(hidden, mlp.joined(shared, chosen))
+        return mlp.joined(shared, chosen)
 
     def importance(self) -> dict[str, Floats]:
-        """Return that of each of the layer's matrices."""
-        layer, names = self._layer, self._layer.matrix_names(self._prefix)
-        found = {name: _finished(self._qkv.mean()) for part in layer.self_attn.qkv_proj.parts for name in names[part]}
-        found |= {name: _finished(self._o.mean()) for part in layer.self_attn.o_proj.parts for name in names[part]}
-        found |= {name: _finished(self._shared_up.mean()) for name in names.get("shared_up", [])}
-        found |= {name: _finished(self._shared_down.mean()) for name in names.get("shared_down", [])}
-        all_up, all_down = _together(self._ups).mean(), _together(self._downs).mean()
-        for (ups, down), up_sum, down_sum in zip(self._networks(), self._ups, self._downs, strict=True):
-            found |= {name: _finished(_drawn_to(up_sum, all_up)) for name in ups}
-            found[down] = _finished(_drawn_to(down_sum, all_down))
+        """Return the importance of each of the layer's matrices."""
+        layer, names, found = self._layer, self._layer.matrix_names(self._prefix), dict[str, Floats]()
+        attention = layer.self_attn
+        for sums, parts in (
+            (self._qkv, attention.qkv_proj.parts),
+            (self._o, attention.o_proj.parts),
+            (self._shared_up, ["shared_up"]),
+            (self._shared_down, ["shared_down"]),
+        ):
+            whole = sums.whole()
+            found |= {name: whole for part in parts for name in names.get(part, [])}
+        importances = zip(self._networks(), self._ups.each(), self._downs.each(), strict=True)
+        for (ups, down), up, of_down in importances:
+            found |= {name: up for name in ups} | {down: of_down}
         return found
 
     def _networks(self) -> Iterator[tuple[list[str], str]]:

@@ -1,12 +1,11 @@
-"""Makes the built-in model in a process of its own: what making takes must not count when the model is planned.
+"""Makes the built-in model in its own process, so that the plan does not count the memory of making it.
 
-Lines of JSON come back: how far it is, or the error that ended it.
+The process reports progress, or its error, in lines of JSON.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,19 +14,20 @@ from moeflow.core import errors
 from moeflow.core.apart import run_apart
 from moeflow.core.errors import CapacityError, MoeflowError
 from moeflow.train.builtin import builtin_folder, ensure_builtin_model
+from moeflow.train.phases import OnDone
 
 
 class _Report(msgspec.Struct, frozen=True):
     done: int = 0
     total: int = 0
-    kind: str = ""  # of the error: its class
+    kind: str = ""  # class of the error
     error: str = ""
 
 
-def make_builtin_apart(cache_dir: Path, on_progress: Callable[[int, int], None] | None = None) -> Path:
-    """Return the built-in model's folder; if it is not there, another process runs `ensure_builtin_model` first.
+def make_builtin_apart(cache_dir: Path, on_progress: OnDone | None = None) -> Path:
+    """Return the built-in model's folder. If it is missing, another process makes it.
 
-    Raises: MoeflowError as that; CapacityError if the process ends early.
+    Raises: as `ensure_builtin_model`; CapacityError if the process ends early.
     """
     folder = builtin_folder(cache_dir)
     if folder.is_dir():
@@ -40,12 +40,12 @@ def make_builtin_apart(cache_dir: Path, on_progress: Callable[[int, int], None] 
         if on_progress is not None:
             on_progress(report.done, report.total)
     if not folder.is_dir():
-        raise CapacityError("the process that makes the built-in model ended early: free memory, then try again")
+        raise CapacityError("the process for the built-in model ended early: free memory, then try again")
     return folder
 
 
 def main() -> None:
-    """Make the model in the cache folder that stdin names."""
+    """Make the model. stdin names the cache folder."""
     cache_dir = Path(sys.stdin.read())
     try:
         ensure_builtin_model(cache_dir, lambda done, total: _say(_Report(done=done, total=total)))

@@ -1,7 +1,7 @@
-"""Perplexity: how surprised a model is by text, exp of the mean negative log-likelihood of a token.
+"""Perplexity: exp of the mean negative log-likelihood of a token.
 
-Text longer than a window is cut into windows that see nothing of each other, so figures compare only at
-the same window; the first token of a window is given, not predicted.
+Long text is cut into independent windows, so figures compare only for the same window. The first token of a window is
+not predicted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.train.bare_model import run_sequence
 
 WINDOW = 512  # tokens
-_LOGITS_ROWS = 128  # computed at once: 25 MB at a vocabulary of 49,152
+_LOGITS_ROWS = 128  # of one computation: 25 MB for a vocabulary of 49,152
 
 
 def perplexity(
@@ -25,11 +25,9 @@ def perplexity(
     texts: Iterable[Sequence[int]],
     *,
     window: int = WINDOW,
-    on_tokens: Callable[[int], None] | None = None,
+    on_tokens: Callable[[int], None] = lambda _: None,
 ) -> float:
-    """Return the perplexity over all tokens of `texts` (token ids) together.
-
-    on_tokens(num_tokens) is called after each window.
+    """Return the perplexity over all tokens of `texts` (token ids). on_tokens(num_tokens) is called for each window.
 
     Raises: ConfigError if there is no token to predict.
     """
@@ -38,15 +36,14 @@ def perplexity(
         for token_ids in windows(text, window):
             total += _negative_log_likelihood(model, token_ids)
             count += len(token_ids) - 1
-            if on_tokens is not None:
-                on_tokens(len(token_ids))
+            on_tokens(len(token_ids))
     if count == 0:
-        raise ConfigError("perplexity needs a text of at least 2 tokens; give more text")
+        raise ConfigError("perplexity needs a text of at least 2 tokens; add text")
     return math.exp(total / count)
 
 
 def windows(token_ids: Sequence[int], window: int) -> Iterator[Sequence[int]]:
-    """Cut a text into windows, in order; a last one of a single token, which predicts nothing, is left out."""
+    """Cut a text into windows, in order, without a last one of a single token."""
     for start in range(0, len(token_ids) - 1, window):
         yield token_ids[start : start + window]
 

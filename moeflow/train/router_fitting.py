@@ -1,9 +1,8 @@
-"""Fits routers without training: one direction per expert, found by clustering what the layer sees.
+"""Fits routers without training: one direction per expert, found by clustering the layer's inputs.
 
-The inputs of a feed-forward block share a large common mean, which says nothing about the text. It is
-projected out; what is left is clustered by angle (spherical k-means) and the centroids become the rows of
-the router. They are orthogonal to the mean, so a router without bias sees exactly what the clustering saw.
-Clusters of real text have different sizes, so routing is uneven, as in trained models.
+The inputs of a feed-forward block share a large mean, independent of the text. It is projected out. The rest is
+clustered by angle (spherical k-means), and the centroids become the rows of the router. They are orthogonal to the
+mean, so the router needs no bias. Clusters of real text differ in size, so routing is uneven, as in trained models.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-# Standard deviation, over experts, of one token's logits. At 1 the first of 8 experts takes about half of the
-# probability and seven tenths of what the first two take: neither a coin toss nor a hard switch.
+# Standard deviation of one token's logits over experts. At 1 the first of 8 experts has about half of the probability,
+# and seven tenths of the first two experts' sum.
 LOGIT_SPREAD = 1.0
 _MAX_ROUNDS = 25
 
 
 def fit_router(inputs: torch.Tensor, num_experts: int, seed: int) -> torch.Tensor:
-    """Return router weights whose highest logits pick the cluster a token belongs to.
+    """Return router weights with the highest logit for a token's own cluster.
 
     Shapes: inputs [T, H], T >= 1 -> [E, H] float32. The same arguments give the same result.
     """
@@ -37,7 +36,7 @@ def fit_router(inputs: torch.Tensor, num_experts: int, seed: int) -> torch.Tenso
 def spherical_kmeans(points: torch.Tensor, num_clusters: int, generator: torch.Generator) -> torch.Tensor:
     """Cluster unit vectors by angle and return the unit centroids.
 
-    With fewer points than clusters the centroids left over point in random directions.
+    With fewer points than clusters, the remaining centroids are random.
 
     Shapes: points [T, H] -> [num_clusters, H].
     """
@@ -49,14 +48,14 @@ def spherical_kmeans(points: torch.Tensor, num_clusters: int, generator: torch.G
             break
         previous = nearest
         members = F.one_hot(nearest, num_clusters).T.to(points.dtype)
-        # A cluster that lost all its points keeps its direction: its centroid was a point, and may win one back.
+        # An empty cluster keeps its direction: its centroid was a point, and may get one again.
         is_empty = members.sum(dim=1, keepdim=True) == 0
         centroids = torch.where(is_empty, centroids, F.normalize(members @ points, dim=1))
     return centroids
 
 
 def _spread_out(points: torch.Tensor, num_clusters: int, generator: torch.Generator) -> torch.Tensor:
-    """Choose first centroids far from each other: k-means++ with 1 - cos as distance."""
+    """Choose distant first centroids: k-means++ with 1 - cos as distance."""
     centroids = points[:0]
     distance = torch.full((len(points),), 2.0)
     while len(centroids) < num_clusters:

@@ -1,14 +1,12 @@
-"""Learns how a model's routers behave: runs a text through it once and replays what they chose.
+"""Learns the profile of a model's routers: runs a text through the model once and replays the choices.
 
-A pass over a prompt chooses what decoding its tokens one by one would, so that a few thousand tokens are read in a few
-passes, whatever the model's size.
+Prefill makes the same choices as decoding, so a few passes suffice for thousands of tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -28,19 +26,18 @@ from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.planner.simulator.routing_study import ROUND_TOKENS, study_routing
 from moeflow.train.calibration_text import calibration_text
+from moeflow.train.phases import OnDone
 from moeflow.workload.routing_trace import ExpertIds, RoutingTrace, read_routing_trace
 
-OnDone = Callable[[int, int], None]  # how much is done, and of how much
-
 NUM_TOKENS: Final = 4096
-SEQUENCE_TOKENS: Final = ROUND_TOKENS  # so that replayed sequences are those that were computed
-_MEMORY_SHARE: Final = 0.8  # of what is available, for a model that does not fit
+SEQUENCE_TOKENS: Final = ROUND_TOKENS  # the length of replayed sequences
+_MEMORY_SHARE: Final = 0.8  # of available memory, for a model larger than it
 
 
 def ensure_profile(settings: Settings, on_done: OnDone = lambda *_: None) -> RoutingProfile:
-    """Return what is known of a model's routers, learning it first if nothing is.
+    """Return the profile of a model's routers from the cache, or learn and store it.
 
-    Blocks: for as long as it takes to load the model and to run some passes over thousands of tokens, and some seconds.
+    Blocks: for loading, a few passes over thousands of tokens, and seconds of replay.
     Raises: CheckpointError, also if there is no tokenizer; as `Engine.load`; EngineError.
     """
     assert settings.model is not None, "a model is named"
@@ -54,13 +51,13 @@ def ensure_profile(settings: Settings, on_done: OnDone = lambda *_: None) -> Rou
 
 
 def learning_text(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens that profiles are learnt from: the first half of each text that comes with the package."""
+    """Return the tokens to learn from: the first half of each text of the package."""
     texts = calibration_text(tokenizer.encode)
     return [token_id for text in texts.fitting for token_id in text[: len(text) // 2]]
 
 
 def other_text(tokenizer: Tokenizer) -> list[int]:
-    """Return tokens of the same texts that no profile was learnt from."""
+    """Return the other tokens of the same texts."""
     texts = calibration_text(tokenizer.encode)
     halves = (text[len(text) // 2 :] + rest for text, rest in zip(texts.fitting, texts.held_out, strict=True))
     return [token_id for half in halves for token_id in half]
@@ -76,7 +73,7 @@ def _learn(settings: Settings, on_done: OnDone) -> RoutingProfile:
 
 
 def _to_learn(settings: Settings, file: Path) -> Settings:
-    """Return settings for the same weights that are not limited to some workload, on the processor."""
+    """Return settings for the same weights on the CPU, without limits of a workload."""
     return dataclasses.replace(
         settings,
         device="cpu",
@@ -90,15 +87,17 @@ def _to_learn(settings: Settings, file: Path) -> Settings:
 
 
 def _in_order(trace: RoutingTrace) -> ExpertIds:
-    """Return the choices for all tokens of a text: [layers, tokens, K]. Prompts are computed as they came, one token
-    each is all that is generated, and that is in no pass."""
+    """Return the choices for all tokens of a text: [layers, tokens, K].
+
+    Prompts are computed in order. Their only generated tokens are in no pass.
+    """
     return np.concatenate([routed.ids for routed in trace.passes], axis=1)
 
 
 def _record(settings: Settings, tokens: list[int], on_done: OnDone) -> None:
-    """Run a text through the model, as prompts in its order. A model that does not fit into memory streams its experts.
+    """Run a text through the model as prompts of usual length. A model larger than memory streams its experts.
 
-    In parts no longer than usual prompts: what a router chooses depends on how much came before.
+    The length matters, since the choices depend on the context.
     """
     try:
         config = resolve(settings).config
@@ -106,7 +105,7 @@ def _record(settings: Settings, tokens: list[int], on_done: OnDone) -> None:
         if settings.memory_bytes is not None:
             raise
         here = host_resources()
-        memory_bytes = here.process_bytes + int(here.available_bytes * _MEMORY_SHARE)  # the limit covers this process
+        memory_bytes = here.process_bytes + int(here.available_bytes * _MEMORY_SHARE)  # the limit includes this process
         config = resolve(dataclasses.replace(settings, memory_bytes=memory_bytes)).config
     engine = Engine.load(config)
     try:

@@ -1,9 +1,8 @@
 """Sparse upcycling: a dense Llama-architecture checkpoint becomes a Mixtral-architecture one.
 
-Every expert is a copy of the dense feed-forward network with its own small Gaussian perturbation, so that
-experts differ and a wrong one shows; everything else is carried over. Routers are given, not made here.
-Tensors are made one by one while they are written: memory holds one layer's dense matrices, whatever the
-number of experts. Source of the idea: Komatsuzaki et al., "Sparse Upcycling", arXiv 2212.05055.
+Every expert is a copy of the dense feed-forward network with a small Gaussian perturbation, so that experts differ. All
+other tensors are copied. Tensors are made while they are written: memory holds one layer's dense matrices.
+Source: Komatsuzaki et al., "Sparse Upcycling", arXiv 2212.05055.
 """
 
 from __future__ import annotations
@@ -28,15 +27,12 @@ from moeflow.train.upcycle_recipe import UpcycleRecipe
 
 _MATRICES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's name: Llama's name
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_AHEAD = 4  # tensors made before they are written
-_MIXTRAL_ONLY = "Mixtral has no such thing; choose a model without it"
+_AHEAD = 4  # tensors made before the one to write
+_MIXTRAL_ONLY = "Mixtral lacks it; choose a model without it"
 
 
 def check_source(checkpoint: Checkpoint) -> None:
-    """Check that a checkpoint can be upcycled.
-
-    Raises: CheckpointError if it is a mixture of experts already, or no plain Llama.
-    """
+    """Raises: CheckpointError if a checkpoint is a mixture of experts already, or no plain Llama."""
     config = ConfigReader(checkpoint.config, checkpoint.config_file)
     model_type = config.get(str, "model_type")
     if any(key in checkpoint.config for key in ("num_local_experts", "num_experts", "n_routed_experts")):
@@ -49,7 +45,7 @@ def check_source(checkpoint: Checkpoint) -> None:
 
 
 def mixtral_shapes(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -> Shapes:
-    """Return names and shapes of the new model's tensors, in the order in which they are written.
+    """Return names and shapes of the new model's tensors, in the order of writing.
 
     Raises: CheckpointError if the source lacks a tensor.
     """
@@ -75,9 +71,9 @@ def write_mixtral(
     *,
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write config, generation config and weights of the upcycled model into `folder`; `shape` is the source's.
+    """Write config, generation config and weights of the upcycled model into `folder`.
 
-    Shapes: routers, one a layer, [E, H].
+    `shape` is the source's. Shapes: routers, one per layer, [E, H].
     """
     config = _config(checkpoint, shape, recipe)
     write_json(folder / "config.json", config)
@@ -87,7 +83,7 @@ def write_mixtral(
 
 
 def _config(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -> dict[str, Any]:
-    """Return `config.json`. Every size is written out: where a key is missing Mixtral assumes other than Llama."""
+    """Return `config.json`, with every size, since Mixtral's defaults differ from Llama's."""
     return {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
@@ -102,13 +98,13 @@ def _config(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """One tensor of the new model and where it comes from."""
+    """One tensor of the new model and its source."""
 
     name: str
     source: str | None  # dense tensor; None: the layer's router
     layer: int = 0
-    expert: int | None = None  # None: carried over unchanged
-    matrix: int = 0  # which one of the expert's
+    expert: int | None = None  # None: copied unchanged
+    matrix: int = 0  # of the expert
 
 
 def _targets(shape: ModelConfig, recipe: UpcycleRecipe) -> Iterator[_Target]:
@@ -137,7 +133,7 @@ def _carried(name: str) -> _Target:
 def _tensors(
     checkpoint: Checkpoint, shape: ModelConfig, routers: Sequence[torch.Tensor], recipe: UpcycleRecipe
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Make the tensors in order, a few ahead in threads: random numbers take the time, and release the GIL."""
+    """Make the tensors in order, a few ahead in threads: random numbers take most time, and release the GIL."""
 
     @lru_cache(maxsize=len(_MATRICES))
     def dense(name: str) -> tuple[np.ndarray, float]:
@@ -164,7 +160,7 @@ def _tensors(
 
 
 def _perturbed(weight: np.ndarray, deviation: float, key: tuple[int, ...]) -> torch.Tensor:
-    """Return weight plus noise in bf16. The noise depends on nothing but `key`, whichever thread makes it when."""
+    """Return weight plus noise in bf16. The noise depends on `key` alone."""
     noise = np.random.Generator(np.random.SFC64(key)).standard_normal(weight.shape, dtype=np.float32)
     noise *= np.float32(deviation)
     noise += weight

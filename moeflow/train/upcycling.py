@@ -1,14 +1,12 @@
-"""Makes a Mixture-of-Experts model from a dense one: reads, listens, fits routers, writes.
+"""Upcycles a dense model: runs it over calibration text, fits a router to each layer's inputs, writes experts.
 
-The arithmetic of experts and files is in `train/upcycled_checkpoint.py`, that of routers in `router_fitting.py`;
-here the dense model runs over calibration text, so that each router is fitted on what its layer sees.
+`upcycled_checkpoint.py` makes experts and files, `router_fitting.py` makes routers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
@@ -26,23 +24,12 @@ from moeflow.models.registry import read_model_config
 from moeflow.train.bare_model import ffn_inputs, load_bare_model, run_sequence
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, windows
+from moeflow.train.phases import OnProgress, Phase, ignore
 from moeflow.train.router_fitting import fit_router
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycled_checkpoint import check_source, mixtral_shapes, write_mixtral
 
 _OTHER_FILES_BYTES = 16 * MIB  # tokenizer and configs
-
-
-class Phase(StrEnum):
-    """What upcycling is busy with, in order, and what its progress counts."""
-
-    READING = "reading"  # bytes
-    CALIBRATING = "calibrating"  # tokens
-    FITTING = "fitting"  # layers
-    WRITING = "writing"  # bytes
-
-
-OnProgress = Callable[[Phase, int, int], None]  # phase, done, total
 
 
 def upcycle(
@@ -53,19 +40,18 @@ def upcycle(
     calibration: Path | None = None,
     routers: Sequence[torch.Tensor] | None = None,
     overwrite: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = ignore,
 ) -> None:
     """Make a Mixtral-architecture model in folder `out` from a dense Llama-architecture one.
 
-    Whatever goes wrong, `out` is afterwards what it was before. The same arguments give the same bytes. `routers`, one
-    [E, H] a layer, are taken instead of being fitted to calibration text; there is only a phase of writing then.
+    An error leaves `out` unchanged. The same arguments give the same bytes. With `routers`, [E, H] for each layer,
+    nothing is fitted, and the only phase is writing.
 
-    Raises: CheckpointError if the source is damaged or of another kind, ConfigError if `out` is taken or the
-    calibration text unusable, CapacityError if disk or memory do not suffice.
+    Raises: CheckpointError if the source is damaged or of another kind; ConfigError if `out` exists or the calibration
+    text is unusable; CapacityError if disk or memory are too small.
     """
-    report: OnProgress = on_progress or (lambda phase, done, total: None)
     if out.resolve() in (source.resolve(), *source.resolve().parents):
-        raise ConfigError(f"{out} holds the model to start from, which would be lost. Choose another place")
+        raise ConfigError(f"{out} holds the source model and would replace it. Choose another folder (--out)")
     with closing(open_checkpoint(source)) as checkpoint:
         check_source(checkpoint)
         shape = read_model_config(checkpoint)
@@ -75,16 +61,16 @@ def upcycle(
             tokenizer.save(folder)
             if routers is None:
                 texts = calibration_text(tokenizer.encode, calibration).fitting
-                routers = fit_routers(checkpoint, texts, recipe, report)
-            write_mixtral(checkpoint, shape, routers, recipe, folder, on_bytes=partial(report, Phase.WRITING))
+                routers = fit_routers(checkpoint, texts, recipe, on_progress)
+            write_mixtral(checkpoint, shape, routers, recipe, folder, on_bytes=partial(on_progress, Phase.WRITING))
 
 
 def fit_routers(
     checkpoint: Checkpoint, texts: list[list[int]], recipe: UpcycleRecipe, report: OnProgress
 ) -> list[torch.Tensor]:
-    """Return one router a layer, [E, H], fitted to what the dense model's layers see of the texts, token ids each.
+    """Return one router per layer, [E, H], fitted to the layer's inputs for texts of token ids.
 
-    Raises: CapacityError if memory does not hold the model, CheckpointError.
+    Raises: CapacityError if memory does not hold the model; CheckpointError.
     """
     collected = listen(load_bare_model(checkpoint, partial(report, Phase.READING)), texts, report)
     routers = []
@@ -96,7 +82,7 @@ def fit_routers(
 
 
 def listen(model: CausalLM, texts: list[list[int]], report: OnProgress) -> list[list[torch.Tensor]]:
-    """Return what each layer's feed-forward block gets, a window at a time, [T, H]."""
+    """Return the inputs of each layer's feed-forward block, [T, H] for each window."""
     total = sum(map(len, texts))
     done = 0
     with ffn_inputs(model.layers) as collected:

@@ -1,8 +1,7 @@
-"""What upcycling cost and how it routes: both models, read from disk, on text no router was fitted on."""
+"""Measures an upcycled model and its source on held-out text: perplexities, and the shares of experts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import repeat
@@ -17,28 +16,27 @@ from moeflow.models.layers.moe import MoE
 from moeflow.train.bare_model import ffn_inputs, load_bare_model
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import perplexity
+from moeflow.train.phases import OnDone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """A Mixture-of-Experts model beside the dense one that it was made from."""
+    """The quality of an upcycled model and its dense source."""
 
-    num_tokens: int  # measured on
+    num_tokens: int  # of the held-out text
     dense_perplexity: float
     moe_perplexity: float
-    expert_shares: tuple[tuple[float, ...], ...]  # [layer][expert], of the tokens' choices; a layer sums to 1
+    expert_shares: tuple[tuple[float, ...], ...]  # [layer][expert], of the choices; a layer sums to 1
 
     @property
     def busiest_shares(self) -> tuple[float, float]:
-        """Return the lowest and the highest share that a layer's busiest expert has."""
-        shares = [max(layer) for layer in self.expert_shares]
-        return min(shares), max(shares)
+        """Return the lowest and highest share of a layer's busiest expert, over layers."""
+        return min(map(max, self.expert_shares)), max(map(max, self.expert_shares))
 
     @property
     def idlest_shares(self) -> tuple[float, float]:
-        """Return the lowest and the highest share that a layer's idlest expert has."""
-        shares = [min(layer) for layer in self.expert_shares]
-        return min(shares), max(shares)
+        """Return the lowest and highest share of a layer's idlest expert, over layers."""
+        return min(map(min, self.expert_shares)), max(map(min, self.expert_shares))
 
 
 def measure_quality(
@@ -46,9 +44,9 @@ def measure_quality(
     upcycled: Path,
     *,
     calibration: Path | None = None,
-    on_tokens: Callable[[int, int], None] | None = None,
+    on_tokens: OnDone = lambda *_: None,
 ) -> Quality:
-    """Measure on the part of the calibration text that is held out. on_tokens(done, total) counts both runs.
+    """Measure on the held-out part of the calibration text. on_tokens(done, total) counts both runs.
 
     Raises: CapacityError if memory does not hold one of the models; CheckpointError; ConfigError.
     """
@@ -59,8 +57,7 @@ def measure_quality(
     def count(num_tokens_done: int) -> None:
         nonlocal done
         done += num_tokens_done
-        if on_tokens is not None:
-            on_tokens(done, 2 * num_tokens)
+        on_tokens(done, 2 * num_tokens)
 
     with closing(open_checkpoint(source)) as checkpoint:
         dense_perplexity = perplexity(load_bare_model(checkpoint), texts, on_tokens=count)
@@ -79,7 +76,7 @@ def measure_quality(
 
 @torch.inference_mode()
 def _expert_shares(moe: MoE, inputs: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
-    """Return the share of the tokens' choices that each expert gets. Shapes: inputs [T, H] each."""
+    """Return each expert's share of the choices. Shapes: inputs [T, H] each."""
     topk_ids, _weights = moe.route(torch.cat(inputs).to(dtype))
     counts = torch.bincount(topk_ids.flatten(), minlength=moe.config.num_experts)
     return tuple((counts / counts.sum()).tolist())

@@ -16,6 +16,7 @@ from moeflow.engine.messages import EngineStats, TokenOutput
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
+from tests.patience import PATIENCE_S
 from tests.tiny_mixtral import write_tiny_mixtral
 
 JOB = BatchJob("made up", (4, 9, 5, 6, 7, 8), num_new=3, seed=5)
@@ -83,7 +84,7 @@ def run(coroutine) -> None:
     """Run it, but not for ever."""
 
     async def in_time() -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await coroutine
 
     asyncio.run(in_time())

@@ -18,7 +18,7 @@ SPREAD = 0.06  # of weights, so that neither hidden states nor scores grow
 
 
 def write_block_model(file: Path, family: str, kind_of: Callable[[str], str], **parts: int) -> Path:
-    """Write a model; `kind_of` says of each matrix, by gguf's name, in which blocks it is, or "F32".
+    """Write a model; `kind_of` maps gguf's name of each matrix to its kind of blocks, or "F32".
 
     `parts` are arguments of gguf's writer that have it write several files.
     """

@@ -270,7 +270,7 @@ def _trailing(num_bytes: int) -> Maker:
 
 
 def _million_experts(folder: Path) -> Path:
-    """Write a stack of a million experts, of which the file holds holes."""
+    """Write a stack of a million experts as a sparse file."""
     file = folder / "model.gguf"
     count = 10**6
     writer = gguf_writer(file, "mixtral", skip=("add_expert_count",))

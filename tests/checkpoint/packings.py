@@ -1,4 +1,4 @@
-"""Random matrices as quantized Hugging Face folders store them, written number by number, and what they stand for.
+"""Random matrices as quantized Hugging Face folders store them, written number by number, with their values.
 
 Each function takes rows, columns and a seed, and returns the tensors by what follows a layer's name, and its weights.
 """
@@ -17,7 +17,7 @@ SPREAD = 0.06  # of weights
 
 
 def words(numbers: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Pack the last dimension into words of 32 bits; `order` says which of the numbers comes at which place."""
+    """Pack the last dimension into words of 32 bits; `order` has the number of each place."""
     count = 32 // bits
     filled = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, -numbers.shape[-1] % count)])
     packed = np.zeros((*filled.shape[:-1], filled.shape[-1] // count), np.uint64)
@@ -173,7 +173,7 @@ def _int4(**more: object) -> dict[str, object]:
     return compressed("pack-quantized", num_bits=4, strategy="group", **more)
 
 
-# By name: the settings in config.json, how a matrix is stored, and what it becomes.
+# By name: the settings in config.json, the stored form of a matrix, and its result.
 GPTQ = {"quant_method": "gptq", "desc_act": False}
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int"}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}

@@ -1,4 +1,4 @@
-"""Tiny models of any family in quantized Hugging Face folders, beside the same weights unquantized."""
+"""Tiny models of any family in quantized Hugging Face folders, next to the same weights unquantized."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MORE = {
 def write_quantized_model(
     folder: Path, family: str, quantization: str, is_quantized: Callable[[str], bool] = lambda name: True
 ) -> Path:
-    """Write `folder`/quantized and `folder`/plain, and return `folder`; what is not quantized is bfloat16."""
+    """Write `folder`/quantized and `folder`/plain, and return `folder`; unquantized tensors are bfloat16."""
     settings, store, _ = QUANTIZATIONS[quantization]
     parts: dict[str, torch.Tensor] = {}
     values: dict[str, torch.Tensor] = {}

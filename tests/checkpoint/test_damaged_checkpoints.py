@@ -15,7 +15,7 @@ from moeflow.core.errors import CheckpointError
 from tests.checkpoint.tiny_models import CONFIGS, random_weights, write_folder, write_gguf
 
 FUZZ = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-# Where the damage lies, as a share of what is damaged; and what is written there.
+# The place of the damage, as a share of the file, and the bytes written there.
 FLIPS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4)
 CUT = st.one_of(st.just(1.0), st.floats(0, 1))
 

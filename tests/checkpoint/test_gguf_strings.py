@@ -1,6 +1,6 @@
 """Strings of a vocabulary are cut from large pieces of the file: the same ones, wherever the pieces end.
 
-Who reads weights goes past them, and keeps no more than a checksum.
+Reading weights skips them, and keeps a checksum only.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_who_goes_past_them_comes_to_what_follows_and_knows_them_again(strings, 
 @pytest.mark.parametrize("content", [encoded(["one"]) + b"\x03\x00", encoded(["one"]) + struct.pack("<Q", 4) + b"two"])
 def test_who_goes_past_them_notices_that_they_are_cut(content, tmp_path_factory):
     reader = cursor(content, tmp_path_factory)
-    with pytest.raises(CheckpointError, match="is cut"):
+    with pytest.raises(CheckpointError, match="is truncated"):
         reader.pass_strings(2)
     reader._stream.close()
 
@@ -106,8 +106,8 @@ def test_passed_arrays_are_the_same_where_their_bytes_are(tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (encoded(["one"]) + struct.pack("<Q", 4) + b"two", "is cut"),
-        (encoded(["one"]) + b"\x03\x00", "is cut"),
+        (encoded(["one"]) + struct.pack("<Q", 4) + b"two", "is truncated"),
+        (encoded(["one"]) + b"\x03\x00", "is truncated"),
         (encoded(["one"]) + struct.pack("<Q", 1 << 62), "of length"),
         (encoded(["one"]) + struct.pack("<Q", 2) + b"\xff\xff", "no UTF-8 before byte 21"),
     ],

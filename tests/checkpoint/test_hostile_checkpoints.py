@@ -1,4 +1,4 @@
-"""What was made to hang, to fill memory or to raise something raw is refused, by file and with a remedy, within bounds.
+"""Files made to hang, to fill memory or to raise raw exceptions are refused, by file and with a remedy, within bounds.
 
 How long each case takes and how much memory is printed by `python -m tests.checkpoint.hostile`.
 """
@@ -24,7 +24,7 @@ def test_it_is_refused(trials, tmp_path, maker):
     assert (outcome.has_file, outcome.has_remedy) == (True, True)
     assert len(outcome.message) < 1500
     assert outcome.grown_bytes < MAX_BYTES
-    assert outcome.cpu_s < 30  # far beyond what any takes: a bound for what does not end
+    assert outcome.cpu_s < 30  # far beyond the time of any: a bound for endless ones
 
 
 @pytest.mark.parametrize("maker", VALID)

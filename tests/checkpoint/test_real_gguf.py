@@ -35,7 +35,7 @@ def reader(file) -> GGUFReader:
 
 
 def test_config(file, reader, monkeypatch):
-    monkeypatch.setattr(gguf, "GGUFReader", lambda _: reader)  # as transformers would read it once more
+    monkeypatch.setattr(gguf, "GGUFReader", lambda _: reader)  # as transformers would read it a second time
     theirs = load_gguf_checkpoint(str(file), return_tensors=False)["config"]
     ours = open_checkpoint(file).config
     for key in theirs.keys() - {"_model_name_or_path", "unk_token_id"}:

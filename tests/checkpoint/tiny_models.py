@@ -128,7 +128,7 @@ def random_weights(family: str, *, tied: bool = False, bias: bool = False) -> di
         if family == "gemma3_text":
             shapes |= {f"{prefix}{it}_feedforward_layernorm.weight": (HIDDEN,) for it in ("pre", "post")}
         if family in ("qwen3_moe", "olmoe", "gemma3_text"):
-            is_whole = family == "olmoe"  # olmoe normalises all heads together
+            is_whole = family == "olmoe"  # olmoe normalizes over all heads
             shapes[f"{prefix}self_attn.q_norm.weight"] = (HIDDEN if is_whole else head_dim,)
             shapes[f"{prefix}self_attn.k_norm.weight"] = (KV_HEADS * head_dim if is_whole else head_dim,)
         shapes |= _ffn_shapes(family, prefix)

@@ -11,7 +11,8 @@ def logs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have `moeflow pack` learn a model's routing from little text: seconds less, and what it means is tested there."""
+    """Have `moeflow pack` learn a model's routing from little text: this saves seconds, and other tests cover the
+    result."""
     from moeflow.train import routing_learning  # here, since most tests need no torch
 
     monkeypatch.setattr(routing_learning, "NUM_TOKENS", 200)

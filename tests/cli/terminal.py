@@ -14,7 +14,7 @@ PATIENCE_S = 120.0
 
 
 class Terminal:
-    """A running command's terminal, read up to what is expected next."""
+    """A running command's terminal, read up to the next expected text."""
 
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self.process = process
@@ -36,7 +36,7 @@ class Terminal:
         while True:
             try:
                 self._unread += self._read()
-            except OSError:  # Linux's way to say that nobody writes any more
+            except OSError:  # Linux's error when the writer is gone
                 return self._unread
 
     def _read(self) -> str:

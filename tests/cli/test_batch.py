@@ -63,7 +63,7 @@ class Command:
         return sum(file.read_bytes().count(b"\n") for file in (self.output, self.errors) if file.exists())
 
     def stop(self, number: int, *, after: int) -> tuple[int, str]:
-        """Send a signal once so many more lines are there; return the exit code and what was said."""
+        """Send a signal after so many more lines; return the exit code and the output."""
         wanted = self.num_lines() + after
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": hear_ctrl_c}
         with subprocess.Popen(self.arguments, text=True, start_new_session=True, **pipes) as process:
@@ -106,7 +106,7 @@ def test_killed_again_and_again_no_line_is_lost_or_doubled(tiny, tmp_path):
 
 
 def hear_ctrl_c() -> None:
-    """Shells have what they run in the background ignore it, tests included."""
+    """Shells let background processes ignore it, tests included."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""`moeflow cache` and the doctor: what is kept of prompts, where, and that it can be deleted."""
+"""`moeflow cache` and the doctor: the cached prompts, their place, and deleting them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shells are told when a tab is pressed, asked as they ask it: by the command in a process of its own."""
+"""Completions for shells, requested as shells do: by the command in a process of its own."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ ASKED += "try: main(prog_name='moeflow')\nfinally: print(*sys.modules, file=sys.
 
 
 def complete(*words: str) -> list[str]:
-    """Return what bash is told of the last word."""
+    """Return bash's completions of the last word."""
     asked = {
         "_MOEFLOW_COMPLETE": "bash_complete",
         "COMP_WORDS": " ".join(("moeflow", *words)),

@@ -1,4 +1,4 @@
-"""--config: what a file sets, what goes before it, and what is said of keys and values that make no sense."""
+"""--config: the settings of a file, their precedence, and errors for invalid keys and values."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def served(monkeypatch):
 
 @pytest.fixture
 def serve(served, tmp_path):
-    """Run `moeflow serve` with a file: what it was started with, or what it said."""
+    """Run `moeflow serve` with a file: return its settings, or its output."""
 
     def run(text: str, *args: str):
         (tmp_path / "a.toml").write_text(text)
@@ -171,7 +171,7 @@ def test_every_verb_with_engine_options_takes_a_file():
 
 @pytest.fixture
 def verb(monkeypatch, tmp_path):
-    """Run a verb with a file: what the floors below were called with, or what it said."""
+    """Run a verb with a file: return the settings passed on, or its output."""
     calls = []
 
     def noted(*args, **kwargs):

@@ -85,7 +85,7 @@ def test_chat_asks_each_prompt_as_a_users_message(llm):
 @pytest.mark.parametrize("flags", [(), ("--chat",)])
 def test_an_answer_is_as_long_as_the_context_allows_where_nobody_says(llm, flags):
     run("-p", "short", "-p", "x" * 590, "-p", "x" * 600, *flags)
-    assert [each.max_tokens for each in llm.calls[0][2]] == [512, 10, 1]  # the last is refused by who computes it
+    assert [each.max_tokens for each in llm.calls[0][2]] == [512, 10, 1]  # the engine refuses the last one
 
 
 @pytest.mark.parametrize(("flags", "longest"), [((), 512), (("--max-tokens", "7"), 7)])
@@ -183,7 +183,7 @@ def test_a_failed_completion_is_an_exit_code(llm):
 
 @pytest.fixture
 def guessed(llm, monkeypatch):
-    """What was guessed for each prompt: its second letter, rightly, and a wrong one beside it."""
+    """The drafts for each prompt: its second letter, accepted, and a rejected alternative."""
     plain = llm._result
 
     def result(prompt: str) -> RequestOutput:

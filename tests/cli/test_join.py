@@ -1,4 +1,4 @@
-"""What `moeflow join` makes of what is typed; who joins is tested with the engine's ranks."""
+"""The options of `moeflow join`; joining itself is tested with the engine's ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `moeflow lend` makes of what is typed; lending itself is tested with the engine's remote experts."""
+"""The options of `moeflow lend`; lending itself is tested with the engine's remote experts."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.planner.example_plans import PLAN
 
 @pytest.fixture
 def made(monkeypatch):
-    """Stand in for the builder: what it was asked to make, and a folder for what it made."""
+    """Stand in for the builder: return its request, and a folder for its result."""
     asked: list[Path] = []
 
     def ensure(cache_dir: Path, on_progress=None) -> Path:

@@ -1,4 +1,4 @@
-"""A model's name in place of a path, through the command: what happens where the model is here, and where it is not."""
+"""A model's name in place of a path, through the command: with and without a downloaded model."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def moeflow(*args: str) -> Result:
 def test_a_name_that_is_not_here_is_pulled_only_if_asked(hub, tmp_path):
     refused = moeflow("generate", NAME, "-p", "abc")
     assert (refused.exit_code, hub.requests) == (2, [])
-    assert f"`moeflow pull {NAME}` fetches it" in refused.stderr
+    assert f"`moeflow pull {NAME}` downloads it" in refused.stderr
     asks = ("-p", "abc", "--max-tokens", "2", "--temperature", "0", "--json", "--pull")
     done = moeflow("generate", NAME, *asks)
     assert done.exit_code == 0, done.stderr
@@ -52,7 +52,7 @@ def test_a_name_that_is_not_here_is_pulled_only_if_asked(hub, tmp_path):
     assert len(hub.requests) == asked, "what is here is not asked for"
 
     unsure = moeflow("rm", NAME)
-    assert (unsure.exit_code, "say --yes" in unsure.stderr, packed.exists()) == (2, True, True)
+    assert (unsure.exit_code, "add --yes" in unsure.stderr, packed.exists()) == (2, True, True)
     removed = moeflow("rm", NAME, "--yes", "--json")
     assert json.loads(removed.stdout)["deleted_bytes"] > 200_000
     assert "No models in" in moeflow("list").stderr
@@ -72,7 +72,7 @@ def test_what_is_no_name_is_said(hub):
     refused = moeflow("pull", "Mixtral")
     assert (refused.exit_code, hub.requests) == (2, [])
     assert "OWNER/NAME:TAG" in refused.stderr
-    assert "is not here" in moeflow("rm", "tiny/None", "--yes").stderr
+    assert "is not downloaded" in moeflow("rm", "tiny/None", "--yes").stderr
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_doctor_and_plan_look_at_a_model_before_it_is_pulled(hub, tmp_path):
     assert planned.exit_code == 0, planned.stderr
     assert "only its headers were read" in planned.stderr
     assert json.loads(planned.stdout)["config"]["model_path"] == NAME
-    assert "is no path here" in moeflow("plan", NAME, "--validate").stderr
+    assert "was not found" in moeflow("plan", NAME, "--validate").stderr
     assert all(it.range for it in hub.sent())
     missing = json.loads(moeflow("doctor", "tiny/Nothing", "--json").stdout)
     assert any("Check the spelling" in finding["found"] for finding in missing)
@@ -112,7 +112,7 @@ def test_a_gguf_model_in_parts_is_looked_at_pulled_run_and_removed(hub, tmp_path
     assert json.loads(planned.stdout)["config"]["model_path"] == name
     found = {it["topic"]: it["found"] for it in json.loads(moeflow("doctor", name, "--json").stdout)}
     assert "mixtral" in found["model"]
-    assert "is no path here" in moeflow("generate", name, "-p", "a").stderr
+    assert "was not found" in moeflow("generate", name, "-p", "a").stderr
     assert moeflow("pull", name).exit_code == 0
     (row,) = json.loads(moeflow("list", "--json").stdout)
     assert (row["name"], row["size_bytes"], row["is_supported"]) == (name, size, True)

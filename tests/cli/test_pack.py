@@ -59,7 +59,7 @@ def test_a_network_beside_the_model_is_carried_and_anothers_is_not(tmp_path):
         found = load_predictor(carried, checkpoint).state_dict()
         assert all(torch.equal(found[name], weight) for name, weight in own.items())
     assert json.loads((carried / "predictor.json").read_text())["measured"] == {"epochs": 3}
-    assert "its experts lies" not in CliRunner().invoke(main, arguments).stdout  # there is none beside the model now
+    assert "its experts lies" not in CliRunner().invoke(main, arguments).stdout  # there is none next to the model now
     shutil.copytree(carried, predictor_folder(tmp_path / "other"))
     arguments = ["pack", str(tmp_path / "other"), "--cache-dir", str(tmp_path), "--out", str(tmp_path / "other.slabs")]
     done = CliRunner().invoke(main, arguments)

@@ -12,7 +12,7 @@ from moeflow.cli.progress import bar, progress_bar, steps
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes only when the test says so, for plain lines and for rich's tasks."""
+    """Time controlled by the test, for plain lines and for rich's tasks."""
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(time, "monotonic", lambda: now.s)
     return now

@@ -1,4 +1,4 @@
-"""`moeflow pull` as a process: from nothing to an answer, and what is killed or interrupted goes on where it was."""
+"""`moeflow pull` as a process: from nothing to an answer, and killed or interrupted downloads resume."""
 
 import json
 import os
@@ -91,9 +91,9 @@ def test_a_pull_that_is_killed_or_interrupted_goes_on_where_it_was(hub, shell):
         assert sizes[-1] >= sizes[-2] + 200_000
         if number == signal.SIGINT:
             assert running.returncode == 130
-            assert "`moeflow pull big/Model-GGUF` goes on from there" in said
+            assert "`moeflow pull big/Model-GGUF` resumes the download" in said
             assert said.count("Stopped") == 1
-    assert "of a pull that broke off" in shell.run("list").stdout
+    assert "of an interrupted download" in shell.run("list").stdout
     hub.wait_s = 0.0
     before = sum(it.on_cdn for it in hub.requests)
     done = shell.run("pull", "big/Model-GGUF", "--json")

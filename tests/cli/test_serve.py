@@ -33,7 +33,7 @@ EVERY_OPTION = """
 
 @pytest.fixture
 def served(monkeypatch):
-    """Stand in for the server: what it was started with."""
+    """Stand in for the server: return its settings."""
     calls: list[tuple[Settings, ServerConfig]] = []
 
     def serve(plan: Callable[[], Settings], config: ServerConfig) -> int:
@@ -129,7 +129,7 @@ def test_the_servers_exit_code_is_the_shells(served, monkeypatch):
 
 @pytest.fixture
 def several(monkeypatch, tmp_path, served):
-    """Stand in for the server of several models; return what it was started with, and a folder with two models."""
+    """Stand in for the server of several models; return its settings, and a folder with two models."""
     calls: list[tuple[dict[str, Settings], int]] = []
 
     def serve_several(models: dict[str, PlannedModel], budget_bytes: int, config: ServerConfig) -> int:

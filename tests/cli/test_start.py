@@ -1,4 +1,4 @@
-"""What is imported before the first token: no package that is slow to import and not needed, and not ever more.
+"""Imports before the first token: no slow and unneeded package, and a bounded number of modules.
 
 A packed model needs no torch; for others that alone is allowed to be slow. A package that is added to the path of a
 start is a decision: write it down here.
@@ -28,7 +28,7 @@ UNWANTED = {
 needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 OF_THE_SERVER = {"fastapi", "pydantic", "starlette", "uvicorn", "prometheus_client"}  # and torch's own needs
 FOR_OTHER_WORK = {"_hashlib", "_ssl", "_lzma", "_bz2", "shutil", "tempfile", "secrets"}
-MAX_MODULES = 453  # beside those of torch and numpy: moeflow's, and two hundred of others
+MAX_MODULES = 453  # other than torch's and numpy's: moeflow's, and two hundred of others
 MAX_DATACLASSES = 70  # half a millisecond to make each; msgspec's records take a fortieth of that
 
 GENERATE = """
@@ -192,6 +192,6 @@ def test_nothing_looks_for_garbage_while_modules_are_imported(tmp_path, monkeypa
         assert gc.get_freeze_count() > 0
         gc.unfreeze()
         assert lazy.was_collected is False
-        assert gc.get_freeze_count() == 0  # what was imported before is not frozen again, with what came since
+        assert gc.get_freeze_count() == 0  # earlier imports are not frozen again together with later ones
     finally:
         gc.unfreeze()

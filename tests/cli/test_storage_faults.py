@@ -47,7 +47,7 @@ def begin(*args: str | Path, **options) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Return the exit code, and what stderr says but for how far work is, which slow machines are told of."""
+    """Return the exit code, and stderr without progress lines, which slow machines get."""
     _, errors = process.communicate(timeout=120)
     lines = errors.splitlines(keepends=True)
     return process.returncode, "".join(line for line in lines if not re.match(r"[A-Z][a-z ]+: \d+%", line))
@@ -68,7 +68,7 @@ FEW = ("--max-model-len", "128", "--max-num-seqs", "2", "--threads", "1")
 
 @pytest.fixture(scope="module")
 def streamed(model: str) -> tuple[str, ...]:
-    """A generation with a limit with room for some experts, which is known from what too low a one is refused with."""
+    """A generation with memory for some experts; the limit comes from the error for a too low one."""
     generate = ("generate", model, "-p", "hello", "--max-tokens", "4", "--temperature", "0", *FEW)
     _, refusal = ended(begin(*generate, "--memory", "1MiB"))
     need_mib = float(refusal.split("with the process that is ")[1].split(" MiB")[0])

@@ -87,7 +87,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(tiny):
         session.expect("> ")
         session.type(b"hello\n")
         session.expect("hello\r\n")
-        session.expect("\x1b[?2004l\r")  # what is typed now is no more an input
+        session.expect("\x1b[?2004l\r")  # keys typed now are not input any more
         session.expect("")  # the answer has begun
         session.type(CTRL_C)
         session.expect("first after")

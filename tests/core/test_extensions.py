@@ -1,4 +1,4 @@
-"""Rows that other packages add to tables: who has which, when it is imported, and whose fault it is."""
+"""Rows that other packages add to tables: their origin, the time of import, and errors that name the package."""
 
 from __future__ import annotations
 

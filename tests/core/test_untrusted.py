@@ -1,4 +1,4 @@
-"""Hostile text ends in one error; what is read is what the standard library reads."""
+"""Hostile text ends in one error; results equal the standard library's."""
 
 import json
 import math

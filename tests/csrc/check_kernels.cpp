@@ -22,8 +22,8 @@
 #include <utility>
 #include <vector>
 
-#include "../../csrc/ops.h"
-#include "../../csrc/pool.h"
+#include "../../csrc/ops/ops.h"
+#include "../../csrc/threads/pool.h"
 
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kMayFork = false;  // the thread sanitizer does not follow threads that are started after a fork

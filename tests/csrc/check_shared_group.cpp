@@ -1,4 +1,4 @@
-// Collectives of csrc/shared_group.h between threads, which share what else processes would: so the thread sanitizer
+// Collectives of csrc/threads/shared_group.h between threads, which share what else processes would: so the thread sanitizer
 // sees whether anything is read that may still be written. scripts/sanitize builds it; tests/parallel has processes.
 #include <algorithm>
 #include <atomic>
@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../csrc/shared_group.h"
+#include "../../csrc/threads/shared_group.h"
 
 using namespace moeflow;
 

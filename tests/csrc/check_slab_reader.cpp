@@ -1,4 +1,4 @@
-// Reads of csrc/slab_reader.h and passes of csrc/expert_fetcher.h over a real file, by several threads at once, with
+// Reads of csrc/io/slab_reader.h and passes of csrc/io/expert_fetcher.h over a real file, by several threads at once, with
 // slabs that are damaged or missing, reads that are taken back, and readers that close early. scripts/sanitize builds
 // it; tests/experts has them under the cache.
 #include <fcntl.h>
@@ -16,10 +16,10 @@
 #include <thread>
 #include <vector>
 
-#include "../../csrc/crc32.h"
-#include "../../csrc/expert_fetcher.h"
-#include "../../csrc/ops.h"
-#include "../../csrc/slab_reader.h"
+#include "../../csrc/io/crc32.h"
+#include "../../csrc/io/expert_fetcher.h"
+#include "../../csrc/ops/ops.h"
+#include "../../csrc/io/slab_reader.h"
 
 using namespace moeflow;
 

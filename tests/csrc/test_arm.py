@@ -13,11 +13,10 @@ UNITS = ("neon", "neon_dotprod", "neon_i8mm")
 MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (scripts/check-arm says from where)")
-@pytest.mark.parametrize(
-    ("kind", "units"), [("best", UNITS[-1:]), pytest.param("kernels", UNITS, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("kind", "units"), [("best", UNITS[-1:]), ("kernels", UNITS)])
 def test_kernels_for_arm_are_right_in_an_emulator(kind, units):
     command, environment = [CHECK_ARM, kind], os.environ | {"JOBS": "2"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

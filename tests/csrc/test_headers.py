@@ -1,4 +1,4 @@
-"""Each header of csrc/ compiles by itself: it includes what it uses, and needs nothing said before it."""
+"""Each header of csrc/ compiles by itself: it includes all that it uses."""
 
 import platform
 import re
@@ -24,8 +24,8 @@ FLAGS = {  # as CMakeLists.txt has them
     "amx": (*AVX512, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
 }
 ARM_BEST = "-march=armv8.2-a+fp16+dotprod+i8mm+bf16"
-HEADERS = {header.name: header.read_text() for header in sorted(CSRC.glob("*.h"))}
-OF_UNITS = [name for name, text in HEADERS.items() if '#include "isa_unit.h"' in text or name == "isa_unit.h"]
+HEADERS = {str(header.relative_to(CSRC)): header.read_text() for header in sorted(CSRC.rglob("*.h"))}
+OF_UNITS = [name for name, text in HEADERS.items() if '#include "simd/isa_unit.h"' in text or name == "simd/isa_unit.h"]
 OF_ARM = [name for name in HEADERS if name.endswith("_neon.h")]
 OF_X86 = [name for name in HEADERS if name.endswith("_x86.h")]
 OF_ALL = [name for name in HEADERS if name not in OF_ARM + OF_X86]
@@ -67,8 +67,8 @@ def test_a_header_of_arm_compiles_by_itself(header, flags):
 
 @pytest.fixture(scope="module")
 def with_intrinsics(tmp_path_factory):
-    """Return a function that gives the options with which flags bring the intrinsics along, compiled before: most of
-    what a header takes that only includes another which wants them.
+    """Return a function for the options that include precompiled intrinsics, which take most of a header's compile
+    time.
     """
     folder = tmp_path_factory.mktemp("intrinsics")
 

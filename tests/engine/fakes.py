@@ -1,7 +1,7 @@
 """An engine without a model, and small tokenizers without a download, for tests of all that stands above.
 
-`FakeEngine` is a whole `EngineClient` in a few lines: it answers with the tokens of a rule, one a pass, waits
-between passes as long as told, and remembers what was submitted and what was cancelled.
+`FakeEngine` is a whole `EngineClient` in a few lines. It answers with the tokens of a rule, one per pass, waits between
+passes as configured, and records submissions and cancellations.
 """
 
 from __future__ import annotations

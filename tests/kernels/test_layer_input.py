@@ -65,7 +65,7 @@ def test_a_token_has_the_same_bits_alone(given, weight_format):
 
 
 def test_what_does_not_fit_is_refused(given):
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(ValueError, match="do not match"):
         layer_of(given | {"projection": torch.randn(HIDDEN, SIZE + 1)})
     with pytest.raises(ValueError, match="is needed"):
         layer_of(given)(given["hidden"], given["inputs"][:, :, 1:].contiguous(), 0)

@@ -11,6 +11,7 @@ from moeflow.engine.client import EngineState
 from moeflow.engine.messages import EngineStats
 from moeflow.server import sse
 from moeflow.server.guard.large_bodies import LARGE_BYTES, LargeBodies
+from tests.patience import PATIENCE_S
 from tests.server.conftest import connect
 from tests.server.events import read_events
 from tests.server.fake_client import REPLY
@@ -35,7 +36,7 @@ async def ask(fleet: Fleet, model: str | None = None, **more):
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -275,7 +276,7 @@ async def test_the_end_lets_running_requests_finish_and_tells_who_waits(fleet):
     service = fleet.app.state.service
     service.drain()
     ending = asyncio.create_task(service.models.shutdown(30.0))
-    refused = await asyncio.wait_for(waiting, 5)
+    refused = await asyncio.wait_for(waiting, PATIENCE_S)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
     assert (await ask(fleet, "a")).json()["error"]["code"] == "shutting_down"
     fleet.go_on()

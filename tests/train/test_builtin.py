@@ -152,7 +152,7 @@ def test_a_cache_that_cannot_be_written_is_used_as_it_is(tmp_path, monkeypatch, 
 def test_it_is_there_even_if_it_cannot_be_packed(tmp_path, tiny_source, caplog):
     (tmp_path / "experts").write_text("no folder")
     assert ensure_builtin_model(tmp_path).is_dir()
-    assert "starts more slowly" in caplog.text
+    assert "starts slowly" in caplog.text
 
 
 def test_another_recipe_or_version_is_another_folder(tmp_path, monkeypatch):
@@ -187,7 +187,7 @@ def test_a_failed_build_leaves_nothing_and_the_lock_free(tmp_path, tiny_source, 
 
 def test_an_unusable_cache_folder_is_a_clear_error(tmp_path, tiny_source):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write to the cache folder"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*--cache-dir"):
         ensure_builtin_model(tmp_path / "file")
 
 
@@ -321,7 +321,7 @@ def test_the_dense_source_guesses_for_the_built_in_model_alone(tmp_path):
     settings = Settings(model=model, cache_dir=tmp_path, speculators=("suffix", "dense-source"))
     assert with_dense_source(settings).speculators == ("suffix", str(builtin_source()))
     assert with_dense_source(Settings(model="another")).speculators == ()
-    with pytest.raises(ConfigError, match="is for the built-in model"):
+    with pytest.raises(ConfigError, match="works with the built-in model only"):
         with_dense_source(dataclasses.replace(settings, model="another"))
 
 
@@ -341,5 +341,5 @@ def test_a_process_of_its_own_reports_progress_and_errors(tmp_path, monkeypatch)
 
 def test_the_error_of_a_real_process_is_raised_here(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot write to the cache folder|is not installed"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*--cache-dir|is not installed"):
         make_builtin_apart(tmp_path / "file")

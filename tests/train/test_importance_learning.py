@@ -24,7 +24,7 @@ from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import write_tiny_switch
 
 TEXTS = [[5, 9, 200, 31, 7, 77, 12], [3] * 20 + [90, 14], [61, 8, 4]]
-PRIOR, LEAST = importance_learning._PRIOR_TOKENS, importance_learning._LEAST_SHARE
+PRIOR, LEAST = importance_learning._PRIOR_TOKENS, importance_learning._MIN_SHARE
 
 
 def learnt(folder):

@@ -135,6 +135,6 @@ def test_how_routers_choose_is_learnt(granite, tmp_path, monkeypatch):
 @pytest.mark.parametrize("write", [write_tiny_lfm2, write_tiny_granite_hybrid])
 def test_speculators_are_not_trained(tmp_path, write):
     write(tmp_path)
-    with pytest.raises(ConfigError, match="recurrent layers, whose states cannot go back"):
+    with pytest.raises(ConfigError, match="recurrent layers, whose states cannot be rolled back"):
         train_speculators(Settings(model=str(tmp_path)), SpeculatorRecipe(), out=tmp_path / "out")
     assert not list(tmp_path.glob("out/[0-9]*"))

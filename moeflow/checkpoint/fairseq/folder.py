@@ -57,7 +57,7 @@ class FairseqFolder:
         """Map all files.
 
         Raises: CheckpointError, naming file, tensor and remedy, if one is missing, holds anything but data, or tensors
-        do not fit together.
+        do not match.
         """
         self.path = path
         self.config_file = shared = _find_shared(path)

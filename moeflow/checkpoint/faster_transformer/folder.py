@@ -75,7 +75,7 @@ class FasterTransformerFolder:
         return StoredRows(found[start:stop], np.arange(start, stop))
 
     def close(self) -> None:
-        """Release what was read; no file stays open."""
+        """Release the buffers; no file stays open."""
         self._matrices.clear()
 
     def _names(self, stored: Stored) -> list[str]:
@@ -126,7 +126,7 @@ def is_faster_transformer_folder(path: Path) -> bool:
 
 
 def _check_counts(config: Mapping[str, Any], num_ranks: int, file: Path) -> None:
-    """Raise CheckpointError if the files' number or sizes cannot be told."""
+    """Raise CheckpointError if the files' number or sizes are unclear."""
     reader = ConfigReader(config, file)
     num_layers, num_experts = config["num_hidden_layers"], max(config["num_experts"], 1)
     check_num_tensors(num_layers * num_experts, file.parent)

@@ -1,7 +1,7 @@
 """Which of FasterTransformer's files a tensor is made of.
 
-Matrices lie turned, [inputs, outputs]. Those that ranks cut have a file for each: cut along their outputs, or, where
-outputs are summed up, along their inputs.
+Matrices lie turned, [inputs, outputs]. Tensors split between ranks have a file for each rank. They are split along
+their outputs, or along their inputs if outputs are summed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Stored:
     shape: tuple[int, ...]  # of one file, from the part on that is taken
     part: int = 0  # which of the parts of that shape
     take: int | None = None  # of three dimensions: which place of the second one; None: the shape has no such
-    cut_axis: int = 0  # along which ranks cut what is then left
-    is_turned: bool = False  # the tensor is the transpose of what comes of that
+    cut_axis: int = 0  # the dimension that ranks split after that
+    is_turned: bool = False  # the tensor is the transpose of the result
 
 
 def find_stored(config: Mapping[str, Any], num_ranks: int, has_head: bool) -> Iterator[tuple[str, Stored]]:

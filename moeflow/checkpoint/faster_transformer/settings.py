@@ -81,7 +81,7 @@ def _config(reader: ConfigReader, structure: Mapping[str, str]) -> dict[str, Any
         "intermediate_size": reader.positive("inter_size"),
         "max_position_embeddings": reader.positive("max_pos_seq_len"),
         "layer_norm_eps": reader.get(float, "layernorm_eps", 1e-5),
-        "activation_function": "gelu_tanh",  # what it calls Gelu
+        "activation_function": "gelu_tanh",  # its name for Gelu
         "num_experts": num_experts,
         "num_experts_per_tok": 1,
         "moe_layers": moe_layers,

@@ -1,4 +1,4 @@
-"""What is known of an architecture of GGUF files: how its keys and tensors map to a Hugging Face family."""
+"""An architecture of GGUF files: the mapping of its keys and tensors to a Hugging Face family."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Architecture:
 
     model_type: str
     huggingface_class: str
-    integers: Mapping[str, str]  # Hugging Face key -> GGUF key, of feed-forward widths, expert counts and the like
+    integers: Mapping[str, str]  # Hugging Face key -> GGUF key, of feed-forward widths and expert counts
     constants: Mapping[str, Any] = field(default_factory=dict)  # what GGUF leaves to the architecture's name
     moe_names: MoeNames | None = None  # None: dense
     layer_names: Mapping[str, str] = field(default_factory=dict)  # GGUF's in a layer that others do not have
     scaling: Mapping[str, Any] = field(default_factory=dict)  # of rotary positions, what GGUF leaves out
-    # Hugging Face key -> GGUF key, and what is meant where a file has none: numbers from 0, or flags.
+    # Hugging Face key -> GGUF key and its default: numbers from 0, or flags.
     optional: Mapping[str, tuple[str, float | bool]] = field(default_factory=dict)
     gatings: tuple[int, ...] = (0, SOFTMAX)  # values of `expert_gating_func` that fit the family
     may_be_partial: bool = False  # whether positions may rotate a part of each head
@@ -38,7 +38,7 @@ class Architecture:
     mixer_keys: Callable[[ConfigReader], Mapping[str, Any]] | None = None  # of those others, if the file has some
     may_be_long: bool = False  # whether positions may be stretched by tables for short texts and long ones
     has_local_heads: bool = False  # whether layers with a window have heads of their own
-    # What GGUF has as one tensor in a layer, and Hugging Face as several: which rows, for what comes before the suffix.
+    # Tensors of a layer that are one in GGUF and several in Hugging Face: the rows for each name before the suffix.
     cuts: Mapping[str, Cut] = field(default_factory=dict)
 
     @property

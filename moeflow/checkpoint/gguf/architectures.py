@@ -1,6 +1,6 @@
 """Which architectures of GGUF files there are, and how each maps to a Hugging Face family: a row each.
 
-Source: the keys of gguf.constants; llama.cpp's conversions and what it takes where a key is missing.
+Source: the keys of gguf.constants; llama.cpp's conversions and its defaults for missing keys.
 """
 
 from __future__ import annotations
@@ -325,14 +325,14 @@ _NO_MODELS: Mapping[Any, str] = {  # what else GGUF files are, by general.type
 
 
 def read_architecture(header: GGUFHeader, file: Path) -> Architecture:
-    """Return the family; raises CheckpointError, naming what is supported, for any other."""
+    """Return the family. Raises: CheckpointError for unsupported ones, with the supported names."""
     reader = ConfigReader(header.metadata, file)
     kind = reader.get(str, "general.type", "model")
     if kind in _NO_MODELS:
         raise CheckpointError(
             f"is no model, but {_NO_MODELS[kind]} (general.type {brief(kind)})",
             file=file,
-            remedy="Name the GGUF file of the model itself; such files beside it are not read",
+            remedy="Name the GGUF file of the model itself; such additional files are not read",
         )
     name = reader.get(str, "general.architecture")
     if name == "llama":

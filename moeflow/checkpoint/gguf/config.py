@@ -104,7 +104,7 @@ def translate_config(
 def _attention_keys(
     header: GGUFHeader, architecture: Architecture, reader: ConfigReader, read_table: ReadTable
 ) -> dict[str, Any]:
-    """Return what is said of heads, positions and what mixes tokens where layers do not attend."""
+    """Return the keys of heads, positions, and token mixers of layers without attention."""
     if architecture.has_local_heads:
         return local_head_keys(reader, header.tensors, read_table)
     num_heads = reader.positive("attention.head_count")

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = range | NDArray[np.int64]
-# (config.json's keys, rows of the tensor) -> the names of the tensors below the layer, and which rows are theirs;
-# raises ValueError, which says how many are expected, if there are others
+# (config.json's keys, rows of the tensor) -> the names of the tensors below the layer and their rows; raises ValueError
+# with the expected number of rows
 Cut = Callable[[Mapping[str, Any], int], Mapping[str, Rows]]
 
 

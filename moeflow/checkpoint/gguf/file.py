@@ -1,7 +1,7 @@
 """A GGUF file, or several parts of one, seen as the Hugging Face checkpoint of the same model.
 
-Names, config and the order of q and k rows are Hugging Face's; quantized weights are widened to float32 when
-they are read, one tensor (of a stack of experts: one expert) at a time. The tokenizer inside is not looked
+Names, config and the order of q and k rows are Hugging Face's. Quantized weights are widened to float32 when read, one
+tensor at a time, or one expert of a stack. The tokenizer inside is not looked
 at, but for the ids of special tokens.
 """
 
@@ -55,19 +55,19 @@ class _Piece:
     start: int  # byte in the file
     num_bytes: int
     pair_heads: int = 0  # heads whose rows are stored in pairs; 0: none
-    is_decay: bool = False  # of recurrent layers, of which Hugging Face has the logarithm
+    is_decay: bool = False  # of recurrent layers; Hugging Face stores the logarithm
     rows: NDArray[np.int64] | None = None  # from `start` on; None: all, one behind the other
-    factor: tuple[Path, int] | None = None  # of NVFP4: where the float is by which its scales are multiplied; None: 1
+    factor: tuple[Path, int] | None = None  # of NVFP4: the place of the float factor of its scales; None: 1
 
 
 class GGUFFile:
     """A `Checkpoint` in a GGUF file, or in several parts of one."""
 
     def __init__(self, path: Path) -> None:
-        """Read and translate the header of a file, of several parts those of all, the first of which is named.
+        """Read and translate the header of a file, or the headers of all its parts if the first part is named.
 
-        Raises: CheckpointError, naming file, tensor and remedy, for a file that is damaged, of an
-        unsupported architecture, or holds a tensor that is unknown or of an unsupported type.
+        Raises: CheckpointError, naming file, tensor and remedy, if the file is damaged, its architecture is
+        unsupported, or a tensor is unknown or has an unsupported type.
         """
         self.path = path
         self.config_file = path
@@ -104,7 +104,7 @@ class GGUFFile:
         return self._read_piece(name, self._piece(name))
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
-        """Return rows of a matrix: as blocks those that are of a `BlockKind` or become one, others as floats.
+        """Return rows of a matrix: as blocks if they are or become a `BlockKind`, else as floats.
 
         Raises: as `Checkpoint.read` does.
         """
@@ -275,7 +275,7 @@ def _pairs_to_halves(weights: Any, num_heads: int) -> Any:
 
 
 def _stored_as(quantization: TensorType) -> str:
-    """Return a dtype, the kind of blocks that rows are read in, or the name of what is widened."""
+    """Return a dtype, the kind of blocks for rows, or the name of a widened type."""
     return _UNQUANTIZED.get(quantization) or LEVEL_KINDS.get(quantization) or quantization.name
 
 

@@ -1,6 +1,6 @@
 """What GGUF files are called: models in several parts are NAME-00001-of-00005.gguf and so on.
 
-Knows names only, so that what a hub lists and what lies in a folder are put together alike.
+Uses names only, so that files listed by a hub and files in a folder are grouped alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from moeflow.checkpoint.file_errors import blame_file
 
 SUFFIX: Final = ".gguf"
-MAX_PARTS: Final = 512  # of a model, each of which is open while it is loaded; the most that are known are some dozens
+MAX_PARTS: Final = 512  # of a model, all open while it loads; known models have a few dozen at most
 
 _PART: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _NO_MODELS: Final = ("mmproj", "imatrix")  # begin GGUF files that are parts of something else
@@ -41,7 +41,7 @@ class PartName(msgspec.Struct, frozen=True):
 class GGUFNames(msgspec.Struct, frozen=True):
     """The files of one model, by their paths."""
 
-    whole: str  # what it is called in one file, or would be
+    whole: str  # its name as a single file
     files: tuple[str, ...]  # that there are, in order
     missing: tuple[str, ...] = ()
 

@@ -1,14 +1,14 @@
 """GGUF's IQ1, IQ2 and IQ3 as blocks of levels, which kernels read: places in a grid become the grid's values.
 
-In these types eight or four neighbours are one place in a grid of few levels, beside their signs. Once the grid has
-been looked up, there is a level with a sign for each value, in four bits, and a small scale for each 16 or 32. That is
+In these types eight or four neighbours are one place in a grid of few levels, beside their signs. After the lookup in
+the grid, each value is a level with a sign, in four bits. Each 16 or 32 values have a small scale. That is
 the smallest form that kernels have for them, and no value changes.
 
     a block     an fp16 number | 16 (LEVELS_IQ2) or 8 scales, int8 | 128 bytes with codes
     16 of these have the codes of 32 values, byte j those of values j and j + 16
 
-A code is a place in the kind's levels (csrc/block_source_types.h), the fourth bit its sign. The grids themselves are
-the gguf package's.
+A code is a place in the kind's levels (csrc/formats/block_source_types.h), the fourth bit its sign. The grids
+themselves are the gguf package's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _VALUES: Final = 256  # of a block
 _NEGATIVE: Final = 8  # in a code
-# Places of a grid's values among a kind's levels (csrc/block_source_types.h), by the value.
+# Places of a grid's values among a kind's levels (csrc/formats/block_source_types.h), by the value.
 _IQ2: Final = {8: 0, 25: 1, 43: 2}
 _IQ3_XXS: Final = {4: 0, 12: 1, 20: 2, 28: 3, 36: 4, 44: 5, 52: 6, 62: 7}
 _IQ3_S: Final = {1: 0, 3: 1, 5: 2, 7: 3, 9: 4, 11: 5, 13: 6, 15: 7}

@@ -1,8 +1,8 @@
 """The header of a GGUF file, a model or a part of one: its metadata, which tensors it holds and where.
 
-Reads and checks the format by its specification instead of through the gguf package's reader, which trusts
-every count and length in the file (a damaged one may send it round a loop of 2**60 turns, or return cut
-tensors) and takes seconds for a vocabulary. Knows nothing of models.
+Reads and checks the format by its specification. The gguf package's reader trusts every count and length in the file: a
+damaged file may cause a loop of 2**60 steps or truncated tensors. It also takes seconds for a vocabulary. Knows nothing
+of models.
 
 Source: docs/gguf.md in the ggml repository; versions 2 and 3, little-endian.
 """
@@ -33,7 +33,7 @@ _MAX_RANK = 4
 _MAX_NAME = 1 << 16  # bytes of a key, by the specification, or of a tensor's name
 _MAX_STRING = 1 << 24  # bytes; the longest that are known are chat templates
 _MAX_ITEMS = 1 << 20  # of an array; the longest that are known are merges of vocabularies, half as many
-_MAX_ALL_ITEMS = 1 << 22  # of all arrays together
+_MAX_ALL_ITEMS = 1 << 22  # total of all arrays
 _MANY_ITEMS = 1 << 12  # of an array: as only vocabularies have them
 _PIECE_BYTES = 1 << 20  # smaller than that, so that a string within a piece is never too long
 _LENGTH = struct.Struct("<Q")
@@ -76,7 +76,7 @@ class GGUFHeader(msgspec.Struct, frozen=True):
     """All that stands before the weights."""
 
     file: Path
-    metadata: Mapping[str, Any]  # numbers, bools, strings and lists of these, or what is left of such a list
+    metadata: Mapping[str, Any]  # numbers, bools, strings and lists of these, or the rest of such a list
     tensors: dict[str, GGUFTensor]
 
 
@@ -127,7 +127,7 @@ def gguf_header_bytes(file: Path) -> int | None:
 
 
 class _CutHeaderError(CheckpointError):
-    """The header goes on past the file's end."""
+    """The header continues past the file's end."""
 
 
 class _Cursor:
@@ -144,7 +144,7 @@ class _Cursor:
     def take(self, num_bytes: int) -> bytes:
         data = self._stream.read(num_bytes) if num_bytes <= self.size - self.position else b""
         if len(data) < num_bytes:
-            problem = f"is cut: the header goes on past the file's {self.size} bytes"
+            problem = f"is truncated: the header continues past the file's {self.size} bytes"
             raise _CutHeaderError(problem, file=self.file, remedy=DOWNLOAD_AGAIN)
         self.position += num_bytes
         return data
@@ -166,7 +166,7 @@ class _Cursor:
         count = self.length(_MAX_ITEMS)
         self._items_left -= count
         if self._items_left < 0:
-            raise self.damaged(f"has arrays of more than {_MAX_ALL_ITEMS} items together")
+            raise self.damaged(f"has arrays of more than {_MAX_ALL_ITEMS} items in total")
         return count
 
     def strings(self, count: int) -> list[str]:
@@ -352,4 +352,4 @@ def _check_layout(tensors: list[GGUFTensor], data_start: int, alignment: int, cu
         names.add(tensor.name)
         end = tensor.start + tensor.num_bytes
     if cursor.size > -(-end // alignment) * alignment:
-        raise cursor.damaged(f"goes on for {cursor.size - end} bytes behind its last tensor")
+        raise cursor.damaged(f"continues for {cursor.size - end} bytes after its last tensor")

@@ -1,4 +1,5 @@
-"""Architectures of GGUF files in which not all layers attend: short convolutions (LFM2), gated delta nets (Qwen3-Next).
+"""Architectures of GGUF files with layers other than attention: short convolutions (LFM2), gated delta nets
+(Qwen3-Next).
 
 Source: as `architectures.py`.
 """

@@ -41,7 +41,7 @@ def latent_keys(reader: ConfigReader, num_heads: int, rope_scaling: dict[str, An
     rope_dim = reader.positive("rope.dimension_count")
     key_dim = reader.positive("attention.key_length_mla", reader.positive("attention.key_length"))
     if key_dim <= rope_dim:
-        raise reader.error(f"keys of {key_dim} dimensions, of which {rope_dim} are rotated, are not supported")
+        raise reader.error(f"keys of {key_dim} dimensions, {rope_dim} of them rotated, are not supported")
     keys: dict[str, Any] = {
         "num_key_value_heads": num_heads,
         "head_dim": rope_dim,
@@ -60,7 +60,7 @@ def latent_keys(reader: ConfigReader, num_heads: int, rope_scaling: dict[str, An
 
 
 def with_joined_projections(file: Checkpoint) -> Checkpoint:
-    """Return a checkpoint in which each up-projection is one matrix; the file itself, if it has it so."""
+    """Return a checkpoint with one matrix for each up-projection: the file itself, if it has that layout."""
     names = [name for name in file.tensors if f".{KEYS}." in name]
     return JoinedProjections(file, names) if names else file
 
@@ -69,7 +69,7 @@ class JoinedProjections:
     """A `Checkpoint` whose up-projections the file has in two stacks."""
 
     def __init__(self, file: Checkpoint, names: list[str]) -> None:
-        """Take the names of all stacks of keys. Raises: CheckpointError if one has no stack of values beside it."""
+        """Take the names of all stacks of keys. Raises: CheckpointError if one has no matching stack of values."""
         self._file = file
         self.path, self.config_file = file.path, file.config_file
         self.config, self.generation_config = file.config, file.generation_config
@@ -100,7 +100,7 @@ class JoinedProjections:
 
 
 def _joined(keys: TensorInfo, values: TensorInfo | None, name: str) -> TensorInfo:
-    """Return what two stacks are together."""
+    """Return the combination of two stacks."""
     if values is None or not _fit(keys.shape, values.shape):
         beside = "no such stack of values" if values is None else f"one of values, {list(values.shape)},"
         raise CheckpointError(

@@ -86,7 +86,7 @@ def _networks(reader: ConfigReader, tensors: Mapping[str, GGUFTensor], num_layer
 
 
 def _of_layers(reader: ConfigReader, key: str, kind: type) -> list[Any]:
-    """Return what is said of each layer."""
+    """Return the value of each layer."""
     found, num_layers = reader.raw.get(key), reader.positive("block_count")
     if not isinstance(found, list) or len(found) != num_layers or not all(type(it) is kind for it in found):
         raise reader.error(f"{key!r} is {brief(found)}, where {num_layers} values of {kind.__name__} are expected")
@@ -94,7 +94,7 @@ def _of_layers(reader: ConfigReader, key: str, kind: type) -> list[Any]:
 
 
 def _head_dim(reader: ConfigReader, suffix: str) -> int:
-    """Return the dimensions of a head, all of which are rotated."""
+    """Return the dimensions of a head; all are rotated."""
     head_dim = reader.positive(f"attention.key_length{suffix}")
     for key in (f"attention.value_length{suffix}", f"rope.dimension_count{suffix}"):
         if reader.positive(key, head_dim) != head_dim:

@@ -1,8 +1,8 @@
 """Hugging Face's names for GGUF's tensors.
 
 GGUF stacks a layer's experts in one tensor; Hugging Face names each of them. The `llama` architecture stores
-the rows of q and k in pairs (2i, 2i+1) of one rotation; Hugging Face in halves (i, i + D/2). Which tensors a
-model needs is not known here: its loader finds what is missing or too many.
+the rows of q and k in pairs (2i, 2i+1) of one rotation; Hugging Face in halves (i, i + D/2). The needed tensors are not
+known here: the model's loader finds missing and unexpected ones.
 
 Source: llama.cpp's conversion (`permute`, `ffn_*_exps`) and its table of rotary types: `qwen3moe` and
 `olmoe` keep Hugging Face's order.

@@ -40,7 +40,7 @@ def is_beside_nvfp4(name: str, tensors: Mapping[str, GGUFTensor]) -> bool:
 
 
 def nvfp4_blocks(data: Tensor, factor: Tensor) -> Tensor:
-    """Return whole blocks as those of csrc/group_source_types.h: factor, two scales, 16 bytes with neighbours.
+    """Return whole blocks as those of csrc/formats/group_source_types.h: factor, two scales, 16 bytes with neighbours.
 
     Shapes: data [bytes], factor [1] float32 -> [blocks * 2, bytes of one] uint8.
     """

@@ -1,7 +1,7 @@
 """The header of a GGUF model that is in several files, as one: metadata of the first, and where each tensor lies.
 
-Each part has a header of its own, which says which part of how many it is and how many tensors all have together; what
-else they say is held against the first, and against their names, by which they are found. So parts of other models,
+Each part's header has its number, the number of parts and the total number of tensors. Other keys are compared with the
+first part, and with the file names. So parts of other models,
 copies under wrong names and half a download are noticed before anything is computed.
 """
 
@@ -34,7 +34,7 @@ def read_gguf_parts(start: Path) -> GGUFHeader:
     name, count = parse_part_name(start.name), _said(first, _COUNT, MAX_PARTS) if _COUNT in first.metadata else 1
     if name is None and count > 1:
         raise CheckpointError(
-            f"is one of {count} parts of a model, and its name does not say which",
+            f"is one of {count} parts of a model, but its name does not contain the number",
             file=start,
             remedy=f"Give the parts their names back: {PartName(start.stem, 1, count)} and so on",
         )
@@ -52,7 +52,7 @@ def read_gguf_parts(start: Path) -> GGUFHeader:
     num_tensors = _said(first, _NUM_TENSORS, MAX_TENSORS)
     if len(tensors) != num_tensors:
         raise CheckpointError(
-            f"says that all {name.count} parts have {num_tensors} tensors together, where there are {len(tensors)}",
+            f"states {num_tensors} tensors in all {name.count} parts, which have {len(tensors)}",
             file=start,
             remedy=_DOWNLOAD_ALL,
         )
@@ -72,7 +72,7 @@ def _read_part(file: Path, start: Path) -> GGUFHeader:
 def _check_single(count: int, header: GGUFHeader) -> None:
     if count > 1:
         raise CheckpointError(
-            f"says that it is one of {count} parts of a model, its name that it is the only one",
+            f"is one of {count} parts of a model by its header, and the only one by its name",
             file=header.file,
             remedy=_DOWNLOAD_ALL,
         )
@@ -83,14 +83,14 @@ def _check_place(header: GGUFHeader, name: PartName) -> None:
     missing = [key for key in (_NUMBER, _COUNT, _NUM_TENSORS) if key not in header.metadata]
     if missing:
         raise CheckpointError(
-            f"is called part {name.number} of {name.count}, and does not say so itself: {missing[0]} is missing",
+            f"is called part {name.number} of {name.count}, but its header has no {missing[0]}",
             file=header.file,
             remedy="If it is a whole model, call it otherwise; else: " + _DOWNLOAD_ALL,
         )
     number, count = _said(header, _NUMBER, MAX_PARTS) + 1, _said(header, _COUNT, MAX_PARTS)
     if (number, count) != (name.number, name.count):
         raise CheckpointError(
-            f"is called part {name.number} of {name.count}, and says that it is part {number} of {count}",
+            f"is called part {name.number} of {name.count}, but is part {number} of {count} by its header",
             file=header.file,
             remedy=_DOWNLOAD_ALL,
         )

@@ -1,9 +1,9 @@
 """Recurrent layers in GGUF files: shapes and meaning of their tensors; of Mamba2's metadata and names, too.
 
-llama.cpp keeps decays as they are, negative, where Hugging Face has the logarithm of their size, and as columns; a
-convolution has no middle dimension, a norm a row for each group. A layer without key heads is one without attention.
+llama.cpp stores decays as negative numbers in columns; Hugging Face stores the logarithm of their size. A convolution
+has no middle dimension, a norm has a row for each group. A layer without key heads is one without attention.
 
-Source: llama.cpp's conversions of Mamba2 and Granite 4.0, and what it takes where a key is missing.
+Source: llama.cpp's conversions of Mamba2 and Granite 4.0, and its defaults for missing keys.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from moeflow.core.model_config import ConfigReader
 ROPE_FACTORS: Final = "rope_freqs.weight"
 LONG_TABLES: Final = {"long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
 ReadTable = Callable[[str], Sequence[float]]  # by its name
-_STILL: Final = 1e29  # by which what does not turn is divided at least
+_STILL: Final = 1e29  # least divisor of pairs that do not turn
 
 # The only settings that Llama 3 models were published with; the factor itself differs and is in the table.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -62,9 +62,10 @@ def scaling_from_tables(read_table: ReadTable, reader: ConfigReader) -> dict[str
 
 
 def turning_share(factors: Sequence[float], reader: ConfigReader) -> float:
-    """Return of which share of pairs, the first ones, angles grow with the position: the others' are divided by 1e30.
+    """Return the share of pairs, the first ones, with angles that grow with the position. Angles of others are divided
+    by 1e30.
 
-    A share below 1 is that of half a pair more, as whoever reads it rounds down.
+    A share below 1 includes half a pair more, because readers round down.
 
     Raises: CheckpointError if a table has other factors.
     """

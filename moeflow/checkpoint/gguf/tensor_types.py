@@ -1,7 +1,7 @@
-"""How GGUF files store a tensor's numbers: the types that there are, by number, and the sizes of those that are read.
+"""How GGUF files store a tensor's numbers: all types by number, and the sizes of supported ones.
 
-Written out instead of imported from the gguf package, which is slow to import for what else it does: it is the oracle
-of the tests. Source: ggml_type and the blocks' structs in ggml's ggml.h and ggml-common.h.
+Written out, because the gguf package is slow to import. Tests compare the table with it. Source: ggml_type and the
+blocks' structs in ggml's ggml.h and ggml-common.h.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bytes of one file, from a hub into its cache: whole and verified, or to be gone on with.
 
-What has arrived lies in `CHECKSUM.incomplete`, which only grows: whoever comes next, after a cut connection or a lost
-machine, asks for the rest. The checksum is computed as bytes arrive. The file gets its name when it is the right one.
+Downloaded bytes are appended to `CHECKSUM.incomplete`. After an interrupted connection or a crash, the next download
+requests the rest. The checksum is computed as bytes arrive. The file gets its name when it is the right one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from moeflow.checkpoint.hub.hub_client import OpenAt, RemoteFile
 
 PARTIAL: Final = ".incomplete"  # ends names of files that are not whole, as those of other tools
-_MAX_FAILURES: Final = 8  # one after another, of which none brings a byte
+_MAX_FAILURES: Final = 8  # consecutive attempts without a byte
 _FIRST_WAIT_S: Final = 0.25  # after a failure; doubled with each that follows
 _MAX_WAIT_S: Final = 30.0
 _LOCK_S: Final = 0.5  # how often a file that another process fetches is looked at
 _PIECE_BYTES: Final = 1 << 20
 _SHA256_DIGITS: Final = 64
 
-OnBytes = Callable[[int], None]  # told how many more bytes are here; fewer than 0: so many must come again
+OnBytes = Callable[[int], None]  # called with the number of new bytes; negative: bytes to download again
 
 
 class StoppedError(Exception):
-    """Somebody wants this to end; what has arrived is kept."""
+    """The download is cancelled; downloaded bytes are kept."""
 
 
 def fetch_blob(file: RemoteFile, open_at: OpenAt, blobs: Path, on_bytes: OnBytes, stop: Event) -> None:
@@ -75,7 +75,7 @@ class _Download:
     def run(self) -> None:
         """Bring all bytes. Raises: as `fetch_blob`."""
         self._take_up()
-        for _ in range(2):  # what was left here by others may be wrong; what comes anew should not be
+        for _ in range(2):  # bytes of earlier attempts may be wrong; a new download should not be
             self._receive()
             if self._digest.hexdigest() == self._file.checksum:
                 return
@@ -93,7 +93,7 @@ class _Download:
             self._digest = hashlib.sha1(b"blob %d\0" % self._file.num_bytes, usedforsecurity=False)
 
     def _take_up(self) -> None:
-        """Count what is there already."""
+        """Count the bytes downloaded before."""
         if os.fstat(self._stream.fileno()).st_size > self._file.num_bytes:
             self._start_again()
         self._stream.seek(0)

@@ -1,7 +1,7 @@
 """How the hub library's cache is laid out, which all tools of the hub share.
 
 A repository has a folder with `blobs`, the files' bytes under their checksums; `snapshots`, for each commit a folder of
-links to them; and `refs`, which say what commit a branch is.
+links to them; and `refs`, which map branches to commits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What models lie in the hub's cache, whichever tool fetched them, and how to be rid of one."""
+"""Lists the models in the hub's cache, downloaded by any tool, and deletes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moeflow.core.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model that is here: a folder of safetensors, all of it, or a GGUF file; of several parts, those that are."""
+    """A downloaded model: a complete folder of safetensors, or a GGUF file, perhaps with missing parts."""
 
     name: ModelName
     path: Path  # of several parts, the first one's
@@ -54,7 +54,7 @@ def unfinished_bytes(cache: Path) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is to be deleted: models, or all of a repository, with what has not arrived whole."""
+    """Files to delete: models, or all of a repository with its incomplete files."""
 
     models: tuple[CachedModel, ...]
     folder: Path
@@ -69,7 +69,7 @@ class Removal:
         return sum(_size(file) for file in (*own, *self._orphans()))
 
     def run(self) -> None:
-        """Delete it, links first: what is interrupted leaves no link without its bytes."""
+        """Delete links first: after an interruption, no link lacks its bytes."""
         if self.is_whole:
             _delete_repository(self.folder)
             return
@@ -99,9 +99,10 @@ class Removal:
 
 
 def plan_removal(name: ModelName, cache: Path) -> Removal:
-    """Return what `name` means: a GGUF file or a revision, if it says so, else all of its repository that is here.
+    """Return the files that `name` refers to: a GGUF file or a revision if it names one, else all downloaded files of
+    its repository.
 
-    Raises: CheckpointError if nothing of it is here.
+    Raises: CheckpointError if nothing of it is downloaded.
     """
     folder = repository_folder(name.repo, cache)
     has_revision = name.revision != MAIN or name.names_main
@@ -117,7 +118,7 @@ def plan_removal(name: ModelName, cache: Path) -> Removal:
         path = None if listed else find_model(name, cache)
         models = listed or tuple(model for model in models if model.path == path)
     if not models:
-        raise CheckpointError(f"{name} is not here", remedy="`moeflow list` says what is")
+        raise CheckpointError(f"{name} is not downloaded", remedy="`moeflow list` shows the downloaded models")
     return Removal(models, folder, is_whole=False)
 
 

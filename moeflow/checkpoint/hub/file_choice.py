@@ -1,7 +1,6 @@
 """Which files of a repository a model needs: weights as safetensors or GGUF, and small ones that describe it.
 
-Pickles and code are never among them. Knows names of files only, so that what a hub lists and what lies in a folder are
-chosen from alike.
+Pickles and code are never among them. Uses names only, so that the choice is the same for a hub's list and a folder.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MOST_SHOWN: Final = 12
 class FileChoice:
     """Files by their paths in the repository."""
 
-    weights: tuple[str, ...]  # empty: those that `index` names
+    weights: tuple[str, ...]  # empty: the names in `index`
     small: tuple[str, ...] = ()
     index: str | None = None
 
@@ -75,7 +74,7 @@ def shards_of(index: Mapping[str, Any], name: ModelName) -> tuple[str, ...]:
         raise CheckpointError(
             f"{name}: its {INDEX_FILE} names {brief(sorted(files)) if files else 'no files'}, where files of weights "
             "beside it are expected",
-            remedy="Tell whoever made the repository, or take another one",
+            remedy="Report it to the repository's owner, or choose another one",
         )
     return tuple(sorted(files))
 
@@ -111,7 +110,7 @@ def _choose_gguf(name: ModelName, models: list[GGUFNames]) -> tuple[str, ...]:
 
 
 def _preferred(models: list[GGUFNames]) -> list[GGUFNames]:
-    """Leave out what lacks parts, and parts beside the same in one file, as long as there is anything else."""
+    """Omit incomplete files, and parts of a model that also exists as one file, unless nothing else is left."""
     whole = [model for model in models if not model.missing] or models
     in_one = {model.whole for model in whole if model.whole in model.files}
     return [model for model in whole if model.whole not in in_one or model.whole in model.files]
@@ -125,7 +124,9 @@ def _all_parts(name: ModelName, model: GGUFNames) -> tuple[str, ...]:
         problem = f"is in {num_parts} parts, of which {model.missing[0]} is missing"
     else:
         return model.files
-    raise CheckpointError(f"{name} {problem}", remedy="Tell whoever made the repository, or take another file of it")
+    raise CheckpointError(
+        f"{name} {problem}", remedy="Report it to the repository's owner, or choose another file of it"
+    )
 
 
 def _fitting(wanted: str, models: list[GGUFNames]) -> list[GGUFNames]:

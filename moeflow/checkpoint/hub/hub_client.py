@@ -1,7 +1,7 @@
-"""What is asked of a hub: which files a repository has, and the bytes of one from some place on.
+"""Requests to a hub: the files of a repository, and the bytes of a file from an offset.
 
-All of it by the `huggingface_hub` library, so that tokens (`HF_TOKEN`, `hf auth login`), mirrors (`HF_ENDPOINT`),
-proxies and offline mode (`HF_HUB_OFFLINE`) are as in all other tools. What it raises becomes our errors, with a remedy.
+Uses the `huggingface_hub` library: tokens (`HF_TOKEN`, `hf auth login`), mirrors (`HF_ENDPOINT`), proxies and offline
+mode (`HF_HUB_OFFLINE`) work as in other tools. Its exceptions become errors of this package with a remedy.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def read_range(repository: Repository, path: str, start: int, stop: int) -> byte
         if len(data) >= stop - start:
             return bytes(data[: stop - start])
         if failures == _NUM_TRIES:
-            raise HubConnectionError(f"{endpoint()} breaks off {path} of {repository.name} again and again. Try later")
+            raise HubConnectionError(
+                f"{endpoint()} repeatedly interrupts the download of {path} of {repository.name}. Retry later"
+            )
     raise AssertionError
 
 
@@ -257,7 +259,7 @@ def _http_error(name: ModelName, response: httpx2.Response) -> HubError:
     if status in _FOR_NOW:
         wait = response.headers.get("Retry-After", "")
         return HubConnectionError(
-            f"{said}. Try again in a while; a token (HF_TOKEN) raises the hub's limits, and opens what is closed",
+            f"{said}. Retry later; a token (HF_TOKEN) raises the hub's limits and gives access to gated models",
             wait_s=min(float(wait), _MAX_WAIT_S) if wait.isdecimal() else 0.0,
         )
     return HubError(f"{said}. {_MIRROR}")

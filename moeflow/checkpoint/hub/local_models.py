@@ -29,8 +29,8 @@ def hub_cache() -> Path:
 def local_path(model: str) -> str:
     """Return the path of a model: the text itself, or where the model of that name lies. What exists goes first.
 
-    Of a GGUF model in several parts it is the first one's. Raises: CheckpointError if it is the name of a model that is
-    not here, or only partly.
+    Of a GGUF model in several parts it is the first one's. Raises: CheckpointError if it names a model that is missing
+    or incomplete.
     """
     if os.path.lexists(model):
         return start_of(model)
@@ -40,8 +40,8 @@ def local_path(model: str) -> str:
     found = find_model(name, hub_cache())
     if found is None:
         raise CheckpointError(
-            f"{model} is no path here, nor a model that was pulled",
-            remedy=f"`moeflow pull {model}` fetches it; `moeflow plan {model}` says first how fast it would run here",
+            f"{model} was not found: it is neither a path nor a downloaded model",
+            remedy=f"`moeflow pull {model}` downloads it; `moeflow plan {model}` estimates its speed first",
         )
     return str(found)
 

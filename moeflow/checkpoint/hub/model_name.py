@@ -29,7 +29,7 @@ class ModelName:
     repo: str
     revision: str = MAIN
     file: str = ""
-    names_main: bool = field(default=False, compare=False)  # `@main` was said, which means the same model
+    names_main: bool = field(default=False, compare=False)  # `@main` was written, which means the same model
 
     def __str__(self) -> str:
         revision = "" if self.revision == MAIN else f"@{self.revision}"

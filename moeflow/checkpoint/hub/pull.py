@@ -1,7 +1,7 @@
 """Brings a model from a hub to this machine.
 
-First what is needed is decided and room for it is looked for, then several files come at once, and at the end the
-snapshot is linked together: a model is in the cache whole, or not at all.
+It chooses the files, checks the free space, downloads several files concurrently, and links the snapshot at the end. So
+a model is in the cache completely or not at all.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _NUM_CONNECTIONS: Final = 4
 _MAX_FILES: Final = 2000  # some times what the largest models have
 _LEAVE_S: Final = 0.5  # how long threads get to end when somebody interrupts
 
-OnProgress = Callable[[int, int], None]  # bytes that are here, bytes in all
+OnProgress = Callable[[int, int], None]  # downloaded bytes, total bytes
 
 
 def pull(name: ModelName, cache: Path, on_progress: OnProgress) -> Path:
     """Have a model in the hub's cache; return its folder or GGUF file.
 
-    What is there already does not come again. Ctrl-C leaves what has arrived, for the next time.
-    Blocks: on the network. Raises: HubError, CheckpointError if the repository has nothing that can be read,
-    CapacityError if the disk has no room.
+    Complete files are not downloaded again. Ctrl-C keeps the downloaded bytes for the next time.
+    Blocks: on the network. Raises: HubError, CheckpointError if the repository has no readable model, CapacityError if
+    the disk is full.
     """
     repository = hub_client.list_repository(name)
     place = _Place(repository, cache)
@@ -102,7 +102,7 @@ class _Place:
         return self.blobs / file.checksum
 
     def link(self, file: RemoteFile) -> None:
-        """Show a file whose bytes are here in the snapshot."""
+        """Link a downloaded file into the snapshot."""
         link = self.snapshot / file.path
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.exists():
@@ -120,7 +120,7 @@ class _Place:
             _replace(ref, lambda new: _write(new, self.repository.commit))
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             raise CheckpointError(
-                f"{name} is here, but cannot be noted as {ref}: a branch that was pulled before has part of that name",
+                f"{name} is downloaded, but cannot be named {ref}: a branch pulled before has part of that name",
                 remedy=f"Pull {name.repo}@{self.repository.commit}, or `moeflow rm {name.repo}` and pull again",
             ) from None
 
@@ -152,7 +152,7 @@ def _needed(repository: Repository, place: _Place) -> list[RemoteFile]:
     if missing:
         raise CheckpointError(
             f"{name} lacks {missing[0]}, which its index names",
-            remedy="Tell whoever made the repository, or take another one",
+            remedy="Report it to the repository's owner, or choose another one",
         )
     small = [files[path] for path in choice.small]
     for file in small:
@@ -222,7 +222,7 @@ def _work(
 
 
 def _replace(path: Path, make: Callable[[Path], None]) -> None:
-    """Make a file or a link under another name first, so that nobody sees half of it."""
+    """Make a file or a link under a temporary name first, so that it appears atomically."""
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         make(new)

@@ -1,6 +1,6 @@
 """A model on a hub as far as plans look at it: its small files, and files of weights with nothing but their headers.
 
-These have their full size, but take no room: behind the header is a hole. What opens a checkpoint opens such a folder,
+They have their full size, but are sparse after the header. What opens a checkpoint opens such a folder,
 or file, too, and what reads headers only, as plans do, finds the same in it.
 """
 
@@ -34,7 +34,7 @@ _NUM_CONNECTIONS: Final = 8
 _MAX_SMALL_BYTES: Final = MIB  # of a file that a plan may look at; tokenizers have more
 _LENGTH_BYTES: Final = 8  # of a safetensors header's length
 _FIRST_BYTES: Final = 256 * KIB  # of a file of weights without vocabulary, which mostly have its header
-_MAX_HEADER_BYTES: Final = 256 * MIB  # the longest that are known are of vocabularies, and have some 10
+_MAX_HEADER_BYTES: Final = 256 * MIB  # the longest known ones hold vocabularies, about 10
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def _write_headers(repository: Repository, folder: Path) -> Path:
 
 def _write_safetensors(repository: Repository, path: str, file: Path) -> None:
     if path not in repository.files:
-        return  # whoever opens the folder says what it lacks
+        return  # opening the folder reports missing files
     data = hub_client.read_range(repository, path, 0, _FIRST_BYTES)
     length = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     if _FIRST_BYTES < length <= _MAX_HEADER_BYTES:

@@ -1,7 +1,7 @@
-"""What this package asks of the file system beyond reading and writing: pages, room, and staying out of the cache.
+"""Use of the file system beyond reading and writing: pages, allocation, and bypassing the cache.
 
-The system's page cache holds a second copy of what is read and written, which counts against a memory limit;
-so slabs are read past it (O_DIRECT), or their pages are given back at once.
+The system's page cache would hold a second copy of the data, which counts against a memory limit. So slabs bypass it
+(O_DIRECT), or their pages are released at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def has_direct_reads(path: Path, buffer: memoryview) -> bool:
 
 
 def drop_cached(descriptor: int, start: int, num_bytes: int) -> None:
-    """Give the pages of a range back, unless they hold what is not on disk yet."""
+    """Release the cached pages of a range, except unwritten ones."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_DONTNEED)
 
@@ -61,7 +61,7 @@ def drop_cached_file(path: Path) -> None:
 
 
 def reserve(descriptor: int, num_bytes: int) -> None:
-    """Make the file that long and take the room on disk. Raises: OSError (ENOSPC, EDQUOT)."""
+    """Set the file's length and allocate its space on disk. Raises: OSError (ENOSPC, EDQUOT)."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, num_bytes)
     else:

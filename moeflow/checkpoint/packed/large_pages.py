@@ -1,11 +1,11 @@
 """Puts mapped weights on large pages, in a thread, while the model already computes from them.
 
-A file that was read from disk after `MADV_HUGEPAGE` lies on large pages; one that was copied or downloaded just before,
-or read in small pieces, on small ones, from which one request is decoded more slowly (docs/LOG.md). The system
-copies these together where it can (`MADV_COLLAPSE`). Elsewhere they are dropped and read again, one large page at a
-time: a pass that needs it waits for that one read, and memory holds no more than before. What was not brought in stays
-out, and neither is tried for long where it brings nothing: on file systems without large pages, where other processes
-have the file mapped, too, or where memory is in small pieces.
+A file read from disk after `MADV_HUGEPAGE` lies on large pages. A file copied or downloaded just before, or read in
+small pieces, lies on small ones, which slow down decoding of one request. The system merges these where it can
+(`MADV_COLLAPSE`). Elsewhere they are dropped and read again, one large page at a
+time: a pass that needs it waits for that one read, and memory holds no more than before. Parts that were not loaded
+stay out. Both methods stop early if they bring nothing: on file systems without large pages, with mappings of other
+processes, or with fragmented memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LargePages:
     """The thread, for one mapped file."""
 
     def __init__(self, file: Path, identity: os.stat_result, pages_of: Callable[[int], MappedPages]) -> None:
-        """Take the file and what it was when it was mapped; `pages_of` a descriptor of it are looked at."""
+        """Take the file and its identity at the time of mapping; `pages_of` a descriptor of it are looked at."""
         self._file = file
         self._identity = identity
         self._pages_of = pages_of
@@ -53,7 +53,7 @@ class LargePages:
     def _run(self) -> None:
         try:
             descriptor = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # it has gone, and its pages with it once nobody maps them
+        except OSError:  # it was deleted; its pages go with the last mapping
             return
         try:
             if os.path.samestat(os.fstat(descriptor), self._identity):  # not another that took its place
@@ -66,7 +66,7 @@ class LargePages:
     def _enlarge(self, pages: MappedPages) -> None:
         small = pages.small()
         if small:
-            pages.settle()  # what is not on disk can be neither dropped nor copied together
+            pages.settle()  # unwritten pages can be neither dropped nor merged
         num_failed = num_enlarged = 0
         for start in small:
             if self._has_to_end.is_set() or num_failed == _PATIENCE:

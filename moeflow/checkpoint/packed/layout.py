@@ -5,9 +5,10 @@
     then            the slabs, one an expert, in the order (layer, expert), each filled up to whole pages
     then            all other weights, each from the start of a page, in the order in which a model takes up memory
 
-Slabs of a layer are of one size, which makes their places computable; those of layers whose formats differ are not all
-as large, and a slot of a cache holds the largest. The other weights are checked in pieces of one size. Slabs and pieces
-are the file's parts, numbered in its order; what is in a part is not known here. Checksums are CRC-32, which ISA-L
+Slabs of a layer have one size, so their places can be computed. Layers with other formats may have other sizes, and a
+slot of a cache holds the largest. The other weights are checked in pieces of one size. Slabs and pieces
+are the file's parts, numbered in its order; the contents of a part are not known here. Checksums are CRC-32, which
+ISA-L
 computes at 30 GB/s (zlib: 6), so that a first read hardly takes longer.
 """
 
@@ -26,7 +27,7 @@ from moeflow.checkpoint.packed.file_io import PAGE_BYTES, whole_pages
 from moeflow.core.errors import CheckpointError
 from moeflow.core.units import MIB
 
-FORMAT_VERSION: Final = 2  # also to be raised when kernels want another layout of packed weights (csrc/formats.h)
+FORMAT_VERSION: Final = 2  # raise it, too, if kernels change the layout of packed weights (csrc/formats/formats.h)
 PIECE_BYTES: Final = 4 * MIB  # of the weights outside of slabs
 PACK_AGAIN: Final = "Pack the model again (`moeflow pack`), or delete the file"
 
@@ -109,7 +110,8 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.resident_start + self.resident_bytes
 
     def _sum_of_layers(self, usual: int, own: Iterable[int]) -> int:
-        """Return what all layers have, be it their own or what is usual: of as many as a damaged file may name."""
+        """Return each layer's value, its own or the default. The number of layers is bounded in case of a damaged
+        file."""
         return sum(own) if self.slab_bytes_of_layers else self.num_layers * usual
 
     def number(self, layer: int, expert: int) -> int:
@@ -159,7 +161,7 @@ def encode_header(spec: SlabSpec) -> bytes:
 
 
 def encode_entry(number: int, part_checksum: int) -> bytes:
-    """Return a table entry. Its mark says that the part is written, and cannot come about by chance."""
+    """Return a table entry. Its mark shows that the part is written, and cannot occur by chance."""
     return _ENTRY.pack(part_checksum, isal_zlib.crc32(_ENTRY.pack(part_checksum, number)))
 
 

@@ -1,8 +1,8 @@
 """Packed weights as memory: mapped, so that a model computes from the page cache and nothing is copied.
 
-The file is brought into the cache, if it is not there, and into this process's page tables before anything computes,
-so that a disk that fails is an error here. Once that is done, whoever cuts the file short ends the process by a
-signal; the files that `moeflow pack` writes are never changed in place.
+The file is loaded into the cache and this process's page tables before anything computes, so that a failing disk is an
+error here. After that, truncating the file would end the process by a signal. `moeflow pack` never changes its files in
+place.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def map_weights(
 ) -> LaidOutMemory:
     """Return a model's weights as they lie in its file, as torch's tensors or NumPy's arrays.
 
-    Experts in `left_out`, of any layer, and what is in the bytes `left_on_disk` behind all experts are not brought in:
-    their pages come when somebody computes with them.
+    Experts in `left_out`, of any layer, and the bytes `left_on_disk` after all experts are not loaded. Their pages are
+    loaded on first use.
 
     Raises: CheckpointError if the file is not what the index says any more, or cannot be read; CapacityError if the
     system refuses the addresses.
@@ -68,7 +68,8 @@ def _slabs(whole: Array, spec: SlabSpec, layer: int) -> Array:
 
 
 def _map(index: SlabIndex) -> tuple[mmap.mmap, os.stat_result]:
-    """Map the whole file, and say which it is. What is written to it here, nothing as a rule, would be our own."""
+    """Map the whole file, and return its identity. The mapping is private: writes, which do not normally occur, stay in
+    this process."""
     try:
         descriptor = os.open(index.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -120,4 +121,4 @@ def _bring_in(content: mmap.mmap, index: SlabIndex, ranges: Sequence[range], on_
 
 
 def _ignore(bytes_done: int, bytes_total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress that is ignored."""

@@ -1,8 +1,8 @@
-"""Reads slabs into memory and makes sure that they are what was written; several threads may do so at once.
+"""Reads slabs into memory and verifies them; several threads may do so at once.
 
-A slab, like any part of the file, is checked against its checksum when it is first read, not again: disks check what
-they deliver themselves, but not what was cut or overwritten in the meantime. Checking each time would read what is
-computed with once more from memory, a tenth of the disk's time (30 GB/s of checksums, 3 of disk: measured).
+A slab, like any part of the file, is verified by checksum on its first read only. Disks check their data themselves,
+but do not notice truncated or overwritten files. Verifying every read would take a tenth of the disk's time (measured:
+checksums 30 GB/s, disk 3 GB/s).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SlabReader:
         if self._is_checked[number]:
             return
         if checksum(content[: self.index.spec.part_bytes(number)]) != self.index.checksums[number]:
-            raise OSError(errno.EIO, "what is there is not what was written: the checksums differ")
+            raise OSError(errno.EIO, "its contents have changed since it was written: the checksums differ")
         self._is_checked[number] = 1
 
     def read(self, number: int, into: memoryview) -> None:

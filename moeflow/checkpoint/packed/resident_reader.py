@@ -1,7 +1,7 @@
 """The weights outside of slabs, read from packed weights into memory of our own, past the page cache.
 
-For models that run within a memory limit: what is mapped lies in the page cache, where the system may drop it when
-memory is short, and reads it again in the middle of a pass.
+For models within a memory limit: the system may drop mapped pages when memory is short, and read them again in the
+middle of a pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory that a model's weights lie in, handed out while the model is built: fresh, or filled from packed weights.
+"""The memory of a model's weights, allocated while the model is built: empty, or filled from packed weights.
 
 A model that is built in the same way asks for the same blocks in the same order, so that a file needs no names.
 """
@@ -18,7 +18,7 @@ from moeflow.kernels.lazy_memory import ALIGNMENT, allocate_lazily
 
 
 class WeightMemory(Protocol):
-    """Where a model takes the memory of its packed weights, and of what lies beside these."""
+    """The allocator of a model's packed weights and its other tensors."""
 
     @property
     def pages(self) -> LargePages | None:
@@ -32,7 +32,7 @@ class WeightMemory(Protocol):
 
     @property
     def is_numpy(self) -> bool:
-        """Whether it is handed out as NumPy's arrays, not as torch's tensors."""
+        """Whether it returns NumPy's arrays, not torch's tensors."""
         ...
 
     def block(self, num_bytes: int) -> Array:
@@ -120,7 +120,7 @@ class LaidOutMemory:
         return block
 
     def experts(self, num_experts: int, expert_bytes: int) -> Array | None:
-        """See `WeightMemory.experts`. Raises: ValueError if they are not what is there."""
+        """See `WeightMemory.experts`. Raises: ValueError if they do not match the file."""
         if self._slabs is None:
             return None
         rows: Any = self._slabs[self._layer] if self._layer < len(self._slabs) else None

@@ -1,7 +1,7 @@
 """Writes packed weights, so that it is there finished or not at all, and so that an interrupted writing can go on.
 
-It grows under a hidden name beside its place and is renamed at the end. Parts are entered in its table once they are
-on disk; whoever writes the same file again finds them there, checks them by reading, and writes only the others.
+It grows under a hidden name beside its place and is renamed at the end. Parts are entered in its table once they are on
+disk. The next build of the same file verifies these parts by reading, and writes only the others.
 A file lock, which the kernel drops with the process, keeps a second writer out.
 """
 
@@ -109,7 +109,7 @@ class SlabWriter:
         self.report()
 
     def settle(self) -> None:
-        """Wait until what was written is on disk, then enter it in the table. Raises: OSError."""
+        """Wait until written parts are on disk, then enter them in the table. Raises: OSError."""
         os.fdatasync(self._descriptor)
         for number in self._unsettled:
             entry = encode_entry(number, self._checksums[number])
@@ -129,7 +129,7 @@ class SlabWriter:
         os.fsync(self._descriptor)
 
     def report(self) -> None:
-        """Tell how far the writing is."""
+        """Report the progress of writing."""
         self._on_bytes(self._done_bytes, self._spec.content_bytes)
 
 
@@ -137,11 +137,11 @@ class SlabWriter:
 def build_packed_weights_file(target: Path, spec: SlabSpec, on_bytes: OnBytes | None = None) -> Iterator[SlabWriter]:
     """Yield a writer; `target` is there, or replaced, when the block ends well.
 
-    When it does not, what was written is kept under a hidden name, and the next build for the same place goes on
-    from there. `on_bytes(done, total)` counts those parts too, once they have been read back and found right.
+    When it does not, written parts are kept under a hidden name, and the next build for the same path resumes from
+    there. `on_bytes(done, total)` counts those parts too, once they have been read back and found right.
 
-    Raises: ConfigError if the place cannot be written to or another process writes there, CapacityError if the
-    disk is full, before anything is written where the file system tells.
+    Raises: ConfigError if the path is not writable or another process writes there. CapacityError if the disk is full,
+    before the first write if the file system reports it.
     """
     target = target.absolute()
     partial = partial_file(target)
@@ -243,4 +243,4 @@ def _disk_full(target: Path, spec: SlabSpec, descriptor: int) -> CapacityError:
 
 
 def _ignore(bytes_done: int, bytes_total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress that is ignored."""

@@ -1,1 +1,1 @@
-"""Hugging Face folders whose weights are quantized: each matrix put together from the tensors that it was cut into."""
+"""Hugging Face folders with quantized weights: each matrix is assembled from its tensors."""

@@ -1,4 +1,4 @@
-"""AutoRound, which packs integers as GPTQ or AWQ do, and says so in `packing_format`."""
+"""AutoRound, which packs integers like GPTQ or AWQ, named in `packing_format`."""
 
 from __future__ import annotations
 

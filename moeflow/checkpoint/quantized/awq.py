@@ -70,7 +70,7 @@ def _matrix(parts: Parts, name: str, group_size: int | None) -> IntegerMatrix:
 
 
 def _unpack_outputs(parts: Parts, name: str, start: int, stop: int) -> Tensor:
-    """Return what is stored for outputs [start, stop): [stop - start, rows of the tensor] uint8."""
+    """Return the stored values of outputs [start, stop): [stop - start, rows of the tensor] uint8."""
     first = start // _IN_WORD
     words = parts.columns(name, first, -(-stop // _IN_WORD))
     outputs = unpack(words, _BITS).view(*words.shape, _IN_WORD)[..., _PLACES].flatten(1)

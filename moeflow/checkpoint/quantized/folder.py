@@ -1,7 +1,7 @@
 """A Hugging Face folder with quantized weights, seen as the checkpoint of the model that it stands for.
 
-Names, shapes and config are those of the unquantized model. What a matrix was cut into is put together again row by
-row: in the blocks that kernels read, to the bit, or as floats where none hold it.
+Names, shapes and config are those of the unquantized model. A matrix is assembled row by row: bit-exact in blocks that
+kernels read, or as floats if no kind of block can hold it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from moeflow.core.extensions import ExtensibleTable
 if TYPE_CHECKING:
     import torch
 
-# Of activations and KV caches that were to be rounded, which they are not here.
+# Settings for rounding activations and KV caches, which are not rounded here.
 _NOT_OF_WEIGHTS = re.compile(r"\.(input|output|k|v|q|kv)_(scale|global_scale|zero_point)$")
 
 # By what quantization_config calls the method: what finds the matrices that tensors were made of.
@@ -69,7 +69,7 @@ class QuantizedFolder:
         return self._folder.read(name) if matrix is None else matrix.read_values(0, matrix.shape[0])
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
-        """Return rows of a matrix: as blocks those that become some; raises as `Checkpoint.read` does."""
+        """Return rows of a matrix, as blocks where possible. Raises: as `Checkpoint.read`."""
         matrix = self._matrices.get(name)
         if matrix is None:
             return self._folder.read_rows(name, start, stop)

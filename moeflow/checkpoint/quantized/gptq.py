@@ -35,7 +35,7 @@ def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
         found.matrices[f"{name}.weight"] = _matrix(parts, name, bits, group_size, offset)
         found.used.update(f"{name}.{part}" for part in _PARTS)
     names = [name.removesuffix(".weight") for name in found.matrices]
-    if may_be_moved and names and not _are_in_order(parts, names[0], group_size):  # what is of one is of all
+    if may_be_moved and names and not _are_in_order(parts, names[0], group_size):  # holds for all if for one
         raise settings.refuse("where desc_act True moves inputs to other groups, which is not supported")
     return found
 

@@ -1,7 +1,7 @@
 """Matrices of small integers with a scale and a zero point for neighbours of a row: (code - zero point) * scale.
 
 AWQ, GPTQ and compressed-tensors differ in where they put these three; from here on they are the same. A block has one
-scale and says whether that is fp16 or bfloat16; where more values share it than a block has, it is repeated.
+scale and a flag, fp16 or bfloat16. If more values than a block share a scale, it is repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KINDS: Final[dict[int, dict[int, GroupKind]]] = {  # by bits and values of a bl
     4: {128: "INT4_G128", 64: "INT4_G64", 32: "INT4_G32"},
     8: {128: "INT8_G128"},
 }
-_IS_BF16: Final = -(1 << 15)  # the mark beside a zero point (csrc/group_source_types.h), the largest of 16 bits
+_IS_BF16: Final = -(1 << 15)  # the mark beside a zero point (csrc/formats/group_source_types.h), the largest of 16 bits
 
 
 class Integers(NamedTuple):
@@ -46,7 +46,7 @@ class IntegerMatrix:
 
     @property
     def kind(self) -> GroupKind | None:
-        """The largest blocks in which all weights share a scale."""
+        """The largest blocks with one scale."""
         if self.scales_in == "float32":
             return None
         kinds = _KINDS[self.bits]

@@ -1,4 +1,4 @@
-"""What is known of a matrix that was cut into several tensors."""
+"""The description of a matrix stored as several tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class QuantizedMatrix(Protocol):
 
     @property
     def described(self) -> str:
-        """What it is stored as, if it becomes no blocks."""
+        """Its stored type, if it does not become blocks."""
         ...
 
     def read_blocks(self, start: int, stop: int) -> Tensor:

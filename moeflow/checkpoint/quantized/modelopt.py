@@ -1,4 +1,4 @@
-"""The formats of NVIDIA's ModelOpt: NVFP4 and float8, each for all linear layers but those that are left as they are.
+"""The formats of NVIDIA's ModelOpt: NVFP4 and float8, each for all linear layers except the excluded ones.
 
 What activations and keys and values were to be rounded to is not followed: here they stay finer.
 """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _GROUP: Final = 16  # numbers that share a scale
 _BLOCK: Final = 32  # that kernels take at once
-_LARGEST: Final = 126  # of a scale's bits: above is what is no number, or has a sign
+_LARGEST: Final = 126  # of a scale's bits: larger ones are NaN or negative
 
 
 class Layout(NamedTuple):

@@ -14,7 +14,7 @@ from moeflow.kernels.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCALES = ("float16", "bfloat16", "float32")  # in which numbers beside weights may be stored
+SCALES = ("float16", "bfloat16", "float32")  # types of numbers other than weights
 _CHUNK_BYTES = 1 << 22  # of a tensor whose columns are wanted
 
 
@@ -45,7 +45,7 @@ class Parts:
         info = self._folder.tensors.get(name)
         if info is None:
             raise CheckpointError(
-                "is missing beside the other parts of its matrix",
+                "is missing, unlike the other parts of its matrix",
                 file=self._folder.path,
                 tensor=name,
                 remedy=DOWNLOAD_AGAIN,

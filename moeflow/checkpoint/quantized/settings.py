@@ -23,7 +23,7 @@ class QuantizationSettings:
     """An object in a config, or one inside it."""
 
     def __init__(self, values: Mapping[str, Any], file: Path, place: str = QUANTIZATION_KEYS[0]) -> None:
-        """Take what stands at `place` in the config `file`."""
+        """Take the value at `place` in the config `file`."""
         self.values = values
         self.file = file
         self._place = place
@@ -45,9 +45,9 @@ class QuantizationSettings:
         return method if isinstance(method, str) else "method not named"
 
     def refuse(self, problem: str) -> CheckpointError:
-        """Make the error that says what about the quantization is not supported."""
+        """Make the error that names the unsupported property of the quantization."""
         return CheckpointError(
-            f"{self._place} says that the weights are quantized ({self.method}), {problem}",
+            f"{self._place} has quantized weights ({self.method}), {problem}",
             file=self.file,
             remedy=REMEDY,
         )

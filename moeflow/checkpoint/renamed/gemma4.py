@@ -1,4 +1,4 @@
-"""Gemma 4: experts are stacked, beside their router; what sees and hears is left away."""
+"""Gemma 4: experts are stacked, next to their router. Encoders of images and sound are omitted."""
 
 from __future__ import annotations
 

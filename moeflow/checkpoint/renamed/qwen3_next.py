@@ -1,7 +1,6 @@
-"""Qwen3-Next and Qwen3.5: norms multiply by one more than their weights, but for those that are gated.
+"""Qwen3-Next and Qwen3.5: norms multiply by their weights plus one, except gated norms.
 
-Experts may be stacked. Layers that guess further tokens, which come with some files, and what sees images are left
-away.
+Experts may be stacked. Layers for multi-token prediction and encoders of images are omitted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A checkpoint whose tensors have other names in the files, or are pieces of what lies there.
+"""A checkpoint with other tensor names in its files, or with tensors that are pieces of stored ones.
 
-It knows no family: what each tensor is a piece of, it is told.
+It knows no family: the caller gives the stored tensor of each piece.
 """
 
 from __future__ import annotations

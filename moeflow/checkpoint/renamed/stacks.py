@@ -18,7 +18,7 @@ _PARTS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_p
 def find_experts(name: str, info: TensorInfo, known: str) -> Mapping[str, Piece]:
     """Return what a stack `gate_up_proj` [E, 2 width, hidden] or `down_proj` [E, hidden, width] holds; else nothing.
 
-    `known` is what it is called where the text model is all there is.
+    `known` is its name in a text-only model.
 
     Raises: CheckpointError if it has another shape.
     """

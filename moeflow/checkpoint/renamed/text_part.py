@@ -1,4 +1,4 @@
-"""The text model in files of one that sees or hears, too: what its tensors are called without the rest."""
+"""The text model in files of a multimodal one: the names of its tensors without the rest."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _Shards = dict[Path, dict[str, SafetensorsEntry]]
 class SafetensorsFolder:
     """A `Checkpoint` in a Hugging Face folder.
 
-    If its config names a quantization, tensors are as they lie in the files, for `QuantizedFolder` to put together.
+    If its config names a quantization, tensors are returned as stored, and `QuantizedFolder` assembles them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -165,7 +165,7 @@ def _leads_nowhere(file: Path) -> bool:
     try:
         file.stat()
     except OSError as error:
-        return isinstance(error, FileNotFoundError)  # others are said when the file is opened
+        return isinstance(error, FileNotFoundError)  # others are reported when the file is opened
     return False
 
 
@@ -182,7 +182,7 @@ def _shard_name(tensor: str, value: Any, index: Path) -> str:
 
 
 def _no_weights(folder: Path) -> CheckpointError:
-    """Make the error that says what the folder holds instead, and what to do about that."""
+    """Make the error that names the folder's contents and the remedy."""
     with blame_file(folder):
         names = sorted(entry.name for entry in folder.iterdir())
     by_suffix = {
@@ -216,7 +216,7 @@ def _is_quantized(config: Mapping[str, Any]) -> bool:
 
 
 def _read_modelopt_settings(file: Path) -> dict[str, Any] | None:
-    """Return how ModelOpt says that weights are quantized; None: it says nothing of them, or there is no such file."""
+    """Return ModelOpt's description of the quantization; None: it says nothing of them, or there is no such file."""
     settings = read_json_object(file) if os.path.lexists(file) else {}
     of_weights = settings.get("quantization")
     if not isinstance(of_weights, dict) or of_weights.get("quant_algo") is None:

@@ -1,7 +1,7 @@
 """The header of a safetensors file: which tensors it holds and where.
 
-Checks everything the format promises before a byte of weights is read, so that a cut or damaged file is
-found when the model is opened. Knows nothing of models or of folders.
+Checks the whole format before reading weights, so that a truncated or damaged file is found when the model is opened.
+Knows nothing of models or of folders.
 
 Source: the format's description in the safetensors repository: 8 bytes little-endian header length, a JSON
 object, then the tensors' bytes without holes.

@@ -100,7 +100,7 @@ def converse(backend: ChatBackend, conversation: Conversation, history: InputHis
 
 
 def questions(at_terminal: bool) -> Iterator[str]:
-    """Yield what is typed, or the lines of a file; ends with the input, or with Ctrl-C or Ctrl-D at the prompt."""
+    """Yield typed texts, or the lines of a file. It ends with the input, or with Ctrl-C or Ctrl-D at the prompt."""
     while True:
         try:
             text = read_input() if at_terminal else input().strip()

@@ -1,4 +1,4 @@
-"""A chat's state: what has been said, and how answers are sampled."""
+"""The state of a chat: its messages, and how answers are sampled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Conversation:
         return [*opening, *self._before(again), {"role": "user", "content": question}]
 
     def add(self, question: str, answer: str, *, again: bool = False) -> None:
-        """Remember a question and what was answered, even if the answer was stopped."""
+        """Append a question and its answer, even if the answer was stopped."""
         said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         self.turns = [*self._before(again), *said]
 

@@ -30,7 +30,7 @@ NEWLINE = "\n"
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What is kept of a conversation. The turns alternate user, assistant, and end with an answer."""
+    """The saved part of a conversation. The turns alternate user, assistant, and end with an answer."""
 
     system: str | None = None
     turns: Messages = field(default_factory=list)
@@ -74,7 +74,7 @@ def _is_json(path: Path) -> bool:
 
 
 def _complete(turns: Messages) -> Messages:
-    """Return the turns without a last question that nobody answered."""
+    """Return the turns without an unanswered last question."""
     if [turn["role"] for turn in turns] != [ROLES[number % 2] for number in range(len(turns))]:
         raise ValueError("questions and answers do not take turns in it")
     if not turns:
@@ -176,7 +176,7 @@ def _chosen_path(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _content(message: dict[str, Any]) -> str:
-    """Return the text that the page would send of a message: what is attached goes first."""
+    """Return a message's text as the page sends it: attachments first."""
     content = message["content"]
     if not isinstance(content, str):
         raise ValueError("a message in it has no text")

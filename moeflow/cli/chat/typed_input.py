@@ -1,4 +1,4 @@
-"""What is typed at the prompt: lines that belong together, and the history of earlier ones.
+"""Input at the prompt: texts of one or several lines, and the history of earlier texts.
 
 A line goes on behind a backslash at its end; three quotation marks open a text of many lines, and three more close it;
 what is pasted is one text.

@@ -144,7 +144,7 @@ def memory(machine: HostResources) -> Finding:
 
 
 def large_pages(setting: Path = LARGE_PAGES_SETTING) -> list[Finding]:
-    """Return whether those that ask get memory in large pages; nothing where the system does not say."""
+    """Return whether programs can request memory in large pages; None if the system does not report it."""
     try:
         chosen = re.search(r"\[(\w+)\]", setting.read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError):
@@ -214,7 +214,7 @@ def kept_prompts(folder: Path) -> list[Finding]:
 
 
 def disk(cache_dir: Path) -> Finding:
-    """Return how much room there is where built models go."""
+    """Return the free space for built models."""
     existing = existing_folder(cache_dir)
     free = shutil.disk_usage(existing).free
     found = f"{format_bytes(free)} free at {cache_dir}"

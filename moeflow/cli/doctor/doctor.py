@@ -1,4 +1,4 @@
-"""`moeflow doctor`: what this machine has, what is missing, and whether a model would run here.
+"""`moeflow doctor`: checks this machine, and whether a model would run on it.
 
 Only looks, and times a GPU for a second if there is one. Of a model it reads headers, and if asked all of its packed
 file; nothing is loaded or built.
@@ -50,7 +50,7 @@ damaged part, are named."""
 @click.option("--verify", "verifies", is_flag=True, help="Read all weights: find damage, NaN and infinity.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(overrides: dict[str, Any], verifies: bool, as_json: bool) -> int:
-    """Show what this machine has, what is missing and what to do.
+    """Check this machine: list its resources, problems and remedies.
 
     With MODEL, a Hugging Face folder or a .gguf file, say also whether it fits and what it will use.
     """
@@ -77,7 +77,7 @@ def look_at(overrides: dict[str, Any], verifies: bool) -> list[Finding]:
 
 
 def show(findings: list[Finding]) -> None:
-    """Print each finding, and the remedy under those that need one, in lines that fit a terminal."""
+    """Print each finding, followed by its remedy if it has one, in lines that fit a terminal."""
     console = Console(soft_wrap=True, highlight=False)
     width = min(console.width, PAGE_WIDTH) if console.is_terminal else PAGE_WIDTH
     for finding in findings:
@@ -91,6 +91,6 @@ def show(findings: list[Finding]) -> None:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Cut a text into lines that stand beside the topics; a word that is too long, such as a path, stays whole."""
+    """Wrap a text to the right of the topics. A word that is too long, such as a path, is not split."""
     size = max(width - INDENT, MIN_WIDTH)
     return textwrap.wrap(text, size, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Whether a model would run here, as findings: its shape, what it takes, and the limits it would get.
+"""Findings on whether a model runs on this machine: its shape, its memory, and its limits.
 
 Reads headers only, and asks the engine's own `resolve`, so the answer is what `serve` would do. Only `--verify` reads
 all weights: it looks for numbers that are not finite, and compares the packed file with its checksums.
@@ -117,7 +117,7 @@ def verify(config: EngineConfig) -> list[Finding]:
 
 
 def describe_damage(damage: Damage) -> str:
-    """Write in a line what is damaged, and whose weights lie there."""
+    """Return one line that names the damage and the affected weights."""
     names = ", ".join(damage.tensors[:3])
     more = f" and {len(damage.tensors) - 3} more" if len(damage.tensors) > 3 else ""
     return f"{damage.part} ({names}{more}): {damage.cause}"
@@ -170,7 +170,8 @@ def place(config: EngineConfig) -> str:
 
 
 def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list[Finding]:
-    """Return what a memory limit is used for. What is said of `generate` holds for a server with less for experts."""
+    """Return what a memory limit is used for. The limits of `generate` also apply to a server, with fewer bytes for
+    experts."""
     processes = "both processes" if memory.is_served else "the process; a server takes some 300 MiB more"
     lines = [
         (memory.process_bytes, processes),
@@ -202,7 +203,7 @@ def examine_planned_model(overrides: dict[str, Any], *, verifies: bool = False) 
 
 
 def examine_builtin_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
-    """Look at the built-in model, or at what it would be made from."""
+    """Check the built-in model, or its source if it is not built."""
     folder = lazy.builtin_folder(overrides["cache_dir"])
     if folder.is_dir():
         found = examine_model({**overrides, "model": str(folder)}, verifies=verifies)

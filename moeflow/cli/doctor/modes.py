@@ -23,7 +23,7 @@ def other_modes(overrides: Mapping[str, Any], plan: Plan | None) -> list[Finding
     for option, changed in _variants(overrides, plan):
         try:
             other = lazy.plan_for_start(lazy.with_dense_source(settings_of({**overrides, **changed})))
-        except MoeflowError:  # not of this model, or not here
+        except MoeflowError:  # unsupported by this model or on this machine
             continue
         if other.forecast is not None:
             found.append(Finding("or with", Verdict.OK, f"{option}: {lazy.speed_and_memory(other)}"))
@@ -31,7 +31,7 @@ def other_modes(overrides: Mapping[str, Any], plan: Plan | None) -> list[Finding
 
 
 def _variants(overrides: Mapping[str, Any], plan: Plan | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield options that the user left open, as they are written, with what they change."""
+    """Yield options that the user did not set, as text, with their effects."""
     if plan is not None and not _runs_on_kernels(plan.config):
         return
     if overrides.get("quantize") is None:

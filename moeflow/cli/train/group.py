@@ -1,4 +1,4 @@
-"""`moeflow train`: trains models that help a model, and classifiers with experts. One file a kind."""
+"""`moeflow train`: trains speculators and predictors for a model, and classifiers with experts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from moeflow.cli.train.speculator import speculator
 EPILOG = """\b
 Examples:
   moeflow train speculator
-      a small model that guesses for the built-in one, in under half an hour
+      a small draft model for the built-in one, in under half an hour
   moeflow train speculator ~/models/olmoe --pool 3
-      three, each good at what the others get wrong
+      three that complement each other
   moeflow train predictor ~/models/olmoe
-      knows a token's experts beforehand, for --predictor sida
+      predicts each token's experts, for --predictor sida
   moeflow train classifier --data train.tsv --out FOLDER
       sorts texts into classes, with 8 to 256 experts"""
 
 
 @click.group(epilog=EPILOG)
 def train() -> None:
-    """Train small models that guess for a large one, and classifiers with experts."""
+    """Train draft models, expert predictors, and classifiers with experts."""
 
 
 train.add_command(speculator)

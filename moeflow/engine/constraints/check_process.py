@@ -1,4 +1,4 @@
-"""Compiles grammars to see whether they can be, in a process of its own: they come from whoever may send requests.
+"""Compiles grammars for a check, in a process of its own: they come from untrusted clients.
 
 Run as `python -m moeflow.engine.constraints.check_process` with a socket as standard input, within `worker_limits`.
 The first message is the vocabulary. What nests so deeply that it needs more stack than a thread has here ends this

@@ -20,7 +20,7 @@ from moeflow.engine.text.limited_process import LimitedProcesses
 from moeflow.engine.text.template_messages import frame
 from moeflow.engine.text.tokenizer import Tokenizer
 
-_AROUND_BYTES: Final = 4096  # of a reply, beside the grammar
+_AROUND_BYTES: Final = 4096  # of a reply, in addition to the grammar
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
@@ -44,7 +44,7 @@ class GrammarChecker:
         return _grammar_of(reply)
 
     def check(self, lark: str, users: UserGrammar | None = None) -> str:
-        """Return the grammar as engines take it. `users` is what it may refer to.
+        """Return the grammar as engines take it. `users` are the grammars that it may refer to.
 
         Blocks: until it was compiled, `limits.CHECK_CPU_S` seconds of processor time at most.
         Raises: RequestError if it cannot be, or takes too much time or memory.

@@ -12,7 +12,7 @@ from moeflow.engine.text.answer_form.lark import PART
 LIMITS: Final = LLParserLimits(
     max_items_in_row=2_000,  # alternatives at one place of an answer
     initial_lexer_fuel=300_000,  # of compiling: about 0.4 s and 60 MB
-    step_lexer_fuel=200_000,  # of a mask: some 15 ms
+    step_lexer_fuel=200_000,  # of a mask: about 15 ms
     step_max_items=20_000,  # of a mask: about 20 ms, or 150 where many of them stand at one place
     max_lexer_states=50_000,  # some 100 MB
     max_grammar_size=200_000,  # symbols

@@ -1,4 +1,4 @@
-"""The ops of passes in which the host computes some of each layer's experts: those with the smallest numbers.
+"""The ops of passes where the host computes some of each layer's experts: the ones with the smallest numbers.
 
 A layer without a router is the device's alone. Source: as for `offload_ops.py`.
 """
@@ -63,7 +63,7 @@ class DividedExpertOps(OffloadOps):
         return cost
 
     def _load_sums(self, layer: int, micro_batch: MicroBatch) -> Cost:
-        """Copy to the device; as with what was attended, what was copied for the layer before is done with."""
+        """Copy to the device. As with attention results, the copies for the previous layer are no longer in use."""
         if not self._model.layers[layer].has_router:
             return Cost()
         tensors, num_bytes = micro_batch.tensors, 0

@@ -1,4 +1,4 @@
-"""A pass cut into micro-batches: which sequences' tokens go through a layer's stages together."""
+"""A pass split into micro-batches: sequences with tokens that pass a layer's stages at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Side:
 
     device: torch.device
     rotary: RotaryEmbeddings
-    dtype: torch.dtype  # in which it rotates
+    dtype: torch.dtype  # of rotation
 
     def places(self, positions: Tensor, spans: Sequence[Span], block_size: int) -> Places:
         """Return the places of some sequences' tokens. Shapes: positions [T] int64."""
@@ -60,9 +60,9 @@ class MicroBatch:
     on_host: Places  # over the blocks as the scheduler numbers them
     on_device: Places  # likewise
     in_window: Places  # on the device, over the blocks of a window
-    copied_blocks: Tensor  # [n] int64: those that a window gets
+    copied_blocks: Tensor  # [n] int64: blocks within a window
     tensors: dict[str, Tensor] = field(default_factory=dict)  # "hidden", "attended", ...
-    routed: Routed | None = None  # on the device, in a pass in which the host has a share of the experts
+    routed: Routed | None = None  # on the device, in a pass where the host has a share of the experts
     num_hosted_pairs: int = 0  # tokens and experts that the host computes at this layer
     unsaved_qkv: dict[int, Tensor] = field(default_factory=dict)  # by layer: the host has yet to get K and V of them
 

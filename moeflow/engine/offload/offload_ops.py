@@ -1,7 +1,7 @@
 """The ops of offloading pipelines on a real model: each does for one layer and one micro-batch what its name describes.
 
 The device computes projections and experts; attention runs on the host, over keys and values that stay there, or on the
-device. Nothing here knows in which order ops run; that is the pipeline's, and what is used before it is there raises.
+device. The pipeline defines the order of ops. Using a result before it exists raises.
 Source: MoE-Lightning 4.1, algorithm 1 and figure 6.
 """
 
@@ -162,7 +162,7 @@ class OffloadOps:
         return Cost(qkv.nbytes)
 
     def _load_hidden(self, layer: int, micro_batch: MicroBatch) -> Cost:
-        """Copy to the device. What was copied for the layer before has been computed with: QKV came of that."""
+        """Copy to the device. The copies for the previous layer have been used: QKV came of that."""
         attended = micro_batch.tensors.pop("host_attended")
         micro_batch.tensors["attended"] = self._device.to_device(attended)
         return Cost(attended.nbytes)
@@ -173,7 +173,7 @@ class OffloadOps:
         return Cost(self._kv.load(layer, micro_batch.number, micro_batch.copied_blocks))
 
     def _store_kv(self, layer: int, micro_batch: MicroBatch) -> Cost:
-        """Bring new keys and values to the host as they are projected; there they are rotated once more, and kept."""
+        """Copy new projected keys and values to the host, which rotates and stores them."""
         if self._kv.is_resident(layer):
             return Cost()
         qkv, places, attention = micro_batch.unsaved_qkv.pop(layer), micro_batch.on_host, self._on_host[layer]
@@ -224,7 +224,7 @@ def _layer(task: Task) -> int:
 
 
 def total(works: Sequence[Work]) -> Cost:
-    """Return what works cost together."""
+    """Return the total cost of works."""
     return Cost(int(sum(work.num_bytes for work in works)), int(sum(work.num_flops for work in works)))
 
 

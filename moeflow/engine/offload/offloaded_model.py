@@ -1,8 +1,7 @@
 """A model that is larger than its device, in the place of a `CausalLM`: its passes go through a pipeline.
 
-Experts are streamed, as far as they do not stay on the device; all other weights stay there. What the device computes
-is the model's own layers: packed, then the results are those of its plain forward pass to the bit, or torch tensors on
-whatever torch device it is.
+Experts are streamed, as far as they do not stay on the device; all other weights stay there. The device computes the
+model's own layers: packed, with results bit-equal to its plain forward pass, or as torch tensors on any torch device.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Trace
 from moeflow.planner.choices.offload_plan import costs_of
 
-LANES: Final = (HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_PINNED)  # beside the one that computes
+LANES: Final = (HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_PINNED)  # in addition to the computing one
 
 
 class OffloadedModel:
@@ -47,7 +46,7 @@ class OffloadedModel:
     def __init__(self, model: CausalLM, config: EngineConfig, trace: Trace | None = None) -> None:
         """Take a model whose experts are in main memory and whose other weights are on the device.
 
-        Raises: CapacityError if the device lacks room.
+        Raises: CapacityError if the device lacks memory.
         """
         assert config.offload is not None
         self.config = model.config
@@ -113,7 +112,7 @@ class OffloadedModel:
 
     @property
     def num_hosted_experts(self) -> int:
-        """How many experts the host had in the latest pass, of all layers together."""
+        """Number of experts of the host in the latest pass, summed over layers."""
         return self._share.num_hosted
 
     def close(self) -> None:
@@ -156,7 +155,7 @@ class OffloadedModel:
     def _split_experts(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return each layer's experts that stay, on the device, and its others: [bytes] uint8.
 
-        The last ones stay: those that the host may have a share of come first.
+        The last ones stay: experts that the host may share come first.
         """
         resident, streamed = [], []
         nothing = torch.empty(0, dtype=torch.uint8)

@@ -1,7 +1,7 @@
-"""One request as a supervisor keeps it: what was asked for and what has arrived, so that any engine can go on with it.
+"""One request as a supervisor keeps it: the submission and the received tokens, so that any engine can continue it.
 
-An engine computes prompt and tokens again, as after a preemption, so what follows does not depend on where it was cut:
-random numbers, penalties and limits count from the first token. Knows no process.
+An engine recomputes prompt and tokens, as after a preemption. Random numbers, penalties and limits count from the first
+token, so the point of interruption does not matter. Knows no process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moeflow.core.request import FinishReason
 from moeflow.engine.messages import Submission, TokenOutput
 from moeflow.engine.process.deaths import Death
 
-CRASH = 1.0  # suspicion that a death brings to those that were in its pass
+CRASH = 1.0  # suspicion that a death adds to the requests of its pass
 FROM_OUTSIDE = 0.25  # somebody ended it, perhaps for what a request did to the machine's memory
 ISOLATED = 1.0  # from this suspicion on a request is computed alone
 GUILTY = 2.0  # one that was alone in the pass
@@ -37,14 +37,14 @@ class Continuation:
 
     @property
     def place(self) -> tuple[bool, bool, float]:
-        """Where it stands among those that a new engine goes on with: answers that somebody waits for come first, then
-        those that have begun, which keep their places in the engine; of these, who has waited longest for a token.
+        """Its place among the requests of a new engine. Interactive requests come first, then started ones, which keep
+        their places in the engine. Among these, the longest wait for a token comes first.
         """
         return self.submission.is_batch, not self._token_ids, self._waits_since_s
 
     @property
     def token_ids(self) -> list[int]:
-        """All its tokens: those of the prompt and those that have arrived."""
+        """All its tokens: the prompt and the received ones."""
         return self.submission.prompt_token_ids + self._token_ids
 
     def rest(self) -> Submission:

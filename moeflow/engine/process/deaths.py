@@ -1,7 +1,7 @@
-"""How an engine's process ended, in words, and whether what it computed may be the reason.
+"""How an engine's process ended, in words, and whether its requests may be the reason.
 
-The kernel counts the processes that it kills for lack of memory, so a SIGKILL of its own can be told from one that
-somebody sent. Knows nothing of requests but their ids.
+The kernel counts the processes that it kills for lack of memory. So its SIGKILL differs from one sent by a user. Knows
+nothing of requests but their ids.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Death:
 class OomKills:
     """How many processes the kernel has killed for lack of memory so far; None where it does not report."""
 
-    of_group: int | None  # in this process's control group, whichever limit was reached
+    of_group: int | None  # in this process's control group, by any limit
     of_system: int | None
 
     @classmethod

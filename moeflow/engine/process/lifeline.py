@@ -32,8 +32,8 @@ def tie_to_parent(parent_pid: int, record: PassRecord) -> None:
     Raises: OrphanedError if the parent went before.
     """
     if sys.platform == "linux":
-        # Sent when the *thread* that started this process ends: the one that runs the parent's event loop, without
-        # which nobody would read what is computed.
+        # Sent when the *thread* that started this process ends. It runs the parent's event loop, the only reader of
+        # results.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it went before the kernel was asked
         raise OrphanedError("the parent process is gone")
@@ -45,4 +45,4 @@ def _beat(parent_pid: int, record: PassRecord) -> None:
         record.tick()
         time.sleep(BEAT_S)
     logger.warning("the parent process is gone; stopping")
-    os._exit(1)  # whatever the other threads do: nobody could read it
+    os._exit(1)  # whatever the other threads do: the output has no reader

@@ -1,5 +1,5 @@
-"""The engine in a process of its own, so that a slow client, a burst of parsing or a crash of the API never
-stalls a pass, nor the other way round.
+"""The engine in a process of its own: a slow client, a burst of parsing or a crash of the API never stalls a pass, and
+vice versa.
 
 Run as `python -m moeflow.engine.process.main ADDRESS PARENT_PID RECORD`; the parent sends an `EngineConfig`, then
 `ToEngine` messages, and gets `FromEngine` messages back over one ZeroMQ pair. RECORD is the descriptor of a
@@ -64,13 +64,13 @@ class EngineProcess:
         try:
             config = msgspec.msgpack.decode(self._socket.recv(), type=EngineConfig)
             with closing(Engine.load(config, self._send_progress, self._note_pass)) as engine:
-                gc.freeze()  # what is loaded stays: going through it for garbage would hold passes up, and the end
+                gc.freeze()  # loaded objects stay: searching them for garbage would delay passes and the end
                 self._send(Ready(model=engine.model, stats=engine.stats()))
                 self._serve(engine)
             self._send(Stopped())
         except GroupError as error:
             logger.exception("the engine ends with one of its ranks")
-            if error.signal_number:  # so that this death is judged as what it is
+            if error.signal_number:  # so that this death is classified correctly
                 os.kill(os.getpid(), error.signal_number)
             self._fail(error)
         except Exception as error:

@@ -1,7 +1,7 @@
 """What an engine's process is doing: a page of memory that its parent maps, too, and can read after any death.
 
 A heartbeat shows that the process runs; an entry names the requests of the pass under way. A message could not do
-either: it waits until a pass is over, and what was not sent yet is lost with the process.
+either: it waits until a pass ends, and unsent messages are lost with the process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PassRecord:
 def make_descriptor(max_num_seqs: int) -> int:
     """Make the memory of a record: a file without a name, which a child can inherit.
 
-    It has room for passes of `max_num_seqs` requests, and is no larger: users may limit the size of files.
+    Its size fits passes of `max_num_seqs` requests only, because users may limit the size of files.
 
     Raises: OSError.
     """

@@ -1,8 +1,8 @@
-"""What of a prompt each replica probably has in its prefix cache, so that a request goes where most of it is.
+"""Estimates the cached part of a prompt in each replica, so that a request goes to the replica with most of it.
 
-Each engine has a prefix cache of its own, so that a conversation whose turns go now here, now there is computed anew in
-each of them. It is recorded which blocks of tokens each engine has been given, in the order in which its cache gives
-them up, as far as that can be known from outside; what is wrong there costs time, never a token.
+Each engine has its own prefix cache. A conversation spread over engines would be computed again in each. A record has
+the blocks of tokens sent to each engine, in the probable eviction order of its cache. Errors in it cost time, but never
+change a token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class PrefixRecord:
     """The blocks of tokens that one engine probably has in its prefix cache."""
 
     def __init__(self, block_size: int, num_blocks: int) -> None:
-        """Take the number of tokens of a block, and of blocks that the engine has room for."""
+        """Take the number of tokens of a block, and the engine's number of blocks."""
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._hashes: OrderedDict[int, None] = OrderedDict()  # of whole prefixes, longest unused first

@@ -225,7 +225,7 @@ class ProcessEngine:
                 self.abandon(submission.request_id)
 
     def abandon(self, request_id: str) -> None:
-        """End a request whose outputs nobody wants any more."""
+        """Cancel a request without a reader."""
         if self._sinks.abandon(request_id) and self.is_alive:
             self._send(Cancellation([request_id]))
 

@@ -63,7 +63,7 @@ class Mortal(Protocol):
         """Submit a request; `sink` gets its outputs as they arrive, or None if the engine ends before it."""
 
     def abandon(self, request_id: str) -> None:
-        """End a request whose outputs nobody wants any more."""
+        """Cancel a request without a reader."""
 
     async def shutdown(self, deadline_s: float) -> None:
         """Let running requests finish within the deadline, cancel the rest, end it."""
@@ -83,20 +83,20 @@ class Start(Protocol):
 
 
 class Owner(Protocol):
-    """Who is told of what becomes of a replica."""
+    """The receiver of a replica's events."""
 
     def note_death(self, replica: Replica, death: Death, orphans: list[Continuation]) -> None:
         """Its engine has died, and these requests have lost their place. Another engine is on its way."""
 
     def note_change(self, replica: Replica) -> None:
-        """Its engine has finished a pass, is ready, is stuck, goes on, or is gone for good."""
+        """Its engine has finished a pass, is ready, stalls, recovers, or is gone for good."""
 
 
 class Replica:
     """One of the engines that compute the same model side by side. Begin with `load`, end with `shutdown`."""
 
     def __init__(self, name: str, start: Start, limits: RestartLimits, owner: Owner, config: SchedulerConfig) -> None:
-        """`name` is what it is called in the log, `config` that of its engines' schedulers."""
+        """`name` is its name in the log, `config` the configuration of its engines' schedulers."""
         self.name = name
         self._tokens_of_pass = config.max_num_batched_tokens
         self._prefixes = PrefixRecord(config.block_size, config.num_blocks if config.prefix_caching else 0)
@@ -144,7 +144,7 @@ class Replica:
 
     @property
     def back_in_s(self) -> float:
-        """See `EngineClient.back_in_s`: as long as the last start took, less what has passed."""
+        """See `EngineClient.back_in_s`: the duration of the last start minus the elapsed time."""
         if self.state is not EngineState.RESTARTING:
             return 0.0
         passed_s = 0.0 if self._restarting is None else time.monotonic() - self._restarting_since_s
@@ -157,7 +157,7 @@ class Replica:
 
     @property
     def status(self) -> ReplicaStatus:
-        """How it is; totals are those of all its engines together."""
+        """Its status; totals are sums over its engines."""
         stats = self._totals
         if self._engine is not None and self._restarting is None and not self.end:
             stats = with_totals(self._engine.stats(), stats)
@@ -280,7 +280,7 @@ class Replica:
             begun_s = time.monotonic()
             try:
                 engine = await self._start(on_failure=self._note_failure, on_change=self._note_change)
-            except Exception as error:  # whatever it is: without an engine, nobody would ever get an answer
+            except Exception as error:  # any exception: without an engine, requests would wait for ever
                 death = Death(str(error), isinstance(error, EngineError) and error.is_from_outside)
         self._load_s = time.monotonic() - begun_s
         self._engine = engine

@@ -1,7 +1,7 @@
 """How often an engine that dies is started again, and how soon. Knows no process.
 
-Two bounds. One on how often it may crash in a row without any request having come further, for an engine that cannot
-work; who ends it from outside does not count there. One on the restarts of an hour, for one that works a little.
+Two bounds. The other limits consecutive crashes without progress of any request, for an engine that cannot work. Kills
+from outside do not count there. One on the restarts of an hour, for one that works a little.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who gets the outputs of an engine: a sink for each request, and nobody for those that were abandoned.
+"""Receivers of an engine's outputs: a sink for each request, and none for cancelled ones.
 
 An abandoned request may be submitted again under the same id. Each submission has exactly one last output, and an
-engine answers in order, so what comes up to that one is still the earlier submission's. Knows no process.
+engine answers in order. So outputs up to that one belong to the earlier submission. Knows no process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sinks:
         self._sinks[request_id] = sink
 
     def abandon(self, request_id: str) -> bool:
-        """Nobody wants the rest of this request; return whether there is any."""
+        """Drop the rest of this request; return whether it was running."""
         is_known = self._sinks.pop(request_id, None) is not None
         if is_known:
             self._abandoned[request_id] += 1

@@ -1,7 +1,7 @@
 """When a replica is slow: it answers, but no pass of it ends for much longer than any of the others has taken.
 
-All replicas run the same model with the same limits, so the longest pass of the others says what a pass may take; a
-pass with more tokens than any of theirs had, as much more in proportion. One that has been slow rests for a while
+All replicas run the same model with the same limits, so the longest pass of the others bounds the time of a pass. The
+bound grows in proportion for a pass with more tokens than theirs. One that has been slow rests for a while
 before it is trusted again, so that it does not waver. Knows no process.
 """
 
@@ -19,7 +19,7 @@ REST_S: Final = 10.0
 
 @dataclass(slots=True)
 class LargestPass:
-    """The most that passes of a replica, whichever of its engines computed them, were seen to have and to take."""
+    """Maxima over the passes of a replica's engines: tokens and seconds."""
 
     num_tokens: int = 0  # 0: it has computed nothing yet
     longest_s: float = 0.0
@@ -30,7 +30,7 @@ class LargestPass:
         self.longest_s = max(self.longest_s, longest_s)
 
     def expect_s(self, num_tokens: int) -> float:
-        """Return what a pass of so many tokens may take, by what is known; there was a pass."""
+        """Return the bound for a pass of this many tokens; at least one pass was recorded."""
         return max(self.longest_s, LEAST_S) * max(num_tokens / self.num_tokens, 1.0)
 
 

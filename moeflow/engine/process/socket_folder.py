@@ -1,5 +1,5 @@
-"""A server's folder, for its socket or for what its engines find each other by: only its user may enter it, and one
-that a killed server left goes at a next start.
+"""A server's folder for its socket, or for the ports of its engines. Only its user may enter it. The next start removes
+a folder of a killed server.
 
 The server holds a lock on the folder, which the kernel drops with the process, however that ends.
 """
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "moeflow-"
-_OURS = re.compile(r"engine|token|replica-\d+(\.new)?")  # names of what is in it
+_OURS = re.compile(r"engine|token|replica-\d+(\.new)?")  # names of its files
 _FRESH_S = 60.0  # a younger folder's server may not have taken its lock yet
 
 
@@ -24,7 +24,7 @@ class SocketFolder:
     """A folder that exists as long as its server."""
 
     def __init__(self) -> None:
-        """Make it, and remove those that others have left. Raises: OSError."""
+        """Create it, and remove folders of killed servers. Raises: OSError."""
         remove_left_behind()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """When an engine's process is taken to be stuck: it does not run, or a pass does not end.
 
-Stopped processes (SIGSTOP, a frozen container) and those that wait for ever with the interpreter's lock in their hands
-give no heartbeat. A pass that never ends does; it is told from a slow one only by time, so the bound is above any pass
-that was foreseen or seen. Counts time in its caller's ticks, so a machine that slept is no stuck engine.
+A process gives no heartbeat if it is stopped (SIGSTOP, a frozen container) or blocks while it holds the interpreter's
+lock. A process in an endless pass does. Only time separates that from a slow pass, so the bound exceeds all predicted
+and observed passes. Counts time in its caller's ticks, so a machine that slept is no stuck engine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StallWatch:
 
     @property
     def problem(self) -> str:
-        """What is wrong; empty: nothing."""
+        """The problem; empty: none."""
         if self.silence_s >= SILENCE_S:
             return f"the engine process has not run for {self.silence_s:.0f} s"
         if self.pass_s >= STALLED_SHARE * self.pass_limit_s:

@@ -12,7 +12,7 @@ from moeflow.engine.messages import EngineStats, SpeculatorStats
 
 _NAMES: Final = tuple(field.name for field in msgspec.structs.fields(EngineStats))
 _POOLS: Final = ("kv_blocks_total",)  # a size, though its name ends as those of what only grows
-_LARGEST: Final = (  # of which a sum would mean nothing
+_LARGEST: Final = (  # where a sum has no meaning
     "memory_limit_bytes",
     "rank_imbalance",
     "prompt_cache_limit_bytes",
@@ -35,7 +35,7 @@ def with_totals(stats: EngineStats, totals: EngineStats) -> EngineStats:
 
 
 def summed(each: Sequence[EngineStats]) -> EngineStats:
-    """Return the snapshot of all replicas together: what one of them is, in words or yes or no, holds of all."""
+    """Return the combined snapshot of all replicas: text and flags of any one hold for all."""
     sums = {name: _together(name, [getattr(stats, name) for stats in each]) for name in _NAMES}
     sums["speculators"] = _of_all(sums["speculators"])
     return EngineStats(**sums | {name: max(getattr(stats, name) for stats in each) for name in _LARGEST})
@@ -52,7 +52,7 @@ def _together(name: str, values: list[Any]) -> Any:
 
 
 def _of_all(speculators: Sequence[SpeculatorStats]) -> list[SpeculatorStats]:
-    """Return one of each name, with the totals of all; whether it rests is told by the first."""
+    """Return one model for each name, with the totals of all; the first decides whether it is idle."""
     found: dict[str, SpeculatorStats] = {}
     for one in speculators:
         known = found.get(one.name)

@@ -1,12 +1,13 @@
-"""Engines side by side that outlive their processes: one queue, and every request goes on when its engine dies.
+"""Engines in parallel that outlive their processes: one queue, and every request continues when its engine dies.
 
-It keeps what was asked and which tokens have arrived; tokens do not depend on company or on where a request is cut, so
-streams go on in any engine with the tokens they would have had. A crash makes suspects of the requests that were in its
+It keeps each submission and its received tokens. Tokens depend neither on other requests nor on interruptions, so a
+stream continues in any engine with the same tokens. A crash makes suspects of the requests that were in its
 pass; each is then computed alone until it is past that point. One that is alone in a second crash fails, and the others
 live.
 
-Requests wait here, first come, first served, until a replica has room; each goes to the one that has most of its prompt
-in its prefix cache, or else to the one with the fewest requests (`scheduler/dispatch.py`). A single engine gets all at
+Requests wait here, first come, first served, until a replica has a free place. A request goes to the replica with most
+of its prompt in the prefix cache, else to the one with the fewest requests (`scheduler/dispatch.py`). A single engine
+gets all at
 once: there is nothing to choose.
 """
 
@@ -85,9 +86,9 @@ class Supervisor:
     ) -> Supervisor:
         """Start so many engines of one configuration and return once all are ready.
 
-        Each is started again at most `max_restarts` times within an hour. `on_progress` is told of the first,
-        `on_failure` is called when the last has died for good; `timeout_s` is that of `ProcessEngine.start`, which also
-        says what this raises; so does `RayLauncher.start`.
+        Each is started again at most `max_restarts` times within an hour. `on_progress` reports the loading of the
+        first, `on_failure` is called when the last has died for good. `timeout_s` and errors: see `ProcessEngine.start`
+        and `RayLauncher.start`.
         """
         folder = None if config.expert_parallel is None else SocketFolder()
         configs = [_config_of(replica, config, folder) for replica in range(num_replicas)]
@@ -121,7 +122,7 @@ class Supervisor:
 
     @property
     def model(self) -> ModelInfo:
-        """What the engines serve, and how much they hold together."""
+        """The served model, with the total capacity of the engines."""
         model, number = self._replicas[0].engine.model, len(self._replicas)
         return msgspec.structs.replace(
             model,
@@ -147,7 +148,7 @@ class Supervisor:
         return [replica.status for replica in self._replicas]
 
     def stats(self) -> EngineStats:
-        """Return the newest snapshot of all replicas together, with those that wait for one."""
+        """Return the newest combined snapshot of all replicas, with requests that wait for one."""
         stats = summed([replica.status.stats for replica in self._replicas])
         return msgspec.structs.replace(
             stats,
@@ -228,12 +229,12 @@ class Supervisor:
         insort(self._queue, request, key=lambda each: each.place)
 
     def _dispatch(self) -> None:
-        """Give those who wait to replicas, in order, as long as there are places."""
+        """Send waiting requests to replicas, in order, while there are places."""
         while self._queue and (replica := self._choose(self._queue[0])) is not None:
             replica.submit(self._queue.pop(0))
 
     def _choose(self, request: Continuation) -> Replica | None:
-        """Return who is to compute a request; None: it has to wait."""
+        """Return the replica for a request; None: it has to wait."""
         if len(self._replicas) == 1:
             only = self._replicas[0]
             return only if only.state in (EngineState.READY, EngineState.STALLED) else None
@@ -242,7 +243,7 @@ class Supervisor:
         return None if chosen is None else self._replicas[chosen]
 
     def _forget(self, request: Continuation) -> None:
-        """Have nobody compute this request."""
+        """Remove this request from the queue and all replicas."""
         if request in self._queue:
             self._queue.remove(request)
         for replica in self._replicas:

@@ -1,1 +1,1 @@
-"""Keys and values of prompts and answers that outlive the engine: what stands between it and the files of kv/disk."""
+"""Keys and values of prompts and answers that outlive the engine: the layer between it and the files of kv/disk."""

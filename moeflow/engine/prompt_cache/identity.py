@@ -1,8 +1,8 @@
 """What a model's keys and values depend on beside tokens, as one number: equal numbers, equal bits.
 
-That is the checkpoint, the formats of its weights, keys and values, and all that computes: instruction set, options,
-the kernels as they were compiled, the modules that put them together. What is not sure to be equal counts as different;
-a new version of moeflow begins with an empty cache.
+It covers the checkpoint, the formats of its weights, keys and values, and the computation: instruction set, options,
+compiled kernels, and the modules that call them. Any doubt counts as different; a new version of moeflow begins with an
+empty cache.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def kv_identity(config: EngineConfig) -> bytes:
 
 
 def _weights(config: EngineConfig) -> list[Any]:
-    """Return the formats of weights; of those that are rounded by what was learnt, also how they were rounded."""
+    """Return the formats of weights, with the rounding of formats that use learnt importance."""
     formats = (
         config.weight_format,
         config.embedding_format,

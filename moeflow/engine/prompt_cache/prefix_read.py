@@ -7,7 +7,7 @@ from typing import Final
 
 from moeflow.pipeline.runtime.future import Future
 
-LATE_S: Final = 30.0  # without a block: the disk does not answer, and nobody should wait for it
+LATE_S: Final = 30.0  # without a block: the disk hangs, and requests should not wait for it
 
 
 class BlocksRead:

@@ -1,14 +1,14 @@
-"""Prefixes on disk, beside those in KV blocks: found and read before a request begins, written behind the passes.
+"""Prefixes on disk, in addition to KV blocks: found and read before a request begins, written after passes.
 
-Three threads: one looks whether a new request's beginning is there, one reads it into KV blocks that the scheduler
-has set apart for it, one writes. So no pass waits for a disk, and a request that is new to it hardly.
+Three threads: one looks up the beginning of a new request, one reads it into KV blocks reserved by the scheduler, one
+writes. So no pass waits for a disk, and a request that is new to it hardly.
 
-What is to be written is not copied aside, nor are its blocks kept: the thread that writes copies each block out of the
-KV cache when its turn comes, then asks whether the block was still the prefix tree's. It leaves the tree before anyone
-else gets it, so a copy that has gone wrong is never used; what was evicted too early is not written.
+Blocks to write are neither copied in advance nor kept. The writing thread copies each block out of the KV cache, then
+checks whether the block was still the prefix tree's. A block leaves the tree before its reuse, so an invalid copy is
+never used. A block evicted too early is not written.
 
-Where layers have recurrent states, a prefix is written up to the last block behind which a state is kept, with what is
-kept of these, which is copied and asked about likewise; and is read up to a state.
+With recurrent layers, a prefix is written up to the last block with a kept state, together with the kept states, which
+are copied and checked likewise. It is read up to a state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LEAST_BLOCKS: Final = EXTENT_BLOCKS.start  # at the end of a prefix that are wor
 MOST_WAITING: Final = 64  # prefixes to be written
 LOOK_S: Final = 1.0  # longest that a request waits until it is known whether it is there
 QUICK_LOOK_S: Final = 0.002  # that a pass waits for this: it is known by then, and the request joins the pass
-FLUSH_S: Final = 3.0  # at the end, for what is to be written
+FLUSH_S: Final = 3.0  # at the end, for pending writes
 
 
 class PromptCache:
@@ -59,7 +59,7 @@ class PromptCache:
         clock: Callable[[], float] = time.monotonic,
         states: StateFiles | None = None,
     ) -> None:
-        """`make_room` is told which blocks are about to be written, and may raise CapacityError.
+        """`make_room` receives the blocks to write, and may raise CapacityError.
 
         `states` are those of recurrent layers; None: there are none.
         """
@@ -115,7 +115,7 @@ class PromptCache:
         self._num_offered.pop(request, None)
 
     def await_looks(self) -> None:
-        """Give those that look for new requests a moment, before a pass is planned."""
+        """Give lookups of new requests a moment, before a pass is planned."""
         new, self._new_looks = self._new_looks, []
         until_s = self._clock() + QUICK_LOOK_S
         while (left_s := until_s - self._clock()) > 0 and not all(look.is_done for look in new):
@@ -127,7 +127,7 @@ class PromptCache:
         self._bell.clear()
 
     def note_pass(self, batch: Batch, blocks: BlockTables) -> None:
-        """A pass went well: have written what it has completed, a file's worth at a time, and the rest of a prompt."""
+        """A pass succeeded: write its completed blocks, one file at a time, and the rest of a prompt."""
         for entry in batch.entries:
             request = entry.request
             num_new = blocks.num_shared(request) - self._num_offered.get(request, 0)
@@ -152,7 +152,7 @@ class PromptCache:
         }
 
     def close(self) -> None:
-        """End the threads; what is to be written still is, within a few seconds."""
+        """End the threads; pending writes complete within a few seconds."""
         with ExitStack() as closing:
             for lane in (self._finder, self._reader, self._writer):
                 closing.callback(lane.close)
@@ -171,7 +171,7 @@ class PromptCache:
     def _offer(self, request: Request, blocks: BlockTables) -> None:
         """Have a request's blocks written, unless too much waits for that: then they are offered again, with more.
 
-        Those of batch jobs are not: many texts that nobody goes on with would take the place of conversations.
+        Requests of batch jobs are not: many texts without a continuation would evict conversations.
         """
         self._to_write = [job for job in self._to_write if not job.is_done]
         if self._is_writing and len(self._to_write) < MOST_WAITING and not request.is_batch:
@@ -224,7 +224,7 @@ class PromptCache:
         if not self._is_writing:
             return
         try:
-            # What just made room for a state, or for another process, is to be written anew: states need their blocks.
+            # Blocks just evicted for a state, or by another process, must be written again: states need their blocks.
             self._refresh(may_be_late=False)
             keys = self._keys_of(path)
             for run in self._runs(keys):
@@ -281,7 +281,8 @@ class PromptCache:
 
 
 def _gather(kv: KVStorage, path: Sequence[Node]) -> Callable[[int, memoryview], bool]:
-    """Return what copies blocks of a path out of the KV cache, and says whether each was still there after that."""
+    """Return a function that copies blocks of a path out of the KV cache, and reports whether each was still valid
+    afterwards."""
 
     def gather(number: int, into: memoryview) -> bool:
         node = path[number]

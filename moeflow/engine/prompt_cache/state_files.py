@@ -1,7 +1,7 @@
-"""Recurrent states on disk, beside the blocks that lead up to them: each in an extent of its own, a piece a layer.
+"""Recurrent states on disk, next to their preceding blocks: each in an extent of its own, one piece per layer.
 
-A state is called by the block behind which it is. Whoever takes a prefix up needs all of its blocks and the state at
-its end, so prefixes are found up to the last state.
+A state is called by the block behind which it is. Resuming a prefix needs all of its blocks and the state at its end,
+so prefixes are found up to the last state.
 """
 
 from __future__ import annotations

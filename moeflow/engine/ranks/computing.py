@@ -1,4 +1,4 @@
-"""What every rank but the first does: load its part of the model, and compute the passes that it is told of."""
+"""The loop of every rank except the first: load its part of the model, and compute the passes it receives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def compute_passes(
     on_loaded: Callable[[], None],
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Load the model, say so, and compute a pass for each message; `progress` is that of `load_causal_lm`.
+    """Load the model, report it, and compute a pass for each message; `progress` is that of `load_causal_lm`.
 
     Raises: as loading, and as `progress`; GroupError.
     """

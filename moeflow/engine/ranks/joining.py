@@ -20,7 +20,7 @@ from moeflow.parallel.tcp.tcp_link import TcpLink
 
 JOINING: Final = "joining"  # names of messages
 PASS: Final = "pass"
-MEETING_S: Final = 30.0  # in which all ranks have found each other
+MEETING_S: Final = 30.0  # for all ranks to connect
 
 
 class Application(msgspec.Struct, frozen=True, tag="application"):

@@ -1,7 +1,7 @@
 """What a rank that joined says while it loads, and until when the first rank waits for it.
 
-Loading takes as long as a disk needs. So a rank says again and again that it comes further; who is silent for long is
-stopped or cut off. In turn it looks whether the first rank is still there, and does not load for nobody.
+Loading takes as long as a disk needs. So a rank reports progress repeatedly; a silent one is stopped or unreachable. It
+also checks whether the first rank still exists, so that it does not load in vain.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ class LoadingSigns:
         self._next_s = 0.0
 
     def note_progress(self, bytes_done: int, bytes_total: int) -> None:
-        """Give a sign if it is time for one; a `progress` of `load_model`. Raises: GroupError if nobody waits."""
+        """Give a sign if it is time for one; a `progress` of `load_model`. Raises: GroupError if the first rank is
+        gone."""
         self._link.pull(self._refuse)
         if time.monotonic() >= self._next_s:
             self._link.send_message(_LOADING, _GOES_ON, self._timeout_s)
             self._next_s = time.monotonic() + SIGN_S
 
     def end(self) -> None:
-        """Say that the model is there. Raises: GroupError."""
+        """Report that the model is loaded. Raises: GroupError."""
         self._link.send_message(_LOADING, _DONE, self._timeout_s)
 
     def _refuse(self, head: FrameHead) -> memoryview:

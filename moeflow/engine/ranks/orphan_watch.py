@@ -1,7 +1,7 @@
 """Ends a rank's process once the process that has started it is gone: at once, or after the engine it computes for.
 
-That one may go because it has been told to, and then the engine ends as well; or because whatever it belongs to has
-failed, of which the engine need not know.
+The parent may end on request, and then the engine ends as well. Or its own parent failed, which need not affect the
+engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class OrphanWatch:
     """Watches a pipe whose other end the process holds that has started this one."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
-        """Begin; nobody else may read from the pipe."""
+        """Begin; no other code may read from the pipe."""
         self._pipe = pipe
         self._lock = threading.Lock()
         self._is_computing = self._is_orphan = False
@@ -25,7 +25,7 @@ class OrphanWatch:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Go on in the block whoever is gone."""
+        """Ignore the end of the parent inside the block."""
         with self._lock:
             self._is_computing = True
         try:

@@ -43,7 +43,7 @@ class RankUpkeep:
         """Take all ranks, the model that they share, and how."""
         self.group = TimedGroup(group)
         self.layers = layers_of(parallel, shape, group.rank)
-        self.layer_group: Group | None = None  # those that share its layers; None: there are no others
+        self.layer_group: Group | None = None  # the group that shares its layers; None: there are no others
         if parallel.num_stages == 1:
             self.layer_group = self.group
         elif parallel.ranks_per_stage > 1:
@@ -55,7 +55,7 @@ class RankUpkeep:
         self._ranks_per_stage = parallel.ranks_per_stage
         self._told = [_Told()] * group.size  # by rank
         self._slow: int | None = None  # the rank that the others wait for
-        self._named: set[int] = set()  # those that the log has named as such
+        self._named: set[int] = set()  # already named in the log
         self._busy_s = 0.0
         self._passes = 0
 
@@ -63,7 +63,7 @@ class RankUpkeep:
     def computing(self) -> Iterator[None]:
         """Compute a pass in the block; then move experts if loads call for it.
 
-        Blocks: until the other ranks are here, at times. Raises: GroupError.
+        At times it waits for the other ranks. Raises: GroupError.
         """
         start_s, waited_s = time.perf_counter(), self.group.clock.waited_s
         yield
@@ -74,11 +74,11 @@ class RankUpkeep:
         if self._passes % TIMES_PASSES == 1:
             told = self.group.all_gather("what each rank has done", torch.tensor([self._own()], dtype=torch.float64))
             before, self._told = self._told, [_Told(*each[0].tolist()) for each in told]
-            if self._passes > 1:  # the first takes what it takes
+            if self._passes > 1:  # the first has no limit
                 self._look_for_a_slow_one(before)
 
     def add_stats(self, stats: ExpertStats, hosts: Sequence[str]) -> ExpertStats:
-        """Return statistics with what is known of the ranks, which run on these hosts."""
+        """Return statistics with those of the ranks, which run on these hosts."""
         firsts = self._told[:: self._ranks_per_stage]  # one of each stage
         return msgspec.structs.replace(
             stats,

@@ -1,7 +1,7 @@
 """The other ranks of an engine, seen from the first: given each pass, ended; wherever they are.
 
 The first rank has the queue and samples; the others load the same checkpoint and compute the same passes, each its own
-part of the model. They wait for a pass as long as nobody asks anything; `check` looks meanwhile whether they are
+part of the model. They wait for a pass while there are no requests; `check` looks meanwhile whether they are
 there. What takes place within a pass are collectives, which have a deadline. A rank that is gone ends the engine, which
 is then started again as after any death.
 """
@@ -43,7 +43,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def _note_ending(self, error: GroupError) -> None:
-        """Add to an error what is known of how a rank ended."""
+        """Add to an error how a rank ended, if known."""
 
     @abstractmethod
     def _look(self) -> None:

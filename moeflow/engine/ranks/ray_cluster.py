@@ -1,11 +1,11 @@
 """Has Ray start ranks on the nodes of its cluster, and start them again when they end. The only file that imports Ray.
 
 It runs in a process of its own, which Ray may end: it does so when the cluster's head is gone for long. Ray places an
-actor for each rank, and all that the actor does is to run the rank's process, which joins the first rank as if its
-user had typed `moeflow join`. What ranks compute never passes through Ray.
+actor for each rank. The actor only runs the rank's process, which joins the first rank like `moeflow join`. What ranks
+compute never passes through Ray.
 
-The rank's process is no child of Ray's: Ray kills its workers' children when a node loses the cluster, but a rank goes
-on until the engine ends (`orphan_watch.py`).
+The rank's process is no child of Ray's: Ray kills its workers' children when a node loses the cluster, but a rank
+continues until the engine ends (`orphan_watch.py`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _PATIENCE_S: Final = 2.0  # places that exist are found sooner
 _FIRST_PAUSE_S: Final = 0.5  # before a rank is started again; each pause twice as long as the one before
 _MAX_PAUSE_S: Final = 30.0
 _STEADY_S: Final = 60.0  # a rank that has run so long begins with the first pause again
-# The shell ends at once, which leaves the rank's process to the system's first one. Descriptor 3 hands its standard
-# input on, since shells give those that run in the background none.
+# The shell ends at once, which leaves the rank's process to the system's first one. Descriptor 3 passes its standard
+# input on, since shells give background processes none.
 _DETACHED: Final = ("sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh")
 
 
@@ -79,7 +79,7 @@ class RankKeeper:
         assert shell.stdout is not None
         with shell.stdin, shell.stdout:
             shell.stdin.write(order.encode() + b"\n")
-            shell.stdin.flush()  # it stays open: its end tells the rank that nobody keeps it any more
+            shell.stdin.flush()  # it stays open: its end shows the rank that its actor is gone
             shell.wait()
             end = RankEnd("its process was killed")
             for line in shell.stdout:

@@ -1,7 +1,7 @@
 """Ranks that Ray starts, seen from the server: asked for before the first engine, kept through all restarts of engines.
 
-Ray is spoken to by a process of its own (`ray_cluster.py`), because it ends who has lost it. While it is away, engines
-go on with the ranks that there are; it is looked for again and again, since only it can replace one.
+A process of its own calls Ray (`ray_cluster.py`), because Ray ends processes that have lost it. While Ray is away,
+engines continue with existing ranks. The launcher retries, since only Ray can replace a rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from moeflow.parallel.tcp.cluster_token import ensure_token
 
 logger = logging.getLogger(__name__)
 
-PLACEMENT_S = 60.0  # in which the cluster has room for all ranks
+PLACEMENT_S = 60.0  # for the cluster to have resources for all ranks
 _FIRST_PAUSE_S: Final = 1.0  # before Ray is looked for again; each pause twice as long as the one before
 _MAX_PAUSE_S: Final = 60.0
 _MAIN: Final = "from moeflow.engine.ranks.ray_cluster import main; main()"  # so that the actor's module has its name
@@ -126,7 +126,7 @@ class RayLauncher:
             while (report := await self._next_report(self._process)) is not None:
                 self._take(report)
             why = self._last_words()
-            logger.error("Ray is gone; serving goes on, but no rank is started again until Ray is back (%s)", why)
+            logger.error("Ray is gone; serving continues, but no rank is restarted until Ray is back (%s)", why)
             await self._relaunch()
             logger.warning("Ray is back")
 

@@ -1,4 +1,4 @@
-"""What the processes say to each other by which Ray starts ranks: lines of JSON on their pipes, text to Ray itself.
+"""Messages between the processes that start ranks by Ray: lines of JSON on their pipes, text to Ray itself.
 
 The server's process -> `LaunchOrder` -> the one that speaks to Ray -> (Ray) `RankOrder` -> a rank's process; back come
 `RankNews` and a `RankEnd`, and of all ranks together `LaunchReport`s.
@@ -19,7 +19,7 @@ class RankOrder(msgspec.Struct, frozen=True):
 
 
 class RankNews(msgspec.Struct, frozen=True, tag="news"):
-    """What has become of it, in words."""
+    """Its end, in words."""
 
     text: str
 
@@ -32,12 +32,12 @@ class RankEnd(msgspec.Struct, frozen=True, tag="end"):
 
 
 class LaunchOrder(msgspec.Struct, frozen=True):
-    """How many ranks are to be started, where, and what they join."""
+    """The number of ranks to start, their places, and the engine to join."""
 
     address: str  # of the Ray cluster
     num_ranks: int  # the first one not counted
     shares_nodes: bool
-    deadline_s: float  # in which there are nodes for all of them
+    deadline_s: float  # for nodes to be available for all of them
     rank: RankOrder
 
 
@@ -55,7 +55,7 @@ class Unplaced(msgspec.Struct, frozen=True, tag="unplaced"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """What is worth a line in the log."""
+    """A message for the log."""
 
     text: str
 

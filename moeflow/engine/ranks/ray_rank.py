@@ -1,4 +1,4 @@
-"""A rank's process that Ray starts: `moeflow join`, told over a pipe what to join, and over another what it says.
+"""A rank's process that Ray starts: `moeflow join` with its order on one pipe and its reports on another.
 
 The token comes over the pipe, too, so that it is neither among a process's arguments nor in a file.
 """
@@ -38,5 +38,5 @@ def main() -> None:
 
 
 def _say(message: RankMessage) -> None:
-    with suppress(BrokenPipeError):  # nobody listens any more: see `OrphanWatch`
+    with suppress(BrokenPipeError):  # the reader is gone: see `OrphanWatch`
         os.write(sys.stdout.fileno(), msgspec.json.encode(message) + b"\n")

@@ -1,7 +1,7 @@
 """Takes in the processes that want to be ranks, until there are enough; tells the others why they are not taken.
 
-Each that connects is looked at in a thread of its own. It keeps on after the engine has begun, so that who comes too
-late or in vain gets to know.
+Each that connects is looked at in a thread of its own. It stays open after the engine has begun, to refuse late
+processes with a reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moeflow.parallel.tcp.tcp_link import TcpLink
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 0.5  # how soon it is noticed that one who waits has gone again
+_LOOK_S: Final = 0.5  # interval of checks whether a waiting process is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Reception:
         self._changed = threading.Condition()
         self._found: list[Candidate] = []
         self._has_begun = False
-        self._refusals = RefusalLog(logger)  # who is refused may ask again and again
+        self._refusals = RefusalLog(logger)  # a refused process may retry
         self._has_ended = False
 
     def take_in(self, link: TcpLink) -> None:
@@ -82,7 +82,7 @@ class Reception:
             return list(self._found)
 
     def close(self) -> None:
-        """Send away who waits, and who comes now."""
+        """Refuse waiting and new processes."""
         with self._changed:
             self._has_ended = True
         for candidate in self._found:
@@ -106,7 +106,7 @@ class Reception:
         return None
 
     def _examine(self, link: TcpLink) -> Refusal | None:
-        """Take a process in, or return why not. Raises: GroupError if it goes, or says so itself."""
+        """Take a process in, or return why not. Raises: GroupError if it goes or reports an error."""
         application = hear(link, Application)
         if reason := self._objection(application):
             return Refusal(reason)

@@ -1,8 +1,8 @@
 """The forward pass of a rank that has one stage of the layers: micro-batches come, go through them, and go on.
 
-The first stage embeds tokens, and gets back the hidden states that logits are computed from, with which the last stage
-answers once it is through with all micro-batches: so none ever waits for one that waits for it. Of a pass that samples
-nothing, such as a piece of a long prompt, it gets none, and begins the next one while later stages still compute.
+The first stage embeds tokens. The last stage returns the hidden states for logits after all micro-batches, so no two
+stages wait for each other. For a pass without sampling, such as a piece of a long prompt, it gets none. It begins the
+next pass while later stages still compute.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Models that guess tokens: what needs torch of guessing; the rest is in `moeflow/speculation`."""
+"""Draft models: the part of speculation that needs torch; the rest is in `moeflow/speculation`."""

@@ -1,9 +1,9 @@
-"""A model that guesses what another one says: smaller, of fewer layers, or the same one in fewer bits.
+"""A model that drafts for another one: smaller, with fewer layers, or the same one in fewer bits.
 
-It has keys and values of its own, which follow the requests: what it guessed right is there already, what was wrong is
-written over. Before a pass it computes what is new, then one token after another, of all requests together; where it
-is not sure, the next likeliest tokens are guesses, too. (Leviathan et al., 2211.17192; that a draft's probability tells
-how likely a token is to be accepted, and so where to branch and to stop: EAGLE-2, 2406.16858.)
+It has its own keys and values, which follow the requests: accepted drafts are there already, rejected ones are
+overwritten. Before a pass it computes new tokens, then drafts one token after another, for all requests at once. If it
+is unsure, it drafts the next likeliest tokens, too. (Leviathan et al., 2211.17192; a draft's probability predicts its
+acceptance, and so where to branch and to stop: EAGLE-2, 2406.16858.)
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GRADES: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # probabilities where the next begins
-RUNNER_UP: Final = len(GRADES) + 1  # added to the grades of tokens beside the likeliest, which are seldomer right
-NUM_LIKELIEST: Final = 3  # tokens that are guessed for one place at most
+RUNNER_UP: Final = len(GRADES) + 1  # added to grades of other tokens than the likeliest, which are accepted less often
+NUM_LIKELIEST: Final = 3  # maximum of drafted tokens for one place
 LEAST_PATH: Final = 0.25  # probability of all tokens so far, below which no further one is computed
 LIKELY: Final = 0.5  # probability of all tokens so far, from which their experts are read before the governor chooses
 UNTRIED: Final = 0.5  # share of right ones that is believed at least of likeliest tokens, until some have been judged
-LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below which that is no guess
+LEAST_BRANCH: Final = 0.1  # the same for other tokens than the likeliest: least grade of a draft
 MIN_CHUNK: Final = 2  # tokens that a request may have computed in any case: as many as a pass can leave, and more
 
 
@@ -58,14 +58,14 @@ class DraftModel:
         chunk_tokens: int,
         advice: Advice | None = None,
     ) -> None:
-        """`vocabulary` has the token that each logit of the model stands for, of tokens of the model it guesses for.
+        """`vocabulary` maps each logit of this model to a token of the target model.
 
         `chunk_tokens` of prompts are computed before a pass; `advice` where experts come from disk, and the two models
         are alike.
         """
         self.name = name
         self.tables = tables
-        self.is_eager = False  # guesses as far as it is asked to, and beside every token, however unlikely
+        self.is_eager = False  # drafts to the full depth, and alternatives of every token, however unlikely
         self._model, self._kv = model, kv
         self._vocabulary = vocabulary
         self._chunk_tokens = chunk_tokens
@@ -124,7 +124,7 @@ class DraftModel:
         return min(max_depth, left, self._model.config.max_position - request.num_tokens)
 
     def _catch_up(self, paths: Sequence[_Path]) -> tuple[list[_Path], _Computed]:
-        """Compute tokens that are new; return for whom that is all, and what is known of their last ones."""
+        """Compute new tokens; return the complete requests, and the results of their last tokens."""
         pieces: list[_Piece] = []
         ready: list[_Path] = []
         rows: list[int] = []
@@ -148,7 +148,7 @@ class DraftModel:
         return ready, computed
 
     def _next_piece(self, path: _Path, younger: Sequence[_Path], max_tokens: int) -> _Piece | None:
-        """Return what of a request is computed next; None: it has no room."""
+        """Return what of a request is computed next; None: it has no free slot."""
         request = path.request
         cached = self._cached.get(request)
         if cached is None:
@@ -170,7 +170,7 @@ class DraftModel:
         return True
 
     def _compute(self, pieces: Sequence[_Piece], rows: Sequence[int]) -> _Computed:
-        """Return what is known of some of the tokens, and keep keys and values of all."""
+        """Return the results of some tokens, and keep keys and values of all."""
         last_id = self._model.config.vocab_size - 1  # stands for the engine's ids without a token that are above it
         given = PassInput(
             token_ids=[min(token_id, last_id) for piece in pieces for token_id in piece.token_ids],
@@ -194,14 +194,14 @@ class DraftModel:
 
 
 class _Computed(NamedTuple):
-    """What is known of some tokens."""
+    """The results for some tokens."""
 
     logits: Tensor  # [R, V] float32, of what follows each: of the vocabulary's tokens, and maybe others behind them
     experts: list[Experts]  # that the engine's model will need for each; empty sets: that is not known
 
 
 class _Piece(NamedTuple):
-    """Tokens of one request that are computed together."""
+    """Tokens of one request that are computed at once."""
 
     request: Request
     start: int
@@ -221,7 +221,7 @@ class _Cached:
     guesses: list[int] = field(default_factory=list)  # behind them
 
     def follow(self, request: Request) -> None:
-        """Take right guesses for the request's tokens and forget the others; its last token is to be computed."""
+        """Keep accepted drafts as the request's tokens and drop the others; its last token is not computed yet."""
         said = request.token_ids(self.num_tokens, self.num_tokens + len(self.guesses))
         for guess, token_id in zip(self.guesses, said, strict=False):
             if guess != token_id:

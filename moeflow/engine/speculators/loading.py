@@ -1,4 +1,4 @@
-"""From a configuration to what guesses tokens: speculators by name, and models that are loaded beside the engine's."""
+"""From a configuration to speculators: by name, or as additional draft models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ else:
 
 
 def load_speculators(config: EngineConfig, runner: Runner) -> list[Speculator]:
-    """Return what guesses for a model that is loaded. Raises: CheckpointError, CapacityError."""
+    """Return the speculators of a loaded model. Raises: CheckpointError, CapacityError."""
     drafts = {draft.name: draft for draft in config.draft_models}
     called = short_names(config.speculators)
     return [
@@ -44,7 +44,7 @@ def load_speculators(config: EngineConfig, runner: Runner) -> list[Speculator]:
 
 
 def speculation_of(speculators: Sequence[Speculator], runner: Runner, governor: Governor | None = None) -> Speculation:
-    """Return what has speculators guess for a model that is loaded, as much as pays or as a governor says."""
+    """Return the drafting of a loaded model's speculators, with its governor."""
     store = runner.experts if isinstance(runner, ModelRunner) else None
     absent_of = None if store is None else store.cache.absent_of
     return Speculation(speculators, absent_of=absent_of, governor=governor or Governor())
@@ -89,7 +89,7 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
 
 
 def _advice(runner: Runner, draft: CausalLM) -> draft_model.Advice | None:
-    """Return who is to know which experts come next; None: all are in memory, or the models are not alike."""
+    """Return the receiver of routing advice; None: all are in memory, or the models are not alike."""
     if not isinstance(runner, ModelRunner) or runner.experts is None or not runner.experts.prefetch.sources:
         return None
     model = runner.model
@@ -99,7 +99,7 @@ def _advice(runner: Runner, draft: CausalLM) -> draft_model.Advice | None:
 
 
 def _load(config: EngineConfig, draft: DraftModelConfig, vocab_size: int) -> tuple[CausalLM, Sequence[int]]:
-    """Return a model, and the tokens it guesses, of the `vocab_size` that the engine's model has."""
+    """Return a model and its vocabulary, within the engine's `vocab_size`."""
     own = dataclasses.replace(
         config,
         dtype="float32" if config.cpu_isa else draft.weight_format,

@@ -1,8 +1,8 @@
 """Which experts the engine's model will need for tokens that a model like it has computed.
 
-The routers of the engine's model are asked about what the other one's layers computed, layer by layer: both have layers
-of one size that do the same, since one was made from the other. What is known of a token then is all layers at once,
-before the pass begins that needs it.
+The routers of the engine's model are applied to the draft model's hidden states, layer by layer. Both models have
+corresponding layers, since one was made from the other. So a token's experts of all layers are known before its pass
+begins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RoutingAdvice:
 
     @staticmethod
     def fits(model: CausalLM, draft: CausalLM) -> bool:
-        """Return whether a model that guesses has layers like the model's: all of them, or the first."""
+        """Return whether a draft model has layers like the model's: all of them, or the first."""
         is_alike = draft.config.hidden_size == model.config.hidden_size and draft.tells_inputs
         is_part = bool(draft.layers) and draft.layers[0] is model.layers[0]
         return is_alike and (is_part or len(draft.layers) == len(model.layers))
@@ -41,7 +41,7 @@ class RoutingAdvice:
     def experts_of(self, inputs: Tensor, hidden: Tensor) -> list[Experts]:
         """Return what each token will need, over all layers.
 
-        Layers beyond those that were computed are asked about what came out of the last of these.
+        Routers of further layers are applied to the last computed hidden states.
 
         Shapes: inputs [layers, T, H], what went into each layer's experts or dense network; hidden [T, H], what came
         out of the last layer.

@@ -1,4 +1,4 @@
-"""From an answer's text to what it is: reasoning, text for the user, calls of tools. As it comes, piece by piece."""
+"""Parses an answer's text into reasoning, text for the user, and calls of tools. As it comes, piece by piece."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AnswerReader:
         return self._new(self._run()) if text else []
 
     def finish(self) -> list[Event]:
-        """Return what is left: the answer ends here."""
+        """Return the remaining events: the answer ends here."""
         self._reader.close()
         return self._new(self._run())
 

@@ -1,4 +1,4 @@
-"""How a model converses, as far as its chat template shows: how it is told of tools, calls them, and reasons.
+"""A model's chat format, derived from its template: how tools are described and called, and how it reasons.
 
 Looks at the template's text only; who renders it is `chat_template.py`.
 """
@@ -22,7 +22,7 @@ _TOOLS: Final = re.compile(r"\btools\b")
 
 
 class ChatFormat:
-    """What is to be known of a chat template; "" if the model has none."""
+    """The properties of a chat template; "" if the model has none."""
 
     def __init__(self, template: str) -> None:
         own = syntax_of(template)
@@ -53,12 +53,13 @@ class ChatFormat:
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning.begin.strip())
 
     def markers(self, tools: Sequence[Tool]) -> tuple[str, ...]:
-        """Return what stands between the parts of an answer to a request with these tools: no text for the user."""
+        """Return the markers between parts of an answer to a request with these tools; they are not shown to the
+        user."""
         return self.all_markers if tools or self.syntax.reads_all else self._reasoning_markers
 
     @property
     def all_markers(self) -> tuple[str, ...]:
-        """What stands between the parts of any answer."""
+        """The markers between parts of any answer."""
         return (*self.syntax.markers, *self._reasoning_markers)
 
     @property
@@ -70,7 +71,7 @@ class ChatFormat:
     ) -> AnswerReader | None:
         """Return who understands an answer; None: it is text for the user, as it stands.
 
-        `is_reasoning` says whether the prompt has begun the model's reasoning. The prompt ends with `begun`, the
+        `is_reasoning`: whether the prompt has begun the model's reasoning. The prompt ends with `begun`, the
         beginning of the answer, unless that is None.
         """
         if not tools and self.reasoning is None and not self.syntax.reads_all:

@@ -27,7 +27,7 @@ from moeflow.engine.text.template_messages import (
 )
 
 _AROUND_BYTES = MIB  # of a prompt, beside twice the messages: what a template may add
-_FRAME_BYTES = 4096  # of a reply, beside the prompt
+_FRAME_BYTES = 4096  # of a reply, in addition to the prompt
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 

@@ -1,6 +1,6 @@
 """What the files beside `tokenizer.json` declare of its special and added tokens, brought into one form.
 
-Newer models list what was added in `tokenizer_config.json`; older ones have `special_tokens_map.json` and
+Newer models list added tokens in `tokenizer_config.json`; older ones have `special_tokens_map.json` and
 `added_tokens.json`, which then go before it, and `tokenizer.json` itself.
 """
 
@@ -24,7 +24,7 @@ def declared_tokens(
     added_tokens: Mapping[str, Any],
     core: Tokenizer,
 ) -> tuple[dict[str, Any], dict[int, AddedToken]]:
-    """Return settings whose special tokens are as all files together declare them, and the tokens added, by id.
+    """Return settings with the special tokens of all files, and the added tokens by id.
 
     `config` is what `tokenizer_config.json` holds, `special_tokens_map` and `added_tokens` what the files of these
     names do; `core` is what `tokenizer.json` gives.

@@ -1,7 +1,7 @@
 """How a GGUF file's text is cut before its pieces become tokens: one rule for each name in `tokenizer.ggml.pre`.
 
 A file has only the name. The rule comes from `tokenizer.json` of the models with that name, or from the model's code.
-llama.cpp's own patterns differ in places, because its regular expressions are simpler.
+Some patterns of llama.cpp differ, because its regular expressions are simpler.
 
 Source: llama.cpp's conversion and src/llama-vocab.cpp for the names.
 """

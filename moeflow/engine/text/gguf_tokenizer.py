@@ -1,7 +1,7 @@
 """Builds a tokenizer from the vocabulary inside a GGUF file.
 
-GGUF names a tokenizer kind and a pre-tokenizer and lists tokens, merges or scores; here these become the same
-pipeline that the model's `tokenizer.json` would describe. A pre-tokenizer that is not known is refused: with
+GGUF has a tokenizer kind, a pre-tokenizer, and lists of tokens, merges or scores. They become the same pipeline as in
+the model's `tokenizer.json`. A pre-tokenizer that is not known is refused: with
 the wrong one everything seems to work, on the wrong tokens. A file without a name gets the rule `default`, with a
 notice. Knows nothing of chat templates or of weights.
 

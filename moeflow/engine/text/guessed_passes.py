@@ -1,4 +1,4 @@
-"""What was guessed for a sequence, pass by pass, as text: token trees as users see them.
+"""The drafts of a sequence, pass by pass, as text: token trees for users.
 
 A pass has the tokens that it brought and the tree of drafted tokens that it checked. The accepted ones are the first of
 its tokens, in order; the last token is the model's own, unless the sequence ended before it. So the tokens of all
@@ -38,7 +38,7 @@ class GuessedToken(msgspec.Struct, frozen=True):
 
 
 class GuessedPass(msgspec.Struct, frozen=True):
-    """What a pass brought for one sequence, and what had been guessed."""
+    """The tokens of one sequence in a pass, and its drafted tokens."""
 
     tokens: list[NamedToken]
     num_drafted: int
@@ -47,14 +47,14 @@ class GuessedPass(msgspec.Struct, frozen=True):
 
 
 class GuessTexts:
-    """Puts the guesses for one sequence into text, up to a limit."""
+    """Decodes the drafts of one sequence, up to a limit."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._num_left = MAX_DRAFTED_TOKENS
 
     def push(self, output: TokenOutput, num_tokens: int) -> GuessedPass | None:
-        """Return a pass, of which the first `num_tokens` belong to the sequence; None: it brought none."""
+        """Return a pass; its first `num_tokens` tokens belong to the sequence; None: it brought none."""
         if not num_tokens:
             return None
         tokens = [NamedToken(token_id, self._text(token_id)) for token_id in output.token_ids[:num_tokens]]

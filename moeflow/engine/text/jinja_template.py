@@ -1,7 +1,7 @@
 """A chat template as Hugging Face models carry them: Jinja, in a sandbox, with the names that transformers offers.
 
-Imports jinja2 alone, so that the process that renders is small and starts fast. What it renders is what transformers'
-`apply_chat_template` renders; the tests hold it to that.
+Imports jinja2 alone, so that the process that renders is small and starts fast. Tests compare its result with
+transformers' `apply_chat_template`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class JinjaTemplate:
         names = {**names, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render(messages=conversation, **names)
-        except TypeError:  # some templates, such as DeepSeek's, put arguments together as text
+        except TypeError:  # some templates, such as DeepSeek's, concatenate arguments as text
             plain = [_with_text_arguments(message) for message in conversation]
             if plain == conversation:
                 raise
@@ -133,7 +133,7 @@ def _check_name(name: Any) -> None:
 
 
 def _as_templates_expect(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is null, and offer a message's reasoning under the names that templates know."""
+    """Omit null values, and provide a message's reasoning under the names used by templates."""
     plain = {key: value for key, value in message.items() if value is not None}
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}

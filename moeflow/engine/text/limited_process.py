@@ -1,7 +1,7 @@
 """Work that may take too long or too much memory, in processes that may be killed. See `worker_limits` for the limits.
 
-One process is kept ready for each piece of work that was ever under way at once, so that an ordinary one costs two
-messages over a socket. Knows nothing of what is asked.
+As many processes as were ever busy at once are kept ready, so that a normal call costs two messages over a socket.
+It does not interpret the messages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from moeflow.engine.text.template_messages import receive
 
 WAIT_S = 30.0  # for a process that gets no processor time; one that does is ended by its own limit
-Failure = Callable[[str], Exception]  # of a reason, in the words "it ..." of what was to be done
+Failure = Callable[[str], Exception]  # of a reason, worded as "it ..." about the task
 
 
 class LimitedProcesses:
-    """Processes that run a module, each of which gets the same first message. Any thread may call."""
+    """Processes that run a module; each gets the same first message. Any thread may call."""
 
     def __init__(self, module: str, opening: bytes, failure: Failure) -> None:
         self._module, self._opening, self._failure = module, opening, failure
@@ -37,7 +37,7 @@ class LimitedProcesses:
 
     @contextmanager
     def one(self) -> Iterator[_LimitedProcess]:
-        """Lend a process; it is killed if the block raises, or says that it is done."""
+        """Lend a process; it is killed if the block raises, or marks it as done."""
         process = self._take()
         try:
             yield process

@@ -1,7 +1,7 @@
 """From an engine's token outputs to text, while it is generated.
 
-Text comes out as soon as it is certain: bytes of a character are held back until it is complete, and a text
-that may yet turn into a stop string until it does or does not. Both cost the same for each token, however
+Text is returned as soon as it is certain. Bytes of an incomplete character are held back, and text that may become a
+stop string. Both cost the same for each token, however
 long the text. Knows nothing of where outputs come from.
 """
 
@@ -53,7 +53,7 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token or stop string that ended it; None for the model's EOS
     num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
-    num_drafted_tokens: int = 0  # guesses that the pass computed; the new tokens but the last were among them
+    num_drafted_tokens: int = 0  # drafts that the pass computed; the new tokens except the last were among them
     guessed_pass: GuessedPass | None = None  # with new tokens, if token trees are asked for
     queued_s: float | None = None  # waited before its first pass; with the first output
     embedding: bytes | None = None  # of a prompt that is pooled: see `core.embedding_bytes`; with the only delta
@@ -69,7 +69,7 @@ class SequenceText:
     def __init__(
         self, index: int, tokenizer: Tokenizer, params: SamplingParams, shown: frozenset[int] = frozenset()
     ) -> None:
-        """Special tokens are left out as `params` say, but for those that are `shown`."""
+        """Special tokens are omitted according to `params`, except `shown` ones."""
         self._index = index
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, shown=shown)
@@ -82,8 +82,8 @@ class SequenceText:
     def push(self, output: TokenOutput) -> TextDelta:
         """Take what a pass brought and return it with the text that became certain; at the end, all of it.
 
-        A stop string ends the sequence at its last token, whatever the engine reports: tokens after it are
-        dropped, and the caller must cancel the rest. The token that ended a sequence with FinishReason.STOP
+        A stop string ends the sequence at its last token, independent of the engine. Later tokens are dropped, and the
+        caller must cancel the rest. The token that ended a sequence with FinishReason.STOP
         has no text, unless stop strings are to be included.
         """
         text, num_tokens = self._read(output.token_ids, output.finish_reason)
@@ -137,8 +137,8 @@ class SequenceText:
 class Detokenizer:
     """Turns the tokens of one sequence into text, whole characters at a time.
 
-    The text is what the tokens add to a text before them: a SentencePiece token keeps its leading space even
-    if it is the first, since it follows the prompt.
+    The text continues a text before it: the first SentencePiece token keeps its leading space, since it follows the
+    prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> None:

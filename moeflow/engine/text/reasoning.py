@@ -11,7 +11,7 @@ from moeflow.engine.text.tool_syntax.reader import Reader, Steps
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """What stands before and behind it."""
+    """The markers before and after it."""
 
     begin: str
     end: str

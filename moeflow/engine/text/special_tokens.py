@@ -1,4 +1,4 @@
-"""Which tokens of a checkpoint are special, and how its tokenizer learns of those that `tokenizer.json` leaves out.
+"""A checkpoint's special tokens, including ones that `tokenizer.json` omits.
 
 Settings have the keys of `tokenizer_config.json`. What transformers' PreTrainedTokenizerFast makes of them, to the
 token: it is the oracle of the tests.
@@ -20,7 +20,7 @@ Token = str | AddedToken
 
 
 class SpecialTokens(msgspec.Struct, frozen=True):
-    """Tokens that are no part of a text: those with a name, by which chat templates call them, and others."""
+    """Tokens that are not part of a text: ones with a name for chat templates, and others."""
 
     named: dict[str, Token]
     others: list[Token]

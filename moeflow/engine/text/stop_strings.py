@@ -21,7 +21,7 @@ class StopWatch:
         self._held = ""  # the longest end of the text that some stop string begins with
 
     def push(self, text: str, *, may_match: bool = True) -> str:
-        """Take a piece of text and return what is certainly no part of a stop string.
+        """Take a piece of text and return the part that cannot belong to a stop string.
 
         With `may_match` false, a stop string that would be complete in this piece is ordinary text.
         """

@@ -12,7 +12,7 @@ MAX_REASON = 500  # characters of what a template reports as wrong
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """The first message: the template, and the names that it may use beside the messages."""
+    """The first message: the template, and the names that it may use in addition to the messages."""
 
     template: str
     variables: dict[str, str]

@@ -1,5 +1,5 @@
-"""Renders chat templates in a process of its own. A template comes with a model and is a program: it may loop for
-hours or ask for gigabytes, and what happens then must happen elsewhere than in the process that speaks HTTP.
+"""Renders chat templates in a process of its own. A template comes with a model and is a program. It may loop for hours
+or allocate gigabytes, so it must not run in the HTTP server's process.
 
 Run as `python -m moeflow.engine.text.template_process` with a socket as standard input, within `worker_limits`.
 """

@@ -1,7 +1,7 @@
 """Threads for work on texts, so few that a burst of it leaves the processor to others, and apart for long texts.
 
-Tokenizing a text takes a second for each million characters. Whoever brings such a text waits for others who do;
-a short prompt waits for short ones only. What waits has no thread, and is dropped when its task is cancelled.
+Tokenizing a text takes a second for each million characters. Long texts wait for other long texts; a short prompt waits
+for short ones only. What waits has no thread, and is dropped when its task is cancelled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-LONG_CHARS = 32 * 1024  # takes some 30 ms to tokenize
+LONG_CHARS = 32 * 1024  # takes about 30 ms to tokenize
 NUM_SHORT, NUM_LONG = 2, 1  # texts worked on at once
 
 
@@ -25,11 +25,11 @@ class TextLanes:
         self._long = ThreadPoolExecutor(NUM_LONG, thread_name_prefix="long-text")
 
     async def run(self, num_chars: int, work: Callable[[], Result]) -> Result:
-        """Return what `work`, on texts of so many characters in all, returns. Raises: what it raises."""
+        """Return what `work`, on texts of so many characters in all, returns. Raises: its exceptions."""
         lane = self._long if num_chars > LONG_CHARS else self._short
         return await asyncio.get_running_loop().run_in_executor(lane, work)
 
     def close(self) -> None:
-        """End the threads once they have done what they are at."""
+        """End the threads after their current tasks."""
         self._short.shutdown(wait=False)
         self._long.shutdown(wait=False)

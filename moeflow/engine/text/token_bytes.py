@@ -1,6 +1,6 @@
 """The bytes that a token stands for, whatever its neighbours.
 
-A token may hold part of a character only, so text has to be put together from bytes. The rule follows from
+A token may hold part of a character only, so text is assembled from bytes. The rule follows from
 the tokenizer's decoder, as `tokenizer.json` describes it. Knows nothing of token ids or of special tokens.
 """
 

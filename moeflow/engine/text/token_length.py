@@ -1,7 +1,7 @@
 """How many tokens a text has at least, so that one that is too long can be refused before it is tokenized.
 
-This must hold for every text, so it is known only for pipelines whose every step is known here: those of the
-byte-level and SentencePiece vocabularies that the supported families use. Steps that drop text (a normalizer that
+This must hold for every text, so it is known only for pipelines of known steps: byte-level and SentencePiece
+vocabularies of the supported families. Steps that drop text (a normalizer that
 strips accents, an unknown token that stands for any number of characters) leave nothing to say.
 """
 
@@ -35,7 +35,7 @@ class TokenLength(msgspec.Struct, frozen=True):
 
 
 def token_length(core: Tokenizer) -> TokenLength | None:
-    """Return what is known of a tokenizer's tokens; None if they may stand for any number of bytes."""
+    """Return the bounds of a tokenizer's tokens; None if they may stand for any number of bytes."""
     shrinks = _normalizer_shrinks(_state(core.normalizer))
     steps = _steps(_state(core.pre_tokenizer), "pretokenizers")
     if shrinks is None or not all(map(_keeps_text, steps)) or not isinstance(core.model, models.BPE):
@@ -84,8 +84,8 @@ def _keeps_text(step: dict[str, Any]) -> bool:
 def _of_vocabulary(core: Tokenizer, *, is_byte_level: bool) -> TokenLength | None:
     """Return the longest token of the vocabulary alone, and the bytes it lacks.
 
-    Tokens of a byte-level one have a character for each byte; a byte that has no token is dropped or becomes part of
-    an unknown token. Tokens of other vocabularies are text in UTF-8, where "▁" may be a space or itself.
+    Tokens of a byte-level vocabulary have a character for each byte. A byte without a token is dropped or becomes part
+    of an unknown token. Tokens of other vocabularies are text in UTF-8, where "▁" may be a space or itself.
     """
     model, vocabulary = core.model, core.get_vocab(with_added_tokens=False)
     if model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -99,7 +99,8 @@ def _of_vocabulary(core: Tokenizer, *, is_byte_level: bool) -> TokenLength | Non
 
 
 def _longest_added(core: Tokenizer) -> int | None:
-    """Return the most bytes that a token beside the vocabulary matches; None if one takes blanks around it along."""
+    """Return the maximum bytes that a token outside of the vocabulary matches; None if one takes blanks around it
+    along."""
     longest = 0
     for token in core.get_added_tokens_decoder().values():
         if token.lstrip or token.rstrip:

@@ -1,6 +1,6 @@
 """Token trees as a graph in DOT, the language of Graphviz: `dot -Tsvg` draws it.
 
-An answer is a path from left to right; what was guessed in vain leads off it. The page's `token_tree_dot.js` writes
+An answer is a path from left to right; rejected drafts branch off it. The page's `token_tree_dot.js` writes
 the same for one answer.
 """
 
@@ -29,8 +29,8 @@ _HIDDEN: Final = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")  # categories of character
 def to_dot(answers: Mapping[str, Sequence[GuessedPass]]) -> str:
     """Return one graph of some answers, each beginning with a node of its name.
 
-    Drafted tokens have who guessed them and their chance; accepted ones are filled, rejected ones dashed, and what the
-    model chose itself has a thick frame.
+    Drafted tokens show their speculator and probability. Accepted ones are filled, rejected ones dashed; the model's
+    own choices have a thick frame.
     """
     lines = [*_HEAD]
     for number, (name, passes) in enumerate(answers.items()):
@@ -50,7 +50,7 @@ def visible(token: str) -> str:
 
 
 def _pass_lines(prefix: str, place: int, one: GuessedPass, last: str) -> Iterator[str]:
-    """Yield a pass's lines, behind the node `last`; finally the node from which the answer goes on."""
+    """Yield a pass's lines, after the node `last`; finally the node where the answer continues."""
     names = [f"{prefix}n{node}" for node in range(len(one.drafted))]
     edges = []
     if one.num_drafted:  # else it needs no frame

@@ -1,10 +1,10 @@
 """Text to token ids and back, and conversations to prompts, as the checkpoint's own files define it.
 
-Loads no torch, so that the process that speaks HTTP starts fast, and never runs code that a checkpoint brings along:
-its chat template runs in a process of its own.
+Does not load torch, so that the HTTP server starts fast. Never runs code of a checkpoint: its chat template runs in a
+process of its own.
 
-Encoding and decoding call the functions for batches also for one text, as only those release the interpreter's lock:
-other threads go on while a long text is encoded, which takes about a second for each million characters.
+Encoding and decoding use the batch functions even for one text, because only these release the interpreter's lock. A
+long text takes about a second per million characters; other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
-    `vocab_size` counts its tokens; a model may have rows for more. `special_token_ids` are those that its files
-    mark as no part of the text.
+    `vocab_size` counts its tokens; a model may have rows for more. `special_token_ids` are the tokens that its files
+    mark as not part of the text.
     """
 
     def __init__(self, parts: TokenizerParts) -> None:
@@ -220,7 +220,7 @@ class Tokenizer:
 
     @functools.cached_property
     def chat_format(self) -> chat_format.ChatFormat:
-        """How the model is told of tools, calls them, and reasons."""
+        """How tools are described to the model, its calls, and its reasoning."""
         return chat_format.ChatFormat(self.chat_template)
 
     def added_id(self, text: str) -> int | None:

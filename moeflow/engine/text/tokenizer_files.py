@@ -1,7 +1,7 @@
-"""A checkpoint's tokenizer as its files have it: `tokenizer.json` and what stands around it, or a GGUF file's header.
+"""A checkpoint's tokenizer as its files have it: `tokenizer.json` and files around it, or a GGUF file's header.
 
-Needs the tokenizers package alone: transformers takes most of a second to import. What it makes of the same files is
-the oracle of the tests.
+Needs the tokenizers package alone: transformers takes most of a second to import. Tests compare the result with
+transformers for the same files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CONVERT: Final = (
 )
 _DOWNLOAD_AGAIN: Final = "Download the tokenizer's files again"
 _CONFIG: Final = "tokenizer_config.json"
-_RANKS: Final = "tiktoken.model"  # ranks of tokens; what text is cut at is in code beside it
+_RANKS: Final = "tiktoken.model"  # ranks of tokens; the splitting pattern is in code next to it
 _FAST_CLASS: Final = "PreTrainedTokenizerFast"  # the name that older versions of transformers know, too
 _NOT_SAVED: Final = frozenset(
     (
@@ -102,7 +102,7 @@ def assemble(
     source: Path,
     added: Mapping[int, AddedToken] | None = None,
 ) -> TokenizerParts:
-    """Put a tokenizer together with settings, and teach it the special tokens in them, and those added by id.
+    """Combine a tokenizer with its settings, their special tokens, and tokens added by id.
 
     Raises: ValueError if a special token is none; Exception, of any kind, if the tokenizers package refuses.
     """

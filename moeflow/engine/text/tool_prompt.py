@@ -41,7 +41,7 @@ def with_tools(
 
 
 def as_plain_turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a conversation in which calls are text of the assistant, and results are turns of the user."""
+    """Return a conversation with calls as text of the assistant, and results as turns of the user."""
     found: list[dict[str, Any]] = []
     has_results = False
     for message in messages:

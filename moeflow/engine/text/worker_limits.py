@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 
 CPU_S = 2.0  # for one piece of work
-MEMORY_BYTES = 512 * 2**20  # of address space; an idle process has some 30 MiB
+MEMORY_BYTES = 512 * 2**20  # of address space; an idle process has about 30 MiB
 
 
 def run(serve: Callable[[socket.socket], None]) -> None:

@@ -18,7 +18,7 @@ from moeflow.experts.cache.cache_stats import CacheStats
 from moeflow.experts.cache.load_job import LoadJob
 
 ABSENT: Final = -1
-LOADING: Final = -2  # both as in csrc/ops.h
+LOADING: Final = -2  # both as in csrc/ops/ops.h
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from moeflow.experts.cache.worth import Worth
 
 
 class Event(IntEnum):
-    """What happened to an expert; as in csrc/expert_fetcher.h."""
+    """What happened to an expert; as in csrc/io/expert_fetcher.h."""
 
     EVICTED = 0
     RETIRED = 1  # evicted after the pass had used it

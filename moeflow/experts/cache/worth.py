@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class MayLeave(IntEnum):
-    """When an expert may leave its slot; as in csrc/expert_fetcher.h."""
+    """When an expert may leave its slot; as in csrc/io/expert_fetcher.h."""
 
     NEVER = 0  # while the pass runs
     NOW = 1

@@ -1,1 +1,1 @@
-"""Attention over paged keys and values: what it is given, and what it computes."""
+"""Attention over paged keys and values: its inputs and its computation."""

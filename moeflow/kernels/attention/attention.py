@@ -1,8 +1,8 @@
 """Paged attention: prefill chunks and decodes of many sequences in one pass.
 
-K and V of all tokens of the pass go to the cache first, so that a sequence may read blocks which another one of
-the same pass writes. What the CPU extension takes is done by it; what is here in plain torch runs on any device, and
-is what the extension is tested against. There each prefill chunk is one attention call, and decodes share one call
+K and V of all tokens of the pass are stored first: a sequence may read blocks that another one of the same pass writes.
+The CPU extension computes the inputs that it supports. The plain torch code here runs on any device, and tests compare
+the extension with it. There each prefill chunk is one attention call, and decodes share one call
 per group of similar context length, padded and masked. Grouped-query heads share their K and V without copies.
 Cached values must be finite for it: masked positions are multiplied by zero, not skipped.
 """
@@ -33,7 +33,7 @@ def write_kv(k: Tensor, v: Tensor | None, blocks: KVBlocks, slots: Tensor) -> No
 
 
 def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores = PLAIN) -> Tensor:
-    """Attend over each token's sequence, whose K and V are in the cache; the metadata say what a token sees of it.
+    """Attend over each token's sequence, whose K and V are in the cache. The metadata define the visible tokens.
 
     Neither a window nor trees go with `metadata.lengths`.
 

@@ -52,7 +52,7 @@ def attention_input(
 def _split_pairs(qk: Tensor, size: int) -> Tensor:
     """Put the first of each pair of neighbours before the second of each; products of queries and keys stay the same.
 
-    Shapes: qk [T, Q + KV, D], of which so many dimensions change their places -> the same.
+    Shapes: qk [T, Q + KV, D] -> the same. The first `dims` dimensions are reordered.
     """
     return torch.cat([qk[..., 0:size:2], qk[..., 1:size:2], qk[..., size:]], dim=-1)
 

@@ -1,12 +1,12 @@
-"""What attention must know of a pass: which tokens belong together and where their K and V lie.
+"""Attention's description of a pass: the tokens of each sequence, and the places of their K and V.
 
 Built once per pass; index tensors and masks are made when a layer first asks and serve all layers. Knows block
 numbers and positions, not who owns the blocks.
 
-A *tree mask* lets tokens of one sequence be alternatives to each other: bit i of a token's mask says whether it sees
-position stop - 64 + i, where stop is one past the sequence's last position in this pass. It sees all positions
-before those 64, and none beyond itself; so a mask of all ones (-1) is plainly causal. Of what it sees, a sliding
-window leaves the last ones: neighbours on a branch count as neighbours, wherever they are stored. A token must see
+A *tree mask* lets tokens of one sequence be alternatives to each other: bit i of a token's mask makes position stop -
+64 + i visible; stop is one past the sequence's last position in this pass. It sees all positions
+before those 64, and none beyond itself; so a mask of all ones (-1) is plainly causal. A sliding window keeps the last
+visible tokens: neighbours on a branch count as neighbours, wherever they are stored. A token must see
 at least one position.
 """
 
@@ -107,10 +107,11 @@ class AttentionMetadata(msgspec.Struct):
         tree_masks: Array | None = None,
         is_causal: bool = True,
     ) -> AttentionMetadata:
-        """Describe a pass, one item a sequence, in the order in which their tokens are concatenated.
+        """Describe a pass, one item per sequence, in the order of their concatenated tokens.
 
-        starts[i] is the position of sequence i's first token in this pass, num_tokens[i] how many it has (at least
-        1), block_ids[i] the blocks that hold its positions [0, starts[i] + num_tokens[i]). tree_masks [T] int64 holds
+        starts[i] is the position of sequence i's first token in this pass. num_tokens[i] is its number of tokens (at
+        least 1). block_ids[i] are the blocks of its positions [0, starts[i] + num_tokens[i]). tree_masks [T] int64
+        holds
         a tree mask for each token (see above), on `device`. If not `is_causal`, tokens see all of their sequence.
         """
         spans: list[Span] = []
@@ -148,8 +149,8 @@ class AttentionMetadata(msgspec.Struct):
     def table(self) -> array[int]:
         """The pass as one array of int32, for kernels.
 
-        For all sequences one after another: first token in the pass, start, number of tokens, and where in the rest of
-        the array its block numbers begin; then all block numbers.
+        For each sequence: first token in the pass, start, number of tokens, and the index of its first block number in
+        the rest of the array. Then all block numbers.
         """
         if self._table is None:
             table = array("i", [span.first_token for span in self.spans])
@@ -222,7 +223,6 @@ class AttentionMetadata(msgspec.Struct):
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """Return 0 where `seen` and else a number so low that softmax makes it 0.
 
-    Finite on purpose: a kernel that works through the keys in parts may meet a part that is masked entirely, and
-    minus infinity may make NaN of it.
+    Finite on purpose: if a kernel processes keys in parts, minus infinity could give NaN for an entirely masked part.
     """
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min / 2)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_INTERLEAVED: Final = 2048  # values of a head in which the extension can rotate neighbours
+MAX_INTERLEAVED: Final = 2048  # largest head size for rotating neighbours in the extension
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
 """One layer's keys and values of past tokens: fixed blocks, stored so that kernels read them in a row.
 
-Within a block lies a cell for each KV head (csrc/kv_cache.h): keys transposed [D, block_size], then values
-[block_size, D], then for int8 a float scale for each token's key and each token's value.
-Where values are the first L dimensions of keys, as in latent attention, they are stored once: rows [block_size, D],
-then for int8 a scale for those dimensions of each token, and one for the rest. What is here in plain torch runs on any
-device.
+A block has a cell for each KV head (csrc/ops/kv_cache.h): keys transposed [D, block_size], then values [block_size, D].
+For int8, float scales of each token's key and value follow.
+In latent attention, values are the first L dimensions of keys and stored once: rows [block_size, D]. For int8, each
+token has a scale for these dimensions and one for the rest. The plain torch code here runs on any device.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ except ImportError:
 
 _VALUE_BYTES: Final = {"float32": 4, "bfloat16": 2, "int8": 1}
 KV_DTYPES: Final = tuple(_VALUE_BYTES)
-_LANES = 16  # positions that the kernels take together: they want whole blocks of them
+_LANES = 16  # positions that kernels process at once: block sizes are multiples of this
 _DIM_STEP = 2  # dimensions likewise, as rotary positions do
 _TINY = 1e-30  # keys and values below this become zero as int8
 
@@ -97,7 +96,7 @@ class KVBlocks:
 
     @property
     def key_scales(self) -> Tensor | None:
-        """What keys are multiplied by, or of them what is no value, for int8: [B, KV, block_size]."""
+        """Scales of keys, or of their dimensions that are not values, for int8: [B, KV, block_size]."""
         return self.seen.key_scales
 
     @property
@@ -118,7 +117,7 @@ class KVBlocks:
             stored.transpose(1, 2)[blocks, offsets] = x.to(stored.dtype)
 
     def _parts(self) -> tuple[Tensor, Tensor]:
-        """Return what is stored by itself: keys, or of them what is no value, and values."""
+        """Return the separately stored parts: keys, or their dimensions that are not values, and values."""
         return self.keys[..., self.latent_dim :], self.values
 
     def _cut(self, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -200,13 +199,13 @@ def _are_odd(dims: tuple[int, ...]) -> bool:
 
 def _take(stored: Tensor, blocks: Tensor) -> Tensor:
     """Return blocks of stored [B, KV, ...] as [KV, n, ...]."""
-    # First the blocks, then the heads: along any dimension but the first, torch's CPU kernel copies all of a tensor
-    # that does not lie in a row before it selects from it, which here would be the whole cache.
+    # First the blocks, then the heads: along other dimensions than the first, torch's CPU kernel copies a
+    # non-contiguous tensor before it selects. Here that would be the whole cache.
     return stored.index_select(0, blocks).transpose(0, 1)
 
 
 def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x [T, KV, D] as whole numbers from -127 to 127, and what they are to be multiplied by [T, KV]."""
+    """Return x [T, KV, D] as whole numbers from -127 to 127, and their scales [T, KV]."""
     largest = x.float().abs().amax(-1)
     inverse = torch.where(largest > _TINY, torch.full_like(largest, 127) / largest, 0.0)
     return (x.float() * inverse.unsqueeze(-1)).round(), largest / 127

@@ -1,10 +1,11 @@
 """Latent attention (MLA): of a token one latent and one rotary key are kept for all heads.
 
-A head's keys and values are up-projections of the latent. They are never made: its query is multiplied by the
-projection of keys, and so meets latents themselves, and what is attended to, a latent, is multiplied by that of values.
+A head's keys and values are up-projections of the latent. They are never materialized. The query is multiplied by the
+projection of keys, so it attends to the latents themselves. The result, a latent, is multiplied by the projection of
+values.
 That is attention of all heads over one KV head, whose key is latent and rotary key, and whose value is the latent.
-For a long prompt it takes more arithmetic than keys and values of each head would (DeepSeek-V3's widths: 1088 products
-a head and position instead of 320), but there is one form for all: a token's bits depend on no cut of a prompt.
+For a long prompt this takes more arithmetic than keys and values of each head (DeepSeek-V3's widths: 1088 products per
+head and position instead of 320). With one form for all, a token's bits do not depend on the chunks of a prompt.
 
 Source: DeepSeek-V2 (2405.04434), section 2.1.
 """
@@ -36,7 +37,7 @@ def attend_to_latents(
     metadata: AttentionMetadata,
     scores: Scores,
 ) -> Tensor:
-    """Store what is kept of each token, and attend; in plain torch but for attention itself.
+    """Store the latent and rotary key of each token, and attend. Plain torch, except for attention itself.
 
     Shapes: q [T, H * (N + R)], kept [T, L + R], up [H, N + V, L], keys before values -> [T, H * V].
     """
@@ -53,7 +54,7 @@ def attend_to_latents(
 
 
 def _rotated(x: Tensor, heads: LatentHeads, rotary: RotaryTable) -> Tensor:
-    """Return x rotated; neighbours that belong together come to lie half of it apart. Shapes: x [T, heads, R]."""
+    """Return x rotated; the halves of the result have the first and second neighbours. Shapes: x [T, heads, R]."""
     if heads.is_interleaved:
         x = x.view(*x.shape[:-1], heads.rope_dim // 2, 2).transpose(-1, -2).flatten(-2)
     return apply_rotary(x, rotary.cos, rotary.sin)

@@ -1,4 +1,4 @@
-"""How a layer with latent attention cuts what it projects, and what happens to it before attention."""
+"""How a layer with latent attention splits its projections and prepares them for attention."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from moeflow.kernels.norm import NormWeights
 
 
 class LatentHeads(msgspec.Struct, frozen=True):
-    """A row of the first projections: queries, or what is projected up to them, a latent, and a rotary key."""
+    """A row of the first projections: queries or their latents, the latent of keys and values, and a rotary key."""
 
     num_heads: int
-    nope_dim: int  # of a head's query, and key, what is not rotated,
+    nope_dim: int  # dimensions of a head's query and key without rotation,
     rope_dim: int  # and what is
     latent_dim: int
     value_dim: int  # of a head
     is_interleaved: bool  # rotary positions rotate neighbours against each other, else halves
     latent_norm: NormWeights
-    q_norm: NormWeights | None = None  # of what is projected up to queries; None: they are projected at once
+    q_norm: NormWeights | None = None  # of the latents of queries; None: they are projected at once
 
     @property
     def query_dim(self) -> int:
@@ -26,5 +26,5 @@ class LatentHeads(msgspec.Struct, frozen=True):
 
     @property
     def key_dim(self) -> int:
-        """Dimensions of what is kept of a token, and so of queries that meet it."""
+        """Dimensions of a token's stored latent and rotary key, and so of its queries."""
         return self.latent_dim + self.rope_dim

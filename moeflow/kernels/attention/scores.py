@@ -12,8 +12,8 @@ from moeflow.kernels.arrays import Array
 class Scores:
     """A family sets fields; without any it is plain attention.
 
-    A score is query times key times `scale`, then capped, then `bias` is added; weights are their softmax, with the
-    head's sink as one more score, of a value that is zero. Neither a window nor trees go with a bias.
+    A score is query times key times `scale`, then capped, then `bias` is added. Weights are the softmax of scores; the
+    head's sink is an additional score, of a zero value. Neither a window nor trees go with a bias.
     """
 
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all before it

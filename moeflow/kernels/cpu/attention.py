@@ -1,7 +1,7 @@
-"""Paged attention by the CPU extension: one call a layer for prefill chunks and decodes together.
+"""Paged attention by the CPU extension: one call per layer for prefill chunks and decodes.
 
-A token's result is the same bits alone and in any batch, however its prompt was cut into chunks, at any number of
-threads (csrc/attention.cpp says how).
+A token's result is the same bits in any batch, for any chunks of its prompt and any number of threads (see
+csrc/ops/attention.cpp).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write_kv(k: Array, v: Array | None, blocks: KVBlocks, slots: Array) -> None:
 
 
 def attend(q: Array, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores = PLAIN) -> Array:
-    """Attend from each token to what it sees of its sequence; see `kernels.attention.attention.attend`."""
+    """Attend from each token to its visible tokens; see `kernels.attention.attention.attend`."""
     num_tokens, num_heads, _ = q.shape
     bias = scores.bias
     if bias is not None:

@@ -33,8 +33,8 @@ Experts = Callable[[Array, Array, Array, Array], Array]
 class Expected(msgspec.Struct, frozen=True):
     """Which experts layers with routers will probably need: a pass stops where one is absent.
 
-    `routers_ahead`: those that the router so many layers ahead would choose now, of layers with routers, and at the
-    first one all routers up to there; 0: none is asked. `guesses`: of the next such layer those that are not 0,
+    `routers_ahead`: the experts that the router this many layers ahead would choose now, counting layers with routers.
+    At the first one, those of all routers up to there. 0: none. `guesses`: of the next such layer those that are not 0,
     [layers with routers, E] uint8.
     """
 
@@ -59,14 +59,15 @@ class PackedDecoder:
     def __init__(
         self, layers: Sequence[PackedLayer], rotary: Sequence[Rotary] = (), out_norm: NormWeights | None = None
     ) -> None:
-        """`rotary` are the kinds of rotary positions, by which layers name theirs; `out_norm` follows the last one."""
+        """`rotary` are the kinds of rotary positions; layers refer to one by its index. `out_norm` follows the last
+        one."""
         # Whose memory the handles look at.
         self.layers, self.rotary, self.out_norm = tuple(layers), tuple(rotary), out_norm
         self.routed = [number for number, layer in enumerate(layers) if layer.stage.router is not None]
         self.has_slots = any(layer.stage.slots is not None for layer in layers)
         for number, layer in enumerate(layers):
             if layer.attention is not None and layer.attention.layers_back > number:
-                raise ValueError(f"layer {number} attends to a layer that is not here")
+                raise ValueError(f"layer {number} attends to a missing layer")
         self._attentions = [layer.attention for layer in layers if layer.attention is not None]
         self._num_caches = sum(not attention.layers_back for attention in self._attentions)
         self._num_inputs = sum(layer.layer_input is not None for layer in layers)
@@ -82,7 +83,7 @@ class PackedDecoder:
         self._top_k = stages[0].choose.top_k if stages else 0
         routers = {(stage.choose.top_k, stage.slots is None, stage.num_experts) for stage in stages}
         if len(routers) > 1:
-            raise ValueError(f"layers with routers of different kinds cannot be run together: {routers}")
+            raise ValueError(f"layers with routers of different kinds cannot run in one pass: {routers}")
 
     def begin(
         self,
@@ -100,8 +101,8 @@ class PackedDecoder:
 
         It keeps what routers choose, and what the experts of all layers, or their dense networks, get, if asked to.
 
-        Shapes: hidden [T, H] float32, which is changed; positions [T] int64; blocks one a layer that keeps keys and
-        values; layer_inputs [T, layers or more, P] float32, if layers get such.
+        Shapes: hidden [T, H] float32, updated in place; positions [T] int64; blocks: one per layer with keys and
+        values; layer_inputs [T, layers or more, P] float32, if layers have such inputs.
         """
         hidden_size = self.layers[0].hidden
         num_tokens = hidden.shape[0]
@@ -169,10 +170,10 @@ class PackedDecoder:
         return caches
 
     def _check_rotary(self) -> None:
-        """Raise ValueError if a layer rotates by what is not there, or by more dimensions than heads have."""
+        """Raise ValueError if a layer rotates by a missing kind, or more dimensions than heads have."""
         for number, head_dim in {(it.rotary, it.heads.head_dim) for it in self._attentions if it.rotary is not None}:
             if number >= len(self.rotary):
-                raise ValueError(f"layers rotate by kind {number} of positions, of which {len(self.rotary)} are")
+                raise ValueError(f"layers rotate by kind {number} of positions; there are {len(self.rotary)}")
             num_pairs = self.rotary[number].frequencies.shape[0]
             if 2 * num_pairs > head_dim:
                 raise ValueError(f"{num_pairs} pairs of dimensions are not in heads of {head_dim}")
@@ -202,7 +203,7 @@ class PackedDecoder:
 
 
 class PackedPass(msgspec.Struct):
-    """One pass: what comes out of its layers so far, and what they are computed from."""
+    """One pass: its inputs, and the results of its layers so far."""
 
     hidden: Array  # [T, H]; where the pass has stopped: what the experts' sum is to be added to
     topk_ids: Array | None  # [layers with routers, T, K] int64, what routers chose as far as the pass has come
@@ -211,10 +212,8 @@ class PackedPass(msgspec.Struct):
     topk_weights: Array | None  # [T, K]; likewise
     _routed: Sequence[int]  # the layers with routers
     _handle: Any
-    _memory: tuple[object, ...]  # what the handle looks at, beside the tensors here
-    out: (
-        Array | None
-    )  # [T, H], what comes out of the last layer, normalised, once that is through; None: no norm follows it
+    _memory: tuple[object, ...]  # objects used by the handle, other than these tensors
+    out: Array | None  # [T, H], the normalized output of the last layer, once complete; None: no norm follows it
 
     @property
     def num_tokens(self) -> int:
@@ -223,7 +222,7 @@ class PackedPass(msgspec.Struct):
 
     @property
     def num_choices(self) -> int:
-        """How many experts a layer's router chooses for all tokens, those that several need once for each."""
+        """Number of experts that a layer's router chooses, summed over tokens."""
         assert self.topk_ids is not None
         return self.topk_ids.shape[1] * self.topk_ids.shape[2]
 
@@ -243,8 +242,8 @@ class PackedPass(msgspec.Struct):
     def run(self, first_layer: int = 0, expected: Expected = NOTHING, fetcher: Any = None) -> int:
         """Run layers from this one on; return the first that was not finished, or their number.
 
-        A `SlotFetcher`, by its handle, has those experts come that are missing, and reads ahead what later routers
-        would choose, as far as it was lent slots. Nobody else may move experts meanwhile.
+        A `SlotFetcher`, given by its handle, fetches missing experts. It prefetches the probable choices of later
+        routers into the slots lent to it. Experts must not be moved meanwhile.
         """
         stopped: int = self._handle.run(
             first_layer=first_layer,

@@ -1,4 +1,4 @@
-"""A layer's experts of which this process has a slice each: some hidden units of every expert, and some outputs.
+"""This process's slices of a layer's experts: some hidden units of every expert, and some outputs.
 
 Every unit is made of the whole input, and every output of all units, which processes exchange in between. So no sum is
 cut, and side by side the results are those of `PackedExperts.compute`, to the bit.

@@ -50,7 +50,7 @@ def num_threads() -> int:
 def use_own_threads(num_threads: int) -> None:
     """Have the calling thread compute with this many threads of its own from now on, itself included.
 
-    It computes beside the other threads then, which take turns with one set of threads.
+    It then computes in parallel to the other threads, which share one set of threads.
     """
     if num_threads < 1:
         raise ValueError(f"{num_threads} threads cannot compute; at least 1 can")

@@ -38,7 +38,7 @@ class PackedLatents:
         fits &= (q_b is None) == (heads.q_norm is None)
         fits &= q_b is None or q_b.rows == heads.num_heads * heads.query_dim
         if not fits:
-            raise ValueError(f"{heads}, {q_b} and {dims} do not fit together")
+            raise ValueError(f"{heads}, {q_b} and {dims} do not match")
         handle = _cpu.LatentProjections(
             q_b=None if q_b is None else q_b.handle,
             q_norm=None if q_b is None or heads.q_norm is None else bind_norm(heads.q_norm, q_b.cols),
@@ -53,14 +53,14 @@ class PackedLatents:
 
     @property
     def projected_size(self) -> int:
-        """Values of a token that this takes: queries, or what is projected up to them, latent and rotary key."""
+        """Number of a token's input values: queries or their latents, latent and rotary key."""
         heads = self.heads
         return (heads.num_heads * heads.query_dim if self.q_b is None else self.q_b.cols) + heads.key_dim
 
     def attend(
         self, projected: Array, rotary: RotaryTable, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores
     ) -> Array:
-        """Store what is kept of each token, and attend; of `scores` scale and window count.
+        """Store the latent and rotary key of each token, and attend. Only scale and window of `scores` are used.
 
         Shapes: projected [T, projected_size] -> [T, H * V].
         """

@@ -44,7 +44,7 @@ class PackedUpProjection:
     def __init__(
         self, dims: UpProjectionShape, weight_format: WeightFormat, take: Callable[[int], Array], *, is_wide: bool
     ) -> None:
-        """`take` returns so many bytes of memory. Formats are those that hold any values."""
+        """`take` returns so many bytes of memory. Formats must hold any values."""
         self.dims = dims
         self.keys, self.values = (
             PackedWeight(take(matrix_bytes(weight_format, rows, cols)), weight_format, rows, cols, is_wide=is_wide)
@@ -68,7 +68,7 @@ class PackedUpProjection:
         self.values.fill(contiguous(values).reshape(-1, dims.latent_dim), _rows(dims.num_heads, dims.value_dim))
 
     def unpack(self) -> Tensor:
-        """Return the exact values as a checkpoint has them: [H, N + V, L] float32."""
+        """Return the exact values in a checkpoint's layout: [H, N + V, L] float32."""
         dims = self.dims
         parts = [
             as_tensor(weight.unpack()).view(dims.num_heads, -1, weight.cols)[:, :rows]

@@ -31,7 +31,7 @@ class PackedLayerInput:
     def __post_init__(self) -> None:
         size, hidden = self.gate.rows, self.gate.cols
         if (self.projection.rows, self.projection.cols) != (hidden, size):
-            raise ValueError(f"{self.gate} and {self.projection} do not fit together")
+            raise ValueError(f"{self.gate} and {self.projection} do not match")
         if self.scale is not None:
             check_floats(self.scale, (1,))
         handle = _cpu.LayerInput(

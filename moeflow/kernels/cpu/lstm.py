@@ -23,8 +23,8 @@ def lstm(inputs: Tensor, weights: PackedWeight, state: Tensor, cell: Tensor) -> 
 
     Gates are input, forget, cell and output, as torch has them, of all units each.
 
-    Shapes: inputs [T, B, 4D] float32, what meets the gates beside the state, biases included; weights [4D, D];
-    state and cell [B, D] -> [T, B, D].
+    Shapes: inputs [T, B, 4D] float32, the gates' inputs with biases and without the state; weights [4D, D]; state and
+    cell [B, D] -> [T, B, D].
     """
     num_steps, num_texts, _ = inputs.shape
     size = weights.cols

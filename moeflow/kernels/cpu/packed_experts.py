@@ -1,4 +1,4 @@
-"""The experts of a layer, packed: how their matrices lie in memory, what they take there and what they compute.
+"""The experts of a layer, packed: their layout, size and computation.
 
 A matrix is a `PackedWeight`; here it is known which of an expert's lie side by side, and in what order.
 """
@@ -95,7 +95,7 @@ class PackedExperts:
         self.kind = kind
         self.function = kind.function
         self.is_gated = kind.is_gated
-        # With a gate, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
+        # With a gate, bands alternate: gate 0..15, up 0..15, gate 16..31, ...
         up_rows = (2 if kind.is_gated else 1) * whole_bands(width)
         up_bytes = matrix_bytes(weight_format, up_rows, hidden)
         num_bytes = up_bytes + matrix_bytes(self.down_format, hidden, width)
@@ -143,7 +143,7 @@ class PackedExperts:
         num_experts, hidden, width = down.shape
         is_gated = gate_up.shape[1] != width
         if gate_up.shape != (num_experts, (2 if is_gated else 1) * width, hidden):
-            raise ValueError(f"experts do not fit together: {describe(gate_up)} and {describe(down)}")
+            raise ValueError(f"experts do not match: {describe(gate_up)} and {describe(down)}")
         kind = ExpertKind(function, is_gated)
         packed = cls(num_experts, hidden, width, weight_format, kind=kind, is_wide=is_wide)
         for parts, up, back in zip(packed.parts(), gate_up, down, strict=True):
@@ -195,7 +195,7 @@ class PackedExperts:
     def compute(self, x: Array, topk_ids: Array, topk_weights: Array, residual: Array | None = None) -> Array:
         """Return `residual` plus the weighted sum of each token's experts.
 
-        A token's experts are added in ascending order of their numbers, each of which must exist.
+        A token's experts are added in ascending order of their numbers. Each number must exist.
 
         Shapes: x and residual [T, hidden] float32, topk_ids [T, K] int64, topk_weights [T, K] float32 -> [T, hidden].
         """
@@ -210,7 +210,7 @@ class PackedExperts:
         ]
 
     def _unit_rows(self) -> list[NDArray[np.int64]]:
-        """Return the rows of `gate_up` that are the gate's, if there is one, and those that are up's."""
+        """Return the gate's rows of `gate_up`, if there is one, and up's rows."""
         return gate_and_up_rows(self.width) if self.is_gated else [np.arange(self.width)]
 
     @property
@@ -258,7 +258,8 @@ def sum_experts(
 
 
 def gate_and_up_rows(width: int) -> list[NDArray[np.int64]]:
-    """Return where the gate's and up's rows of so many units lie: bands in turn, gate 0..15, up 0..15, gate 16..31."""
+    """Return the places of gate's and up's rows for this number of units: alternating bands, gate 0..15, up 0..15, gate
+    16..31."""
     units = np.arange(width)
     gate = units + units // BAND * BAND
     return [gate, gate + BAND]

@@ -37,7 +37,7 @@ class PackedAttention(msgspec.Struct, frozen=True):
     heads: Heads
     scores: Scores  # without a bias
     rotary: int | None  # which of a pass's tables it rotates by; None: it does not
-    latents: PackedLatents | None = None  # of latent attention: `heads` are then those that meet latents
+    latents: PackedLatents | None = None  # of latent attention: `heads` then attend to latents
     is_gated: bool = False  # by as many values as it returns, which follow queries, keys and values; not with latents
     layers_back: int = 0  # before this one, to the layer whose keys and values it attends to; 0: it has its own
 
@@ -85,13 +85,13 @@ class PackedAttention(msgspec.Struct, frozen=True):
 class PackedLayer:
     """The weights of one layer."""
 
-    in_proj: Sequence[PackedWeight]  # to what is mixed: one, or some one below the other
+    in_proj: Sequence[PackedWeight]  # to the mixer's inputs: one matrix, or several stacked ones
     in_bias: Array | None
     input_norm: NormWeights
     mixer: PackedAttention | RecurrentMixer
     stage: MoEStage  # what follows
-    order: Sequence[range] = ()  # where in what is projected lies what is mixed; empty: it is that
-    layer_input: PackedLayerInput | None = None  # what comes last; not where experts are elsewhere
+    order: Sequence[range] = ()  # places of the mixer's inputs in the projection; empty: all of it
+    layer_input: PackedLayerInput | None = None  # the last network; None if experts are elsewhere
 
     @property
     def hidden(self) -> int:
@@ -109,7 +109,7 @@ class PackedLayer:
         num_rows = sum(part.rows for part in self.in_proj)
         num_mixed = sum(len(part) for part in self.order) if self.order else num_rows
         if num_mixed != mixer.in_size or stage.o_proj.cols != mixer.out_size:
-            raise ValueError(f"{self.in_proj}, {mixer} and {stage.o_proj} do not fit together")
+            raise ValueError(f"{self.in_proj}, {mixer} and {stage.o_proj} do not match")
         if self.in_bias is not None:
             check_floats(self.in_bias, (num_rows,))
         if any(part.start < 0 or part.stop > num_rows or part.step != 1 for part in self.order):

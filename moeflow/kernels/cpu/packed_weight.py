@@ -1,4 +1,4 @@
-"""Weight matrices in the order in which the CPU extension reads them (csrc/formats.h): packed once, then only read.
+"""Weight matrices in the CPU extension's layout (csrc/formats/formats.h): packed once, then only read.
 
 The extension sees addresses and sizes: here shapes and types are checked, and here memory is kept alive.
 """
@@ -37,8 +37,8 @@ _FLOATS: Final = ("float32", "bfloat16", "float16")
 class PackedWeight:
     """A weight matrix [rows, cols] in one of the formats.
 
-    Integer weights meet activations that are rounded to int8, or to 16 bits if it `is_wide`: that is next to exact, as
-    fast where memory is what takes the time, and up to half as fast where VNNI would have multiplied bytes. Formats
+    Integer weights are multiplied by activations rounded to int8, or to 16 bits if it `is_wide`. That is nearly exact,
+    and as fast where memory is the limit. Where VNNI would multiply bytes, it is up to half as fast. Formats
     that files alone have always are.
     """
 
@@ -82,8 +82,8 @@ class PackedWeight:
     ) -> None:
         """Pack `source` as the rows numbered `rows`, in the calling thread; several threads may fill at once.
 
-        What the format `keeps` (see `FormatRecord`) does not change; all else is rounded to the nearest step, or, if
-        blocks are searched for, so that squared errors, each times the `importance` of its column, are small.
+        Values that the format `keeps` (see `FormatRecord`) do not change. Others are rounded to the nearest step. A
+        search for blocks minimizes squared errors, weighted by the `importance` of columns.
 
         Shapes: source [n, cols] float32, bfloat16 or float16, or with `kind` [n, bytes of a row] uint8;
         rows [n] int64; importance [cols] float32, none below zero; None: columns are alike.
@@ -158,7 +158,7 @@ class PackedWeight:
 
 
 class PackedStack:
-    """Matrices one below the other, each in a format of its own: parts of one, as a file has them."""
+    """Stacked matrices, each in its own format: parts of one matrix of a file."""
 
     __slots__ = ("parts",)
 
@@ -168,7 +168,7 @@ class PackedStack:
 
     @property
     def rows(self) -> int:
-        """Those of all together."""
+        """The sum over all parts."""
         return sum(part.rows for part in self.parts)
 
     @property
@@ -220,7 +220,7 @@ class PackedRows:
 def unpack_rows(weight: PackedWeight, numbers: Array) -> Array:
     """Return some rows of a packed matrix exactly: an embedding.
 
-    Shapes: numbers [n] int64, each of which must exist -> [n, cols] float32.
+    Shapes: numbers [n] int64, all existing -> [n, cols] float32.
     Raises: IndexError.
     """
     out = floats_like(numbers, numbers.shape[0], weight.cols)
@@ -229,7 +229,7 @@ def unpack_rows(weight: PackedWeight, numbers: Array) -> Array:
 
 
 def _unpack(weight: PackedWeight, numbers: Any, out: Array) -> None:
-    """Write some rows to `out`, of whichever kind of array either is."""
+    """Write some rows to `out`, for any kind of array."""
     if not is_int64(numbers) or numbers.ndim != 1 or not is_contiguous(numbers):
         raise ValueError(f"rows are numbered by contiguous int64, not {describe(numbers)}")
     _cpu.unpack_rows(weight=weight.handle, rows=address(numbers), num_rows=numbers.shape[0], out=address(out))

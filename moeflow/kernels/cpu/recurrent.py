@@ -221,7 +221,7 @@ def _check_parts(*parts: tuple[Tensor, tuple[int, ...]]) -> None:
 
 
 def _states(states: LayerStates, sequences: StateSequences) -> dict[str, Any]:
-    """Return the arguments that say where states are."""
+    """Return the arguments for the places of states."""
     check_floats(states.slots, tuple(states.slots.shape))
     return {
         "slots": address(states.slots),

@@ -1,7 +1,7 @@
 """Operations of the CPU extension on rows of float32, each row by itself: the same bits alone and in any batch.
 
-Few rows are computed by the calling thread alone, because waking another takes longer. Every x here is one that
-`accepts` has been asked about: these calls take a microsecond, of which a second look would be a third.
+Few rows are computed by the calling thread alone, because waking another takes longer. Callers have checked every x by
+`accepts`: these calls take a microsecond, and a second check would add a third.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def attention_input(qkv: Array, heads: Heads, rotary: RotaryTable | None, blocks
 
 
 def check_interleaved(heads: Heads) -> None:
-    """Raise ValueError if heads are longer than those in which the extension can rotate neighbours."""
+    """Raise ValueError if heads are too long for rotating neighbours in the extension."""
     if heads.is_interleaved and heads.head_dim > MAX_INTERLEAVED:
         raise ValueError(f"neighbours are rotated in heads of at most {MAX_INTERLEAVED} values, not {heads.head_dim}")
 

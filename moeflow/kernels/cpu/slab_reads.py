@@ -1,4 +1,4 @@
-"""Reads of slabs into slots by threads of the extension, and the fetcher by which a pass has experts come by itself."""
+"""Reads of slabs into slots by threads of the extension, and the fetcher of experts during a pass."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SlabReads:
     """Reads under way: what somebody waits for before what may be needed, that in the order of layers."""
 
     def __init__(self, places: SlabPlaces, slots: Array, *, num_threads: int, keeps_spans: bool = False) -> None:
-        """Take the memory of slots, [slots, bytes of whole pages] uint8. Without threads, only those who wait read.
+        """Take the memory of slots, [slots, bytes of whole pages] uint8. Without threads, only waiting callers read.
 
         Raises: RuntimeError if the system does not give that many threads.
         """
@@ -74,7 +74,7 @@ class SlabReads:
         return closed
 
     def submit(self, slabs_and_slots: Sequence[tuple[int, int]], *, is_urgent: bool) -> None:
-        """Queue the reads of slabs, none of which is being read; few urgent ones are cut into pieces."""
+        """Queue the reads of slabs that are not being read yet. Few urgent ones are cut into pieces."""
         self.handle.submit(list(slabs_and_slots), is_urgent, waits_at_once=False)
 
     def cancel(self, slab: int) -> bool:
@@ -88,7 +88,7 @@ class SlabReads:
         return ended
 
     def take_spans(self) -> list[ReadSpan]:
-        """Return what was read when, if that is kept."""
+        """Return the log of reads, if it is kept."""
         return [ReadSpan(*span) for span in self.handle.take_spans()]
 
     def wait(self, seconds: float) -> bool:
@@ -124,8 +124,8 @@ class SlotFetcher:
         """Lend free slots, the last one first to be taken, then those of the experts that are worth least.
 
         `worth` has, of each, what it is worth as long as the pass has yet to come to its layer, once it has used it
-        (infinite: it stays), once it has not, and as 8 bits when it may leave, as in csrc/expert_fetcher.h; None: all
-        stay. A layer that needs more than `max_needed` experts is left to the caller. Shapes: [all experts] each.
+        (infinite: it stays), once it has not, and as 8 bits when it may leave, as in csrc/io/expert_fetcher.h; None:
+        all stay. A layer that needs more than `max_needed` experts is left to the caller. Shapes: [all experts] each.
         """
         addresses = [0, 0, 0, 0]
         if worth is not None:
@@ -139,7 +139,7 @@ class SlotFetcher:
     def end(self) -> tuple[list[tuple[int, int, int]], int, int, float]:
         """Take the slots back; return what happened: (event, expert, slot) in order, late, misses, seconds of waiting.
 
-        Events are those of csrc/expert_fetcher.h. What was late or missing is counted for layers that were finished.
+        Events are those of csrc/io/expert_fetcher.h. Late and missing experts are counted for finished layers.
         """
         found: tuple[list[tuple[int, int, int]], int, int, float] = self.handle.end()
         return found

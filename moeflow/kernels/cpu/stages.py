@@ -105,7 +105,7 @@ class MoEStage:
             )
         fits &= router is None or router.cols == size
         if not fits:
-            raise ValueError(f"{self.o_proj}, {router} and {self.experts} do not fit together")
+            raise ValueError(f"{self.o_proj}, {router} and {self.experts} do not match")
         self.choose.check(num_experts)
         if self.router_bias is not None:
             check_floats(self.router_bias, (num_experts,))

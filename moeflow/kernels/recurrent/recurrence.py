@@ -1,4 +1,4 @@
-"""Linear attention with decay: each head's state is a matrix that maps keys to values, of which old ones fade.
+"""Linear attention with decay: each head's state is a matrix that maps keys to values; old entries fade.
 
 With the delta rule it is Gated DeltaNet's (2412.06464), without it Mamba2's (2405.21060).
 """

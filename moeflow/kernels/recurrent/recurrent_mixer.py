@@ -13,13 +13,13 @@ from moeflow.kernels.recurrent.recurrence_layer import RecurrenceLayer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixerHeads:
-    """Heads with a matrix each over what is convolved, and a gated norm of what is found in these."""
+    """Heads with a matrix state each over the convolved inputs, and a gated norm of their outputs."""
 
     layer: RecurrenceLayer
-    queries_at: int  # places of what is convolved,
+    queries_at: int  # places of the convolved inputs,
     keys_at: int
     values_at: int
-    steps_at: int  # and of what is projected
+    steps_at: int  # and of the projection
     rates_at: int | None  # None: steps are rates, too
     norm: Array  # [groups, D] float32, or [1, D] for all groups
     norm_eps: float
@@ -42,7 +42,7 @@ class RecurrentMixer:
     conv_at: int = 0
     conv_gates_at: tuple[int, int] | None = None  # of C values each, before and behind
     has_silu: bool = False
-    heads: MixerHeads | None = None  # None: what is convolved is the result
+    heads: MixerHeads | None = None  # None: the convolution is the result
 
     @property
     def num_channels(self) -> int:

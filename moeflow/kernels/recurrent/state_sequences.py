@@ -29,7 +29,7 @@ class StateSequence(msgspec.Struct, frozen=True):
 
 
 class StateSequences:
-    """The sequences of a pass, in the order in which their states are read and written."""
+    """The sequences of a pass, in the order of state reads and writes."""
 
     def __init__(self, sequences: Sequence[StateSequence]) -> None:
         self._sequences = tuple(sequences)
@@ -43,7 +43,7 @@ class StateSequences:
             [count for sequence in sequences for count, _ in sequence.saves],
             [slot for sequence in sequences for _, slot in sequence.saves],
         ]
-        # For the CPU extension, which reads it from here: csrc/recurrent.h.
+        # For the CPU extension, which reads it from here: csrc/ops/recurrent.h.
         self.table: NDArray[np.int32] = np.concatenate([np.asarray(column, np.int32) for column in columns])
 
     def __len__(self) -> int:

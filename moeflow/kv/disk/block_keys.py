@@ -1,5 +1,6 @@
-"""Names a block of tokens by all that its keys and values depend on: the model, as it is computed, and every token up
-to the block's end; and so the state behind it. Equal names mean equal bytes, wherever and whenever they were computed.
+"""Keys of token blocks. A key depends on everything that its keys, values and states depend on: the model, its
+computation, and every token up to the block's end. Equal names mean equal bytes, wherever and whenever they were
+computed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def next_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def state_identity(identity: bytes) -> bytes:
-    """Return the identity by which files of states are told apart from those of blocks."""
+    """Return the identity that separates files of states from files of blocks."""
     return next_key(identity, ())
 
 

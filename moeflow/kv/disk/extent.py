@@ -4,9 +4,9 @@
     then            the description (msgpack): whose they are, their keys and checksums
     then            the trailer: length and checksum of the description, magic
 
-It appears under its name when it is complete. A kill leaves a file under another name, a loss of power perhaps one
-whose pages were not all written: the trailer tells whether there is a description, the checksums which blocks are
-whole. So nothing has to wait for the disk. Checksums are CRC-32, as those of packed weights.
+It appears under its name when it is complete. A kill leaves a file under another name. A loss of power may leave
+unwritten pages: the trailer shows whether there is a description, the checksums show the valid blocks. So nothing has
+to wait for the disk. Checksums are CRC-32, as those of packed weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from isal import isal_zlib
 from moeflow.kv.disk.block_keys import KEY_BYTES
 from moeflow.kv.disk.own_files import open_own
 
-SUFFIX: Final = ".moekv"  # that nobody else gives to files, since these are deleted
+SUFFIX: Final = ".moekv"  # that no other program uses, since these files are deleted
 UNFINISHED: Final = SUFFIX + ".tmp"
 FORMAT_VERSION: Final = 1
 
@@ -56,7 +56,7 @@ class Extent:
     checksums: tuple[int, ...]
 
     def is_whole(self, position: int, content: memoryview) -> bool:
-        """Return whether what was read of the block at this position is what was written."""
+        """Return whether the bytes read for the block at this position match its checksum."""
         return isal_zlib.crc32(content) == self.checksums[position]
 
 
@@ -111,7 +111,7 @@ def read_extent(path: Path) -> Extent | None:
 
 
 def read_blocks(stream: BinaryIO, extent: Extent, first: int, into: memoryview) -> Iterable[bool]:
-    """Fill `into` with as many blocks as it has room for, from the one at position `first` on.
+    """Fill `into` with blocks from position `first` on, as many as fit.
 
     Yields, for each, whether it is whole. Raises: OSError.
     """

@@ -1,9 +1,9 @@
 """A folder of extents that several processes share: which blocks are there, and no more bytes than the budget.
 
-What is looked for is found in memory, by key; whose file is gone or damaged is forgotten, and missed from then on.
-Whoever writes has the folder's lock, makes room first by deleting what was used longest ago, of any model, and gives a
-file its name when it is complete. A file's time of modification says when it was last used. Within a prefix what comes
-later counts as older, as it is worth nothing without what comes before.
+Lookups by key use memory only. A block with a missing or damaged file is removed from the index.
+A writer takes the folder's lock, deletes the least recently used blocks of any model, and names a file once it is
+complete. A file's time of modification says when it was last used. Within a prefix, later blocks count as older,
+because they are useless without earlier ones.
 
 Nothing here is waited for by a pass: every method may block on the disk, and is called from threads of their own.
 """
@@ -35,7 +35,7 @@ class ExtentFolder:
     """One model's blocks in a folder that may have those of others, too."""
 
     def __init__(self, path: Path, *, model: str, identity: bytes, block_bytes: int, max_bytes: int) -> None:
-        """Make the folder if it is not there, for this user alone, and look what it has.
+        """Create the folder if needed, for this user alone, and list its contents.
 
         Raises: OSError, also if it is not this user's.
         """
@@ -44,7 +44,7 @@ class ExtentFolder:
         self.max_bytes = max_bytes
         self.num_bytes = 0  # of all files, when that was last looked at
         self._model, self._identity = model, identity
-        self._lock = threading.Lock()  # of what is known of the folder
+        self._lock = threading.Lock()  # of the index of the folder
         self._known: dict[str, Extent | None] = {}  # by name; None: another model's, or not whole
         self._places: dict[bytes, tuple[Extent, int]] = {}  # by key: file and position in it
         self._refreshed_s = -REFRESH_S
@@ -84,9 +84,9 @@ class ExtentFolder:
         return runs
 
     def read(self, keys: Sequence[bytes], take: Take, buffer: memoryview) -> int:
-        """Hand out blocks in order, up to the first that is not there or not whole; return how many there were.
+        """Pass on blocks in order, up to the first missing or damaged one; return their number.
 
-        `buffer` has room for one block at least, and is read into as far as blocks lie in a row. Raises: OSError.
+        `buffer` fits at least one block; consecutive blocks are read into it at once. Raises: OSError.
         """
         number = 0
         while number < len(keys):
@@ -173,7 +173,7 @@ class ExtentFolder:
                             self._drop(extent)
                             return
                         yield into[index * size : (index + 1) * size]
-        except FileNotFoundError:  # deleted to make room
+        except FileNotFoundError:  # evicted
             with self._lock:
                 self._forget(extent.path.name)
 
@@ -201,8 +201,8 @@ class ExtentFolder:
         return num_written
 
     def _make_room(self, num_bytes: int, keep: Collection[str]) -> bool:
-        """Delete what was used longest ago, until so many bytes more are within the budget; False if it cannot be."""
-        for leftover in self.path.glob(f".*{UNFINISHED}"):  # of a writer that was killed: who has the lock is alone
+        """Delete the least recently used files until so many more bytes fit the budget; False if it cannot be."""
+        for leftover in self.path.glob(f".*{UNFINISHED}"):  # of a killed writer: the lock excludes others
             leftover.unlink(missing_ok=True)
         files = sorted(_files(self.path))
         self.num_bytes = sum(size for _, size, _ in files)

@@ -1,4 +1,4 @@
-"""The lock of a folder of extents: whoever has it is the only one that writes there."""
+"""The lock of a folder of extents: only its holder writes there."""
 
 from __future__ import annotations
 

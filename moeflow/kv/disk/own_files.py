@@ -1,6 +1,6 @@
-"""Whose a folder and its files are. What others could have written would become somebody's answers, and what they may
-read are somebody's prompts: so a folder is used if only this user, or root, decides what is in it, and a file if it is
-this user's own. Links are not followed, nor does a pipe in a file's place make anybody wait.
+"""Whose a folder and its files are. Files written by others could change answers, and files read by others could leak
+prompts. So only folders that this user or root controls are used, and only this user's own files. Links are not
+followed, nor does a pipe in a file's place make anybody wait.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class ExpertBalancer:
     """The placement of a model's experts on ranks."""
 
     def __init__(self, experts: WholeExperts) -> None:
-        """Take where they are at first, and what says where they should be."""
+        """Take the first placement, and the function that chooses later ones."""
         self.placement = experts.at_first
         num_layers, num_ranks = len(self.placement.homes), self.placement.num_ranks
         self.num_moves = 0  # so far
@@ -45,7 +45,7 @@ class ExpertBalancer:
         return self._tables[layer].ranks(topk_ids)
 
     def end_pass(self) -> list[Move]:
-        """Return the steps to take before the next pass; `switch` is told when the copies have landed."""
+        """Return the steps to take before the next pass; `switch` is called when the copies are complete."""
         self._tracker.end_pass()
         self._passes += 1
         if self._passes % CHECK_PASSES == 0:
@@ -73,7 +73,7 @@ class ExpertBalancer:
             self._target = self._better(loads, self._experts.place(loads))
 
     def _better(self, loads: Loads, wanted: ExpertPlacement) -> ExpertPlacement:
-        """Return the placement with those layers placed anew that gain enough, and for which ranks have room."""
+        """Return the placement with new places for layers that gain enough and fit the ranks' memory."""
         gains = imbalance(self.placement, loads) - imbalance(wanted, loads)
         homes = tuple(
             new if gain >= MIN_GAIN and self._experts.fits(wanted, layer) else old

@@ -1,8 +1,8 @@
 """Layouts of an MoE layer's experts over ranks, by name. A new one is a function, and an entry point of its package.
 
-Such a function says which ranks have which whole experts, for loads that are given: it is asked at the start, where
-nothing is known and all are alike, and again as loads become known. It must say the same on every rank, and cannot
-change an answer: a token's experts are added up in ascending order, wherever they are computed.
+Such a function assigns whole experts to ranks for given loads. It is called at the start with equal loads, and again
+with measured loads. It must return the same on every rank. It cannot change an answer: a token's experts are added in
+ascending order, on any rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _by_load(loads: Loads, num_ranks: int) -> ExpertPlacement:
 REPLICATED: Final = "replicated"
 CAPACITY: Final = "capacity"
 CAPACITY_DROPLESS: Final = "capacity-dropless"
-_OWN: Final[dict[str, PlaceExperts | None]] = {  # None: no ranks that have whole experts and exchange what is theirs
+_OWN: Final[dict[str, PlaceExperts | None]] = {  # None: no ranks that have whole experts
     REPLICATED: None,
     WHOLE: _by_index,
     "expert-by-load": _by_load,
@@ -48,7 +48,7 @@ ADDED_LAYOUTS: Final = tuple(name for name in LAYOUTS if name not in _OWN)  # by
 def place_experts(layout: str, loads: Loads, num_ranks: int) -> ExpertPlacement:
     """Return where a layout has whole experts. Shapes: loads [layers, E].
 
-    Raises: ConfigError if there is no such layout here, or what it returns is no placement of these experts.
+    Raises: ConfigError if the layout is unknown or returns no placement of these experts.
     """
     place = LAYOUTS.get(layout)
     if place is None:

@@ -26,7 +26,7 @@ class Move:
 def moves(old: ExpertPlacement, new: ExpertPlacement, max_moves: int) -> list[Move]:
     """Return the first steps that lead from `old` to `new`, layer by layer; [] if they are the same.
 
-    After each, every expert has a home, and a rank has no more experts of a layer than in `old`, or one more than in
+    After each, every expert has a home. A rank has at most as many experts of a layer as in `old`, or one more than in
     `new`.
     """
     steps = (step for layer in range(len(old.homes)) for step in _layer_moves(old, new, layer))

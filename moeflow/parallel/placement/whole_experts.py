@@ -41,7 +41,7 @@ class WholeExperts:
 
     @classmethod
     def moving(cls, num_ranks: int, num_layers: int, num_experts: int, num_redundant: int = 0) -> WholeExperts:
-        """Return such blocks, of which experts move so that ranks get equal loads; some get a further home."""
+        """Return such blocks, with experts moved or replicated for equal loads of the ranks."""
         slots = slots_per_rank(num_experts, num_ranks, num_redundant)
         return cls(
             num_experts,
@@ -58,7 +58,7 @@ class WholeExperts:
         return cls(num_experts, at_first, place, _most_held(at_first))
 
     def fits(self, placement: ExpertPlacement, layer: int) -> bool:
-        """Return whether ranks have room for what a placement gives them of a layer."""
+        """Return whether a placement of a layer fits the ranks' memory."""
         return all(held <= most for held, most in zip(placement.num_held_of(layer), self.most_held, strict=True))
 
     @property

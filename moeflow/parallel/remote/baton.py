@@ -12,7 +12,7 @@ class Baton:
     """What the one thread has that computes. Kernels share workspaces: two that compute at once gain nothing."""
 
     def __init__(self) -> None:
-        self.idle_s = 0.0  # nobody computed, as all that had begun were waiting; only grows
+        self.idle_s = 0.0  # no thread computed, because all were waiting; only grows
         self._lock = threading.Lock()
         self._holder: int | None = None
         self._freed_s = 0.0
@@ -28,7 +28,8 @@ class Baton:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let others compute in the block, in which this thread does not. Blocks: at its end as `computing` does.
+        """Release the lock inside the block, where this thread does not compute. Blocks: at its end as `computing`
+        does.
 
         A thread that computes without the baton, as who drafts tokens between two passes, waits alone.
         """

@@ -1,7 +1,7 @@
 """The other replicas of an engine that compute some of its experts: found in a folder, connected, and again when lost.
 
-Each replica listens at a port of this machine that it writes into the folder, serves whoever has the folder's token,
-and keeps a link to each of the others as a client of its service. Nobody waits for a replica that is not there.
+Each replica listens at a local port that it writes into the folder. It serves clients with the folder's token, and
+keeps a link to each other replica's service. A missing replica delays no other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MeetingPlace:
     folder: Path
 
     def token(self) -> bytes:
-        """Return the secret by which replicas know each other. Raises: ConfigError."""
+        """Return the secret that authenticates replicas. Raises: ConfigError."""
         return ensure_token(self.folder / "token")
 
     def announce(self, replica: int, port: int) -> None:
@@ -62,7 +62,7 @@ class Peer:
     """Another replica, as a thread that connects to it whenever it is not connected."""
 
     def __init__(self, replica: int, place: MeetingPlace, owner: ExpertOwner) -> None:
-        """Begin to look for it; `owner` says what experts are like."""
+        """Begin to look for it; `owner` describes the experts."""
         self.replica = replica
         self._place, self._owner = place, owner
         self._patience_s = PATIENCE_S

@@ -1,11 +1,11 @@
 """Computes with the experts that this process has for others, as their messages arrive and without any barrier.
 
-Whatever has arrived for one layer is computed at once, so that an expert is read from memory once for all who ask for
-it; layers go in the order in which their first rows came. A pair's result is the same bits whatever is computed with
+All rows that have arrived for one layer are computed at once, so an expert is read from memory once for all of them.
+Layers are served in the order of their first rows. A pair's result is the same bits whatever is computed with
 it, as the kernels promise, and each client adds up its tokens' pairs itself.
 
-Any process that owns experts can be such a service: computing has a thread, with a team of threads of its own, beside
-whatever else the process computes.
+Any process that owns experts can be such a service. Computing has a thread with its own team, independent of the
+process's other work.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from moeflow.parallel.remote.frame_thread import FrameThread
 from moeflow.parallel.tcp.frames import FrameHead, Kind
 from moeflow.parallel.tcp.tcp_link import TcpLink
 
-_MAX_WAITING: Final = 16  # pieces of work of one client; who has more does not wait for results
+_MAX_WAITING: Final = 16  # pieces of work of one client; a client with more does not wait for results
 _MAX_ROWS: Final = 1024  # computed at once: more gain nothing and delay the others
 
 
@@ -51,7 +51,7 @@ class ExpertOwner(Protocol):
     num_experts: int  # of a layer
 
     def held(self, layer: int) -> AbstractContextManager[tuple[PackedExperts, Mapping[int, int]]]:
-        """Yield memory that holds experts of a layer, and in which row of it each is; nothing moves meanwhile."""
+        """Yield memory that holds experts of a layer, and each expert's row in it; nothing moves meanwhile."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class ExpertService:
         return ServedClient(self, link, owner, on_end)
 
     def close(self) -> None:
-        """Compute no more. Blocks: until what has begun is through."""
+        """Compute no more. Blocks until started work is complete."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -122,7 +122,7 @@ class ExpertService:
                 self._compute(together)
 
     def _next(self) -> list[_Arrived]:
-        """Return what is computed next, all of one layer. Blocks. Empty: the service ends."""
+        """Return the next work, all of one layer. Blocks. Empty: the service ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             if self._is_closed:

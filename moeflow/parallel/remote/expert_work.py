@@ -1,11 +1,11 @@
-"""What goes to who has experts, and what comes back: rows of hidden states and pairs of them, and weighted results.
+"""Messages to an owner of experts, and its answers: rows of hidden states with their pairs, and weighted results.
 
     work      number, layer, rows n, experts of a row K, H | ids [n, K] int64 | weights [n, K] float32 | rows [n, H]
     result    number, status, seconds of waiting and of computing | pairs [P, H]
 
-A row goes once, however many of its experts are there; where it has fewer than K of them, its ids are filled up with a
-number that no expert has. Results are those of the pairs that ask for an expert, row by row. Bytes are little-endian,
-floats have 32 bits. What comes from another process is checked before it is used.
+A row is sent once for all its experts there. If it has fewer than K of them, its ids are padded with an invalid number.
+Results are those of the pairs that ask for an expert, row by row. Bytes are little-endian,
+floats have 32 bits. Data from another process is checked before use.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Selection:
         return [Selection(*part) for part in zip(*parts, torch.split(self.pairs, cuts), strict=True)]
 
     def work(self, layer: int, hidden: Tensor) -> ExpertWork:
-        """Return what is to be computed; hidden [T, H]."""
+        """Return the work; hidden [T, H]."""
         return ExpertWork(layer, hidden[self.rows], self.expert_ids, self.weights)
 
 

@@ -1,6 +1,6 @@
-"""Serves a link both ways in a thread of its own: frames go out in order, and those that come are handed on.
+"""Serves a link both ways in a thread of its own: it sends frames in order, and passes on received ones.
 
-So nobody waits for the network who has other things to do, and two ends that send much to each other never lock up.
+So other threads never wait for the network, and two ends that send much to each other never deadlock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FrameHandler(Protocol):
         """The payload of the frame opened last is there, and authentic. Raises: GroupError likewise."""
 
     def ended(self, error: GroupError) -> None:
-        """Nothing comes any more; called once, whoever ends the link."""
+        """The link has ended, by either end; called once."""
 
 
 class FrameThread:

@@ -22,14 +22,14 @@ DROP: Final = "drop expert"  # followed by its number
 HERE: Final = "here"  # with as many bytes as the head likes, which are thrown away
 TAKEN: Final = "taken"
 PIECE_BYTES: Final = 256 << 10  # of an expert at a time: others on the link wait no longer than for one
-ANSWER_S: Final = 10.0  # in which a conversation is answered
+ANSWER_S: Final = 10.0  # for the answer to a message
 SILENCE_S: Final = 10.0  # after which a head is taken to be gone; it says each second that it is there
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 
 class Borrowing(msgspec.Struct, frozen=True, tag="borrowing"):
-    """A head, its model's experts, and how many of them should have room."""
+    """A head, its model's experts, and the number that should fit."""
 
     software: str
     processor: str

@@ -58,7 +58,7 @@ class PendingWork:
         return self._outcome
 
     def settle(self, outcome: WorkResult | GroupError) -> None:
-        """Receive what became of it. Raises: GroupError if that is not what was asked for."""
+        """Receive what became of it. Raises: GroupError if the answer does not match the request."""
         if isinstance(outcome, WorkResult):
             expected = self._num_pairs if outcome.status is Status.DONE else 0
             if len(outcome.pairs) != expected:
@@ -69,7 +69,7 @@ class PendingWork:
 
 
 class WorkClient:
-    """One link to who has experts. `submit` may be called from any thread."""
+    """One link to an owner of experts. `submit` may be called from any thread."""
 
     def __init__(
         self, link: TcpLink, hidden: int, num_experts: int, on_end: Callable[[GroupError], None] = lambda _: None
@@ -101,7 +101,7 @@ class WorkClient:
         return pending
 
     def end(self, reason: str) -> None:
-        """End the link; what is pending fails with this reason."""
+        """End the link; pending work fails with this reason."""
         self._thread.end(reason)
 
     def close(self) -> None:

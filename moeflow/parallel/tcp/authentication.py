@@ -1,9 +1,10 @@
 """Both ends of a new connection prove to each other that they have the cluster's token, without showing it.
 
-Who connects sends a nonce, gets one, and proves first; who accepts proves only to those who have. A proof is an HMAC
+The connecting end sends a nonce, receives one, and proves first. The accepting end proves only to an end that has
+proved itself. A proof is an HMAC
 over both nonces and the role, so it is of no use on another connection nor the other way round. Before it is proved,
 a connection costs a few hundred bytes and a thread for a few seconds. Keys of the connection come from token and
-nonces, one for each direction. What is sent later is authentic, not secret: who can listen can read it.
+nonces, one for each direction. Later data is authentic, not secret: an eavesdropper can read it.
 """
 
 from __future__ import annotations

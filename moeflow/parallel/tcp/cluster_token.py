@@ -1,4 +1,4 @@
-"""The secret by which the processes of one cluster know each other: a file, of which each machine has a copy."""
+"""The secret that authenticates the processes of one cluster: a file that each machine has a copy of."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_CHARACTERS: Final = 4096
 
 
 def default_token_file(cache_dir: Path | None) -> Path:
-    """Return where the token is if nobody names a file."""
+    """Return the default path of the token."""
     return cache_folder(cache_dir) / "cluster-token"
 
 
@@ -63,7 +63,7 @@ def ensure_token(file: Path) -> bytes:
 
 
 def _make(file: Path) -> None:
-    """Write a new secret at once as a whole: whoever else makes one at this moment may win. Raises: OSError."""
+    """Write a new secret atomically: another process that does so at this moment may win. Raises: OSError."""
     descriptor, name = tempfile.mkstemp(dir=file.parent)  # only its owner can read it
     try:
         with os.fdopen(descriptor, "w") as stream:

@@ -34,7 +34,7 @@ _PAUSE_S: Final = 0.1
 def connect(host: str, port: int, token: bytes) -> TcpLink:
     """Return a link to who listens there.
 
-    Blocks: some seconds at most. Raises: GroupError if nobody answers; ConfigError as `prove`.
+    Blocks: some seconds at most. Raises: GroupError if there is no answer; ConfigError as `prove`.
     """
     where = format_address(host, port)
     try:

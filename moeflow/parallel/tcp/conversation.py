@@ -1,6 +1,6 @@
 """Messages of two processes that take turns: each says one of a few, and may refuse instead, with a reason.
 
-Which messages there are is their business; each has a tag, and what does not decode as one of them is an error.
+The caller defines the messages. Each has a tag; anything else is an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from moeflow.core.errors import GroupError
 from moeflow.parallel.tcp.tcp_link import TcpLink
 
-ANSWER_S: Final = 60.0  # in which the other end answers
+ANSWER_S: Final = 60.0  # for an answer of the other end
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):

@@ -1,7 +1,7 @@
 """What a frame is: a head with a kind and a label, its MAC, and, if there is a payload, that and another MAC.
 
-MACs are BLAKE2b with a key for each direction and a number that counts frames, so that a frame cannot be changed,
-repeated, left out or sent back. Knows no connection.
+MACs are BLAKE2b with a key for each direction and a frame counter, so that a frame cannot be changed, repeated, omitted
+or reflected. Knows no connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FrameHead:
-    """What comes before a payload."""
+    """The header of a payload."""
 
     kind: int
     label: str

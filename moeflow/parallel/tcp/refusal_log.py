@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-REPEAT_S: Final = 60.0  # in which the same host is refused for the same reason in silence
+REPEAT_S: Final = 60.0  # without a log line for the same host and reason
 _MAX_KNOWN: Final = 1000  # of hosts and reasons: memory does not grow with who knocks
 
 

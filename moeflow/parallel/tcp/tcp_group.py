@@ -1,10 +1,11 @@
 """A group of processes on any machines, each with an authenticated TCP connection to each other.
 
-All of a collective's frames are sent and received at once, as far as the kernel takes and has them, so that no order of
-sizes can have two ranks wait for each other. A rank that ends is noticed by those that wait for it at once, since its
-connections end; one that hangs or is cut off, when time is up.
+All frames of a collective are sent and received concurrently, without blocking, so that no order of sizes can make two
+ranks wait for each other. Waiting ranks notice at once a rank that ends, since its connections close. A rank that hangs
+or is unreachable is noticed by the timeout.
 
-It is no torch.distributed: whoever can reach the ports of gloo and of its rendezvous takes part, unknown and unasked.
+It does not use torch.distributed: any process that reaches the ports of gloo and its rendezvous could take part without
+authentication.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class TcpGroup:
         return self._collect(label, [part.contiguous() for part in parts], parts[self.rank])
 
     def barrier(self, name: str) -> None:
-        """Return when all ranks are here."""
+        """Return when all ranks have arrived."""
         nothing = torch.empty(0, dtype=torch.uint8)
         self._collect(f"barrier {name!r}", [nothing] * self.size, nothing)
 
@@ -140,7 +141,7 @@ class TcpGroup:
 
 
 class TcpChannel:
-    """The `Channel` to one rank of a group: who sends goes on as soon as the kernel has all of it."""
+    """The `Channel` to one rank of a group. Sending returns as soon as the kernel has all bytes."""
 
     def __init__(self, group: TcpGroup, rank: int) -> None:
         self._group, self._rank = group, rank

@@ -1,8 +1,8 @@
 """An authenticated TCP connection to another rank, as frames: a kind, a label and bytes, each with a MAC.
 
-Sending and receiving take what the kernel takes and return, so that many links can be served at once and nobody waits
-for somebody who waits for him; messages, for which there is one link, wait. The head of a frame is authenticated before
-anything is done with it, and who receives says where the bytes go, or that they are not what he expects.
+Sending and receiving move the bytes that the kernel accepts and return, so that many links are served at once without
+deadlock. Messages use a single link and block. The header of a frame is authenticated before use. The receiver then
+chooses the buffer for the bytes, or refuses them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TcpLink:
         self._pieces: Iterator[list[memoryview]] = iter(())
         self._unsent: list[memoryview] = []
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._start = self._stop = 0  # of what is in it
+        self._start = self._stop = 0  # of its contents
         self._payload: memoryview | None = None  # of the frame whose head has come
         self._num_received = 0  # bytes of it
 
@@ -93,7 +93,7 @@ class TcpLink:
     def push(self) -> bool:
         """Send what the kernel takes; return whether nothing is left to send.
 
-        An end that is gone takes everything: whoever receives from it gets to know, and why.
+        An end that has gone accepts everything; receiving from it raises the reason.
         """
         with self._lock:
             try:
@@ -107,7 +107,7 @@ class TcpLink:
             return True
 
     def pull(self, open_payload: OpenPayload) -> bool:
-        """Receive what has arrived of a frame; return whether it is complete.
+        """Receive the available bytes of a frame; return whether it is complete.
 
         Raises: GroupError if the other end is gone or ends the group, if bytes are not authentic, or are not expected.
         """
@@ -156,7 +156,7 @@ class TcpLink:
             self._wait(select.POLLIN, deadline_s, f"sent {what}", timeout_s)
 
     def say_farewell(self, reason: str) -> None:
-        """Tell the other end that the group is over, if it can be told, and end the connection both ways."""
+        """Notify the other end, if possible, that the group has ended, and close the connection both ways."""
         with self._lock:
             if not self._unsent:
                 label = reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore").encode()
@@ -189,7 +189,7 @@ class TcpLink:
         return FrameHead(kind, label, num_bytes)
 
     def _take_payload(self, payload: memoryview) -> bool:
-        """Move what is in the buffer to where it goes; return whether the frame is complete."""
+        """Move the buffered bytes to their destination; return whether the frame is complete."""
         if not payload:
             return True
         start = self._num_received

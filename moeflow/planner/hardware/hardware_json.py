@@ -71,7 +71,7 @@ def _machine(fields: Fields) -> Machine:
 
 
 def _check_whole(machine: Machine, fields: Fields) -> None:
-    """Raises: ConfigError if parts do not fit together."""
+    """Raises: ConfigError if parts do not match."""
     names = [level.name for level in machine.levels]
     if names != [name for name in LEVEL_NAMES if name in names]:
         raise fields.error(

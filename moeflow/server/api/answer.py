@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
-    """How one endpoint writes what comes of one request: as events, or as one object. Each is used for one of them."""
+    """How one endpoint writes the result of a request: as events, or as one object. Each is used for one of them."""
 
     def begin(self) -> bytes:
         """Return the events before anything is generated."""
@@ -50,7 +50,7 @@ class Writer(Protocol):
 
 
 class Emit(Protocol):
-    """Who gets the events of a stream in which each has a name."""
+    """The receiver of a stream of named events."""
 
     def __call__(self, kind: str, /, **fields: Any) -> None:
         """Take an event: its type and its other fields, which change after the call."""
@@ -58,7 +58,7 @@ class Emit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A generation under way and how its endpoint writes what comes of it."""
+    """A running generation and the writer of its endpoint."""
 
     generation: Generation
     writer: Writer
@@ -105,7 +105,7 @@ def _end(start: asyncio.Task[Answer]) -> None:
 
 
 async def gather(answer: Answer) -> dict[str, Any]:
-    """Wait for the end, whoever asked, and return the answer's object. Raises: ApiError, EngineError."""
+    """Wait for the end and return the answer's object. Raises: ApiError, EngineError."""
     try:
         async with aclosing(answer.generation.deltas()) as deltas:
             async for choice, delta in deltas:

@@ -68,7 +68,7 @@ async def get_batch(batch_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) -> 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) -> BatchObject:
-    """End a job early; what is answered by then can be fetched."""
+    """Cancel a job; results so far can be downloaded."""
     batch = _require_batch(jobs, batch_id)
     if batch.status in FINAL:
         raise ApiError(409, "batch_finished", f"{batch.id} is {batch.status} already")

@@ -67,7 +67,7 @@ class Envelope:
 
 
 def token_trees(passes: Sequence[GuessedPass]) -> dict[str, Any]:
-    """Return what was guessed as a field of a choice; no field if it is not asked for, or if there is nothing yet."""
+    """Return the drafts as a field of a choice; no field if not requested, or if there are none yet."""
     return {"token_trees": msgspec.to_builtins(passes)} if passes else {}
 
 

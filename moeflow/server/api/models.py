@@ -72,7 +72,7 @@ async def get_model(name: str, service: Annotated[Service, Depends(get_service)]
 
 
 def require_names(service: Service) -> None:
-    """Return if it is known what is served: one model is before it takes work. Raises: ApiError 503."""
+    """Return if the served model is known: a single model is known before it is ready. Raises: ApiError 503."""
     service.require_open()
     if service.models.only is not None:
         service.models.only.require(is_batch=False)

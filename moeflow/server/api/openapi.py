@@ -55,8 +55,8 @@ def lines_of(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 def complete_document(app: FastAPI, service: Service, *unseen: type[BaseModel]) -> None:
-    """Add to the document what FastAPI cannot see: the models that `stream_of` refers to, and what a request may
-    ask of the model that is served, as soon as it is loaded; of several, each has its own limits.
+    """Add parts that FastAPI cannot derive: the models that `stream_of` refers to, and the limits of the served model
+    once it is loaded. Of several models, each has its own limits.
     """
     write = app.openapi
 

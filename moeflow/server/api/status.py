@@ -47,7 +47,7 @@ def _fields(struct: type[msgspec.Struct], *, without: tuple[str, ...] = ()) -> d
     return {field.name: (field.type, ...) for field in msgspec.structs.fields(struct) if field.name not in without}
 
 
-_PRIVATE = ("path",)  # where the model lies is nobody's business outside
+_PRIVATE = ("path",)  # clients must not see the model's path
 EncoderFacts: Any = create_model("EncoderFacts", **_fields(EncoderInfo))
 ModelFacts: Any = create_model(
     "ModelFacts",
@@ -87,7 +87,7 @@ StatsResponse: Any = create_model(
     num_unfinished=(int, ...),  # sequences as the queue bound counts them
     model=(ModelFacts | None, ...),  # null until it is loaded, and where all of several are meant
     models=(list[ServedModelFacts], ...),
-    replicas=(list[ReplicaFacts], ...),  # each of the engines; all else is theirs together
+    replicas=(list[ReplicaFacts], ...),  # each of the engines; all other numbers are totals
     **_fields(EngineStats) | _LISTS,
 )
 
@@ -98,8 +98,8 @@ async def health(service: Annotated[Service, Depends(get_service)]) -> Any:
     """Answer 200 as long as the server need not be restarted, else 503.
 
     It need not while one of its engines computes, or is started anew, nor where models are loaded when they are asked
-    for. If all there are do not answer, that is one
-    reason; the server ends them after a while by itself, so whoever watches should be patient.
+    for. If no engine answers, that is one reason. The server ends stalled engines after a while, so monitoring should
+    be patient.
     """
     if service.status in ("failed", "stalled"):
         return _unavailable(service)
@@ -123,7 +123,7 @@ def _unavailable(service: Service) -> Response:
 @router.get("/stats", response_model=StatsResponse)
 async def stats(
     service: Annotated[Service, Depends(get_service)],
-    model: Annotated[str | None, Query(description="Of several, whose numbers are wanted; else all together.")] = None,
+    model: Annotated[str | None, Query(description="Name of the model; default: totals of all.")] = None,
 ) -> Any:
     """Return the engine's newest numbers and the model's facts: of several models, those of all or of one."""
     models = service.models

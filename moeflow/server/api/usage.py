@@ -16,7 +16,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """What became of guesses of the next tokens (--speculator)."""
+    """Numbers of drafted and accepted tokens (--speculator)."""
 
     accepted_prediction_tokens: int  # of the completion's tokens: these took no pass of their own
     rejected_prediction_tokens: int  # computed in vain; not in the completion

@@ -69,7 +69,7 @@ class Ticket:
             self._admission.note_duration(self.admitted_s)
 
     def close(self) -> None:
-        """Give back what is left; again is harmless."""
+        """Release the rest; a second call is harmless."""
         self._give_back(self._num_left)
         self._admission.num_open -= self._is_open
         self._is_open = False

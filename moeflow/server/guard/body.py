@@ -1,6 +1,6 @@
 """Reads request bodies: only JSON, only so many bytes (also when no length is announced), parsed strictly.
 
-Large ones are parsed one at a time and in a thread, and are held in memory only so many together.
+Large ones are parsed one at a time in a thread, and their total memory is bounded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JsonRequest(Request):
         return self._json
 
     def release(self) -> None:
-        """Give back what was reserved for a large body."""
+        """Release the reservation of a large body."""
         self.large.release(self.num_reserved)
         self.num_reserved = 0
 
@@ -73,7 +73,7 @@ class JsonRequest(Request):
     def _reserve(self, num_bytes: int) -> None:
         try:
             self.large.reserve(num_bytes)
-        except QueueFullError as error:  # FastAPI makes a plain 400 of what is no HTTP error
+        except QueueFullError as error:  # FastAPI turns other exceptions into a plain 400
             raise as_api_error(error) from None
         self.num_reserved = num_bytes
 

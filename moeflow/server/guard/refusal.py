@@ -22,7 +22,7 @@ class Guard:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse or hand on."""
+        """Refuse the request or pass it on."""
         error = self._check(scope) if scope["type"] == "http" else None
         if error is None:
             await self._app(scope, receive, send)

@@ -1,7 +1,7 @@
 """JSON as its standard has it, and no more: what lenient parsers let through breaks things later.
 
-Refused: bytes that are not UTF-8, NaN and infinities, numbers too large for a double, duplicate keys, halves of
-surrogate pairs, deep nesting, and more values, lists and objects than any sensible request has: Python takes seconds
+Refused: invalid UTF-8, NaN and infinities, numbers too large for a double, duplicate keys, halves of surrogate pairs,
+deep nesting, and excessive numbers of values, lists and objects: Python takes seconds
 to build and to check a few megabytes of those, where it takes milliseconds for as much text. JSON has one kind of
 number, so 1.0 and 1e0 are read as the integer that they are.
 """
@@ -45,7 +45,7 @@ def parse(body: bytes) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    """Count what a document holds, without building it. What is no JSON may be counted wrongly."""
+    """Count what a document holds, without building it. The count may be wrong for invalid JSON."""
     if _is_small(body):
         return  # even if all of its text were structure
     plain = _without_escapes(body)

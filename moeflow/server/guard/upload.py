@@ -14,7 +14,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from moeflow.core.units import KIB, format_bytes
 from moeflow.server.errors import ApiError
 
-_AROUND_BYTES = 64 * KIB  # of the form, beside the file
+_AROUND_BYTES = 64 * KIB  # of the form, without the file
 _MAX_FIELDS = 8
 
 

@@ -1,7 +1,7 @@
 """The jobs behind `/v1/batches`: one description each, in OpenAI's words, on disk at every change of state.
 
-A job whose results are complete is *settled*: nothing is added to them any more, whatever happens; what is left is
-to hand them out and to record how it ended. A job whose description was damaged is settled as failed.
+A job whose results are complete is *settled*: they never change again. Only publishing them and recording the end
+remain. A job whose description was damaged is settled as failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FINAL: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
 
 
 class _Saved(Record):
-    """What is on disk: the description, and what clients do not see."""
+    """The stored form: the description, and internal fields."""
 
     batch: BatchObject
     output_lifetime_s: int | None = None
@@ -39,7 +39,7 @@ class BatchStore:
     """All jobs of one data folder, by id."""
 
     def __init__(self, folder: Path, clock: JobClock) -> None:
-        """Take in what is there. Raises: OSError."""
+        """Load the stored jobs. Raises: OSError."""
         self._folder = folder
         self._clock = clock
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -142,13 +142,13 @@ def count(batch: BatchObject, totals: Totals) -> None:
 
 
 def result_file_ids(batch: BatchObject) -> tuple[str, str]:
-    """Return the ids under which a job's answers and errors are handed out."""
+    """Return the file ids of a job's answers and errors."""
     name = batch.id.removeprefix("batch_")
     return f"file-{name}-output", f"file-{name}-errors"
 
 
 def _damaged(batch_id: str) -> BatchObject:
-    """Return what is known of a job whose description is damaged."""
+    """Return a job with a damaged description, as far as known."""
     message = "the server's description of this batch is damaged: fetch what results there are, and create it again"
     return BatchObject(
         id=batch_id,

@@ -1,7 +1,7 @@
 """The files behind `/v1/files`: contents beside a description each, in a folder that outlives the server.
 
-A file exists once its description is there, so that an upload that was cut off leaves nothing but a content that
-the next start removes. Files that are needed it leaves alone: a job was about to describe them. If a description is
+A file exists once its description exists. An interrupted upload leaves only contents that the next start removes. Files
+that are needed it leaves alone: a job was about to describe them. If a description is
 damaged, the contents are kept under a new one.
 """
 
@@ -31,11 +31,11 @@ class IncomingFile:
         self._store = store
 
     def check_room(self, num_bytes: int) -> None:
-        """Look ahead. Raises: ApiError 413 if there is no room for so many more bytes."""
+        """Look ahead. Raises: ApiError 413 if so many more bytes exceed the quota."""
         self._store.check_room(self, num_bytes)
 
     def count(self, num_bytes: int) -> None:
-        """Count a piece. Raises: ApiError 413 if there is no room for it."""
+        """Count a piece. Raises: ApiError 413 if it exceeds the quota."""
         self._store.check_room(self, num_bytes)
         self.num_bytes += num_bytes
 
@@ -46,9 +46,9 @@ class FileStore:
     An expired file is hidden. Its contents are deleted an hour later, or as soon as an upload needs the space. If the
     server started with a wrong clock, the file is visible again under the right one.
 
-    Uploads are refused once all files would have more than `quota_bytes` together, other uploads on their way and the
-    `result_bytes` of unfinished jobs included. Results are counted but never refused: the work is done. Uploads are
-    counted piece by piece in the event loop, so that no two can take the same room.
+    Uploads are refused if the total of all files, running uploads and `result_bytes` of unfinished jobs would exceed
+    `quota_bytes`. Results are counted but never refused: the work is done. Uploads are counted piece by piece in the
+    event loop, so that no two use the same quota.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FileStore:
         result_bytes: Callable[[], int],
         quota_bytes: int,
     ) -> None:
-        """Take in what is there. Raises: OSError."""
+        """Load the stored files. Raises: OSError."""
         self._folder = folder
         self._clock = clock
         self._is_needed = is_needed
@@ -95,7 +95,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[IncomingFile]:
-        """Begin an upload: write it to its path, then `add` it. What is not added by the end of the block is removed.
+        """Begin an upload: write it to its path, then `add` it. Contents not added by the end of the block are removed.
 
         Raises: OSError.
         """

@@ -65,7 +65,7 @@ class Totals:
 
     completed: int = 0
     failed: int = 0
-    expired: int = 0  # of those that failed
+    expired: int = 0  # of failed ones
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -88,8 +88,8 @@ class Journal:
 
         `model` None: the input cannot be read any more, so any results are taken for its own.
 
-        Raises: JournalError if a file is in use, or holds anything but results of this input by this model; what is
-        there is left alone then. OSError.
+        Raises: JournalError if a file is in use, or holds anything but results of this input by this model. The file is
+        then unchanged. OSError.
         """
         self.done: set[str] = set()
         self.totals = Totals()
@@ -132,7 +132,7 @@ class Journal:
         self._append(self._errors_file(), custom_id, None, {"code": code, "message": message})
 
     def sync(self) -> None:
-        """Make sure that what was written survives a loss of power. Blocks: on the disk."""
+        """Make written results survive a loss of power. Blocks: on the disk."""
         if self._is_dirty:
             self._is_dirty = False
             for file in (self._output, self._errors):

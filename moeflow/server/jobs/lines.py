@@ -1,7 +1,7 @@
 """The input of a batch job: one request a line, in OpenAI's format, checked as strictly as the endpoints do.
 
-A line that is no request at all makes the whole file useless and is reported before anything runs; a request that
-the model cannot answer is an error of its own line, later.
+A line that is not a request invalidates the whole file and is reported before the start. A request that the model
+cannot answer is an error of its line, later.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LineError(ValueError):
 
 @dataclass(slots=True)
 class Input:
-    """What is in an input file, without the requests themselves."""
+    """The summary of an input file, without the requests."""
 
     result_ids: dict[str, str] = field(default_factory=dict)  # custom_id -> the id of its result, from the line's bytes
     problems: list[LineProblem] = field(default_factory=list)
@@ -89,7 +89,7 @@ def first_model_name(path: Path, max_line_bytes: int) -> str | None:
         with path.open("rb") as file:
             number, raw = next(read_lines(file, max_line_bytes))
         name = parse_line(number, raw).body.get("model")
-    except (LineError, OSError, StopIteration):  # which the check of the whole input tells of
+    except (LineError, OSError, StopIteration):  # which the check of the whole input reports
         return None
     return name if isinstance(name, str) else None
 

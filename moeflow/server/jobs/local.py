@@ -1,4 +1,4 @@
-"""A batch job of the shell: an engine of its own, one input file, and results beside it."""
+"""A batch job of the shell: an engine of its own, one input file, and results next to it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from moeflow.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 4  # requests in the engine, in multiples of what it computes together: enough to choose micro-batches from
+WINDOW = 4  # requests in the engine, in multiples of its concurrent ones: enough to choose micro-batches from
 ATTEMPTS = 2  # at a request that fails through no fault of its own
 SYNC_S = 1.0  # how much work a loss of power may undo
 
@@ -62,11 +62,11 @@ async def run_job(
     *,
     model: str | None = None,
 ) -> None:
-    """Answer what is not yet done of an input file that was scanned. Cancelling it leaves a journal to go on with.
+    """Answer the unfinished requests of a scanned input file. Cancelling it leaves a journal to go on with.
 
     `on_sync` is called about once a second. `model` is the one that all requests are for, by default the first.
 
-    Raises: EngineError if the engine is gone or goes: what it left open is not written down; ConfigError if the error
+    Raises: EngineError if the engine ends: its open requests have no result; ConfigError if the error
     file is another job's; OSError.
     """
     syncing = asyncio.create_task(_sync(journal, on_sync))
@@ -158,7 +158,7 @@ def _request_id(line: BatchLine, journal: Journal) -> str:
 
 
 async def _num_computed_together(service: Service, model: str | None) -> int:
-    """Return how many requests the engine computes together. Raises: EngineError if there is none."""
+    """Return the engine's number of concurrent requests. Raises: EngineError if there is none."""
     try:
         return (await service.require_model(model, is_batch=True)).info.max_num_seqs
     except ApiError as error:
@@ -167,7 +167,7 @@ async def _num_computed_together(service: Service, model: str | None) -> int:
 
 
 def _check_there(refusal: ApiError) -> None:
-    """Raises: EngineError if a request was refused because nobody computes it now."""
+    """Raises: EngineError if a request was refused because no engine computes it."""
     if isinstance(refusal, ModelLoadError):
         raise ModelMissingError(refusal.detail) from None
     if refusal.status_code == 503:

@@ -1,9 +1,9 @@
 """Works through the jobs of `/v1/batches`, oldest first, and takes each through its states.
 
-What it needs to go on is on disk at every moment: after a kill the next start finds the unfinished jobs, their
-journals show which requests are done, and each step of finishing may happen twice. While no model is served, or
-another than a job is for, the job waits; its time runs all the same. It waits, too, while the disk is full. What is
-damaged on disk ends the job that it belongs to, and no other.
+The state for resuming is always on disk. After a kill the next start finds the unfinished jobs, and their journals show
+the finished requests. Each step of finishing may happen twice. While no model is served, or
+another than a job is for, the job waits; its time runs all the same. It waits, too, while the disk is full. A damaged
+file ends its job, and no other.
 
 validating -> failed, if the input is none
 validating -> in_progress -> finalizing -> completed
@@ -34,21 +34,21 @@ logger = logging.getLogger(__name__)
 MAX_LINES = 50_000  # OpenAI's limit
 LOOK_S = 0.2  # how soon a cancellation is noticed
 ENGINE_RETRY_S = 1.0
-LOAD_RETRY_S = 30.0  # somebody has to mend the model, or free memory
-DISK_RETRY_S = 10.0  # somebody has to make room
+LOAD_RETRY_S = 30.0  # the operator must fix the model, or free memory
+DISK_RETRY_S = 10.0  # the operator must free disk space
 BREATH = 100  # lines that are written before others are let in
 _LATE = "This request could not be executed before the completion window expired."
 
 
 class BatchWorker:
-    """One at a time: the engine computes requests together anyway, and the first job is done first."""
+    """One at a time: the engine batches requests anyway, and the first job finishes first."""
 
     def __init__(self, service: Service, batches: BatchStore, files: FileStore) -> None:
         self._service = service
         self._batches = batches
         self._files = files
         self._task: asyncio.Task[None] | None = None
-        self._current: BatchObject | None = None  # what is worked on now
+        self._current: BatchObject | None = None  # the current job
         self._news = asyncio.Event()  # a job has come, or was cancelled
 
     def wake(self) -> None:
@@ -58,14 +58,14 @@ class BatchWorker:
             self._task = asyncio.create_task(self._work())
 
     def finish_settled(self) -> None:
-        """Hand out results that an earlier server was about to, without waiting for a model."""
+        """Publish settled results of an earlier server, without waiting for a model."""
         for batch in self._batches.unfinished():
             if self._batches.outcome(batch) is not None:
-                with contextlib.suppress(OSError):  # once there is room, `wake` tries again
+                with contextlib.suppress(OSError):  # once there is space, `wake` retries
                     self._finish(batch)
 
     async def stop(self) -> None:
-        """Leave the running job as it is; the next start goes on with it."""
+        """Leave the running job unfinished; the next start resumes it."""
         task, self._task = self._task, None
         batch = self._current
         if task is not None:
@@ -74,7 +74,7 @@ class BatchWorker:
                 await task
         if batch is not None and batch.status not in FINAL:
             with contextlib.suppress(OSError):
-                self._batches.change(batch)  # how far it is, for those who ask before it goes on
+                self._batches.change(batch)  # its progress, for status requests before it resumes
 
     def cancel(self, batch: BatchObject) -> None:
         """Ask for a job's end. Does nothing if it has come to one. Raises: OSError."""
@@ -135,7 +135,7 @@ class BatchWorker:
             except Exception:
                 logger.exception("batch %s failed", batch.id)
                 self._fail(batch, "internal_error", "the server failed on this batch; its log has the details")
-        except EngineError as error:  # not the job's fault: a later start goes on
+        except EngineError as error:  # not the job's fault: a later start resumes it
             logger.warning("batch %s waits: %s", batch.id, error)
             await asyncio.sleep(LOAD_RETRY_S if isinstance(error, ModelMissingError) else ENGINE_RETRY_S)
         except OSError as error:
@@ -215,7 +215,7 @@ class BatchWorker:
             count(batch, journal.totals)
 
     async def _write_expired(self, batch: BatchObject, journal: Journal) -> None:
-        """Write errors of what was not done in time, unless the job is cancelled."""
+        """Write errors for requests that missed the deadline, unless the job is cancelled."""
         missing = [custom_id for custom_id in journal.result_ids if custom_id not in journal.done]
         for number, custom_id in enumerate(missing):
             if batch.status == "cancelling":
@@ -225,7 +225,7 @@ class BatchWorker:
                 await asyncio.sleep(0)
 
     def _finish(self, batch: BatchObject) -> None:
-        """Hand out a settled job's results. Every step may be repeated after a crash."""
+        """Publish a settled job's results. Every step may be repeated after a crash."""
         outcome = self._batches.outcome(batch)
         assert outcome is not None, "only settled jobs are finished"
         output_file_id, error_file_id = (

@@ -77,7 +77,7 @@ function announce(text) {
   at("announcer").textContent = text;
 }
 
-/** Tell what the user has to know now, until the next message is sent. */
+/** Show a notice until the next message is sent. */
 function complain(text) {
   tell(text, { isWrong: true });
 }

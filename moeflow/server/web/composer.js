@@ -5,7 +5,7 @@
 import { readTextFile } from "./files.js";
 
 export class Composer extends EventTarget {
-  /** `form` holds the box; `isBusy()` says whether an answer is being written. */
+  /** `form` holds the box; `isBusy()`: whether an answer is being written. */
   constructor(form, isBusy) {
     super();
     this.form = form;
@@ -60,7 +60,7 @@ export class Composer extends EventTarget {
     this.box.focus();
   }
 
-  /** Send what is written and attached, or let it wait for the end of the answer. */
+  /** Send the text and attachments, or queue them until the answer ends. */
   async submit() {
     const { numRefused } = this;
     await this.reading;
@@ -76,7 +76,7 @@ export class Composer extends EventTarget {
     this.dispatchEvent(new CustomEvent("send", { detail: message }));
   }
 
-  /** What is written, which then is gone from the box; null if that is nothing. */
+  /** The text, which is removed from the box; null if it is empty. */
   take() {
     const message = { content: this.box.value.trim(), files: this.files };
     if (!message.content && !message.files.length) return null;
@@ -121,7 +121,7 @@ export class Composer extends EventTarget {
     this.putBack(message);
   }
 
-  /** Put a message that is not sent into the box, before what is written there by now. */
+  /** Put an unsent message back into the box, before its current text. */
   putBack(message) {
     this.write(joined(message, { content: this.box.value, files: this.files }));
     this.focus();

@@ -22,7 +22,7 @@ export function modelLine(model) {
   return [...parts, model.weight_format].join(" · ");
 }
 
-/** What to say of the model to somebody who has not used it yet. */
+/** The description of the model for new users. */
 export function welcomeText(model) {
   const kind = model.num_experts
     ? `${model.name} has ${model.num_experts} experts in every layer, and a router sends each token through ${model.top_k} of them.`

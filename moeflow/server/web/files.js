@@ -1,4 +1,4 @@
-// Text files that are attached to a message: read, or refused with a reason that says what would help.
+// Text files that are attached to a message: read, or refused with a reason and a remedy.
 
 export const MAX_FILE_BYTES = 1024 * 1024; // the server takes requests of up to 4 MiB
 

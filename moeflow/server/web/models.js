@@ -1,5 +1,5 @@
-// Which model to ask, where the server has several: a choice in the place of the name. A conversation has its own, the
-// one it was held with; all others are for the one that was chosen last, which is remembered in this browser.
+// Which model to ask, where the server has several: a choice in the place of the name. A conversation keeps its model.
+// New ones use the last chosen model, which this browser remembers.
 
 import { askJson } from "./api.js";
 import { Stored } from "./storage.js";

@@ -1,4 +1,4 @@
-// Where the server's state is shown: a notice of what is wrong, the model and its facts, the row of live numbers.
+// Shows the server's state: a notice of problems, the model and its facts, the row of live numbers.
 
 import { expertFacts } from "./experts.js";
 import { contextTitle, drawExperts, listFacts, liveNumbers, modelFacts, modelLine, rankFacts, replicaFacts, welcomeText } from "./facts.js";
@@ -8,7 +8,7 @@ const UNLOADED = "unloaded";
 const at = (id) => document.getElementById(id);
 
 export class ServerView {
-  /** `hasKey()` says whether a key was given, `lastAnswer()` the answer whose numbers are shown. */
+  /** `hasKey()`: whether a key was given; `lastAnswer()`: the answer whose numbers are shown. */
   constructor(server, { hasKey, lastAnswer }) {
     Object.assign(this, { server, hasKey, lastAnswer });
     this.shownModel = null; // which one, and when it was loaded
@@ -39,7 +39,7 @@ export class ServerView {
     if (this.shownModel === UNLOADED) return;
     this.shownModel = UNLOADED;
     document.title = "moeflow";
-    at("model-name").textContent = "moeflow"; // the choice says which one
+    at("model-name").textContent = "moeflow"; // the choice names it
     at("model-line").textContent = "Loaded when you first ask it";
     at("welcome-text").textContent = "This server has several models, and loads the one that you ask.";
     at("expert-strip").replaceChildren();

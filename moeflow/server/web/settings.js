@@ -16,7 +16,7 @@ const DEFAULTS = Object.freeze({
   seed: null,
   stop_strings: "", // one string a line
   json_schema: "",
-  token_trees: false, // show what was guessed
+  token_trees: false, // show drafts
 });
 const PROBLEMS = { stop_strings: stopProblem, json_schema: schemaProblem }; // of texts, by their field
 

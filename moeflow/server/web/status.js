@@ -1,4 +1,4 @@
-// Watches the server: is it there, is the model loaded, what does it do. Rests while the tab is hidden.
+// Watches the server: its reachability, the loading of the model, its activity. Rests while the tab is hidden.
 
 import { askJson } from "./api.js";
 
@@ -6,7 +6,7 @@ const PERIOD_MS = { connecting: 1000, loading: 1000, ready: 2000, refusing: 3000
 
 /** Emits "change" whenever `state` or `stats` may be new, and "ready" when the server has come to be so. */
 export class ServerStatus extends EventTarget {
-  /** `apiKey()` gives the key to send, or null; `modelName()` the model to tell of, or undefined: the only one. */
+  /** `apiKey()` gives the key to send, or null; `modelName()`: the watched model, or undefined: the only one. */
   constructor(apiKey, modelName) {
     super();
     Object.assign(this, { apiKey, modelName });

@@ -12,7 +12,7 @@ function code(char) {
   return `\\u{${char.codePointAt(0).toString(16)}}`;
 }
 
-/** One graph, left to right; drafted tokens have who guessed them and their chance. */
+/** One graph, left to right; drafted tokens show their speculator and probability. */
 export function toDot(name, passes) {
   const lines = [
     "digraph token_trees {",

@@ -1,9 +1,9 @@
-// What was guessed for an answer, drawn under it: for each pass the tree of drafted tokens, the accepted path marked.
+// The drafts of an answer, drawn under it: for each pass the tree of drafted tokens, with the accepted path marked.
 
 import { saveText } from "./save_file.js";
 import { percent, toDot, visible } from "./token_tree_dot.js";
 
-/** One line of what guesses brought. */
+/** One line with the effect of drafts. */
 export function guessesLine(passes) {
   const sum = (count) => passes.reduce((total, pass) => total + count(pass), 0);
   const tokens = sum((pass) => pass.tokens.length);
@@ -42,7 +42,7 @@ export class TokenTreesView {
   show(passes) {
     this.passes = passes;
     this.numDrawn = 0;
-    this.letters = new Map(); // of those who guess: their names may be long
+    this.letters = new Map(); // of speculators: their names may be long
     this.legend.replaceChildren();
     this.list.replaceChildren();
   }
@@ -52,7 +52,7 @@ export class TokenTreesView {
     for (; this.numDrawn < this.passes.length; this.numDrawn += 1) {
       const pass = this.passes[this.numDrawn];
       const last = this.list.lastElementChild;
-      // Passes without guesses follow each other in one row: nothing is to be seen of them but their tokens.
+      // Passes without drafts share one row: only their tokens are shown.
       if (!pass.num_drafted && last?.classList.contains("plain")) addPlain(last, pass, this.numDrawn + 1);
       else this.list.append(passRow(pass, this.numDrawn + 1, (names) => this.lettersOf(names)));
     }
@@ -90,7 +90,7 @@ function addPlain(row, pass, number) {
   row.querySelector(".tree").append(...pass.tokens.map(ownToken));
 }
 
-/** The accepted path first, with the model's own token at its end; what was guessed in vain below. */
+/** The accepted path first, with the model's own token at its end; rejected drafts below. */
 function branches(drafted, own, lettersOf) {
   const below = new Map([[null, []]]);
   drafted.forEach((token, place) => {

@@ -1,12 +1,10 @@
-"""From labelled texts to a classifier with experts: reading, a start, training, measuring and a checkpoint."""
+"""Trains a classifier with experts: reads labelled texts, initializes, trains, measures, saves."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,95 +18,37 @@ from moeflow.train.classifiers.enlarging import check_enlarging, enlarge
 from moeflow.train.classifiers.expert_use import ExpertUse, expert_use
 from moeflow.train.classifiers.labelled_text import LabelledText, labelled_text, read_lines, sorted_labels
 from moeflow.train.classifiers.network import ClassifierShape, SwitchClassifier
+from moeflow.train.classifiers.recipe import ClassifierRecipe
 from moeflow.train.classifiers.saved import load_classifier, save_classifier
-from moeflow.train.classifiers.training import ClassifierTraining, accuracy
-from moeflow.train.predictors.training import Limits, Progress
-from moeflow.train.work_folder import WorkFolder, work_folder
+from moeflow.train.classifiers.training import ClassifierTask, accuracy
+from moeflow.train.examples import used_rows
+from moeflow.train.loop import TrainingLoop
+from moeflow.train.phases import OnProgress, Phase, ignore
+from moeflow.train.schedule import Progress, limited
+from moeflow.train.work_folder import work_folder
 
-SAVE_EVERY_S: Final = 60.0
-_SAVING_SHARE: Final = 0.1  # of the time, at most: a large classifier's state takes seconds to write
 _TRAINING: Final = "training"
 _EMBEDDINGS: Final = "model.embed_tokens.weight"
 _TABLE: Final = "embed.weight"
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class Phase(StrEnum):
-    """What the making of a classifier is busy with, in order, and what its progress counts."""
-
-    TOKENS = "tokenizing"  # files
-    START = "enlarging"  # classifiers: the one to enlarge
-    TRAINING = "training"  # seconds, or epochs where so many are wanted
-    MEASURING = "measuring"  # sets of texts
-    WRITING = "writing"  # bytes
-
-
-_Kept = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and what can be said in JSON of them
-OnProgress = Callable[[Phase, int, int], None]  # phase, done, total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassifierRecipe:
-    """What decides the result, beside the texts. Raises: ConfigError when a value is out of its range.
-
-    Layers, heads and ffn-size are those of the classifier to enlarge where there is one.
-    """
-
-    minutes: float = 5.0  # of training
-    epochs: int | None = None  # at most; None: as many as the time allows
-    learning_rate: float = 6e-4
-    batch_size: int = 32  # texts
-    dropout: float = 0.2
-    layers: int = 2
-    sparse_layers: int = 2  # with experts: every (layers / sparse_layers)-th
-    experts: int = 8
-    heads: int = 9
-    head_dim: int = 64
-    ffn_size: int = 512
-    seed: int = 0
-    dtype: str = "float32"  # of the checkpoint
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "layers", "sparse_layers", "heads", "head_dim", "ffn_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name.replace('_', '-')} is {value}; it must be at least 1")
-        if self.experts < 2:
-            raise ConfigError(f"experts is {self.experts}; it must be at least 2")
-        if self.layers % self.sparse_layers:
-            raise ConfigError(f"layers is {self.layers}; it must be a multiple of sparse-layers, {self.sparse_layers}")
-        if not 0 < self.minutes <= 100_000:
-            raise ConfigError(f"minutes is {self.minutes:g}; it must be above 0")
-        if not 0 < self.learning_rate <= 1:
-            raise ConfigError(f"learning-rate is {self.learning_rate:g}; it must be above 0, and 1 at most")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout is {self.dropout:g}; it must be 0 or more, and below 1")
-        if self.dtype not in _DTYPES:
-            raise ConfigError(f"dtype is {self.dtype}; it must be one of {', '.join(_DTYPES)}")
-
-    @property
-    def limits(self) -> Limits:
-        """How long to train: a number of epochs takes the time that it takes."""
-        return Limits(seconds=self.minutes * 60) if self.epochs is None else Limits(epochs=self.epochs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierTexts:
-    """Which files there are: lines of `text<TAB>label`."""
+    """Files with lines of `text<TAB>label`."""
 
-    data: Path  # of which a tenth is held out
+    data: Path  # a tenth is held out
     dev: Path | None = None
     test: Path | None = None
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the sorted labels; none: the labels
 
     def files(self) -> dict[str, Path]:
-        """Return those that there are, by name."""
+        """Return the given files by name."""
         return {name: file for name in ("data", "dev", "test") if (file := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedClassifier:
-    """What was trained, and how well."""
+    """A trained classifier and its quality."""
 
     folder: Path
     shape: ClassifierShape
@@ -117,13 +57,11 @@ class TrainedClassifier:
     loss: float  # of the best epoch on held-out texts, in nats
     accuracies: dict[str, float]  # by set of texts: held_out, dev, test
     use: ExpertUse  # on held-out texts
-    training_s: float  # of all starts together
+    training_s: float  # of all starts
 
     def in_figures(self) -> dict[str, Any]:
-        """Return all but the place, as JSON has it."""
-        figures = asdict(self)
-        del figures["folder"]
-        return figures
+        """Return all but the folder, for JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 
 def train_classifier(
@@ -135,38 +73,38 @@ def train_classifier(
     upcycle_from: Path | None = None,
     overwrite: bool = False,
     restart: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = ignore,
 ) -> TrainedClassifier:
-    """Train a classifier and save it in folder `out`; unfinished work is gone on with.
+    """Train a classifier and save it in folder `out`; resume unfinished work.
 
-    Tokenizer and first embeddings are those of the model `tokens_from`; or all is a classifier's, which is trained on
-    with more experts (`upcycle_from`). One of the two must be given.
-    Raises: CheckpointError, ConfigError, CapacityError.
+    It starts with the tokenizer and embeddings of the model `tokens_from`, or with the classifier `upcycle_from`, which
+    gets more experts. One of the two must be given. Raises: CheckpointError, ConfigError, CapacityError.
     """
-    report = on_progress or (lambda phase, done, total: None)
     folder = out.absolute()
     if not overwrite and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists already. Replace it (--overwrite), or choose another place (--out)")
+        raise ConfigError(f"{folder} exists already. Replace it (--overwrite), or choose another folder (--out)")
     source = upcycle_from or tokens_from
     if source is None:
-        raise ConfigError("there is no model whose tokens are to be used. Name one (--tokens-from)")
+        raise ConfigError("no model is given for the tokenizer and embeddings. Name one (--tokens-from)")
     with work_folder(folder.with_name(f".{folder.name}.training")) as work:
-        kept = None if restart else work.load(_TRAINING)
-        if kept is None:
-            work.clear()  # what failed before its training had begun binds nobody to its options
+        state = work.file(_TRAINING)
+        if restart or not state.path.exists():
+            work.clear()
         files = {name: str(file.absolute()) for name, file in texts.files().items()}
         work.check_recipe({"source": str(source.absolute()), "labels": texts.labels, **files, **asdict(recipe)})
-        making = _Making(texts, recipe, source, report)
-        training = making.training(kept, is_enlarged=upcycle_from is not None)
-        _train(training, recipe, work, report)
-        trained = making.measured(training, folder)
-        making.save(training.best_network(), folder, overwrite=overwrite)
+        making = _Making(texts, recipe, source, on_progress)
+        task = making.task(is_enlarged=upcycle_from is not None, is_resumed=state.path.exists())
+        schedule = limited(recipe.epochs, recipe.minutes * 60)
+        loop = TrainingLoop(task, schedule, state)
+        loop.run(lambda progress: on_progress(Phase.TRAINING, *schedule.count(progress)))
+        trained = making.measured(task, loop.progress, folder)
+        making.save(task.network.eval(), folder, overwrite=overwrite)
         work.clear()
     return trained
 
 
 class _Making:
-    """What a classifier is made of."""
+    """The texts, tokens and labels of a classifier."""
 
     def __init__(self, texts: ClassifierTexts, recipe: ClassifierRecipe, source: Path, report: OnProgress) -> None:
         self._recipe, self._source, self._report = recipe, source, report
@@ -180,45 +118,35 @@ class _Making:
             self._sets[name] = labelled_text(file, lines[name], found, self._tokenizer.encode)
         report(Phase.TOKENS, len(lines), len(lines))
 
-    def training(self, kept: _Kept | None, *, is_enlarged: bool) -> ClassifierTraining:
-        """Return the training as it begins, or as it was stopped."""
+    def task(self, *, is_enlarged: bool, is_resumed: bool) -> ClassifierTask:
+        """Return the training at its start; a resumed one gets its weights from its state."""
         torch.manual_seed(self._recipe.seed)
-        network = self._enlarged(fits=kept is None) if is_enlarged else self._fresh()
-        training = ClassifierTraining(
-            network,
-            self._sets["data"],
-            learning_rate=self._recipe.learning_rate,
-            batch_size=self._recipe.batch_size,
-            seed=self._recipe.seed,
-        )
-        if kept is not None:
-            training.restore(Progress(**kept[1]["progress"]), kept[0])
-        return training
+        network = self._enlarged(fits=not is_resumed) if is_enlarged else self._fresh()
+        return ClassifierTask(network, self._sets["data"], self._recipe)
 
-    def measured(self, training: ClassifierTraining, folder: Path) -> TrainedClassifier:
-        """Return how well the best classifier does."""
-        network = training.best_network()
-        sets = {"held_out": training.held_out} | {name: self._sets[name] for name in self._sets if name != "data"}
+    def measured(self, task: ClassifierTask, progress: Progress, folder: Path) -> TrainedClassifier:
+        """Return the quality of the trained classifier."""
+        network = task.network
+        sets = {"held_out": task.held_out} | {name: self._sets[name] for name in self._sets if name != "data"}
         accuracies: dict[str, float] = {}
         for name, text in sets.items():
-            self._report(Phase.MEASURING, len(accuracies), len(sets) + 1)
+            self._report(Phase.MEASURING, len(accuracies), len(sets))
             accuracies[name] = accuracy(network, text)
-        self._report(Phase.MEASURING, len(sets), len(sets) + 1)
-        use = expert_use(network, training.held_out)
-        self._report(Phase.MEASURING, len(sets) + 1, len(sets) + 1)
+        use = expert_use(network, task.held_out)
+        self._report(Phase.MEASURING, len(sets), len(sets))
         return TrainedClassifier(
             folder=folder,
             shape=network.shape,
             labels=self._labels,
-            epochs=training.progress.epoch,
-            loss=training.progress.best_loss,
+            epochs=progress.begun_epochs,
+            loss=progress.best_loss,
             accuracies=accuracies,
             use=use,
-            training_s=training.progress.spent_s,
+            training_s=progress.spent_s,
         )
 
     def save(self, network: SwitchClassifier, folder: Path, *, overwrite: bool) -> None:
-        """Write the checkpoint, with learnt embeddings where there are any."""
+        """Write the checkpoint, with the trained embeddings."""
         self._table[self._rows] = network.embed.weight.detach()
         save_classifier(
             network,
@@ -226,7 +154,7 @@ class _Making:
             self._labels,
             self._tokenizer,
             folder,
-            dtype=_DTYPES[self._recipe.dtype],
+            dtype=getattr(torch, self._recipe.dtype),
             overwrite=overwrite,
             on_bytes=lambda done, total: self._report(Phase.WRITING, done, total),
         )
@@ -238,7 +166,7 @@ class _Making:
                 raise CheckpointError(
                     f"has no {_EMBEDDINGS}",
                     file=checkpoint.path,
-                    remedy="Take the tokens of a language model that is a decoder (--tokens-from)",
+                    remedy="Use the tokens of a decoder-only model (--tokens-from)",
                 )
             table = checkpoint.read(_EMBEDDINGS).float()
         shape = ClassifierShape(
@@ -254,33 +182,31 @@ class _Making:
         return SwitchClassifier(shape, self._own_rows(table / table.std()), recipe.dropout)  # T5's start with 1
 
     def _enlarged(self, *, fits: bool) -> SwitchClassifier:
-        """Return a classifier made from another; `fits`: with its weights, which else are to be restored."""
+        """Return a larger classifier, with weights if `fits`."""
         shape, weights, table, labels = load_classifier(self._source)
         if labels != self._labels:
-            raise ConfigError(f"the labels are {self._labels}, those of {self._source} are {labels}. Give --labels")
+            raise ConfigError(f"the labels are {self._labels}, but {self._source} has {labels}. Give --labels")
         check_enlarging(shape.num_experts, self._recipe.experts)
         rows = self._own_rows(table)
-        large = SwitchClassifier(_with_experts(shape, self._recipe.experts), rows, self._recipe.dropout)
+        large = SwitchClassifier(replace(shape, num_experts=self._recipe.experts), rows, self._recipe.dropout)
         if fits:
-            self._report(Phase.START, 0, 1)
+            self._report(Phase.ENLARGING, 0, 1)
             small = SwitchClassifier(shape, rows, self._recipe.dropout)
             _load(small, weights | {_TABLE: rows}, self._source)
             enlarge(small, large, self._sets["data"], self._recipe.seed)
-            self._report(Phase.START, 1, 1)
+            self._report(Phase.ENLARGING, 1, 1)
         return large
 
     def _own_rows(self, table: Tensor) -> Tensor:
-        """Keep the embeddings of all tokens, and return those that occur, whose places texts name from here on."""
-        self._table = table
-        self._rows = torch.unique(torch.cat([ids for text in self._sets.values() for ids in text.token_ids]))
-        if int(self._rows[-1]) >= len(table):
+        """Return the embeddings of the tokens that occur, and renumber the tokens of all texts accordingly."""
+        token_ids = torch.cat([ids for text in self._sets.values() for ids in text.token_ids])
+        if int(token_ids.max()) >= len(table):
             raise CheckpointError(
-                f"the tokenizer has more tokens than the {len(table)} that there are embeddings of",
+                f"the tokenizer has more tokens than the table of {len(table)} embeddings",
                 file=self._source,
                 remedy="Download the model again",
             )
-        places = torch.zeros(len(table), dtype=torch.int64)
-        places[self._rows] = torch.arange(len(self._rows))
+        self._table, (self._rows, places) = table, used_rows(token_ids, len(table))
         for text in self._sets.values():
             text.token_ids[:] = [places[ids] for ids in text.token_ids]
         return table[self._rows]
@@ -288,15 +214,11 @@ class _Making:
 
 def _names(found: Sequence[str], texts: ClassifierTexts) -> list[str]:
     if len(found) < 2:
-        raise ConfigError(f"{texts.data} has the label {found[0]!r} only: there is nothing to tell apart")
+        raise ConfigError(f"{texts.data} has only the label {found[0]!r}; at least two are needed")
     names = list(texts.labels or found)
     if len(set(names)) != len(found):
         raise ConfigError(f"labels names {', '.join(names)}; {texts.data} has {len(found)}: {', '.join(found)}")
     return names
-
-
-def _with_experts(shape: ClassifierShape, num_experts: int) -> ClassifierShape:
-    return ClassifierShape(**(asdict(shape) | {"num_experts": num_experts}))
 
 
 def _load(network: SwitchClassifier, weights: dict[str, Tensor], source: Path) -> None:
@@ -304,27 +226,5 @@ def _load(network: SwitchClassifier, weights: dict[str, Tensor], source: Path) -
         network.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(
-            f"has other weights than its config says ({error})", file=source, remedy="Train it again"
+            f"its weights do not match its config ({error})", file=source, remedy="Train it again"
         ) from error
-
-
-def _train(training: ClassifierTraining, recipe: ClassifierRecipe, work: WorkFolder, report: OnProgress) -> None:
-    saved_s, saving_s = time.monotonic(), 0.0
-
-    def save() -> None:
-        nonlocal saved_s, saving_s
-        start_s = time.monotonic()
-        work.save(_TRAINING, training.tensors(), {"progress": asdict(training.progress)})
-        saved_s = time.monotonic()
-        saving_s = saved_s - start_s
-
-    def on_step(progress: Progress) -> None:
-        done, total = progress.spent_s, recipe.limits.seconds
-        if recipe.epochs is not None:
-            done, total = progress.epoch, recipe.epochs
-        report(Phase.TRAINING, int(min(done, total)), max(int(total), 1))
-        if time.monotonic() - saved_s > max(SAVE_EVERY_S, saving_s / _SAVING_SHARE):
-            save()
-
-    training.run(recipe.limits, on_step)
-    save()

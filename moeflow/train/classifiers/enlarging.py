@@ -1,9 +1,8 @@
-"""Enlarges a classifier to more experts (sparse upcycling, 2212.05055, from experts to more of them).
+"""Enlarges a classifier to more experts (sparse upcycling, 2212.05055, of experts).
 
-Each expert is copied, with a little noise. A router keeps what it knows, and chooses among the copies of an expert by
-clusters of the tokens that the expert gets, so that copies get about as much, and other tokens, from the start. As in
-models that were trained so, what a token is decides more than where it stands (2402.01739, section 4.1), and routers
-are sure of their choice.
+Each expert is copied, with a little noise. The router keeps its rows. Among the copies of an expert it chooses by
+clusters of the expert's tokens, so that copies start with equal shares of different tokens. As in fully trained models,
+the token decides more than its context (2402.01739, section 4.1), and the probabilities are high.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from moeflow.train.classifiers.network import Routed, SwitchClassifier
 from moeflow.train.router_fitting import fit_router
 
 NOISE: Final = 0.05  # of a copy's weights, in standard deviations of the matrix
-KEPT_SPREAD: Final = 12.0  # standard deviation of a token's logits over the old experts, so that it stays with its own
+KEPT_SPREAD: Final = 12.0  # standard deviation of a token's logits over the old experts, which keeps its choice
 SHARPNESS: Final = 6.0  # standard deviation of a token's logits over the copies of an expert
-_TEXTS_TOGETHER: Final = 32
+_PASS_TEXTS: Final = 32
 _CLUSTERED_TOKENS: Final = 60_000  # of a layer, at most
 _EXPERT = re.compile(r"(.*)\.expert_(\d+)\.(w[io]\.weight)")
 
 
 def check_enlarging(before: int, after: int) -> None:
-    """Raises: ConfigError if experts cannot be copied equally often."""
+    """Raises: ConfigError if not all experts would have the same number of copies."""
     if after < before or after % before:
         raise ConfigError(f"experts is {after}; it must be a multiple of the {before} of the classifier to enlarge")
 
 
 @torch.no_grad()
 def enlarge(source: SwitchClassifier, target: SwitchClassifier, text: LabelledText, seed: int) -> None:
-    """Give `target`, which has more experts and else the same shape, the weights of `source`.
+    """Write the weights of `source` into `target`, which has more experts; fit the routers to `text`.
 
-    `text` is what routers are fitted to. The same arguments give the same result.
+    The same arguments give the same result.
     """
     copies = target.shape.num_experts // source.shape.num_experts
     chance = torch.Generator().manual_seed(seed)
@@ -50,7 +49,7 @@ def enlarge(source: SwitchClassifier, target: SwitchClassifier, text: LabelledTe
             prefix = f"encoder.block.{layer}.layer.1.mlp"
             name = f"{prefix}.router.classifier.weight"
             weights[name] = _router(weights[name], routed, token_ids, copies, seed)
-            # Probabilities are shared among copies now, so what they weigh is made larger in turn.
+            # Copies share the probability of their expert, which scales its output: scale the weights up.
             now = (routed.inputs @ weights[name].T).softmax(dim=1).amax(dim=1).mean()
             factor = routed.probabilities.amax(dim=1).mean() / now
             for expert in range(target.shape.num_experts):
@@ -73,32 +72,23 @@ def _copied_experts(weights: Mapping[str, Tensor], copies: int, chance: torch.Ge
 
 
 def _routed(network: SwitchClassifier, text: LabelledText) -> tuple[list[Routed], Tensor]:
-    """Return what each router did with the first texts' tokens, and which these are, [T]."""
+    """Return each router's results for the first texts, and their tokens, [T]."""
     network.eval()
     batches: list[list[Routed]] = []
     token_ids: list[Tensor] = []
-    for start in range(0, len(text.token_ids), _TEXTS_TOGETHER):
-        texts = text.token_ids[start : start + _TEXTS_TOGETHER]
+    for start in range(0, len(text.token_ids), _PASS_TEXTS):
+        texts = text.token_ids[start : start + _PASS_TEXTS]
         batches.append(network(texts)[1])
         token_ids += texts
         if sum(map(len, token_ids)) >= _CLUSTERED_TOKENS:
             break
-    by_layer = [
-        Routed(
-            torch.cat([routed.inputs for routed in layer]),
-            torch.cat([routed.logits for routed in layer]),
-            torch.cat([routed.probabilities for routed in layer]),
-            torch.cat([routed.experts for routed in layer]),
-        )
-        for layer in zip(*batches, strict=True)
-    ]
-    return by_layer, torch.cat(token_ids)
+    return list(map(Routed.joined, zip(*batches, strict=True))), torch.cat(token_ids)
 
 
 def _router(rows: Tensor, routed: Routed, token_ids: Tensor, copies: int, seed: int) -> Tensor:
     """Return a router over all copies. Shapes: rows [E, H], token_ids [T] -> [E * copies, H].
 
-    What differs between the experts' tokens in the mean is left to the old rows: copies are told apart by the rest.
+    The old rows see the differences between the experts' mean inputs. The new rows see the rest.
     """
     used = [expert for expert in range(len(rows)) if (routed.experts == expert).any()]
     means = torch.stack([routed.inputs[routed.experts == expert].mean(dim=0) for expert in used])
@@ -115,7 +105,7 @@ def _router(rows: Tensor, routed: Routed, token_ids: Tensor, copies: int, seed: 
 
 
 def _means_of_same(inputs: Tensor, token_ids: Tensor) -> Tensor:
-    """Return for each token the mean of its inputs wherever it stands.
+    """Return for each token the mean of the inputs of all its occurrences.
 
     Shapes: inputs [T, H], token_ids [T] -> [T, H].
     """

@@ -1,4 +1,4 @@
-"""Measures how a classifier uses its experts: how evenly, and how few of them one text needs."""
+"""Measures a classifier's use of its experts: its evenness, and the number of experts of a text."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch
 from moeflow.train.classifiers.labelled_text import LabelledText
 from moeflow.train.classifiers.network import SwitchClassifier
 
-_TEXTS_TOGETHER: Final = 32
+_PASS_TEXTS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertUse:
-    """Means over layers with experts, and over texts where it says so."""
+    """Means over layers with experts."""
 
-    distinct_a_text: float  # experts of a layer that a text needs
-    idle_share: float  # of a layer's experts, those that a text does not need (SiDA, 2310.18859, figure 3)
-    used_share: float  # of a layer's experts, those that any text needs
-    evenness: float  # perplexity of the experts' shares of tokens, over the number of experts; 1: all get as much
+    distinct_a_text: float  # experts of a layer that a text uses, on average
+    idle_share: float  # of a layer's experts, unused by a text (SiDA, 2310.18859, figure 3)
+    used_share: float  # of a layer's experts, used by any text
+    evenness: float  # perplexity of the experts' shares of tokens, divided by the number of experts
 
 
 @torch.no_grad()
 def expert_use(network: SwitchClassifier, text: LabelledText) -> ExpertUse:
-    """Run all texts."""
+    """Run all texts and count."""
     network.eval()
     shape = network.shape
     counts = torch.zeros(shape.num_sparse_layers, shape.num_experts)
     distinct = 0
-    for start in range(0, len(text.token_ids), _TEXTS_TOGETHER):
-        texts = text.token_ids[start : start + _TEXTS_TOGETHER]
+    for start in range(0, len(text.token_ids), _PASS_TEXTS):
+        texts = text.token_ids[start : start + _PASS_TEXTS]
         for place, layer in enumerate(network(texts)[1]):
             counts[place] += torch.bincount(layer.experts, minlength=shape.num_experts)
             of_texts = torch.split(layer.experts, list(map(len, texts)))

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from moeflow.core.errors import ConfigError
+from moeflow.train.text_file import read_text
 
-MAX_TOKENS: Final = 512  # of a text; what follows is not read, as in T5's training
+MAX_TOKENS: Final = 512  # of a text, as in T5's training; longer ones are cut
 _FORM: Final = "each line is a text, a tab and a label of one word"
 
 
@@ -29,11 +30,8 @@ class LabelledText:
 
 
 def read_lines(file: Path) -> list[tuple[str, str]]:
-    """Return the texts of a file and their labels. Raises: ConfigError, which names the line that is wrong."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read as UTF-8 text: {error}") from error
+    """Return the texts of a file and their labels. Raises: ConfigError, which names the wrong line."""
+    lines = read_text(file).split("\n")
     found = [_read_line(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise ConfigError(f"{file} has no lines: {_FORM}")
@@ -41,19 +39,19 @@ def read_lines(file: Path) -> list[tuple[str, str]]:
 
 
 def sorted_labels(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the labels that occur, sorted: a label's place is its class."""
+    """Return the sorted labels. The place of a label is its class."""
     return sorted({label for _, label in lines})
 
 
 def labelled_text(
     file: Path, lines: Sequence[tuple[str, str]], labels: Sequence[str], encode: Callable[[str], list[int]]
 ) -> LabelledText:
-    """Return token ids and classes. Raises: ConfigError if a label is not one of `labels`, or a text has no tokens."""
+    """Return token ids and classes. Raises: ConfigError if a label is unknown, or a text has no tokens."""
     place = {label: at for at, label in enumerate(labels)}
     token_ids = []
     for text, label in lines:
         if label not in place:
-            raise ConfigError(f"{file} has the label {label!r}, which no text to learn from has: {', '.join(labels)}")
+            raise ConfigError(f"{file} has the label {label!r}; the texts to learn from have {', '.join(labels)}")
         found = encode(text)[:MAX_TOKENS]
         if not found:
             raise ConfigError(f"{file}: {text!r} has no tokens. Remove the line")

@@ -1,10 +1,14 @@
-"""A classifier as a Hugging Face folder: what transformers calls the weights of a Switch Transformer's encoder, and
-`score.weight` and `score.bias` of the linear layer over the mean of its hidden states."""
+"""A classifier as a Hugging Face folder.
+
+The weights have transformers' names for the encoder of a Switch Transformer. `score.weight` and `score.bias` are those
+of the last linear layer, over the mean of the hidden states.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +28,15 @@ EMBEDDINGS: Final = "shared.weight"
 ARCHITECTURE: Final = "SwitchTransformersForSequenceClassification"
 _OTHER_FILES_BYTES: Final = 16 * MIB  # tokenizer and config
 _OWN_TABLE: Final = "embed.weight"
+_SIZES: Final = {  # key of config.json: field of ClassifierShape
+    "d_model": "hidden_size",
+    "d_kv": "head_dim",
+    "d_ff": "ffn_size",
+    "num_heads": "num_heads",
+    "num_layers": "num_layers",
+    "num_sparse_encoder_layers": "num_sparse_layers",
+    "num_experts": "num_experts",
+}
 
 
 def save_classifier(
@@ -39,7 +52,7 @@ def save_classifier(
 ) -> None:
     """Write a checkpoint, or nothing. Shapes: table [vocabulary, H], the embeddings of all tokens.
 
-    Raises: ConfigError if the place is taken, CapacityError if the disk has no room.
+    Raises: ConfigError if the folder exists, CapacityError if the disk is full.
     """
     tensors = {name: weight for name, weight in network.state_dict().items() if name != _OWN_TABLE}
     tensors = {name: weight.to(dtype).contiguous() for name, weight in (tensors | {EMBEDDINGS: table}).items()}
@@ -66,37 +79,23 @@ def load_classifier(folder: Path) -> tuple[ClassifierShape, dict[str, Tensor], T
                 remedy="Make one with `moeflow train classifier`",
             )
         try:
-            shape = ClassifierShape(
-                hidden_size=config["d_model"],
-                num_layers=config["num_layers"],
-                num_sparse_layers=config["num_sparse_encoder_layers"],
-                num_experts=config["num_experts"],
-                num_heads=config["num_heads"],
-                head_dim=config["d_kv"],
-                ffn_size=config["d_ff"],
-                num_classes=len(config["id2label"]),
-            )
-            labels = [str(config["id2label"][str(at)]) for at in range(shape.num_classes)]
+            labels = [str(config["id2label"][str(at)]) for at in range(len(config["id2label"]))]
+            sizes = {field: config[key] for key, field in _SIZES.items()}
         except KeyError as error:
             raise CheckpointError(
                 f"has no {error}", file=checkpoint.config_file, remedy="Train the classifier again"
             ) from error
         weights = {name: checkpoint.read(name).float() for name in checkpoint.tensors}
-    return shape, weights, weights.pop(EMBEDDINGS), labels
+    return ClassifierShape(**sizes, num_classes=len(labels)), weights, weights.pop(EMBEDDINGS), labels
 
 
 def _config(shape: ClassifierShape, vocab_size: int, labels: Sequence[str], dtype: torch.dtype) -> dict[str, Any]:
+    sizes = asdict(shape)
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "switch_transformers",
         "is_encoder_decoder": False,
-        "d_model": shape.hidden_size,
-        "d_kv": shape.head_dim,
-        "d_ff": shape.ffn_size,
-        "num_heads": shape.num_heads,
-        "num_layers": shape.num_layers,
-        "num_sparse_encoder_layers": shape.num_sparse_layers,
-        "num_experts": shape.num_experts,
+        **{key: sizes[field] for key, field in _SIZES.items()},
         "vocab_size": vocab_size,
         "relative_attention_num_buckets": NUM_BUCKETS,
         "relative_attention_max_distance": MAX_DISTANCE,
@@ -105,7 +104,7 @@ def _config(shape: ClassifierShape, vocab_size: int, labels: Sequence[str], dtyp
         "router_bias": False,
         "router_jitter_noise": 0.0,
         "router_dtype": "float32",
-        "expert_capacity": 10**6,  # nothing is dropped
+        "expert_capacity": 10**6,  # no token is dropped
         "tie_word_embeddings": True,
         "dtype": str(dtype).removeprefix("torch."),
         "id2label": {str(at): label for at, label in enumerate(labels)},

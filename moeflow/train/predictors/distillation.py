@@ -1,16 +1,15 @@
-"""From a model to a predictor of its experts: text, what its routers say of it, training, and how often it hits.
+"""Trains a predictor of a model's experts: collects text and its routing, trains, measures hit rates.
 
-An encoder-decoder gets two, one for each of its stacks that has experts.
+An encoder-decoder has two predictors, one for each stack with experts.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -22,19 +21,21 @@ from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorSh
 from moeflow.models.expert_predictor.saved import decoder_folder, is_saved, predictor_folder, save_predictor
 from moeflow.models.registry import read_model_config
 from moeflow.planner.settings import Settings
-from moeflow.train.predictors.collecting import TRAINING, Collecting
+from moeflow.train.examples import used_rows
+from moeflow.train.loop import TrainingLoop
+from moeflow.train.phases import OnProgress, Phase, ignore
+from moeflow.train.predictors.collecting import TEXT_SHARE, TRAINING, collected_text
 from moeflow.train.predictors.hit_rates import HitRates, count_uses, hit_rates
-from moeflow.train.predictors.recipe import OnProgress, Phase, PredictorRecipe
+from moeflow.train.predictors.recipe import PredictorRecipe
 from moeflow.train.predictors.routed_text import RoutedText
-from moeflow.train.predictors.training import Embeddings, Progress, Training, guesses, in_groups, split
-from moeflow.train.work_folder import WorkFolder, work_folder
-
-SAVE_EVERY_S: Final = 60.0
+from moeflow.train.predictors.training import Embeddings, PredictorTask, in_groups, predict, split
+from moeflow.train.schedule import Progress, limited
+from moeflow.train.work_folder import work_folder
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedPredictor:
-    """What was trained, and how often it hits on text that was held out."""
+    """A trained predictor and its hit rates on held-out text."""
 
     folder: Path
     text_tokens: int
@@ -43,10 +44,10 @@ class TrainedPredictor:
     loss: float  # of the best epoch on held-out text, in nats
     top_k: int
     hit_rates: HitRates
-    decoder: TrainedPredictor | None = None  # of a model that has an encoder, whose predictor the rest is about
+    decoder: TrainedPredictor | None = None  # the second predictor of an encoder-decoder
 
     def in_figures(self) -> dict[str, Any]:
-        """Return all but the place, as JSON has it."""
+        """Return all but the folder, for JSON."""
         figures = {name: getattr(self, name) for name in self.__slots__ if name not in ("folder", "decoder")}
         figures |= {"hit_rates": asdict(self.hit_rates), "mean_hit_rates": self.hit_rates.mean()}
         return figures | ({} if self.decoder is None else {"decoder": self.decoder.in_figures()})
@@ -54,20 +55,20 @@ class TrainedPredictor:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A stack of layers with experts, and what predicts these."""
+    """A stack of layers with experts, and the place of its predictor."""
 
     shape: PredictorShape
     folder: Path
-    is_behind_encoder: bool = False  # a decoder that continues from an input
+    is_behind_encoder: bool = False  # the decoder of an encoder-decoder
 
     @property
     def work(self) -> Path:
-        """Where unfinished work lies."""
+        """The folder of unfinished work."""
         return self.folder / ".training"
 
     @property
     def is_begun(self) -> bool:
-        """Whether there is some."""
+        """Whether there is unfinished work."""
         return (self.work / "recipe.json").exists()
 
 
@@ -79,13 +80,12 @@ def train_predictor(
     data: Path | None = None,
     overwrite: bool = False,
     restart: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = ignore,
 ) -> TrainedPredictor:
-    """Train a predictor for `settings.model` and save it; unfinished work is gone on with.
+    """Train a predictor for `settings.model` and save it; resume unfinished work.
 
     Raises: CheckpointError, ConfigError, CapacityError; EngineError if the model fails.
     """
-    report = on_progress or (lambda phase, done, total: None)
     model = Path(settings.model or "").absolute()
     folder = (out or predictor_folder(model)).absolute()
     with closing(open_checkpoint(model)) as checkpoint:
@@ -97,20 +97,17 @@ def train_predictor(
                         work.clear()
         todo = _to_do(parts, overwrite=overwrite)
         each = replace(recipe, minutes=recipe.minutes / len(parts))
-        trained = [_train_part(checkpoint, part, settings, each, model, data, report) for part in todo]
+        trained = [_train_part(checkpoint, part, settings, each, model, data, on_progress) for part in todo]
     return replace(trained[0], decoder=trained[1]) if len(trained) > 1 else trained[0]
 
 
 def _to_do(parts: Sequence[_Part], *, overwrite: bool) -> Sequence[_Part]:
-    """Return the parts from the one on whose work is unfinished; if none is, all.
-
-    Raises: ConfigError if one is there already.
-    """
+    """Return all parts, or those from the unfinished one on. Raises: ConfigError if there is a predictor already."""
     begun = [number for number, part in enumerate(parts) if part.is_begun]
     if begun:
         return parts[begun[-1] :]
     if not overwrite and (there := [part.folder for part in parts if is_saved(part.folder)]):
-        raise ConfigError(f"{there[0]} exists already. Replace it (--overwrite), or choose another place (--out)")
+        raise ConfigError(f"{there[0]} exists already. Replace it (--overwrite), or choose another folder (--out)")
     return parts
 
 
@@ -125,26 +122,27 @@ def _train_part(
 ) -> TrainedPredictor:
     with work_folder(part.work) as work:
         work.check_recipe({"model": str(model), "data": str(data), **asdict(recipe)})
-        collecting = Collecting(
+        text = collected_text(
             settings, recipe, part.shape, data, work, report, is_behind_encoder=part.is_behind_encoder
         )
-        text = collecting.text()
-        training = _training(checkpoint, part.shape, text, recipe)
-        _train(training, recipe, work, report)
-        trained = _measured(training, text, part.folder)
-        save_predictor(training.best_predictor(), checkpoint, part.folder, trained.in_figures())
+        task = _task(checkpoint, part.shape, text, recipe)
+        schedule = limited(recipe.epochs, recipe.minutes * 60 * (1 - TEXT_SHARE))
+        loop = TrainingLoop(task, schedule, work.file(TRAINING))
+        loop.run(lambda progress: report(Phase.TRAINING, *schedule.count(progress)))
+        trained = _measured(task, loop.progress, text, part.folder)
+        save_predictor(task.predictor, checkpoint, part.folder, trained.in_figures())
         work.clear()
     return trained
 
 
 def _parts(checkpoint: Checkpoint, recipe: PredictorRecipe, data: Path | None, folder: Path) -> Iterator[_Part]:
-    """Yield what has experts to be predicted, of which there is at least one. Raises: ConfigError."""
+    """Yield the stacks with experts. Raises: ConfigError if there is none, or an encoder has no text."""
     config = read_model_config(checkpoint)
     if not config.num_moe_layers:
         raise ConfigError(f"{checkpoint.path} has no experts: there is nothing to predict")
     if config.encoder is not None and data is None:
         raise ConfigError(
-            f"{checkpoint.path} has an encoder, which makes up no inputs to learn from: give some (--data)"
+            f"{checkpoint.path} has an encoder, which generates no text to learn from: add inputs (--data)"
         )
     shape = PredictorShape(
         embedding_size=config.hidden_size,
@@ -161,60 +159,28 @@ def _parts(checkpoint: Checkpoint, recipe: PredictorRecipe, data: Path | None, f
         yield _Part(shape, decoder_folder(folder) if has_encoder else folder, is_behind_encoder=has_encoder)
 
 
-def _training(checkpoint: Checkpoint, shape: PredictorShape, text: RoutedText, recipe: PredictorRecipe) -> Training:
+def _task(checkpoint: Checkpoint, shape: PredictorShape, text: RoutedText, recipe: PredictorRecipe) -> PredictorTask:
     torch.manual_seed(recipe.seed)
     rows = read_embeddings(checkpoint)
-    used = torch.unique(text.token_ids)
-    places = torch.zeros(len(rows), dtype=torch.int64)
-    places[used] = torch.arange(len(used))
-    return Training(
-        ExpertPredictor(shape),
-        text,
-        Embeddings(rows[used], places),
-        learning_rate=recipe.learning_rate,
-        batch_sequences=recipe.batch_size,
-        seed=recipe.seed,
-    )
-
-
-def _train(training: Training, recipe: PredictorRecipe, work: WorkFolder, report: OnProgress) -> None:
-    if (kept := work.load(TRAINING)) is not None:
-        training.restore(Progress(**kept[1]["progress"]), kept[0])
-    saved_s = time.monotonic()
-
-    def save() -> None:
-        work.save(TRAINING, training.tensors(), {"progress": asdict(training.progress)})
-
-    def on_step(progress: Progress) -> None:
-        nonlocal saved_s
-        done, total = progress.spent_s, recipe.limits.seconds
-        if recipe.epochs is not None:
-            done, total = progress.epoch, recipe.epochs
-        report(Phase.TRAINING, int(min(done, total)), int(total))
-        if time.monotonic() - saved_s > SAVE_EVERY_S:
-            save()
-            saved_s = time.monotonic()
-
-    save()  # from here on the text is complete
-    training.run(recipe.limits, on_step)
-    save()
+    used, places = used_rows(text.token_ids, len(rows))
+    return PredictorTask(ExpertPredictor(shape), text, Embeddings(rows[used], places), recipe)
 
 
 @torch.inference_mode()
-def _measured(training: Training, text: RoutedText, folder: Path) -> TrainedPredictor:
-    predictor = training.best_predictor().eval()
+def _measured(task: PredictorTask, progress: Progress, text: RoutedText, folder: Path) -> TrainedPredictor:
+    predictor = task.predictor.eval()
     shape = predictor.shape
     learn, held_out = split(text)
     groups = list(in_groups(held_out))
-    logits = torch.cat([guesses(predictor, text, training.embeddings, group) for group in groups])
+    logits = torch.cat([predict(predictor, text, task.embeddings, group) for group in groups])
     measured = [where for group in groups for where in group]
     experts, seen = (text.known_experts(part) for part in (measured, learn))
     return TrainedPredictor(
         folder=folder,
         text_tokens=len(text.token_ids),
         held_out_tokens=len(experts),
-        epochs=training.progress.epoch,
-        loss=training.progress.best_loss,
+        epochs=progress.begun_epochs,
+        loss=progress.best_loss,
         top_k=shape.top_k,
         hit_rates=hit_rates(logits, experts, shape.top_k, count_uses(seen, shape.num_experts, shape.top_k)),
     )

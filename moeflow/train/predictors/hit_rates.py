@@ -1,4 +1,4 @@
-"""How many of the experts that tokens need a predictor names, layer by layer."""
+"""The share of the needed experts that a predictor names, layer by layer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HitRates:
-    """Shares, of each layer with experts.
+    """Shares for each layer with experts.
 
-    `top1`: the likeliest expert is the one guessed first. `top3`: it is among the first three. `top_k`: of all experts
-    that tokens use, those among as many guesses. `most_used`: the same if always the layer's most used are guessed.
+    `top1`: the likeliest expert is predicted first. `top3`: it is among the first three. `top_k`: the used experts
+    among as many predictions. `most_used`: the same for a constant prediction of the layer's most used experts.
     """
 
     top1: list[float]
@@ -27,19 +27,19 @@ class HitRates:
 
 
 def hit_rates(logits: Tensor, experts: Tensor, top_k: int, use_counts: Tensor) -> HitRates:
-    """Compare guesses with what routers choose.
+    """Compare predictions with the routers' choices.
 
     Shapes: logits [N, layers, E], of the predictor; experts [N, layers, at least top_k] int64, the router's likeliest
-    first; use_counts [layers, E], of text that nothing is measured on. N is at least 1.
+    first; use_counts [layers, E], of other text. N is at least 1.
     """
-    num_guesses = min(max(3, top_k), logits.shape[-1])
-    guesses = logits.topk(num_guesses, dim=-1).indices
+    num_predicted = min(max(3, top_k), logits.shape[-1])
+    predicted = logits.topk(num_predicted, dim=-1).indices
     first, used = experts[..., :1], experts[..., :top_k]
     most_used = use_counts.topk(top_k, dim=-1).indices.expand(len(logits), -1, -1)
     return HitRates(
-        top1=_share(first, guesses[..., :1]),
-        top3=_share(first, guesses[..., :3]),
-        top_k=_share(used, guesses[..., :top_k]),
+        top1=_share(first, predicted[..., :1]),
+        top3=_share(first, predicted[..., :3]),
+        top_k=_share(used, predicted[..., :top_k]),
         most_used=_share(used, most_used),
     )
 
@@ -50,11 +50,11 @@ def count_uses(experts: Tensor, num_experts: int, top_k: int) -> Tensor:
     return torch.stack([torch.bincount(of_layer, minlength=num_experts) for of_layer in used])
 
 
-def are_guessed(wanted: Tensor, guesses: Tensor) -> Tensor:
-    """Return what of the wanted is guessed. Shapes: wanted [..., W], guesses [..., G] -> [..., W] bool."""
-    return (wanted[..., :, None] == guesses[..., None, :]).any(-1)
+def are_guessed(wanted: Tensor, predicted: Tensor) -> Tensor:
+    """Return which of the wanted are predicted. Shapes: wanted [..., W], predicted [..., G] -> [..., W] bool."""
+    return (wanted[..., :, None] == predicted[..., None, :]).any(-1)
 
 
-def _share(wanted: Tensor, guesses: Tensor) -> list[float]:
-    """Return which share of what is wanted is guessed, by layer. Shapes: [N, layers, any] each."""
-    return are_guessed(wanted, guesses).float().mean(dim=(0, 2)).tolist()
+def _share(wanted: Tensor, predicted: Tensor) -> list[float]:
+    """Return the predicted share of the wanted, by layer. Shapes: [N, layers, any] each."""
+    return are_guessed(wanted, predicted).float().mean(dim=(0, 2)).tolist()

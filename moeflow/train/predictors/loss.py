@@ -1,8 +1,8 @@
-"""What a predictor is trained to: the distribution of the model's own routers.
+"""The loss of a predictor against the distribution of the model's routers.
 
-Source: truncated knowledge distillation, SiDA (2310.18859, section 3.3): the teacher's likeliest experts alone, and a
-little cross entropy on the likeliest. What the predictor says is a distribution over all experts, though: among the
-teacher's likeliest alone, nothing would keep it from naming others first.
+Source: truncated knowledge distillation, SiDA (2310.18859, section 3.3): the teacher's likeliest experts alone, with a
+small cross entropy on the likeliest. Unlike there, the predictor's distribution covers all experts. Over the teacher's
+likeliest alone, nothing would keep other experts from the first ranks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ CROSS_ENTROPY_WEIGHT: Final = 0.005
 def routing_loss(logits: Tensor, experts: Tensor, teacher_logits: Tensor) -> Tensor:
     """Return the mean over tokens and layers, in nats.
 
-    Shapes: logits [..., E], of the predictor; experts [..., T] int64, the teacher's likeliest, the likeliest first;
+    Shapes: logits [..., E], of the predictor; experts [..., T] int64, the teacher's, the likeliest first;
     teacher_logits [..., T], of these -> [].
     """
-    guessed = F.log_softmax(logits, dim=-1).gather(-1, experts)
+    predicted = F.log_softmax(logits, dim=-1).gather(-1, experts)
     wanted = F.log_softmax(teacher_logits.float(), dim=-1)
-    divergence = (wanted.exp() * (wanted - guessed)).sum(-1).mean()
+    divergence = (wanted.exp() * (wanted - predicted)).sum(-1).mean()
     return divergence + CROSS_ENTROPY_WEIGHT * F.cross_entropy(logits.flatten(0, -2), experts[..., 0].flatten())

@@ -1,4 +1,4 @@
-"""Text with what a model's routers say of each token: what a predictor learns from."""
+"""Text with the routing of each token: the material a predictor learns from."""
 
 from __future__ import annotations
 
@@ -13,36 +13,30 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.layers.moe import MoE
 from moeflow.train.bare_model import HasNetwork, ffn_inputs, run_input, run_sequence
+from moeflow.train.text_rounds import TextColumns
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedText:
-    """Sequences one after another.
+class RoutedText(TextColumns):
+    """Sequences with the most likely experts of each token. Layers are those with experts.
 
-    Shapes: token_ids [N] int64; lengths [S] int64; experts [N, layers, T] int16, the likeliest first, and their
-    logits [N, layers, T] float16. Layers are those with experts. is_found [S] bool: whether a sequence is text as it
-    was found, and not made of others. is_known [N] bool: whether the layers get a token; of an input in front of what a
-    decoder says they do not, and the rest is 0.
+    Shapes: experts [N, layers, T] int16, the likeliest first; logits [N, layers, T] float16, of these; is_found [S]
+    bool, False for variants with replaced tokens; is_known [N] bool, False for the input of a decoder, which has no
+    routing and 0 elsewhere.
     """
 
-    token_ids: Tensor
-    lengths: Tensor
     experts: Tensor
     logits: Tensor
     is_found: Tensor
     is_known: Tensor
 
     def known_experts(self, sequences: Sequence[slice]) -> Tensor:
-        """Return the experts of those tokens of sequences that are known: [N, layers, T] int64."""
+        """Return the experts of the known tokens of sequences: [N, layers, T] int64."""
         return torch.cat([self.experts[where][self.is_known[where]] for where in sequences]).long()
 
     def known_logits(self, sequences: Sequence[slice]) -> Tensor:
         """Return their logits: [N, layers, T] float16."""
         return torch.cat([self.logits[where][self.is_known[where]] for where in sequences])
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all of it by name, to be stored."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def routed(
@@ -53,22 +47,12 @@ def routed(
     *,
     are_found: bool = True,
 ) -> RoutedText:
-    """Run sequences of at least one token through a model; there is at least one. `num_kept` logits of each are kept.
+    """Run at least one sequence of at least one token through a model; keep the `num_kept` highest logits.
 
-    on_tokens(num_tokens) is called before each sequence. Blocks: for a pass a sequence.
+    on_tokens(num_tokens) is called before each sequence. Blocks: for one pass per sequence.
     """
-    kept = []
-    for token_ids in sequences:
-        on_tokens(len(token_ids))
-        kept.append(router_logits(model, token_ids).topk(num_kept, dim=-1))
-    return RoutedText(
-        token_ids=torch.tensor([token_id for token_ids in sequences for token_id in token_ids]),
-        lengths=torch.tensor([len(token_ids) for token_ids in sequences]),
-        experts=torch.cat([likeliest.indices.to(torch.int16) for likeliest in kept]),
-        logits=torch.cat([likeliest.values.to(torch.float16) for likeliest in kept]),
-        is_found=torch.full((len(sequences),), are_found),
-        is_known=torch.ones(sum(map(len, sequences)), dtype=torch.bool),
-    )
+    pairs = [((), token_ids) for token_ids in sequences]
+    return _kept(pairs, lambda _, own: router_logits(model, own), num_kept, on_tokens, are_found=are_found)
 
 
 def routed_answers(
@@ -77,40 +61,45 @@ def routed_answers(
     num_kept: int,
     on_tokens: Callable[[int], None],
 ) -> RoutedText:
-    """Run inputs and what a decoder continues them with through a model; what its decoder's routers say is kept.
+    """Run pairs of an input and the decoder's tokens through a model; keep the decoder's routing, as `routed` does.
 
-    As in `routed`; each input, and what it is continued with, has a token or more.
+    Each part has at least one token.
     """
+    return _kept(pairs, lambda given, own: decoder_router_logits(model, given, own), num_kept, on_tokens)
+
+
+def _kept(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    logits_of: Callable[[Sequence[int], Sequence[int]], Tensor],
+    num_kept: int,
+    on_tokens: Callable[[int], None],
+    *,
+    are_found: bool = True,
+) -> RoutedText:
     token_ids: list[int] = []
-    experts: list[Tensor] = []
-    logits: list[Tensor] = []
+    columns: tuple[list[Tensor], list[Tensor]] = ([], [])
     is_known: list[bool] = []
     for given, own in pairs:
         on_tokens(len(own))
         token_ids += [*given, *own]
-        likeliest = decoder_router_logits(model, given, own).topk(num_kept, dim=-1)
-        for kept, found in ((experts, likeliest.indices.to(torch.int16)), (logits, likeliest.values.to(torch.float16))):
-            kept += [found.new_zeros(len(given), *found.shape[1:]), found]
         is_known += [False] * len(given) + [True] * len(own)
+        likeliest = logits_of(given, own).topk(num_kept, dim=-1)
+        found = (likeliest.indices.to(torch.int16), likeliest.values.to(torch.float16))
+        for column, tensor in zip(columns, found, strict=True):
+            column += [tensor.new_zeros(len(given), *tensor.shape[1:]), tensor]
     return RoutedText(
         token_ids=torch.tensor(token_ids),
         lengths=torch.tensor([len(given) + len(own) for given, own in pairs]),
-        experts=torch.cat(experts),
-        logits=torch.cat(logits),
-        is_found=torch.ones(len(pairs), dtype=torch.bool),
+        experts=torch.cat(columns[0]),
+        logits=torch.cat(columns[1]),
+        is_found=torch.full((len(pairs),), are_found),
         is_known=torch.tensor(is_known),
     )
 
 
-def joined(parts: Sequence[RoutedText]) -> RoutedText:
-    """Return several texts as one; there is at least one."""
-    columns = zip(*(part.tensors().values() for part in parts), strict=True)
-    return RoutedText(*(torch.cat(column) for column in columns))
-
-
 @torch.inference_mode()
 def router_logits(model: LanguageModel, token_ids: Sequence[int]) -> Tensor:
-    """Return what all routers say of each token of a sequence; with an encoder, the encoder's routers of an input.
+    """Return the logits of all routers for each token; of an encoder-decoder, the encoder's for an input.
 
     Shapes: -> [T, layers with experts, E] float32.
     """
@@ -120,7 +109,7 @@ def router_logits(model: LanguageModel, token_ids: Sequence[int]) -> Tensor:
 
 @torch.inference_mode()
 def decoder_router_logits(model: EncoderDecoderLM, given: Sequence[int], own: Sequence[int]) -> Tensor:
-    """Return what the decoder's routers say of its tokens behind an input.
+    """Return the logits of the decoder's routers for its own tokens.
 
     Shapes: -> [T, layers of the decoder with experts, E] float32.
     """
@@ -136,7 +125,7 @@ def decoder_router_logits(model: EncoderDecoderLM, given: Sequence[int], own: Se
 
 @torch.inference_mode()
 def router_inputs(model: LanguageModel, token_ids: Sequence[int]) -> list[tuple[MoE, Tensor]]:
-    """Return the same layers, each with what its router gets of a sequence, [T, H]."""
+    """Return the same layers, each with its router's input, [T, H]."""
     if isinstance(model, EncoderDecoderLM):
         layers: Sequence[HasNetwork] = model.encoder_layers
         with ffn_inputs(layers, model.dtype) as by_layer:
@@ -148,7 +137,7 @@ def router_inputs(model: LanguageModel, token_ids: Sequence[int]) -> list[tuple[
 
 
 def _decoder_inputs(model: CausalLM, token_ids: Sequence[int]) -> Tensor:
-    """Return what goes into all networks. Shapes: -> [layers, T, H]."""
+    """Return the inputs of all feed-forward blocks. Shapes: -> [layers, T, H]."""
     if model.tells_inputs:
         heard: list[Tensor] = []
         run_sequence(model, token_ids, on_inputs=lambda inputs, _: heard.append(inputs))

@@ -1,1 +1,1 @@
-"""Small models that guess for a large one, distilled from its own text, alone or as a pool."""
+"""Draft models, distilled from a large model's own text, alone or as a pool."""

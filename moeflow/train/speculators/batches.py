@@ -1,4 +1,4 @@
-"""The teacher's text as batches: whole sequences together, in an order that depends on epoch and seed alone."""
+"""The teacher's text as batches of whole sequences, in an order that depends on epoch and seed alone."""
 
 from __future__ import annotations
 
@@ -10,41 +10,38 @@ import torch
 from torch import Tensor
 
 from moeflow.core.errors import ConfigError
+from moeflow.train.examples import hold_out
 from moeflow.train.speculators.teacher_text import UNKNOWN, TeacherText
 
 BATCH_TOKENS: Final = 512
-MAX_VOCABULARY: Final = 8192  # tokens that training tells apart; those that are rarer cost more than they teach
-_HELD_OUT_EVERY: Final = 16  # sequences, of which one is kept to measure with
+MAX_VOCABULARY: Final = 8192  # candidates of a student; rarer tokens cost more time than they save
+_HELD_OUT_EVERY: Final = 16  # sequences
 _MIN_SEQUENCES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some sequences.
+    """Sequences one after another.
 
-    Shapes: token_ids [N]; places [R], after which what the target said is known; next_places [R].
+    Shapes: token_ids [N]; places [R], each before a token of the target; next_places [R].
     """
 
     token_ids: Tensor
     lengths: list[int]
     places: Tensor  # rows of the batch
-    next_places: Tensor  # rows of the whole text, of the token after
+    next_places: Tensor  # rows of the whole text, of the next token
 
 
 def split(text: TeacherText) -> tuple[list[slice], list[slice]]:
-    """Return the sequences to learn from and those that are held out. Raises: ConfigError if there are too few."""
+    """Return the sequences to learn from and the held-out ones. Raises: ConfigError if there are too few."""
     sequences = [where for where in text.sequences() if where.stop - where.start > 1]
     if len(sequences) < _MIN_SEQUENCES:
-        raise ConfigError(
-            "the model said too little to learn from: give it more time (--minutes) or other text (--data)"
-        )
-    every = min(_HELD_OUT_EVERY, len(sequences))
-    held_out = sequences[every - 1 :: every]
-    return [where for place, where in enumerate(sequences) if (place + 1) % every], held_out
+        raise ConfigError("the model generated too little text: allow more time (--minutes) or use other text (--data)")
+    return hold_out(sequences, _HELD_OUT_EVERY)
 
 
 def batches(text: TeacherText, sequences: Sequence[slice], order: Sequence[int]) -> Iterator[Batch]:
-    """Yield the sequences in order, as many together as have some 500 tokens."""
+    """Yield the sequences in order, in batches of at least BATCH_TOKENS tokens."""
     group: list[slice] = []
     size = 0
     for place in order:
@@ -57,14 +54,8 @@ def batches(text: TeacherText, sequences: Sequence[slice], order: Sequence[int])
         yield _batch(text, group)
 
 
-def epoch_order(num_sequences: int, epoch: int, seed: int) -> list[int]:
-    """Return the order of an epoch."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return torch.randperm(num_sequences, generator=generator).tolist()
-
-
 def vocabulary_of(text: TeacherText, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens that occur most, among what was said and what was likely, and where each token is in them.
+    """Return the most frequent tokens of texts and likeliest tokens, and the place of each token among them.
 
     Shapes: -> [v] int64, [V] int64 with -1 for all others.
     """

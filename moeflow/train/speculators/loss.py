@@ -1,8 +1,8 @@
-"""What a speculator is taught, and which places count.
+"""The loss of a speculator, and the weight of each place in it.
 
-Distillation (Hinton et al., 1503.02531): the target's distribution over its likeliest tokens, and some of the token
-that it said. Boosting (SpecInfer, 2305.09781, section 3): a speculator of a pool learns above all
-where those before it were wrong.
+Distillation (Hinton et al., 1503.02531): the target's distribution over its likeliest tokens, and a share for the token
+it sampled. Boosting (SpecInfer, 2305.09781, section 3): each speculator of a pool learns mostly from the errors of the
+ones before it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-SAID_SHARE: Final = 0.2  # of the loss, for the token that was said
-COVERED_WEIGHT: Final = 0.1  # of a place where a speculator before was right, beside 1 where all were wrong
+SAID_SHARE: Final = 0.2  # of the loss, for the sampled token
+COVERED_WEIGHT: Final = 0.1  # of a place that an earlier speculator predicts; others have 1
 
 
 def distillation_loss(logits: Tensor, likeliest: Tensor, logprobs: Tensor, said: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted mean over places, in nats, of the cross-entropy to the target's distribution and its token.
 
-    What is outside of the likeliest tokens is left out of the distribution, which is scaled up to 1.
+    The distribution is that of the likeliest tokens, scaled to 1.
 
-    Shapes: logits [R, V]; likeliest [R, K] int64, -1 where it is none of the V; logprobs [R, K]; said [R] int64, -1
+    Shapes: logits [R, V]; likeliest [R, K] int64, -1 for a token outside of the V; logprobs [R, K]; said [R] int64, -1
     likewise; weights [R].
     """
     total = torch.logsumexp(logits.float(), dim=-1)
@@ -34,6 +34,6 @@ def distillation_loss(logits: Tensor, likeliest: Tensor, logprobs: Tensor, said:
 
 
 def boost_weights(covered: Tensor) -> Tensor:
-    """Return what each place counts, 1 on average. Shapes: covered [R] bool, by any speculator before -> [R]."""
+    """Return the weight of each place, 1 on average. Shapes: covered [R] bool, by any earlier speculator -> [R]."""
     weights = torch.where(covered, COVERED_WEIGHT, 1.0)
     return weights / weights.mean()

@@ -1,6 +1,6 @@
-"""What the target is asked, so that it says what it would say: pieces of text to go on with, and requests about them.
+"""Prompts for the target: pieces of text to continue, and requests about them.
 
-Knows no model: texts and a tokenizer in, token ids out, always the same ones for the same number.
+Knows no model: texts and a tokenizer in, token ids out. The same seed gives the same prompts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Final
 from moeflow.core.errors import ConfigError
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.train.calibration_text import CALIBRATION_FOLDER
+from moeflow.train.text_file import read_text
 
 MIN_CHARACTERS: Final = 200  # of all text
 MAX_FILE_BYTES: Final = 64 << 20
-_MARK: Final = "What is it?"  # stands for what a user says
+_MARK: Final = "What is it?"  # in the place of a user's question
 _PIECE_CHARACTERS: Final = (20, 400)
 _REQUESTS: Final = (
     "{}",
@@ -31,28 +32,21 @@ _REQUESTS: Final = (
 
 
 def read_texts(file: Path | None) -> list[str]:
-    """Return the user's text, or those that come with the package.
+    """Return the user's text, or the texts of the package.
 
-    Raises: ConfigError if it is no text, or too short.
+    Raises: ConfigError if the file is not text, too large or too short.
     """
     files = sorted(CALIBRATION_FOLDER.glob("*.txt")) if file is None else [file]
-    try:
-        with_size = [(path, path.stat().st_size) for path in files]
-        for path, size in with_size:
-            if size > MAX_FILE_BYTES:
-                raise ConfigError(f"{path} has {size:,} bytes; at most {MAX_FILE_BYTES:,} are read: take a part of it")
-        texts = [path.read_text(encoding="utf-8-sig") for path in files]
-    except OSError as error:
-        raise ConfigError(f"cannot read the text {error.filename}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text; convert it first") from error
+    if file is not None and file.is_file() and file.stat().st_size > MAX_FILE_BYTES:
+        raise ConfigError(f"{file} has more than {MAX_FILE_BYTES:,} bytes, the limit: use a part of it")
+    texts = [read_text(path) for path in files]
     if sum(map(len, texts)) < MIN_CHARACTERS:
-        raise ConfigError(f"{file} has too little text: at least {MIN_CHARACTERS} characters are needed")
+        raise ConfigError(f"{file} has too little text: use at least {MIN_CHARACTERS} characters")
     return texts
 
 
 def prompts(texts: Sequence[str], tokenizer: Tokenizer, *, max_tokens: int, seed: int) -> Iterator[list[int]]:
-    """Yield prompts without end, each text as often as any other, of at most so many tokens."""
+    """Yield prompts without end. All texts are equally likely."""
     rng = random.Random(seed)
     while True:
         text = rng.choice(texts)
@@ -70,7 +64,7 @@ def prompts(texts: Sequence[str], tokenizer: Tokenizer, *, max_tokens: int, seed
 
 
 def around_a_question(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the tokens before and behind what a user says; None: the model is not for chats, or its template hides it.
+    """Return the tokens before and after a user's question; None if the chat template has no such place.
 
     Raises: as `Tokenizer.apply_chat_template`.
     """
@@ -87,5 +81,5 @@ def around_a_question(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | Non
 
 
 def _from_a_word(piece: str) -> str:
-    """Leave out what the cut left of a word, and of the last."""
+    """Remove the incomplete first and last words."""
     return piece.partition(" ")[2].rpartition(" ")[0].strip() or piece

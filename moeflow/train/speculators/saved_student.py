@@ -1,4 +1,4 @@
-"""A student as a Hugging Face folder: a Llama that transformers and moeflow load, with the target's tokenizer."""
+"""A student as a Hugging Face folder: a Llama with the target's tokenizer, for transformers and moeflow."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ _TOKENIZER_BYTES: Final = 16 * MIB
 
 
 def save_student(student: Student, vocabulary: Tensor, target: Checkpoint, folder: Path, *, overwrite: bool) -> None:
-    """Write the student in bfloat16, with the tokens that it has learnt to tell apart, [v] int64.
+    """Write the student in bfloat16, with its vocabulary, [v] int64. The folder appears complete or not at all.
 
-    The folder appears whole or not at all.
-
-    Raises: ConfigError if the place is taken or cannot be written to, CapacityError if the disk has no room.
+    Raises: ConfigError if the folder exists or cannot be written to, CapacityError if the disk is full.
     """
     shapes = {name: tuple(weight.shape) for name, weight in student.weights.items()}
     need_bytes = weight_bytes(shapes) + _TOKENIZER_BYTES
@@ -41,13 +39,13 @@ def save_student(student: Student, vocabulary: Tensor, target: Checkpoint, folde
 
 
 def load_student(student: Student, folder: Path) -> Student:
-    """Return the weights of a student of this shape that was saved. Raises: CheckpointError."""
+    """Return a saved student of this shape. Raises: CheckpointError."""
     with closing(open_checkpoint(folder)) as checkpoint:
         return replace(student, weights={name: checkpoint.read(name).float() for name in student.weights})
 
 
 def config_of(student: Student, target: Checkpoint) -> dict[str, Any]:
-    """Return `config.json`: every size is written out; how positions turn is as the target has it."""
+    """Return `config.json`, with every size and the target's rotary embedding."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

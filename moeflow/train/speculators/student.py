@@ -1,7 +1,7 @@
-"""A small Llama that can be trained: made of the target's own embeddings, some of its layers, norm and head.
+"""A small trainable Llama, built from the target's embeddings, some of its layers, its norm and head.
 
-Parameters have the names of Hugging Face's Llama. Embeddings and head stay the target's: they are most of a small
-model, cost the most to train, and know the tokens already.
+Parameters have the names of Hugging Face's Llama. Embeddings and head are not trained. They are most of a small model,
+cost the most time, and fit the tokens already.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Student:
 
     @property
     def trained(self) -> dict[str, Tensor]:
-        """The weights that are trained."""
+        """The trained weights."""
         return {name: weight for name, weight in self.weights.items() if name not in FROZEN}
 
     @property
@@ -46,7 +46,7 @@ class Student:
         return self.weights[EMBEDDINGS if self.shape.tie_word_embeddings else HEAD]
 
     def hidden(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return what goes into the head, of sequences that see nothing of each other.
+        """Return the inputs of the head for independent sequences.
 
         Shapes: token_ids [N] int64, one sequence after another -> [N, H].
         """
@@ -99,9 +99,9 @@ def _spans(lengths: Sequence[int]) -> Iterator[slice]:
 
 
 def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
-    """Return a student of the target's first layers and its last ones, before any training.
+    """Return an untrained student of the target's first and last layers. Experts become their mean.
 
-    A layer with experts gives their mean. Raises: CheckpointError; ConfigError if the target has too few layers.
+    Raises: CheckpointError; ConfigError if the target has too few layers, or layers that a Llama lacks.
     """
     target = outline(checkpoint)
     if not isinstance(target, CausalLM):
@@ -124,32 +124,27 @@ def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
 
 
 def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
-    """Return which of the target's layers are taken: layers of one kind, so that all are of one size."""
-    if target.latent is not None:
-        raise ConfigError(
-            f"a small model is not made of layers with latent attention ({target.model_type}): "
-            "use a speculator that needs no training"
-        )
+    """Return the target's layers to copy, all of one kind and size."""
     if target.recurrent is not None:
         raise ConfigError(
-            f"{target.model_type} models have recurrent layers, whose states cannot go back behind a wrong guess: "
-            "they run without speculators"
+            f"{target.model_type} models have recurrent layers, whose states cannot be rolled back after a rejected "
+            "draft: run them without speculators"
         )
-    if any(rope.rotary_dim or rope.is_interleaved for rope in target.ropes):
+    traits = {
+        "latent attention": target.latent is not None,
+        "partly or pairwise rotated heads": any(rope.rotary_dim or rope.is_interleaved for rope in target.ropes),
+        "no rotary positions": target.rope is None,
+        "layer norms": target.has_layer_norms,
+        "no gates": not target.is_gated,
+    }
+    if found := [trait for trait, has_it in traits.items() if has_it]:
         raise ConfigError(
-            "a small model is not made of layers whose positions rotate a part of each head, or neighbours "
-            f"({target.model_type}): use a speculator that needs no training"
-        )
-    if target.rope is None or target.has_layer_norms or not target.is_gated:
-        raise ConfigError(
-            "a small model is not made of layers with layer norms, without gates or without rotary positions "
-            f"({target.model_type}): use a speculator that needs no training"
+            f"{target.model_type} models have {', '.join(found)}, unlike the draft model: use a speculator without "
+            "training"
         )
     usable = [layer for layer in range(target.num_layers) if layer not in target.dense_layers]
     if not 1 <= num_layers <= len(usable):
-        raise ConfigError(
-            f"{num_layers} layers cannot be taken from this model: name from 1 to {len(usable)} (--layers)"
-        )
+        raise ConfigError(f"this model has no {num_layers} layers to copy: use from 1 to {len(usable)} (--layers)")
     num_first = (num_layers + 1) // 2
     return [*usable[:num_first], *usable[len(usable) - num_layers + num_first :]]
 

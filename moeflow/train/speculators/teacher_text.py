@@ -1,12 +1,13 @@
-"""Text that the target says, with its likeliest tokens at each place: what a speculator learns from.
+"""The target's own text with its likeliest tokens at each place: the material a speculator learns from.
 
-The engine generates it in large batches, round by round; a round's text depends on its number alone, so that work that
-was interrupted goes on with the same text.
+The engine generates it in large batches, round by round. A round depends on its number alone, so that resumed work has
+the same text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -18,80 +19,91 @@ from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenOutput
+from moeflow.engine.model_runner import ModelRunner
+from moeflow.engine.runner_loading import load_runner
+from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.interrupts import hold_interrupts
+from moeflow.planner.planning import plan_for_start
+from moeflow.planner.settings import Settings
+from moeflow.planner.usage import OFFLINE
+from moeflow.train.phases import OnProgress, Phase
+from moeflow.train.speculators.prompts import around_a_question, prompts
+from moeflow.train.text_rounds import TextColumns
 
-TOP_K: Final = 16  # likeliest tokens that are kept of a place
-UNKNOWN: Final = -1  # token id where the target was not asked: in prompts
-ROUND_SEQUENCES: Final = 64  # generated together
-QUESTION_TOKENS: Final = 64  # of one that the model makes up
+TOP_K: Final = 16  # likeliest tokens of a place
+UNKNOWN: Final = -1  # token id in prompts, for which the target was not run
+ROUND_SEQUENCES: Final = 64  # generated concurrently
+QUESTION_TOKENS: Final = 64  # of a question from the model
+_PROMPT_TOKENS: Final = 192
+_MIN_CHAT: Final = 2 * QUESTION_TOKENS  # tokens of half a context; shorter ones are too short for questions
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherText:
-    """Sequences one after another.
+class TeacherText(TextColumns):
+    """Prompts and answers.
 
-    Shapes: token_ids [N] int64; lengths [S] int64; likeliest [N, K] int64, the target's likeliest tokens for this
-    place, the likeliest first, UNKNOWN in prompts; logprobs [N, K] float32, of them.
+    Shapes: likeliest [N, K] int64, the target's likeliest tokens for this place, the likeliest first, UNKNOWN in
+    prompts; logprobs [N, K] float32.
     """
 
-    token_ids: Tensor
-    lengths: Tensor
     likeliest: Tensor
     logprobs: Tensor
 
     @property
-    def num_said(self) -> int:
-        """Tokens that the target said."""
+    def num_tokens(self) -> int:
+        """Tokens of answers."""
         return int((self.likeliest[:, 0] != UNKNOWN).sum())
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all of it by name, to be stored."""
-        return {
-            "token_ids": self.token_ids,
-            "lengths": self.lengths,
-            "likeliest": self.likeliest,
-            "logprobs": self.logprobs,
-        }
 
-    def sequences(self) -> Iterator[slice]:
-        """Yield where each sequence lies."""
-        start = 0
-        for length in self.lengths.tolist():
-            yield slice(start, start + length)
-            start += length
+@contextmanager
+def running_target(settings: Settings, report: OnProgress) -> Iterator[tuple[Engine, ModelRunner]]:
+    """Yield an engine over the target, and its runner. Raises: CheckpointError, ConfigError, CapacityError."""
+    plan = plan_for_start(settings, OFFLINE)
+    with closing(load_runner(plan.config, lambda done, total: report(Phase.LOADING, done, total))) as runner:
+        yield Engine.over(plan.config, runner), runner
 
 
-def joined(parts: Sequence[TeacherText]) -> TeacherText:
-    """Return several texts as one; there is at least one."""
-    columns = zip(*(part.tensors().values() for part in parts), strict=True)
-    return TeacherText(*(torch.cat(column) for column in columns))
+class Teacher:
+    """Generates rounds of answers to prompts from `texts`.
 
-
-def say_round(
-    engine: Engine,
-    prompts: Iterator[list[int]],
-    number: int,
-    *,
-    chat: tuple[list[int], list[int]] | None,
-    max_tokens: int,
-    temperature: float,
-    on_tokens: Callable[[int], None],
-) -> TeacherText:
-    """Have the engine answer the prompts of a round, and return what it said.
-
-    `chat` are the tokens before and behind what a user says: then half of the round are questions that the model makes
-    up (Magpie, 2406.08464), so that it is not asked what nobody asks. The others are the next of `prompts`.
-    on_tokens(num_tokens) is called after each pass. Raises: EngineError if a pass fails.
+    A chat model generates half of its questions itself (Magpie, 2406.08464), since these resemble real ones.
     """
-    num_questions = 0 if chat is None else ROUND_SEQUENCES // 2
-    asked = list(islice(prompts, ROUND_SEQUENCES - num_questions))
-    if chat is not None:
-        sampling = SamplingParams(max_tokens=QUESTION_TOKENS, temperature=1.0)
-        begun = answers(engine, [chat[0]] * num_questions, sampling, 2 * number, on_tokens)
-        asked += [[*chat[0], *_without_end(said(outputs), chat[1]), *chat[1]] for outputs in begun]
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, logprobs=TOP_K)
-    said_of_each = answers(engine, asked, sampling, 2 * number + 1, on_tokens)
-    return joined([_sequence(prompt, outputs) for prompt, outputs in zip(asked, said_of_each, strict=True)])
+
+    def __init__(
+        self,
+        engine: Engine,
+        texts: Sequence[str],
+        *,
+        answer_tokens: int,
+        temperature: float,
+        seed: int,
+        on_tokens: Callable[[int], None],
+    ) -> None:
+        """on_tokens(num_tokens) is called after each pass."""
+        self._engine, self._texts, self._seed, self._on_tokens = engine, texts, seed, on_tokens
+        self._answer_tokens, self._temperature = answer_tokens, temperature
+        self._tokenizer = Tokenizer.load(engine.config.model_path)
+        self._longest = half_context(engine)
+        self._chat = around_a_question(self._tokenizer) if self._longest > _MIN_CHAT else None
+
+    def round(self, number: int) -> TeacherText:
+        """Return a round's text. Raises: EngineError if a pass fails."""
+        chat, longest = self._chat, min(_PROMPT_TOKENS, self._longest)
+        num_questions = 0 if chat is None else ROUND_SEQUENCES // 2
+        pieces = prompts(self._texts, self._tokenizer, max_tokens=longest, seed=self._seed * 1_000_003 + number)
+        asked = list(islice(pieces, ROUND_SEQUENCES - num_questions))
+        if chat is not None:
+            sampling = SamplingParams(max_tokens=QUESTION_TOKENS, temperature=1.0)
+            begun = answers(self._engine, [chat[0]] * num_questions, sampling, 2 * number, self._on_tokens)
+            asked += [[*chat[0], *_without_end(said(outputs), chat[1]), *chat[1]] for outputs in begun]
+        sampling = SamplingParams(max_tokens=self._answer_tokens, temperature=self._temperature, logprobs=TOP_K)
+        outputs = answers(self._engine, asked, sampling, 2 * number + 1, self._on_tokens)
+        return TeacherText.joined(list(map(_sequence, asked, outputs)))
+
+
+def half_context(engine: Engine) -> int:
+    """Return the longest prompt, in tokens, with space for an answer of the same length."""
+    return max(engine.config.scheduler.max_model_len // 2 - 1, 1)
 
 
 def answers(
@@ -101,7 +113,7 @@ def answers(
     number: int,
     on_tokens: Callable[[int], None],
 ) -> list[list[TokenOutput]]:
-    """Return what follows each prompt. The number is one of a kind, and decides what is drawn.
+    """Return the answer to each prompt. The number seeds the sampling, so that each call has its own.
 
     Raises: EngineError if a pass fails.
     """
@@ -131,19 +143,19 @@ def said(outputs: Sequence[TokenOutput]) -> list[int]:
 
 
 def _without_end(question: list[int], behind: Sequence[int]) -> list[int]:
-    """Return a question without the token that ended it, with which what is behind begins."""
+    """Return a question without the token that ended it, if `behind` begins with it."""
     return question[:-1] if question[-1:] == list(behind[:1]) else question
 
 
 def _sequence(prompt: list[int], outputs: Sequence[TokenOutput]) -> TeacherText:
     own = said(outputs)
     tops = [place.top for output in outputs for place in output.logprobs or ()]
-    unknown = torch.full((len(prompt), TOP_K), UNKNOWN)
-    likeliest = torch.tensor([[token_id for token_id, _ in top] for top in tops], dtype=torch.int64).view(-1, TOP_K)
-    logprobs = torch.tensor([[logprob for _, logprob in top] for top in tops], dtype=torch.float32).view(-1, TOP_K)
+    likeliest = torch.tensor([[token_id for token_id, _ in top] for top in tops], dtype=torch.int64)
+    logprobs = torch.tensor([[logprob for _, logprob in top] for top in tops], dtype=torch.float32)
+    shape = (len(prompt), TOP_K)
     return TeacherText(
         torch.tensor(prompt + own, dtype=torch.int64),
         torch.tensor([len(prompt) + len(own)]),
-        torch.cat([unknown, likeliest]),
-        torch.cat([torch.zeros(len(prompt), TOP_K), logprobs]),
+        torch.cat([torch.full(shape, UNKNOWN), likeliest.view(-1, TOP_K)]),
+        torch.cat([torch.zeros(shape), logprobs.view(-1, TOP_K)]),
     )

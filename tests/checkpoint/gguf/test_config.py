@@ -1,4 +1,4 @@
-"""GGUF metadata as config.json: what is required, what is refused, how positions are stretched."""
+"""GGUF metadata as config.json: required and refused keys, and stretched positions."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def converted(kind, name, tensor, names):
 
 
 def by_turns(name, tensor):
-    """Reorder values as the conversion does: 4 heads, of which neighbours share a key, so that they take turns."""
+    """Reorder values as the conversion does: 4 heads that alternate, so that neighbours share a key."""
     part = name.split(".linear_attn.")[1]
     if part.startswith("out_proj"):
         return tensor.unflatten(1, (2, 2, 20)).transpose(1, 2).flatten(1)

@@ -129,5 +129,5 @@ def test_keys_without_values_are_refused(tmp_path):
 
 
 def test_keys_that_are_all_rotated_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="8 are rotated"):
+    with pytest.raises(CheckpointError, match="8 of them rotated"):
         written(tmp_path, "v3", is_newer=True, more={"add_key_length_mla": ROPE})

@@ -35,7 +35,7 @@ def parts(tmp_path):
 
 
 def write_part(file, values, tensors=("a",), alignment=32):
-    """Write a part that says what it likes."""
+    """Write a part with any header."""
     writer = gguf.GGUFWriter(file, "llama")
     del writer.kv_data[0]["general.architecture"]
     for key, value in values.items():
@@ -127,13 +127,13 @@ def test_a_part_that_is_cut(parts, number):
 def test_a_copy_of_another_part(parts, number):
     parts[1].write_bytes(parts[number].read_bytes())
     said = refused(parts[0], parts[1]).problem
-    assert said == f"is called part 2 of 3, and says that it is part {number + 1} of 3"
+    assert said == f"is called part 2 of 3, but is part {number + 1} of 3 by its header"
 
 
 def test_parts_of_another_split(tmp_path, parts):
     others = write_parts(tmp_path / "others", split_max_tensors=4)
     parts[2].write_bytes(others[2].read_bytes())
-    assert f"says that it is part 3 of {len(others)}" in refused(parts[0], parts[2]).problem
+    assert f"is part 3 of {len(others)} by its header" in refused(parts[0], parts[2]).problem
 
 
 def test_a_tensor_in_two_parts(parts):
@@ -147,7 +147,7 @@ def test_tensors_that_are_in_no_part(parts):
     values = {"split.no": 2, "split.count": 3, "split.tensors.count": 21}
     assert sum(len(tensors_of(part)) for part in parts) == 21
     write_part(parts[2], values, tensors_of(parts[2])[1:])
-    assert "all 3 parts have 21 tensors together, where there are 20" in refused(parts[0]).problem
+    assert "states 21 tensors in all 3 parts, which have 20" in refused(parts[0]).problem
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_tensors_that_are_in_no_part(parts):
         ({"split.tensors.count": 20}, "has split.tensors.count = 20, where m-00001-of-00003.gguf has 21"),
         ({NAME: 47}, f"has {NAME} = 47, where m-00001-of-00003.gguf has 48"),
         ({"llama.expert_count": 8}, "has llama.expert_count = 8, where m-00001-of-00003.gguf has nothing"),
-        ({"split.no": None}, "does not say so itself: split.no is missing"),
-        ({"split.count": None}, "does not say so itself: split.count is missing"),
+        ({"split.no": None}, "but its header has no split.no"),
+        ({"split.count": None}, "but its header has no split.count"),
     ],
 )
 def test_a_part_that_contradicts(parts, values, said):
@@ -181,10 +181,10 @@ def test_what_every_part_may_say(parts):
 def test_names_that_do_not_say_which_part(tmp_path, parts):
     first = parts[0].rename(parts[0].with_name("first.gguf"))
     error = refused(first)
-    assert "is one of 3 parts of a model, and its name does not say which" in error.problem
+    assert "is one of 3 parts of a model, but its name does not contain the number" in error.problem
     assert "first-00001-of-00003.gguf" in error.remedy
     whole = write_gguf(tmp_path / "w-00001-of-00002.gguf", "llama", random_weights("llama"))
-    assert "is called part 1 of 2, and does not say so itself" in refused(whole).problem
+    assert "is called part 1 of 2, but its header has no " in refused(whole).problem
 
 
 def test_more_parts_than_are_opened(tmp_path):

@@ -1,7 +1,7 @@
 """A hub on loopback that speaks the real one's protocol: list of files, redirects to a content network, ranges, ETags.
 
-The content network is a server of its own at another address, so that whatever follows the redirect must leave the
-token behind; it can cut connections after some bytes, or be slow. What was asked is kept in `requests`.
+The content network is a server of its own at another address, so that clients must drop the token at the redirect. It
+can cut connections after some bytes, or be slow. `requests` has all requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in the cache is listed under names that lead to it, and what is deleted takes no other model's files."""
+"""The cache is listed under names that lead to its models, and deleting one keeps other models' files."""
 
 import os
 
@@ -74,7 +74,7 @@ def test_one_gguf_file_or_all_of_a_repository(hub, cache):
     removal.run()
     assert list(cache.iterdir()) == []
     for name in (ModelName("o/g"), ModelName("o/g", file="Q8_0"), ModelName("o/g", "x")):
-        with pytest.raises(CheckpointError, match="is not here"):
+        with pytest.raises(CheckpointError, match="is not downloaded"):
             plan_removal(name, cache)
 
 
@@ -101,7 +101,7 @@ def test_a_named_revision_is_removed_alone(hub, cache):
     assert removal.num_bytes == 3
     removal.run()
     assert [str(it.name) for it in cached_models(cache)] == ["o/g@dev:Q8_0"]
-    with pytest.raises(CheckpointError, match="is not here"):
+    with pytest.raises(CheckpointError, match="is not downloaded"):
         plan_removal(parse_model_name("o/g@main"), cache)
 
 
@@ -245,7 +245,7 @@ def test_half_a_folder_is_no_model(cache):
 
 def test_a_path_that_exists_goes_first_and_others_are_explained(cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=r"o/m is no path here, nor .* `moeflow pull o/m`"):
+    with pytest.raises(CheckpointError, match=r"o/m was not found: .* `moeflow pull o/m`"):
         local_path("o/m")
     assert local_path("no/name/at/all") == "no/name/at/all"
     (tmp_path / "o" / "m").mkdir(parents=True)

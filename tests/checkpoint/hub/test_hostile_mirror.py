@@ -17,7 +17,7 @@ DEEP = b"[" * 5000 + b"]" * 5000
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    """What is refused at once is never tried again."""
+    """A refused download is never retried."""
     monkeypatch.setattr(blob_download._Download, "_wait", lambda *_: pytest.fail("it was tried again"))
 
 

@@ -251,7 +251,7 @@ def test_a_branch_that_meets_anothers_name_is_explained(hub, cache, branches):
     repository = hub.add(REPO, {"m-Q8_0.gguf": b"1"})
     repository.push({"m-Q8_0.gguf": b"2"}, "main/x")
     pulled(f"{REPO}@{branches[0]}", cache)
-    with pytest.raises(CheckpointError, match="cannot be noted as"):
+    with pytest.raises(CheckpointError, match="cannot be named"):
         pulled(f"{REPO}@{branches[1]}", cache)
     folder = cache / "models--o--model" / "refs"
     assert [it.name for it in folder.rglob("*") if it.is_file()] == [branches[0].rpartition("/")[2]]

@@ -10,7 +10,7 @@ from moeflow.checkpoint.packed.writer import build_packed_weights_file
 
 
 def make_spec(**changes) -> SlabSpec:
-    """Layers' slabs are of three sizes, unless it is said how many or how large they are."""
+    """By default, layers' slabs have three sizes."""
     is_usual = not changes.keys() & {"num_layers", "slab_bytes"}
     fields = {
         "identity": "a model",

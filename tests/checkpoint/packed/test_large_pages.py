@@ -1,4 +1,4 @@
-"""The thread that puts mapped weights on large pages: what it asks of which system, and when it leaves off."""
+"""The thread that puts mapped weights on large pages: its requests to each system, and when it stops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = [number * LARGE_PAGE_BYTES for number in range(NUM_PAGES)]
 
 
 class FakePages:
-    """Pages of a system that copies them together, or answers with errors; that can read them again into large ones."""
+    """Pages of a system that merges them, or returns errors, or can read them again into large ones."""
 
     def __init__(self, collapse_errors=(), *, can_tell=True, reads_large=True):
         self.can_tell = can_tell

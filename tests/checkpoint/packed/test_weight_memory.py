@@ -1,4 +1,4 @@
-"""The order in which a model asks for memory is that of the file: blocks from page to page, experts layer by layer."""
+"""A model allocates memory in the order of the file: blocks from page to page, experts layer by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantized folders against matrices written number by number: values, blocks, pieces of rows, and what is refused."""
+"""Quantized folders against matrices written number by number: values, blocks, pieces of rows, and refusals."""
 
 from __future__ import annotations
 

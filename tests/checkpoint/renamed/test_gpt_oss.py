@@ -87,7 +87,7 @@ def test_other_shapes_are_refused(tmp_path, name, shape, complaint):
 
 
 def test_a_square_matrix_is_turned_in_parts_too():
-    """A stack of one expert whose turned piece has the very shape of what is stored."""
+    """A stack of one expert; its transposed piece has the shape of the stored tensor."""
     stored = FakeCheckpoint({}, {"stack": torch.arange(9.0).view(3, 3)})
     turned = RenamedCheckpoint(stored, {"piece": Piece("stack", (3, 3), is_turned=True)})
     assert torch.equal(turned.read_rows("piece", 1, 3).values, turned.read("piece")[1:3])

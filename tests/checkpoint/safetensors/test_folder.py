@@ -1,4 +1,4 @@
-"""Hugging Face folders: what is read is what was written, and every damage is named when the folder is opened."""
+"""Hugging Face folders: tensors are read as written, and every damage is named when the folder is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`moeflow bench batch` as a user runs it: what it measures in which order, what it keeps, and what it refuses."""
+"""`moeflow bench batch` as a user runs it: the order of measurements, the records, and refusals."""
 
 from __future__ import annotations
 

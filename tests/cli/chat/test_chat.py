@@ -14,7 +14,7 @@ from tests.cli.terminal import terminal
 
 
 class EchoTalker:
-    """Answers with the question's words, and keeps what it was asked."""
+    """Answers with the question's words, and keeps all questions."""
 
     name = "echo"
 

@@ -21,7 +21,7 @@ def chunk(text: str | None = None, reason: str | None = None) -> dict[str, objec
 
 
 class FakeServer:
-    """Answers one chat request with prepared text; keeps what it was asked."""
+    """Answers one chat request with prepared text; keeps the request."""
 
     def __init__(self, answer: str, status: int = 200) -> None:
         self.answer, self.status = answer, status

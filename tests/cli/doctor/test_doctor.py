@@ -43,7 +43,7 @@ class FakeCheckpoint:
 
 @pytest.fixture
 def model(monkeypatch):
-    """Put a small model, which `resolve` finds room for, behind every path."""
+    """Put a small model, which fits for `resolve`, behind every path."""
     checkpoint = FakeCheckpoint()
     monkeypatch.setitem(vars(lazy), "open_checkpoint", lambda path: checkpoint)
     monkeypatch.setitem(vars(lazy), "read_model_config", lambda checkpoint: TINY)
@@ -56,7 +56,7 @@ def model(monkeypatch):
 
 @pytest.fixture
 def examined(monkeypatch):
-    """Replace what is found on this machine."""
+    """Replace the findings on this machine."""
 
     def install(*findings: Finding) -> None:
         monkeypatch.setattr(module, "examine", lambda cache_dir, cpu_isa: list(findings))
@@ -202,7 +202,7 @@ def test_a_start_that_packs_says_how_it_would_be_quick(file, is_told):
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    """A small model, and a file of its weights that nobody changes."""
+    """A small model, and an unchanged file of its weights."""
     folder = tmp_path_factory.mktemp("packed")
     write_tiny_mixtral(folder / "model")
     return folder / "model", pack(str(folder / "model"), folder / "mine", cache_dir=None)
@@ -236,7 +236,9 @@ def test_flipped_bits_are_found_and_whose_weights_they_are(packed, tmp_path):
     assert head["found"] == f"{file}: 2 of its parts are damaged"
     assert "moeflow pack" in head["remedy"]
     names = [f"model.layers.1.block_sparse_moe.experts.2.{matrix}.weight" for matrix in ("w1", "w3", "w2")]
-    assert expert["found"].startswith(f"layer 1, expert 2 ({', '.join(names)}): what is there is not what was written")
+    assert expert["found"].startswith(
+        f"layer 1, expert 2 ({', '.join(names)}): its contents have changed since it was written"
+    )
     assert others["found"].startswith("weights outside of experts, piece 0 (model.embed_tokens.weight, ")
     assert {finding["verdict"] for finding in (head, expert, others)} == {"missing"}
 

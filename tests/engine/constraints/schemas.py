@@ -1,4 +1,4 @@
-"""Schemas that cover what JSON Schema 2020-12 has, as far as it can be held to; and such as cannot."""
+"""Schemas that cover JSON Schema 2020-12 as far as it can be enforced, and schemas that cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of an answer holds whatever happens to it: guesses, preemption, another engine, cancellation."""
+"""The form of an answer holds with drafts, preemption, another engine and cancellation."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def expected(tiny):
 
 
 def test_guesses_change_nothing(tiny, expected):
-    """Right ones, wrong ones, and such as the form does not allow."""
+    """Correct drafts, wrong drafts, and drafts that the form forbids."""
     engine = load(tiny)
     engine._speculation = guesses = Guesses(expected)
     try:

@@ -1,4 +1,4 @@
-"""Formats that schemas are given as patterns, against who reads such texts: Python's calendar, and lengths."""
+"""Patterns of formats, compared with parsers of such texts: Python's calendar, and lengths."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_labels_of_hosts_have_63_characters_and_announce_no_encoding():
 
 
 def test_only_the_format_of_a_schema_is_changed():
-    """Not a property of that name, nor what stands in values."""
+    """Not a property of that name, nor text in values."""
     schema = {
         "properties": {"format": {"type": "string"}, "enum": {"format": "date"}},
         "const": {"format": "date"},

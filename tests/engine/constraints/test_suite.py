@@ -1,4 +1,4 @@
-"""JSON Schema's own test suite: answers are never what schemas forbid, and what is not held to is refused by name."""
+"""JSON Schema's own test suite: answers are never forbidden by schemas, and unenforced keywords are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device computes, on tensors that only say that they are on a GPU: a tensor of the host among them is an error.
+"""A device's computation on tensors that only claim to be on a GPU: a tensor of the host among them is an error.
 
 So a layer's stages are known to ask for nothing that lies on the other side, which no test in main memory would notice.
 """
@@ -37,7 +37,7 @@ def test_a_layer_s_stages_stay_on_the_device(tmp_path, monkeypatch, family):
     random_model(copy.deepcopy(FAMILIES[family])).bfloat16().save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     shape = read_model_config(checkpoint)
-    monkeypatch.setattr(rotary, "is_in_main_memory", lambda _: False)  # what has no values is none of NumPy's
+    monkeypatch.setattr(rotary, "is_in_main_memory", lambda _: False)  # tensors without values have no NumPy array
     monkeypatch.setattr(torch, "tensor", without_values)
     monkeypatch.setattr(torch, "bincount", lambda ids, minlength: torch.empty(minlength, device=ids.device))
     monkeypatch.setattr(layers_attention, "attend", attend_in_part)
@@ -62,7 +62,7 @@ def test_a_layer_s_stages_stay_on_the_device(tmp_path, monkeypatch, family):
 
 
 def even(num_pairs):
-    """Return what stands for `tolist`, which asks for values: as many pairs for each expert as for any other."""
+    """Return a replacement of `tolist`, which needs values: equal numbers of pairs for all experts."""
 
     def tolist(counts):
         if counts.dim() == 1 and len(counts) != num_pairs:

@@ -1,4 +1,4 @@
-"""How many experts the host takes: the best of all numbers, by what was measured."""
+"""The host's number of experts: the best by measured times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GB = 1e9
 
 
 class Machine:
-    """A share that is told what a machine of these speeds would be measured at."""
+    """A share with the measurements of a machine of these speeds."""
 
     def __init__(self, monkeypatch, *, link=1e10, expert_s=1e-6, attention_s=1e-9, fixed=None, dense=()):
         self.now = 0.0

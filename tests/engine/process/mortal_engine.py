@@ -1,8 +1,8 @@
-"""Engines that die when a test says so: the real step loop over the fake model, in this process.
+"""Engines that die on a test's command: the real step loop over the fake model, in this process.
 
-`World` starts them, one after the other or side by side, and decides at each pass whether this is the one that ends the
-engine or stops it for a while. What a pass has brought is handed out a pass later, so that a death can lose it, as it
-can in a socket. A stopped engine hears of what it was told once it goes on.
+`World` starts them, one after the other or in parallel, and decides at each pass whether to end the engine or stop it
+for a while. The output of a pass is delivered one pass later, so that a death can lose it, as in a socket. A stopped
+engine gets its messages once it continues.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class EndOfLife(BaseException):
 
 
 class World:
-    """Starts engines. `kills` says in which pass, counted over all engines, somebody ends one, and how.
+    """Starts engines. `kills` maps passes, counted over all engines, to the way an engine is killed.
 
-    `is_deadly` says of a batch whether the engine crashes of it; `stops` in which pass, and for how many turns of the
-    event loop, one stops.
+    `is_deadly` says of a batch whether the engine crashes of it; `stops` maps passes to the number of turns of the
+    event loop that an engine stops for.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class MortalEngine:
         self._engine._on_pass = self._before_pass
         self._sinks = Sinks()
         self._unsent: list[TokenOutput] = []
-        self._unheard: list[Callable[[], None]] = []  # what it was told while it was stopped
+        self._unheard: list[Callable[[], None]] = []  # messages received while stopped
         self._stats = self._engine.stats()  # as of the last pass
-        self._stopped_turns = 0  # left until it goes on
+        self._stopped_turns = 0  # left until it continues
         self._death: Death | None = None
         self._living = asyncio.create_task(self._live())
         self.model = self._engine.model
@@ -163,7 +163,7 @@ class MortalEngine:
         self._stopped_turns -= 1
         if not self._stopped_turns:
             self.state = EngineState.READY
-            self._on_change()  # before it has heard of anything, as it is when a process goes on
+            self._on_change()  # before it reads any message, like a continued process
             while self._unheard:
                 self._unheard[0]()
                 del self._unheard[0]

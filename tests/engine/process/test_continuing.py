@@ -1,4 +1,4 @@
-"""A request that an engine goes on with, cut at any token, is the request that was never cut: with a real sampler."""
+"""A request continued by another engine at any token equals the uninterrupted one: with a real sampler."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def submission(name: str, **sampling) -> Submission:
 
 
 def run(engine: Engine, *submissions: Submission) -> list[TokenOutput]:
-    """Return what comes of the first, without how long it waited; the others keep it company."""
+    """Return the outputs of the first, without its waiting time; the others share its passes."""
     for each in submissions:
         engine.submit(each)
     outputs = []

@@ -1,4 +1,4 @@
-"""Engines side by side: one queue, first come, first served; who dies, stops or is slow holds nobody up."""
+"""Engines side by side: one queue, first come, first served; a dead, stopped or slow one delays no other."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def placed(world: World, supervisor: Supervisor) -> list[tuple[int, str]]:
 def test_killed_and_stopped_at_random_streams_are_those_of_one_engine(
     requests, kills, stops, start_turns, num_replicas
 ):
-    """No token is lost, doubled or another, whichever engines compute a request; and none is left behind."""
+    """No token is lost, repeated or changed, for any engines that compute a request; and no request is left."""
     submissions = [
         submission(
             f"r{index}",
@@ -93,7 +93,7 @@ def test_killed_and_stopped_at_random_streams_are_those_of_one_engine(
 )
 @settings(max_examples=40)
 def test_first_come_first_served_over_all_replicas(requests, num_replicas):
-    """And batch requests after interactive ones; nobody has to wait in an engine, whoever has a place gets work."""
+    """Batch requests come after interactive ones. No request waits in an engine, and every free place gets work."""
     asked = [submission(f"r{index}", [index % 4], num, is_batch=batch) for index, (num, batch) in enumerate(requests)]
 
     async def body() -> None:
@@ -135,7 +135,7 @@ def test_with_fewer_requests_than_replicas_each_has_one_to_itself_in_turn():
 
 
 def test_who_has_no_blocks_left_gets_nothing_more():
-    """Its places are free, but what it was given waits there already."""
+    """Its places are free, but earlier requests wait there already."""
 
     async def body() -> None:
         world = World(num_blocks=12, max_num_seqs=8, max_num_batched_tokens=40)

@@ -1,4 +1,4 @@
-"""Replicas in processes of their own that share experts: who is killed or stopped delays the others, and no more."""
+"""Replicas in processes of their own that share experts: a killed or stopped one only delays the others."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.shapes import ENGINE, INFO
 
 
 class Process:
-    """A watched process: seconds in which it beats, or does not, with work or without."""
+    """A watched process: seconds with or without heartbeats, with or without work."""
 
     def __init__(self, timeout_s: float = 300.0, foreseen_s: float = 0.0) -> None:
         self.watch = StallWatch(timeout_s, foreseen_s)

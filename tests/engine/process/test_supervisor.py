@@ -23,6 +23,7 @@ from moeflow.engine.process.restart_limits import MAX_FRUITLESS, RestartLimits
 from moeflow.engine.process.supervisor import Supervisor
 from tests.engine.fake_runner import scheduler_config
 from tests.engine.process.mortal_engine import OUTSIDE, Loss, World
+from tests.patience import PATIENCE_S
 from tests.scheduler.fake_model import generate_alone
 
 
@@ -67,7 +68,7 @@ def check_whole(submission: Submission, outputs: list[TokenOutput]) -> None:
 
 def run(body: Callable[[], object]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await body()
 
     asyncio.run(bounded())
@@ -207,7 +208,7 @@ def test_nobody_is_guilty_in_company():
 
 
 def test_who_goes_on_first():
-    """Of answers that somebody waits for, those that have begun; of these, who has waited longest for a token."""
+    """Interactive answers that have begun come first; of these, the longest wait for a token."""
     names = ("first", "batch", "not begun", "second", "third")
     requests = {name: Continuation(submission(name, [1], is_batch=name == "batch")) for name in names}
     for name in ("third", "first", "second", "batch", "third"):
@@ -285,7 +286,7 @@ def test_an_unforeseen_error_of_a_start_is_no_hang():
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0)
 
@@ -398,7 +399,7 @@ def test_a_shutdown_without_time_ends_streams_that_wait_for_an_engine():
 
 
 def test_a_death_says_who_was_in_the_pass_and_nobody_else_is_suspected():
-    """The engine dies of what it does between passes: nobody is to blame, and the bound ends it."""
+    """The engine dies between passes: no request is to blame, and the bound ends it."""
 
     async def body() -> None:
         world = World(is_deadly=has("r", 1), crash=Death("exit code 1"))

@@ -26,6 +26,7 @@ from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.test_model_runner import run, tokens
 from tests.packed import pack_beside
+from tests.patience import PATIENCE_S
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [
@@ -56,7 +57,7 @@ def expected(model, submission: Submission) -> list[int]:
 
 
 def test_a_killed_engines_successor_reads_what_it_has_written(model, tmp_path):
-    """The stream that is cut goes on, and its prompt is not computed again."""
+    """The interrupted stream continues, and its prompt is not recomputed."""
     long = Submission("long", TEXT, dataclasses.replace(GREEDY, max_tokens=1500), seed=0)
     config = config_of(model, tmp_path)
 
@@ -67,7 +68,7 @@ def test_a_killed_engines_successor_reads_what_it_has_written(model, tmp_path):
             found += output.token_ids
             if len(found) >= 30 and not supervisor.stats().engine_restarts_total and any(tmp_path.glob("*.moekv")):
                 os.kill(supervisor._replicas[0].engine._process.pid, signal.SIGKILL)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(PATIENCE_S):
                     while not supervisor.stats().engine_restarts_total:
                         await asyncio.sleep(0.01)
         assert found == expected(model, long)
@@ -76,7 +77,7 @@ def test_a_killed_engines_successor_reads_what_it_has_written(model, tmp_path):
         assert stats.prompt_cache_hit_tokens_total >= 512
         await supervisor.shutdown(5)
 
-    asyncio.run(asyncio.wait_for(body(), 100))
+    asyncio.run(asyncio.wait_for(body(), PATIENCE_S))
 
 
 def test_replicas_share_a_folder(model, tmp_path):
@@ -97,8 +98,8 @@ def test_replicas_share_a_folder(model, tmp_path):
         return stats.prompt_cache_hit_tokens_total
 
     answers = [expected(model, submission) for submission in submissions]
-    assert asyncio.run(asyncio.wait_for(body(), 60)) == 0
-    assert asyncio.run(asyncio.wait_for(body(), 60)) == 6 * 192
+    assert asyncio.run(asyncio.wait_for(body(), PATIENCE_S)) == 0
+    assert asyncio.run(asyncio.wait_for(body(), PATIENCE_S)) == 6 * 192
 
 
 CHILD = """

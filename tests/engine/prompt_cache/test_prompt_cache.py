@@ -315,7 +315,7 @@ def damage_in_place(stream, place: float, cuts: bool) -> None:
 class Restarts(RuleBasedStateMachine):
     """Requests, restarts, damage and eviction in any order: every answer is that of an engine without a cache.
 
-    What is drawn depends on nothing that threads do: a rule that finds nothing to work on does nothing.
+    Drawn values do not depend on threads: a rule without input does nothing.
     """
 
     def __init__(self) -> None:

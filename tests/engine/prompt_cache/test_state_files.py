@@ -97,7 +97,7 @@ def test_a_damaged_state_is_none_and_its_file_is_deleted(tmp_path, cuts):
     others, _ = make(tmp_path)
     assert not read(others, KEYS[0], 0)
     assert others.length(KEYS) == 0
-    assert file.exists() == cuts  # of no use, it goes when room is made
+    assert file.exists() == cuts  # useless, it is evicted first
 
 
 def test_without_room_nothing_is_written(tmp_path):

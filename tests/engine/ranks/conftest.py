@@ -8,6 +8,6 @@ from tests.engine.ranks.rank_threads import RankThreads
 
 @pytest.fixture
 def in_threads(monkeypatch):
-    """Have ranks in this process, which tell each other at once what they have done."""
+    """Run ranks in this process that report their results to each other at once."""
     monkeypatch.setattr(rank_processes, "RankProcesses", RankThreads)
     monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)

@@ -22,7 +22,7 @@ def free_port() -> int:
 
 
 class Joiner:
-    """One process, and what it has said."""
+    """One process, and its output."""
 
     def __init__(self, address: str, cache_dir: Path, prefix: Sequence[str] = ()) -> None:
         """Start it, behind the words of another command if there is a prefix."""

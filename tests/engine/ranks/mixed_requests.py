@@ -1,4 +1,4 @@
-"""Requests that mix prompts in chunks with decodes, find prefixes again and are preempted, and what they get."""
+"""Requests that mix prompts in chunks with decodes, reuse prefixes and are preempted, with their answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKED = [
     Submission("short", [5], DRAWN, seed=3),
     Submission("other", LONG[30:60], GREEDY, seed=4),
 ]
-NUM_BLOCKS = 10  # of 16 tokens: for one long request, and little beside it
+NUM_BLOCKS = 10  # of 16 tokens: for one long request, and little else
 
 
 def resolved(model, **settings):

@@ -50,7 +50,7 @@ class Node:
         subprocess.run(command, check=True, capture_output=True)
 
     def hide(self, folder: Path) -> None:
-        """Have what is started from now on see an empty folder in the place of this one."""
+        """Have later processes see an empty folder in the place of this one."""
         script = f"mount -t tmpfs none '{folder}' && exec \"$@\""
         self.prefix = (*self.prefix, "unshare", "--mount", "sh", "-c", script, "sh")
 

@@ -1,4 +1,4 @@
-"""Engines as a server has them, in a process of a test that does what it is told: a line of JSON each, as the answers.
+"""A server's engines in a process that follows a test's commands: one line of JSON for each command and answer.
 
 Run as `python -m tests.engine.ranks.ray_server`.
 """
@@ -32,7 +32,7 @@ def say(**what) -> None:
 
 
 async def ask(supervisor: Supervisor, prompts) -> None:
-    """Answer prompts; say so once every one has brought tokens."""
+    """Answer prompts; report once every one has tokens."""
     begun: set[str] = set()
 
     async def read(each: Submission):

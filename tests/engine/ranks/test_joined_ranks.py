@@ -1,4 +1,4 @@
-"""Ranks that join over TCP answer as one process does; what is killed, stopped or cut off is noticed and comes back."""
+"""Ranks that join over TCP answer like one process. Killed, stopped or unreachable ones are noticed and return."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AT_ONCE_S = 30.0  # on a busy machine, and long before the deadline of a collect
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_mixtral(folder, hidden_size=128, num_local_experts=5, num_hidden_layers=3)  # of which no rank has half
+    write_tiny_mixtral(folder, hidden_size=128, num_local_experts=5, num_hidden_layers=3)  # no rank has half of them
     return str(folder)
 
 

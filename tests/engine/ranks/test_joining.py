@@ -47,7 +47,7 @@ def model(tmp_path_factory):
 
 
 class Head:
-    """A first rank that waits for others in a thread, and what comes of it."""
+    """A first rank that waits for others in a thread, and its result."""
 
     def __init__(self, model: Path, cache_dir: Path, num_ranks: int = 2, timeout_s: float = PATIENCE_S) -> None:
         settings = Settings(model=str(model), kv_cache_bytes=2**20, num_threads=1, cache_dir=cache_dir)
@@ -171,7 +171,7 @@ def test_too_few_within_the_time_is_an_error_that_says_what_to_do(model, tmp_pat
 
 
 def joining_until(settings, text: str) -> list[str]:
-    """Join until it says this; return what it says."""
+    """Join until it prints this; return its output."""
 
     class Enough(Exception):
         pass
@@ -221,7 +221,7 @@ def test_one_too_many_is_told_and_waits_and_one_that_leaves_makes_room(model, tm
 
 
 def test_who_comes_while_the_engine_ends_is_told(model):
-    """Else it would wait for ever where nobody looks any more."""
+    """Else it would wait for ever, unnoticed."""
     reception = Reception(1, Invitation("model"), "fingerprint", lambda application: "")
     reception.close()
     with two_ends() as (ours, theirs):

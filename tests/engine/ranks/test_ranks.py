@@ -1,4 +1,4 @@
-"""Processes that share the experts answer as one that has all of them, and end together."""
+"""Processes that share the experts answer like one with all of them, and end at the same time."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_threads_are_divided_and_the_choice_has_a_reason(model):
     "layout", [{"num_ranks": 2}, pytest.param({"stages": "2"}, marks=pytest.mark.thorough)], ids=str
 )
 def test_streams_survive_ranks_that_are_killed(model, layout):
-    """The supervisor starts all ranks again; what was streamed goes on with the tokens of one process."""
+    """The supervisor restarts all ranks; streams continue with the tokens of one process."""
     asked = [
         Submission("greedy", [5, 6, 7], SamplingParams(max_tokens=150, temperature=0, ignore_eos=True), seed=0),
         Submission("drawn", [8] * 100, SamplingParams(max_tokens=150, ignore_eos=True), seed=4),

@@ -190,7 +190,7 @@ def test_ranks_are_started_again_and_elsewhere_and_outlive_ray(server, nodes, mo
     other.expect("raylet", 0)
     assert server.ask() == (want, 2)
     other.expect(RANK, 1)
-    assert server.said().count("Ray is gone; serving goes on") == 1
+    assert server.said().count("Ray is gone; serving continues") == 1
 
     server.tell(stop=True)
     assert server.hear() == {"error": ""}

@@ -1,4 +1,4 @@
-"""A rank that the others wait for is found by who waits how long, shown, and named in the log once."""
+"""A slow rank is found by the others' waiting times, shown, and named in the log once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_slow_rank_is_shown_as_long_as_it_is_and_named_once(monkeypatch, caplo
                 group.clock.waited_s = others_s
                 group.of_others = [[waited_s, busy_s - waited_s], [others_s, busy_s - others_s]]
         shown.append([rank.is_slow for rank in upkeep.add_stats(ExpertStats(), ["", "", ""]).ranks])
-    # It is told with the first pass of the next ones.
+    # It is reported with the first pass of the next ones.
     assert shown == [[False] * 3, [False] * 3, [False, True, False], [False, True, False], [False] * 3]
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith("rank 1 is slow: the others waited for it in ")

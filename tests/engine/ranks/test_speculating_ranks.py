@@ -1,4 +1,4 @@
-"""Guessed tokens that ranks or stages check together never change an answer, to the bit of its log-probabilities."""
+"""Drafted tokens verified by ranks or stages never change an answer, to the bit of its log-probabilities."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def plain(tiny):
 
 @pytest.fixture(autouse=True)
 def passes_of_one_second(monkeypatch):
-    """Have every pass taken to last a second, so that guesses pay on a machine whose processors others use too."""
+    """Make every pass appear to last a second, so that drafts pay on a shared machine."""
     note = Speculation.note
     monkeypatch.setattr(Speculation, "note", lambda self, batch, kept, seconds: note(self, batch, kept, 1.0))
 

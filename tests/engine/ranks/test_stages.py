@@ -145,7 +145,7 @@ def test_requests_get_the_tokens_and_log_probabilities_of_one_process(
 
 
 def test_stages_are_mapped_from_a_packed_file(models, alone, in_threads, tmp_path):
-    for name in ("qwen3_moe", "llama"):  # of which one has embeddings that are the output projection
+    for name in ("qwen3_moe", "llama"):  # one of them ties embeddings to the output projection
         pack(models[name], None, cache_dir=tmp_path)
         for layout in ({"stages": "2"}, {"stages": "2", "num_ranks": 4, "attention_layout": "tensor"}):
             config = config_of(models[name], cache_dir=tmp_path, **layout)

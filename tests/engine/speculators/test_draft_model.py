@@ -1,4 +1,4 @@
-"""Models that guess: what they guess is what transformers computes, and no guess changes an answer."""
+"""Draft models: their drafts equal transformers', and no draft changes an answer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def small(tmp_path_factory):
 
 
 def guessing(folder, *speculators: str, num_blocks: int = 60, **draft_changes) -> Engine:
-    """Return an engine for which guesses take no time, so that all are computed."""
+    """Return an engine with drafts that take no time, so that all are computed."""
     config = resolve(
         Settings(
             model=str(folder),
@@ -129,14 +129,14 @@ def test_a_draft_with_ids_that_are_no_integers_is_refused(target, tmp_path):
 
 
 def test_what_a_model_guesses_for_itself_is_right(target, monkeypatch):
-    monkeypatch.setattr(draft_model, "NUM_LIKELIEST", 1)  # the likeliest alone, of which every one is right
+    monkeypatch.setattr(draft_model, "NUM_LIKELIEST", 1)  # the likeliest alone, all accepted
     monkeypatch.setattr(draft_model, "LEAST_PATH", 0.0)
     engine = guessing(target, "self:float32", kv_dtype="float32")
     found = answers(engine, jobs(**GREEDY))
     stats = engine.stats()
     assert stats.accepted_tokens_total == stats.drafted_tokens_total
     num_tokens = sum(len(token_ids) for token_ids, *_ in found.values())
-    assert stats.accepted_tokens_total > num_tokens / 2  # the rest is what passes bring without guesses
+    assert stats.accepted_tokens_total > num_tokens / 2  # the rest comes from passes without drafts
 
 
 def test_preempted_requests_get_the_same_tokens(target, small):
@@ -222,7 +222,7 @@ def test_one_that_fails_is_left_alone_and_nobody_else_notices(target, small, cap
     assert broken.tables.num_used == other.tables.num_used == 0
 
 
-# The guesses themselves, against transformers.
+# The drafts themselves, against transformers.
 
 
 def make_request(name: str, prompt: list[int]) -> Request:
@@ -230,7 +230,7 @@ def make_request(name: str, prompt: list[int]) -> Request:
 
 
 def say(request: Request, *token_ids: int) -> None:
-    """Let the model have said some tokens, of which all but the last are computed."""
+    """Let the model have some tokens; all except the last are computed."""
     request.output_token_ids += token_ids
     request.num_computed_tokens = request.num_tokens - 1
 
@@ -254,14 +254,14 @@ def expected(model, request: Request, draft) -> None:
 
 @pytest.fixture
 def alone(target, small):
-    """Return a small model as it guesses, in float32."""
+    """Return a small draft model in float32."""
     engine = guessing(target, f"{small[0]}:float32", kv_dtype="float32", num_blocks=60)
     (draft,) = drafts_of(engine)
     return draft
 
 
 def test_guesses_are_what_transformers_computes(alone, small, monkeypatch):
-    """Whatever became of the guesses before: all right, the first few, none, or the model went on without."""
+    """For any result of the previous drafts: all accepted, the first few, none, or a pass without drafts."""
     monkeypatch.setattr(draft_model, "LEAST_PATH", 0.001)  # a random model is never sure
     monkeypatch.setattr(draft_model, "LEAST_BRANCH", 0.001)
     rng = random.Random(3)
@@ -323,7 +323,7 @@ def test_a_broken_vocabulary_is_refused(target, small, tmp_path, content, proble
 
 
 def counted(draft) -> list[int]:
-    """Return how many tokens each of the model's passes from now on computes, as it goes on."""
+    """Return a growing list of the numbers of tokens in the model's passes."""
     computed: list[int] = []
     compute = draft._compute
 
@@ -363,7 +363,7 @@ def test_a_long_prompt_is_computed_in_pieces(alone, small):
     for number in range(4):
         found = alone.propose([request, short], 4)
         assert not found[0]
-        assert bool(found[1]) == (number > 0)  # three tokens, of which two are computed beside those of an older one
+        assert bool(found[1]) == (number > 0)  # three tokens; two are computed with tokens of an older one
     (draft, *_), _ = alone.propose([request, short], 4)
     expected(small[1], request, draft)
 

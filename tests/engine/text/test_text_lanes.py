@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from moeflow.engine.text.text_lanes import LONG_CHARS, NUM_LONG, NUM_SHORT, TextLanes
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -56,7 +57,7 @@ async def test_short_texts_pass_long_ones():
     lanes, long = TextLanes(), Work()
     waiting = [asyncio.create_task(lanes.run(10**6, long)) for _ in range(3)]
     await begun(long, 1)
-    assert await asyncio.wait_for(lanes.run(5, lambda: "short"), 30) == "short"
+    assert await asyncio.wait_for(lanes.run(5, lambda: "short"), PATIENCE_S) == "short"
     assert not any(task.done() for task in waiting)
     long.release.set()
     await asyncio.gather(*waiting)

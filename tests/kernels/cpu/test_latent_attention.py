@@ -158,5 +158,5 @@ def test_what_does_not_fit_is_refused():
         layer.packed.attend(projected[:, 1:].contiguous(), table, layer.blocks(), meta, SCORES)
     with pytest.raises(ValueError, match="do not fit"):
         layer.packed.attend(projected, table, make_blocks(30, num_kv_heads=1, head_dim=32), meta, SCORES)
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(ValueError, match="do not match"):
         PackedLatents(layer.heads, PackedWeight.pack(torch.randn(80, 18), "float32"), layer.packed.up)

@@ -12,6 +12,7 @@ from moeflow.server.config import ServerConfig
 from moeflow.server.jobs.data_folder import Jobs
 from moeflow.server.jobs.job_clock import JobClock
 from moeflow.server.service import Service
+from tests.patience import PATIENCE_S
 from tests.server.fake_client import FakeClient
 from tests.server.jobs.requests import CHAT
 
@@ -51,7 +52,7 @@ class Server:
 
     async def finish(self) -> None:
         self.jobs.worker.wake()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while self.jobs.batches.unfinished():
                 await asyncio.sleep(0.001)
         await self.jobs.close()

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from moeflow.server.jobs.data_folder import Jobs
+from tests.patience import PATIENCE_S
 from tests.server.conftest import connect
 from tests.server.fake_client import REPLY
 from tests.server.fleet import Fleet, make_fleet
@@ -41,7 +42,7 @@ async def begin(http: httpx.AsyncClient, *lines: bytes) -> httpx.Response:
 
 async def finished(http: httpx.AsyncClient, begun: httpx.Response) -> dict:
     assert begun.status_code == 200, begun.text
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             batch = (await http.get(f"/v1/batches/{begun.json()['id']}")).json()
             if batch["status"] in ("completed", "failed", "expired", "cancelled"):
@@ -88,7 +89,7 @@ async def test_a_job_for_an_unknown_model_is_refused_when_it_comes(http, fleet):
 async def test_a_request_that_needs_the_memory_of_a_jobs_model_is_answered_between_the_jobs(http, fleet):
     job = await begin(http, *(chat_line(str(number), model="a") for number in range(40)))
     fleet.is_paused = True
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while "a" not in fleet.engines or not fleet.engines["a"].live:
             await asyncio.sleep(0.002)
     asked = asyncio.create_task(http.post("/v1/completions", json={"model": "b", "prompt": "x", "max_tokens": 99}))
@@ -121,7 +122,7 @@ async def test_a_job_goes_on_after_a_restart(tokenizer, tmp_path: Path, fleet, h
     fleet.is_paused = True
     lines = (chat_line("1", model="b"), chat_line("2", model="b"))
     job = await begin(http, *lines)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while "b" not in fleet.engines or not fleet.engines["b"].live:
             await asyncio.sleep(0.002)
     await fleet.app.state.jobs.close()

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer, SwitchTransformersEncoderModel
 
 from moeflow.checkpoint.safetensors.writer import write_json
 from moeflow.cli.main import main
-from moeflow.train.classifiers import classifier as making
 from moeflow.train.classifiers.classifier import ClassifierRecipe, ClassifierTexts, train_classifier
+from moeflow.train.phases import Phase, ignore
 from tests.train.classifiers.toy import write_model, write_texts
 
 SIZES = (
@@ -94,22 +94,20 @@ def test_a_larger_one_is_made_of_it(folder, small):
     assert (other_labels.exit_code, "Give --labels" in other_labels.stderr) == (2, True)
 
 
-def test_work_that_was_stopped_ends_with_the_same_bytes(folder, monkeypatch):
+def test_work_that_was_stopped_ends_with_the_same_bytes(folder):
     recipe = ClassifierRecipe(
         epochs=2, layers=2, sparse_layers=1, experts=4, heads=2, head_dim=8, ffn_size=16, learning_rate=0.01
     )
     texts = ClassifierTexts(data=folder / "train.tsv")
 
-    def train(name, on_progress=None):
+    def train(name, on_progress=ignore):
         train_classifier(texts, recipe, folder / name, tokens_from=folder / "model", on_progress=on_progress)
 
     def stop(phase, done, total):
-        if (phase, done) == (making.Phase.TRAINING, 1):
+        if (phase, done) == (Phase.TRAINING, 1):
             raise KeyboardInterrupt
 
     train("whole")
-    monkeypatch.setattr(making, "SAVE_EVERY_S", -1.0)
-    monkeypatch.setattr(making, "_SAVING_SHARE", float("inf"))
     with pytest.raises(KeyboardInterrupt):
         train("stopped", stop)
     assert not (folder / "stopped").exists()
@@ -127,13 +125,13 @@ def test_errors_name_the_remedy(folder, small, tmp_path):
     write_json(tmp_path / "bare" / "config.json", {"architectures": ["Other"]})
     for options, complaint in (
         (("--data", str(tmp_path / "bad.tsv")), "bad.tsv, line 1"),
-        (("--data", str(tmp_path / "one.tsv")), "nothing to tell apart"),
+        (("--data", str(tmp_path / "one.tsv")), "at least two are needed"),
         (("--labels", "a,b,c"), "labels names a, b, c"),
         (("--experts", "1"), "experts is 1"),
         (("--layers", "3"), "multiple of sparse-layers"),
         (("--minutes", "0"), "minutes is 0"),
         (("--dropout", "1"), "dropout is 1"),
-        (("--upcycle-from", str(folder / "small")), "leave --tokens-from out"),
+        (("--upcycle-from", str(folder / "small")), "remove --tokens-from"),
     ):
         done = run(folder, "never", *options)
         assert (done.exit_code, complaint in done.stderr) == (2, True), (options, done.output)

@@ -1,7 +1,5 @@
 """Trainings on texts whose class one word tells: what is learnt, bits after a stop, larger classifiers."""
 
-import copy
-
 import pytest
 import torch
 
@@ -9,8 +7,11 @@ from moeflow.core.errors import ConfigError
 from moeflow.train.classifiers.enlarging import check_enlarging, enlarge
 from moeflow.train.classifiers.labelled_text import LabelledText, labelled_text, read_lines
 from moeflow.train.classifiers.network import ClassifierShape, SwitchClassifier
-from moeflow.train.classifiers.training import ClassifierTraining, accuracy, class_logits, split
-from moeflow.train.predictors.training import Limits
+from moeflow.train.classifiers.recipe import ClassifierRecipe
+from moeflow.train.classifiers.training import ClassifierTask, accuracy, class_logits, split
+from moeflow.train.loop import TrainingLoop
+from moeflow.train.schedule import Schedule
+from moeflow.train.work_folder import StateFile
 from tests.train.classifiers.test_network import shape
 from tests.train.classifiers.toy import write_texts
 
@@ -24,54 +25,43 @@ def text(tmp_path_factory):
     )
 
 
-def training(text, **changes):
+def task(text, **changes):
     torch.manual_seed(0)
     sizes = shape(num_classes=2, **changes)
     network = SwitchClassifier(sizes, torch.randn(16, sizes.hidden_size), dropout=0.1)
-    return ClassifierTraining(network, text, learning_rate=1e-2, batch_size=16, seed=3)
+    return ClassifierTask(network, text, ClassifierRecipe(learning_rate=1e-2, batch_size=16, seed=3))
 
 
 @pytest.fixture(scope="module")
 def trained(text):
-    one = training(text)
-    one.run(Limits(epochs=12), lambda progress: None)
+    one = task(text)
+    loop = TrainingLoop(one, Schedule(epochs=12))
+    loop.run()
+    assert loop.progress.best_loss < 0.3
     return one
 
 
 def test_a_classifier_learns_which_words_tell(trained):
-    assert accuracy(trained.best_network(), trained.held_out) > 0.9
-    assert trained.progress.best_loss < 0.3
+    assert accuracy(trained.network, trained.held_out) > 0.9
 
 
-def test_work_that_was_stopped_ends_with_the_same_bits(text):
-    whole = training(text)
-    kept = []
+def test_interrupted_training_ends_with_the_same_bits(text, tmp_path):
+    def stop(progress):
+        if (progress.epoch, progress.epoch_step) == (1, 3):
+            raise KeyboardInterrupt
 
-    def keep(progress):
-        if (progress.epoch, progress.step) == (1, 3):
-            kept.append((progress, copy.deepcopy(whole.tensors())))
-
-    whole.run(Limits(epochs=2), keep)
-    second = training(text)
-    torch.randn(7)  # another state of chance than the first had
-    second.restore(*kept[0])
-    second.run(Limits(epochs=2), lambda progress: None)
-    assert second.progress.best_loss == whole.progress.best_loss
-    assert all(torch.equal(second.best[name], weight) for name, weight in whole.best.items())
-
-
-def test_the_best_epoch_is_kept(text):
-    one = training(text)
-    one.run(Limits(epochs=3), lambda progress: None)
-    best, loss = copy.deepcopy(one.best), one.progress.best_loss
-    one.learnt_from.classes.sub_(1).abs_()  # what follows teaches the opposite
-    one.run(Limits(epochs=5), lambda progress: None)
-    assert one.progress.best_loss == loss
-    assert all(torch.equal(weight, one.best_network().state_dict()[name]) for name, weight in best.items())
+    whole, second = task(text), task(text)
+    TrainingLoop(whole, Schedule(epochs=2)).run()
+    state = StateFile(tmp_path / "training.safetensors")
+    with pytest.raises(KeyboardInterrupt):
+        TrainingLoop(task(text), Schedule(epochs=2), state).run(stop)
+    torch.randn(7)  # another state of chance
+    TrainingLoop(second, Schedule(epochs=2), state).run()
+    assert all(torch.equal(second.weights[name], weight) for name, weight in whole.weights.items())
 
 
 def test_a_larger_classifier_begins_with_what_the_small_one_knows(trained, text):
-    small = trained.best_network()
+    small = trained.network
     sizes = ClassifierShape(**{**vars_of(small.shape), "num_experts": 24})
     large = SwitchClassifier(sizes, small.embed.weight.detach(), dropout=0.1)
     enlarge(small, large, text, seed=1)
@@ -87,7 +77,7 @@ def test_a_larger_classifier_begins_with_what_the_small_one_knows(trained, text)
 
 
 def test_enlarging_by_nothing_changes_nothing(trained, text):
-    small = trained.best_network()
+    small = trained.network
     same = SwitchClassifier(small.shape, small.embed.weight.detach(), dropout=0.1)
     enlarge(small, same, text, seed=1)
     assert torch.equal(class_logits(same, text), class_logits(small, text))
@@ -120,7 +110,7 @@ def test_files_are_read_line_by_line(tmp_path):
     assert isinstance(found, LabelledText)
     assert found.classes.tolist() == [1, 0]
     assert list(map(len, found.token_ids)) == [512, 512]
-    with pytest.raises(ConfigError, match="the label 'yes', which no text"):
+    with pytest.raises(ConfigError, match="the label 'yes'; the texts to learn from"):
         labelled_text(file, read_lines(file), ["no"], lambda text: [1])
     with pytest.raises(ConfigError, match="has no tokens"):
         labelled_text(file, read_lines(file), ["no", "yes"], lambda text: [])
@@ -137,6 +127,6 @@ def test_a_line_that_is_wrong_is_named(tmp_path, line):
 def test_a_file_without_text_is_refused(tmp_path):
     (tmp_path / "empty.tsv").write_text("\n")
     (tmp_path / "binary.tsv").write_bytes(b"\xff\xfe\t1\n")
-    for name, complaint in {"empty": "no lines", "binary": "UTF-8", "missing": "cannot be read"}.items():
+    for name, complaint in {"empty": "no lines", "binary": "UTF-8", "missing": "cannot read"}.items():
         with pytest.raises(ConfigError, match=complaint):
             read_lines(tmp_path / f"{name}.tsv")

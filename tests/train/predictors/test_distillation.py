@@ -11,9 +11,12 @@ from moeflow.cli.main import main
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.models.expert_predictor.saved import decoder_folder, is_saved, load_predictor, predictor_folder
 from moeflow.planner.settings import Settings
+from moeflow.train.loop import TrainingLoop
+from moeflow.train.phases import Phase
 from moeflow.train.predictors import collecting, distillation
 from moeflow.train.predictors.distillation import train_predictor
-from moeflow.train.predictors.recipe import Phase, PredictorRecipe
+from moeflow.train.predictors.recipe import PredictorRecipe
+from moeflow.train.speculators import teacher_text
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import write_tiny_switch, write_tiny_t5
@@ -55,11 +58,11 @@ def test_work_that_was_stopped_goes_on(model, data, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(distillation.Training, "run", stop)
+        broken.setattr(TrainingLoop, "_step", stop)
         with pytest.raises(KeyboardInterrupt):
             train(model, data, overwrite=True)
     # The text is there: no model is run for it again, whatever stops what comes after.
-    monkeypatch.setattr(collecting.Engine, "over", stop)
+    monkeypatch.setattr(teacher_text.Engine, "over", stop)
     with pytest.raises(ConfigError, match="another epochs"):
         train(model, data, recipe={"epochs": 2}, overwrite=True)
     with monkeypatch.context() as broken:
@@ -67,7 +70,7 @@ def test_work_that_was_stopped_goes_on(model, data, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             train(model, data, overwrite=True)
     with monkeypatch.context() as counted:
-        counted.setattr(distillation.Training, "_step", stop)  # all steps are made
+        counted.setattr(TrainingLoop, "_step", stop)  # all steps are made
         again = train(model, data)
     assert again == whole
     with pytest.raises(ConfigError, match="--overwrite"):
@@ -83,7 +86,7 @@ def test_the_model_says_what_is_learnt_from(model, monkeypatch):
         model, None, recipe={"text_tokens": 100, "epochs": 1}, on_progress=lambda *progress: told.append(progress)
     )
     assert trained.text_tokens >= 100
-    assert [phase for phase in Phase if any(one[0] is phase for one in told)] == list(Phase)
+    assert list(dict.fromkeys(phase for phase, _, _ in told)) == [Phase.LOADING, Phase.TEXT, Phase.TRAINING]
     assert all(0 <= done <= total for _, done, total in told)
 
 

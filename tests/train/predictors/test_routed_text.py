@@ -12,7 +12,13 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.bare_model import load_bare_model
-from moeflow.train.predictors.routed_text import decoder_router_logits, joined, routed, routed_answers, router_logits
+from moeflow.train.predictors.routed_text import (
+    RoutedText,
+    decoder_router_logits,
+    routed,
+    routed_answers,
+    router_logits,
+)
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import write_tiny_switch
@@ -96,7 +102,7 @@ def test_the_likeliest_experts_are_kept_in_order(target):
     with closing(open_checkpoint(target[0])) as checkpoint:
         model = load_bare_model(checkpoint)
     told = []
-    text = joined([routed(model, TOKENS[:1], 3, told.append), routed(model, TOKENS[1:], 3, told.append)])
+    text = RoutedText.joined([routed(model, TOKENS[:1], 3, told.append), routed(model, TOKENS[1:], 3, told.append)])
     assert told == [7, 60, 1] == text.lengths.tolist()
     assert text.token_ids.tolist() == [token_id for token_ids in TOKENS for token_id in token_ids]
     expected = torch.cat([oracle(target, token_ids) for token_ids in TOKENS]).sort(dim=-1, descending=True)

@@ -14,8 +14,9 @@ from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.bare_model import load_bare_model, run_sequence
+from moeflow.train.speculators import teacher_text
 from moeflow.train.speculators.prompts import around_a_question
-from moeflow.train.speculators.teacher_text import QUESTION_TOKENS, ROUND_SEQUENCES, UNKNOWN, say_round
+from moeflow.train.speculators.teacher_text import QUESTION_TOKENS, ROUND_SEQUENCES, UNKNOWN, Teacher
 from tests.tiny_llama import write_tiny_llama
 
 PROMPT = [5, 9, 200]
@@ -36,27 +37,30 @@ def tokenizer(model):
 
 
 @pytest.fixture(scope="module")
-def rounds(model, tokenizer):
-    """Return what is said in two rounds, the first of them once more, and tokens that were counted."""
+def rounds(model):
+    """Return the text of two rounds, the first of them repeated, and the counted tokens."""
     counted = []
-    with closing(Engine.load(resolve(Settings(model=str(model), max_num_seqs=32)).config)) as engine:
-        asked = {"max_tokens": ANSWER_TOKENS, "temperature": 0.8, "on_tokens": counted.append}
-        chat = around_a_question(tokenizer)
-        return [say_round(engine, repeat(PROMPT), number, chat=chat, **asked) for number in (0, 1, 0)], counted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher_text, "prompts", lambda *_, **__: repeat(PROMPT))
+        with closing(Engine.load(resolve(Settings(model=str(model), max_num_seqs=32)).config)) as engine:
+            teacher = Teacher(
+                engine, [], answer_tokens=ANSWER_TOKENS, temperature=0.8, seed=0, on_tokens=counted.append
+            )
+            return [teacher.round(number) for number in (0, 1, 0)], counted
 
 
 def test_a_round_depends_on_its_number_alone(rounds):
     (first, second, again), counted = rounds
     assert all(torch.equal(first.tensors()[name], again.tensors()[name]) for name in first.tensors())
     assert not torch.equal(first.token_ids, second.token_ids)
-    assert sum(counted) > first.num_said + second.num_said + again.num_said  # questions were counted, too
+    assert sum(counted) > first.num_tokens + second.num_tokens + again.num_tokens  # questions were counted, too
 
 
 def test_what_was_likely_is_the_models_own_distribution(rounds, model):
     (text, *_), _ = rounds
     with closing(open_checkpoint(model)) as checkpoint:
         plain = load_bare_model(checkpoint)
-    for where in list(text.sequences())[:: ROUND_SEQUENCES // 4]:
+    for where in text.sequences()[:: ROUND_SEQUENCES // 4]:
         logprobs = plain.logits(run_sequence(plain, text.token_ids[where].tolist())).log_softmax(dim=-1)
         is_said = text.likeliest[where][1:, 0] != UNKNOWN
         found = logprobs[:-1][is_said].gather(1, text.likeliest[where][1:][is_said])
@@ -66,7 +70,7 @@ def test_what_was_likely_is_the_models_own_distribution(rounds, model):
 
 def test_half_of_a_round_is_asked_by_the_model_itself_as_its_template_says(rounds, tokenizer):
     (text, *_), _ = rounds
-    sequences = list(text.sequences())
+    sequences = text.sequences()
     assert len(sequences) == ROUND_SEQUENCES
     for where in sequences[: ROUND_SEQUENCES // 2]:
         assert text.token_ids[where][: len(PROMPT)].tolist() == PROMPT

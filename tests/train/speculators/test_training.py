@@ -11,14 +11,14 @@ from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.train.bare_model import load_bare_model, run_sequence
+from moeflow.train.loop import TrainingLoop
 from moeflow.train.speculators.batches import split, vocabulary_of
 from moeflow.train.speculators.loss import boost_weights
 from moeflow.train.speculators.saved_student import load_student, save_student
 from moeflow.train.speculators.student import student_from
 from moeflow.train.speculators.teacher_text import UNKNOWN, TeacherText
-from moeflow.train.speculators.training import Progress, Training, guesses
-from moeflow.train.speculators.work_folder import SpeculatorWork
-from moeflow.train.work_folder import work_folder
+from moeflow.train.speculators.training import SpeculatorTask, predictions, stepped_schedule, timed_schedule
+from moeflow.train.work_folder import StateFile, work_folder
 from tests.models.parity import SHAPE, random_model
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -43,39 +43,46 @@ def text():
     return TeacherText(token_ids, torch.full((len(rows),), 24), likeliest, logprobs)
 
 
-def training(target, text, weights=None, steps=8):
+def trained(target, text, weights=None, steps=8, state=None, on_step=lambda _: None):
     learn, held_out = split(text)
     weights = torch.ones(len(text.token_ids)) if weights is None else weights
-    progress = Progress(steps)
-    return Training(student_from(target, 1), text, learn, held_out, weights, seed=3, progress=progress)
+    schedule = stepped_schedule(steps)
+    task = SpeculatorTask(student_from(target, 1), text, learn, held_out, weights, seed=3, schedule=schedule)
+    loop = TrainingLoop(task, schedule, state)
+    loop.run(on_step)
+    return task.student, loop
 
 
-def test_work_that_was_stopped_ends_with_the_same_bits(target, text, tmp_path):
-    whole = training(target, text)
-    whole.run(lambda progress: None)
+def test_interrupted_training_ends_with_the_same_bits(target, text, tmp_path):
+    whole, _ = trained(target, text)
 
-    class Stopped(Exception):
-        pass
+    def stop(progress):
+        if progress.steps == 5:
+            raise KeyboardInterrupt
 
-    with work_folder(tmp_path / "work") as folder:
-        work = SpeculatorWork(folder)
-        first = training(target, text)
+    state = StateFile(tmp_path / "training.safetensors")
+    with pytest.raises(KeyboardInterrupt):
+        trained(target, text, state=state, on_step=stop)
+    second, loop = trained(target, text, state=state)
+    assert loop.progress.steps == 8
+    for name, weight in whole.weights.items():
+        assert torch.equal(weight, second.weights[name]), name
 
-        def stop(progress):
-            if progress.step == 5:
-                work.save_training(0, progress, first.tensors())
-                raise Stopped
 
-        with pytest.raises(Stopped):
-            first.run(stop)
-        progress, tensors = SpeculatorWork(folder).training(0)
-    second = training(target, text)
-    second.progress = progress
-    second.restore(tensors)
-    second.run(lambda progress: None)
-    assert second.progress.step == 8
-    for name, weight in whole.best_student().weights.items():
-        assert torch.equal(weight, second.best_student().weights[name]), name
+def test_a_timed_schedule_fills_the_budget(target, text):
+    learn, held_out = split(text)
+    student, weights = student_from(target, 1), torch.ones(len(text.token_ids))
+
+    def make(schedule):
+        return SpeculatorTask(student, text, learn, held_out, weights, seed=3, schedule=schedule)
+
+    before = {name: weight.clone() for name, weight in student.weights.items()}
+    schedule = timed_schedule(make, 1e6, 1)
+    assert schedule.steps > 1000
+    assert schedule.evaluate_every == schedule.steps // 20
+    assert schedule.num_threads == 1
+    assert timed_schedule(make, 0.0, 1).steps == 20
+    assert all(torch.equal(weight, before[name]) for name, weight in student.weights.items())
 
 
 def test_a_student_learns_and_one_of_a_pool_what_those_before_it_got_wrong(target, text):
@@ -83,9 +90,8 @@ def test_a_student_learns_and_one_of_a_pool_what_those_before_it_got_wrong(targe
     steps_by_two = torch.arange(len(text.token_ids)) // 24 % 2 == 1
     shares = []
     for covered in (torch.zeros_like(steps_by_two), ~steps_by_two):
-        one = training(target, text, boost_weights(covered), steps=60)
-        one.run(lambda progress: None)
-        found, where = guesses(one.best_student(), text, learn, 1)
+        student, _ = trained(target, text, boost_weights(covered), steps=60)
+        found, where = predictions(student, text, learn, 1)
         assert set(found.flatten().tolist()) <= set(vocabulary_of(text, 256)[0].tolist())
         right = found[:, 0] == text.token_ids[where]
         shares.append(float(right[steps_by_two[where]].float().mean() - right[~steps_by_two[where]].float().mean()))
@@ -136,8 +142,11 @@ def test_unfinished_work_of_another_kind_is_not_gone_on_with(tmp_path):
 def test_no_student_is_made_of_layers_that_a_llama_has_not(tmp_path):
     config = MiniMaxM2Config(**SHAPE, head_dim=16, rotary_dim=8, num_local_experts=4, num_experts_per_tok=2)
     random_model(config).save_pretrained(tmp_path)
-    with closing(open_checkpoint(tmp_path)) as target, pytest.raises(ConfigError, match="rotate a part of each head"):
+    with (
+        closing(open_checkpoint(tmp_path)) as target,
+        pytest.raises(ConfigError, match="pairwise rotated heads"),
+    ):
         student_from(target, 1)
     random_model(PhimoeConfig(**SHAPE, num_local_experts=4)).save_pretrained(tmp_path)
-    with closing(open_checkpoint(tmp_path)) as target, pytest.raises(ConfigError, match="layers with layer norms"):
+    with closing(open_checkpoint(tmp_path)) as target, pytest.raises(ConfigError, match="have layer norms"):
         student_from(target, 1)

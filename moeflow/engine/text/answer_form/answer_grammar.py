@@ -21,7 +21,7 @@ _SPACE: Final = r"/[ \n]{0,4}/"  # between reasoning and what follows
 class AnswerWish:
     """What an answer in a conversation has to be."""
 
-    form: Form | None = None  # of what is for the user
+    form: Form | None = None  # of text for the user
     tools: Sequence[Tool] = ()  # that may be called, each as its arguments are described
     must_call: bool = False
     is_parallel: bool = True  # several calls
@@ -102,7 +102,7 @@ def _calls(lark: LarkWriter, chat_format: ChatFormat, written: Sequence[WrittenC
 
 
 def _calls_in_text(lark: LarkWriter, chat_format: ChatFormat, written: Sequence[WrittenCall]) -> str:
-    """Return the expression for any text in which calls, where there are some, are as they have to be."""
+    """Return the expression for any text with correctly written calls, if it has calls."""
     syntax = chat_format.syntax
     first = syntax.before or ""
     call = lark.rule(

@@ -1,9 +1,9 @@
-"""Says schemas as llguidance holds answers to them to the letter, and refuses what it would take but not hold to.
+"""Rewrites schemas so that llguidance enforces them exactly, and refuses keywords that it accepts but does not enforce.
 
-It takes dates that are none (30 February) and names of hosts that are too long, so such formats become patterns: at
-times narrower than the format, never wider. It lets a name that is free be spelt with escapes, so that it may be one
-that the schema names after all: so characters are written as they are, unless the schema names some that cannot be.
-And it counts a name twice that comes twice, of which whoever reads the JSON keeps one.
+llguidance accepts invalid dates (30 February) and too long host names, so such formats become patterns. They may be
+narrower than the format, never wider. It allows escapes in additional names, which could spell a name of the schema. So
+characters are written without escapes, unless names of the schema need them.
+It also counts a repeated name twice, while JSON readers keep one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Whether objects have no properties but those that are listed."""
+    """Whether objects have listed properties only."""
     return schema.get("additionalProperties") is False and not schema.get("patternProperties")
 
 

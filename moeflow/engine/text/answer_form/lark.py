@@ -1,6 +1,6 @@
-"""Writes grammars as llguidance reads them: Lark, in which `%json` stands for what a schema describes.
+"""Writes grammars as llguidance reads them: Lark, where `%json` stands for values of a schema.
 
-Its expressions may name tokens by their ids, which no text can stand for: those that set parts of an answer apart.
+Its expressions may name tokens by ids: special tokens that separate parts of an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MANY: Final = 500  # choices; a grammar has a limit of alternatives at one plac
 
 
 class LarkWriter:
-    """Puts a grammar together."""
+    """Assembles a grammar."""
 
     def __init__(self, markers: Iterable[str], added_id: Callable[[str], int | None]) -> None:
         """`markers` are texts that may be tokens of their own, which `added_id` tells."""

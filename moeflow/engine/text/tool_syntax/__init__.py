@@ -1,1 +1,1 @@
-"""How models write calls of tools into their answers: one file a syntax, each of which reads text as it comes."""
+"""How models write calls of tools: one file per syntax, which parses text incrementally."""

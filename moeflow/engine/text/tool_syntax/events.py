@@ -21,7 +21,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A tool is called; what it is called with follows."""
+    """A call of a tool begins; its arguments follow."""
 
     name: str
 

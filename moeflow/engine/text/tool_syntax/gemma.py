@@ -112,7 +112,7 @@ def _value(reader: Reader, quote: str, depth: int) -> Steps[bool]:
 
 
 def _items(reader: Reader, quote: str, depth: int, *, is_object: bool) -> Steps[bool]:
-    """Yield what is in an object or a list, and its brackets; the first is taken."""
+    """Yield the contents of an object or a list, and its brackets; the first is already read."""
     end, is_first = "}" if is_object else "]", True
     while True:
         yield from reader.skip_space()

@@ -1,6 +1,6 @@
 """gpt-oss: messages in channels. <|channel|>NAME<|message|>TEXT, ended by a marker and begun by <|start|>.
 
-What stands in the channel `analysis` is reasoning; a message to functions.NAME is a call; all else is for the user.
+The channel `analysis` is reasoning; a message to functions.NAME is a call; all else is for the user.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun
 from moeflow.engine.text.tool_syntax.json_values import json_pieces, json_value
 from moeflow.engine.text.tool_syntax.reader import Reader, Steps
 
-MAX_HEAD_CHARS: Final = 64 * 1024  # of what stands before a call is certain, which is held back until then
+MAX_HEAD_CHARS: Final = 64 * 1024  # text before a call is held back until it is certain
 _ARGUMENTS: Final = ("arguments", "parameters")
 
 
 def json_call(reader: Reader, is_known: Callable[[str], bool] = bool) -> Steps[bool]:
     """Yield a call as it comes; return whether there is one. If not, nothing was yielded.
 
-    A call that breaks off, or whose arguments are no JSON, is one: it has begun. `is_known` judges names.
+    An interrupted call, or one with invalid JSON, still counts: it has begun. `is_known` judges names.
     """
     yield from reader.skip_space()
     if not (yield from reader.takes("{")):

@@ -14,7 +14,7 @@ from moeflow.engine.text.tool_syntax.reader import Reader, Steps, Wrap
 def json_pieces(reader: Reader, wrap: Wrap) -> Steps[bool]:
     """Yield the text of one value as it comes; return whether it is a whole one.
 
-    It is not if the text ends in it, or is no JSON: what was read until then has been yielded.
+    It is not if the text ends in it or is invalid JSON. The pieces before that have been yielded.
     """
     scanner = JsonScanner()
     while True:
@@ -31,7 +31,7 @@ def json_pieces(reader: Reader, wrap: Wrap) -> Steps[bool]:
 
 
 def json_value(reader: Reader, max_chars: int) -> Steps[tuple[str, Any] | None]:
-    """Return the text of one value and what it says; None if it is no JSON, ends early or has more characters."""
+    """Return the text of one value and the value; None if it is no JSON, ends early or has more characters."""
     scanner, found = JsonScanner(), ""
     while True:
         text, is_end = reader.unread()

@@ -15,14 +15,14 @@ MAX_CHARS: Final = 1 << 20  # of a value that is no text, which is held back unt
 
 
 def key_of(key: str, *, is_first: bool) -> Arguments:
-    """Return an argument's key as JSON has it, with what stands before and behind it."""
+    """Return an argument's key as JSON, with the text before and after it."""
     return Arguments(("{" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
 
 
 def value_until(reader: Reader, markers: Sequence[str], values: ValueSet) -> Steps[bool]:
     """Yield a value as JSON, a text as it comes; return whether a marker ended it, which is taken.
 
-    `values` are those that it may have.
+    `values` are its allowed values.
     """
     if values.has_only_strings:
         yield Arguments('"')

@@ -1,8 +1,8 @@
 """Reads a text that is not all there yet, so that a syntax can be written as if it were.
 
-A syntax is a generator: it asks its `Reader` for what comes next and yields events; where the text has not come so far,
-it yields None and goes on when there is more. What it yields in all depends on the text alone, however that is cut:
-what may still become a marker is held back.
+A syntax is a generator: it reads from its `Reader` and yields events. At the end of the available text it yields None,
+and continues when there is more. The events depend on the text alone, not on its pieces: text that may become a marker
+is held back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reader:
         self._is_closed = True
 
     def forget(self) -> None:
-        """Let go of what was read: places from before are no longer valid."""
+        """Release text that was read: earlier places are no longer valid."""
         self._text, self._at = self._text[self._at :], 0
 
     @property
@@ -73,7 +73,7 @@ class Reader:
             self._at += 1
 
     def takes(self, literal: str) -> Steps[bool]:
-        """Take a text if it comes next, and say whether it does."""
+        """Read a text if it comes next, and return whether it did."""
         while True:
             here = self._text[self._at : self._at + len(literal)]
             if here == literal:

@@ -30,7 +30,7 @@ class ToolSyntax:
     """How calls stand in an answer."""
 
     name: str
-    signs: tuple[str, ...]  # all of which a template has that writes calls so
+    signs: tuple[str, ...]  # all in a template with this syntax
     markers: tuple[str, ...]  # that set calls and messages apart; tokens of that name are no text otherwise
     read: Callable[[Reader, Tools], Steps[None]]
     write: Callable[[LarkWriter, Tool], WrittenCall]
@@ -41,12 +41,12 @@ class ToolSyntax:
     is_single: bool = False  # an answer has no second call
     text_head: str = ""  # of text for the user
     reasoning: tuple[str, str, str] = ("", "", "")  # begin, end, and what follows; of syntaxes that have their own
-    example: str = ""  # of a call, for models whose templates write calls, but tell of no tools
+    example: str = ""  # of a call, for models with templates that write calls without describing tools
     make_id: Callable[[], str] = _long_id
 
     @property
     def reads_all(self) -> bool:
-        """Whether it says how any answer is written, also that to a request without tools."""
+        """Whether it defines the form of any answer, also without tools."""
         return bool(self.text_head)
 
 

@@ -1,4 +1,4 @@
-"""A call as a model has to write it, where it must: text around what the arguments may be."""
+"""A required call in the model's syntax: text around the allowed arguments."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Arguments that a model has to write one by one, in syntaxes that have them plainly.
 
-They come in the order of the schema, those that need not be there or not. Other names may come only if the schema has
+They come in the order of the schema; optional ones may be absent. Other names may come only if the schema has
 no list of names.
 """
 

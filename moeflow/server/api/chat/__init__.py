@@ -1,1 +1,1 @@
-"""OpenAI's `/v1/chat/completions`: what it takes and gives, how answers are written."""
+"""OpenAI's `/v1/chat/completions`: requests, responses, and how answers are written."""

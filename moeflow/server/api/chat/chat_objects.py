@@ -164,7 +164,7 @@ class ChatRequest(SamplingFields, TemplateFields, ContinuationFields):
     )
 
     def conversation(self) -> Conversation:
-        """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
+        """Return the conversation, in the form that all APIs share. Raises: RequestError, naming the field."""
         messages = named_results([message.plain() for message in self.messages], "messages")
         return Conversation(
             messages=messages,
@@ -215,7 +215,7 @@ class ChatResponse(BaseModel):
 
 
 class ChatDelta(BaseModel):
-    """What is new in an answer: its role first, then reasoning, text and calls, then nothing more."""
+    """A delta of an answer: the role first, then reasoning, text and calls, then an empty one."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

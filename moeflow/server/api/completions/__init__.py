@@ -1,1 +1,1 @@
-"""OpenAI's `/v1/completions`: what it takes and gives."""
+"""OpenAI's `/v1/completions`: requests and responses."""

@@ -1,1 +1,1 @@
-"""What all APIs of conversations share: what is asked of a model, and what its answer turns out to be."""
+"""The shared part of all conversation APIs: the request to a model, and its parsed answer."""

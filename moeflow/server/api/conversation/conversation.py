@@ -1,4 +1,4 @@
-"""What is asked of a model that converses, whichever API asks, and how its answer is to be read.
+"""A request of any conversation API to a model, and how to read its answer.
 
 Chat, responses and messages are ways to write this down; here it becomes a generation.
 """
@@ -35,8 +35,8 @@ class Conversation:
     tools: ToolWish
     variables: Mapping[str, Any] = field(default_factory=dict)  # that the chat template may use beside these
     sampling: SamplingParams
-    form: Form | None = None  # of what is for the user
-    form_field: str = "response_format"  # the request's field that says so
+    form: Form | None = None  # of text for the user
+    form_field: str = "response_format"  # the request's field with the form
     max_reasoning_tokens: int | None = None
     limits_if_possible: bool = False  # whether the limit is left out where the model's reasoning has no end token
     earlier_token_ids: Sequence[int] = ()  # that the prompt begins with

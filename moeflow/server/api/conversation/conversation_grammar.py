@@ -26,7 +26,7 @@ async def grammar_of(
 ) -> str:
     """Return the grammar of an answer; "": it may be anything.
 
-    `is_reasoning` says whether the prompt has begun the model's reasoning, `form_field` where the request has the form.
+    `is_reasoning`: whether the prompt has begun the model's reasoning. `form_field`: the request's field with the form.
     Calls that must be made follow the schemas of their tools, and so do calls of strict tools. Other calls follow them
     where that can be done.
 

@@ -1,6 +1,6 @@
 """Which tokens make up the text that a model says to the user, where it also reasons and calls.
 
-Tokens are known as they come, the text later, when it is certain what it is; then it is looked for in their bytes.
+Tokens are known at once, text and its kind later. Then the text is looked up in the tokens' bytes.
 """
 
 from __future__ import annotations

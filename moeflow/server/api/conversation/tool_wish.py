@@ -1,4 +1,4 @@
-"""Which tools a conversation has, and which of them are to be called, whichever API says so."""
+"""The tools of a conversation, and the tools to call, for all APIs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moeflow.engine.text.tool_syntax.tool import Tool
 
 
 class ToolWish:
-    """What a request says about tools, taken together."""
+    """All that a request states about tools."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class ToolWish:
         is_parallel: bool = True,
         is_off: bool = False,
     ) -> None:
-        """Tools, the `names` of those that may be called (None: all), and whether one has to be; `is_off`: none may.
+        """Tools, the `names` of callable ones (None: all), and whether a call is required; `is_off`: none may.
 
         Raises: RequestError if a name is not that of a tool, or two tools have the same.
         """

@@ -1,4 +1,4 @@
-"""Puts messages of a conversation together as chat templates take them, from APIs that have them in pieces."""
+"""Assembles messages for chat templates, from APIs that split them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moeflow.engine.text.past_calls import PLACE
 
 
 def named_results(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, Any]]:
-    """Return a conversation in which each result of a call has the name of the function that was called.
+    """Return a conversation with the function's name in each result of a call.
 
     Raises: RequestError about `field` if no earlier message makes the call of a result.
     """

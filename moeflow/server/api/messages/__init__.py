@@ -1,1 +1,1 @@
-"""Anthropic's `/v1/messages`: what it takes and gives, how answers are written as blocks and events."""
+"""Anthropic's `/v1/messages`: requests, responses, and how answers are written as blocks and events."""

@@ -1,4 +1,4 @@
-"""The content of a message: blocks that are put together as the model writes, and the events that tell of each step."""
+"""The content of a message: blocks that grow as the model writes, and the events of each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MessageBlocks:
         self._make_call_id = make_call_id
         self._emit = emit
         self._kind: str | None = None  # of the open block
-        self._text: list[str] = []  # of the open block: what was said, or JSON of a call's input
+        self._text: list[str] = []  # of the open block: its text, or JSON of a call's input
         self._input = AnswerReader(read_object)  # of the open call
 
     def take(self, event: Event) -> None:
@@ -47,7 +47,7 @@ class MessageBlocks:
             return
         block, text = self.blocks[-1], "".join(self._text)
         if self._kind == "tool_use":
-            # Clients read a stream's pieces by the same rules: of a value that breaks off, what is certain.
+            # Clients parse a stream by the same rules: an incomplete value yields its certain part.
             block["input"] = parsed_object(text)
         else:
             block[self._kind] = text

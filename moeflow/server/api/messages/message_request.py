@@ -207,7 +207,7 @@ class MessageInput(TemplateFields):
         return self
 
     def asked(self, sampling: SamplingParams) -> Conversation:
-        """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
+        """Return the conversation, in the form that all APIs share. Raises: RequestError, naming the field."""
         turns = Turns()
         system = system_text(self.system or "")
         if system:
@@ -262,7 +262,7 @@ class MessageRequest(MessageInput, SamplerFields):
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
 
     def conversation(self) -> Conversation:
-        """Return what is asked, in the form that all APIs share. Raises: RequestError, naming the field."""
+        """Return the conversation, in the form that all APIs share. Raises: RequestError, naming the field."""
         asked = self.asked(self.sampling_params(max_tokens=self.max_tokens, stop=self.stop_sequences))
         is_kept_anyway = (asked.max_reasoning_tokens or 0) >= self.max_tokens
         return replace(asked, max_reasoning_tokens=None) if is_kept_anyway else asked

@@ -1,4 +1,4 @@
-"""Writes messages as Anthropic does: an object with a list of blocks, or events that tell how these come about."""
+"""Writes messages as Anthropic does: an object with a list of blocks, or events that build it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class MessageWriter:
         return {
             "input_tokens": self._generation.num_prompt_tokens - cached,
             "output_tokens": self._generation.num_completion_tokens,
-            # Prompts are kept for the next one as far as there is room: nothing is written at a client's wish.
+            # Prompts are cached while memory suffices, not on a client's request.
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens_details": {"thinking_tokens": self._answer.num_reasoning_tokens},

@@ -1,1 +1,1 @@
-"""What is made of a prompt alone: vectors and classes."""
+"""Results of a prompt alone: vectors and classes."""

@@ -25,7 +25,7 @@ class EmbeddingRequest(StrictModel):
         None, description="Keep that many of a vector's first numbers, brought to length 1 again."
     )
     pooling: PoolingKind | None = Field(
-        None, description="Of which tokens' hidden states a vector is made; as the model's files say unless set."
+        None, description="Tokens whose hidden states make the vector; default: by the model's files."
     )
 
     def inputs(self) -> list[str | list[int]]:

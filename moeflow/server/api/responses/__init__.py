@@ -1,1 +1,1 @@
-"""OpenAI's `/v1/responses`: what it takes and gives, how answers are written as items and events."""
+"""OpenAI's `/v1/responses`: requests, responses, and how answers are written as items and events."""

@@ -41,7 +41,7 @@ class IncompleteDetails(BaseModel):
 
 
 class ResponseObject(BaseModel):
-    """An answer and what it answers."""
+    """An answer and its request."""
 
     id: str
     object: Literal["response"]

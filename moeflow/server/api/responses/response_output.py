@@ -1,4 +1,4 @@
-"""The output of a response: items that are put together as the model writes, and the events that tell of each step."""
+"""The output of a response: items that grow as the model writes, and the events of each step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ResponseOutput:
         self._logprobs: list[dict[str, Any]] = []  # of the open message
 
     def take(self, event: Event, logprobs: Sequence[dict[str, Any]] = ()) -> None:
-        """Add what the model wrote; of a message also its tokens, if they are to be told."""
+        """Add text of the model; for a message also its tokens, if requested."""
         match event:
             case Content():
                 self._write("message", event.text, logprobs)
@@ -132,7 +132,7 @@ class ResponseOutput:
 
 
 def _extras(kind: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what events of text have beside it: as OpenAI has them, they name no bytes."""
+    """Return the other fields of text events. As in OpenAI's API, they contain no bytes."""
     if kind != "message":
         return {}
     return {

@@ -1,4 +1,4 @@
-"""The stream of a response that is stored, once more: each text in one piece, all else as it was."""
+"""Replays the stream of a stored response: each text in one piece, all else unchanged."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class ResponseInput(TemplateFields):
         *,
         max_reasoning_tokens: int | None = None,
     ) -> Conversation:
-        """Return what is asked, after the items before, in the form that all APIs share.
+        """Return the conversation, after earlier items, in the form that all APIs share.
 
         A conversation without messages gets an empty one of the user.
 
@@ -193,7 +193,7 @@ class ResponseRequest(ResponseInput, SamplerFields):
         return SEALED_REASONING in (self.include or ())
 
     def conversation(self, history: Sequence[Item], tools: OfferedTools) -> Conversation:
-        """Return what is asked, after the items before. Raises: RequestError, naming the field."""
+        """Return the conversation, after earlier items. Raises: RequestError, naming the field."""
         for included in self.include or ():
             if included not in (_LOGPROBS, SEALED_REASONING):
                 leave_out(f"include ({included})")

@@ -1,4 +1,4 @@
-"""Writes responses as OpenAI does: an object with a list of items, or typed events that tell how it comes about."""
+"""Writes responses as OpenAI does: an object with a list of items, or typed events that build it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ResponseWriter:
         prompt, completion = self._generation.num_prompt_tokens, self._generation.num_completion_tokens
         return {
             "input_tokens": prompt,
-            # Prompts are kept for the next one as far as there is room: nothing is written at a client's wish.
+            # Prompts are cached while memory suffices, not on a client's request.
             "input_tokens_details": {"cached_tokens": self._generation.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": completion,
             "output_tokens_details": {"reasoning_tokens": self._answer.num_reasoning_tokens},

@@ -19,7 +19,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def _one_of_fields(names: tuple[str, ...], message: str) -> Rule:
-    """Return the rule for fields of which one may be given at most.
+    """Return the rule that at most one of these fields is given.
 
     The document does not state it: with those of the fields beside these, what reads documents gives up.
     """
@@ -49,7 +49,7 @@ Schema = Annotated[
 
 
 class JsonSchema(StrictModel):
-    """A schema and what it is called."""
+    """A schema and its name."""
 
     name: str
     description: str | None = None
@@ -92,7 +92,7 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(StrictModel):
-    """One of several ways to say what an answer has to be."""
+    """One of several ways to define the form of an answer."""
 
     rules: ClassVar[tuple[Rule, ...]] = (_one_of_fields(_KINDS, f"give one of {', '.join(_KINDS)}"),)
 

@@ -87,7 +87,7 @@ class BatchObject(Record):
     id: str
     object: Literal["batch"] = "batch"
     endpoint: str  # "unknown" of a batch whose record was damaged
-    model: str  # by which it is answered; another one leaves it alone
+    model: str  # that answers it; another one leaves it alone
     input_file_id: str
     completion_window: Literal["24h"] = "24h"
     status: Status = "validating"

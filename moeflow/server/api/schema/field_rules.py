@@ -1,4 +1,4 @@
-"""Rules about several fields of a request together, each both a check and the JSON Schema that says the same.
+"""Rules about several fields of a request. Each is both a check and the equivalent JSON Schema.
 
 Declared once on a model (`StrictModel.rules`), so that the OpenAPI document cannot allow what the server refuses. A
 field that is null counts as absent.
@@ -16,7 +16,7 @@ _NOT_NULL = {"type": ["array", "boolean", "number", "object", "string"]}
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the fields of one object must fulfil together."""
+    """A condition on several fields of one object."""
 
     field: str  # that an error names
     message: str
@@ -36,7 +36,7 @@ def needs_true(field: str, other: str) -> Rule:
 
 
 def exactly_one(field: str, other: str) -> Rule:
-    """Return the rule for two fields of which one must be given, and only one."""
+    """Return the rule that exactly one of two fields is given."""
     pairs = ((field, other), (other, field))
     return Rule(
         field,
@@ -57,7 +57,7 @@ def together(field: str, other: str) -> Rule:
 
 
 def not_all(field: str, message: str, allowed: Mapping[str, tuple[Any, ...]]) -> Rule:
-    """Return the rule for fields of which at least one must have one of the values that are named for it."""
+    """Return the rule that at least one field has one of its listed values."""
     return Rule(
         field,
         message,

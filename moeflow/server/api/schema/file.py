@@ -14,7 +14,7 @@ MAX_LIFETIME_S = 30 * 24 * 3600
 
 
 class UploadForm(StrictModel):
-    """A file and what it is for, as the fields of a form: their values are text."""
+    """A file and its purpose, as the fields of a form: their values are text."""
 
     rules: ClassVar[tuple[Rule, ...]] = (together("expires_after[anchor]", "expires_after[seconds]"),)
 

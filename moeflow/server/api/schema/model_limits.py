@@ -17,7 +17,7 @@ _MARK = "x-model-limit"
 TokenId = Annotated[int, Field(ge=0, lt=2**31, json_schema_extra={_MARK: "token id"})]
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")], Annotated[float, Field(ge=-100, le=100)]],
-    # pydantic names the pattern, but not that there is nothing beside it
+    # pydantic names the pattern, but not that it must match everything
     Field(json_schema_extra={"additionalProperties": False, _MARK: "token ids as keys"}),
 ]
 NumSequences = Annotated[int, Field(ge=1, le=MAX_N, json_schema_extra={_MARK: "sequences"})]

@@ -55,7 +55,7 @@ class SamplerFields(StrictModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
-    logit_bias: LogitBias | None = Field(None, description="Token ids, as strings, to what is added to their logits.")
+    logit_bias: LogitBias | None = Field(None, description="Token ids, as strings, to offsets of their logits.")
 
     top_k: int | None = Field(None, ge=-1, le=2**31, description="0 or -1: all tokens.")
     min_p: float | None = Field(None, ge=0, le=1)
@@ -96,7 +96,7 @@ class SamplingFields(SamplerFields, AnswerFormFields):
 
     token_trees: TokenTreesWish | None = Field(
         None,
-        description="Add what was guessed in each pass to the choices, as token_trees; needs a server that guesses.",
+        description="Add the drafted tokens of each pass to the choices, as token_trees; needs a speculator.",
     )
     return_progress: bool | None = Field(
         None, description="Have a stream report how far the prompt is computed, as prompt_progress; llama.cpp's."

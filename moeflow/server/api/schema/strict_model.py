@@ -1,7 +1,7 @@
-"""Bases of models: of what is kept on disk, and of requests, which are checked exactly.
+"""Base classes for stored objects, and for requests, which are checked strictly.
 
-A request has exact types and rules about several fields. `field_table.py` has a row for each known field that is not
-ours; other unknown fields are refused, or left out with a note in the answer's headers (`--unknown-fields`).
+A request has exact types and rules about several fields. `field_table.py` has a row for each known field of other
+servers. Other unknown fields are refused, or omitted with a note in the answer's headers (`--unknown-fields`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LIKENESS: Final = 0.75  # fields are many: "txet" is "text", but "best_of" is n
 
 
 class Record(BaseModel):
-    """Base of what is kept on disk and answered in the same form: all fields are always there."""
+    """Base of objects that are stored and returned in the same form: all fields are always present."""
 
     model_config = ConfigDict(strict=True, json_schema_serialization_defaults_required=True)
 
@@ -180,7 +180,7 @@ def one_of(expected: str) -> WrapValidator:
             return validate(value)
         except ValidationError as error:
             for inner in error.errors(include_input=False, include_url=False):
-                if inner["type"] == "refused":  # a member has said more exactly what is wrong
+                if inner["type"] == "refused":  # a member has reported a more exact error
                     raise refusal(inner["ctx"]["field"], inner["ctx"]["reason"]) from None
             raise PydanticCustomError("no_member", "must be {expected}", {"expected": expected}) from None
 

@@ -1,4 +1,4 @@
-"""Unions of which a member is known by its `type`, or another key: an error is about the member that was meant."""
+"""Unions with a `type` or another key that selects the member: an error is about that member only."""
 
 from __future__ import annotations
 

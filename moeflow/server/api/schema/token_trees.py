@@ -1,4 +1,4 @@
-"""What was guessed for an answer, pass by pass: our own field of choices, for requests with `token_trees: true`."""
+"""The drafts of an answer, pass by pass: our own field of choices, for requests with `token_trees: true`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GuessedToken(NamedToken):
 class GuessedPass(BaseModel):
     """A pass of the model, the tokens that it brought, and the tree of drafted tokens that it checked.
 
-    The first `num_accepted` tokens were drafted; the tokens of all passes together are those of the answer.
+    The first `num_accepted` tokens were drafted; the tokens of all passes make up the answer.
     """
 
     tokens: list[NamedToken]

@@ -110,7 +110,7 @@ CalledArguments = Annotated[
 
 
 class CalledFunction(StrictModel):
-    """A function and what it was called with."""
+    """A function and its arguments."""
 
     name: str
     arguments: CalledArguments
@@ -169,7 +169,7 @@ class FunctionDelta(BaseModel):
 
 
 class CallDelta(BaseModel):
-    """What is new in a call."""
+    """A delta of a call."""
 
     index: int
     id: str | None = None

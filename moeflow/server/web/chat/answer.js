@@ -58,7 +58,7 @@ class Stopwatch {
     return (this.latest - this.first) / 1000;
   }
 
-  /** What is known so far. Until the server tells the usage, a chunk counts as a token. */
+  /** The current state. Until the server tells the usage, a chunk counts as a token. */
   read(exactTokens = null) {
     if (this.first === null) return null;
     const tokens = exactTokens ?? this.chunks;

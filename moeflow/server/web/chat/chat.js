@@ -1,6 +1,6 @@
 // The conversation at work: asks for answers, one at a time, and shows every turn as it stands.
-// Emits "change" when anything is new, "saved" when it is kept, "end" when an answer has ended (its message in `detail`),
-// "refuse" with what the user should know, and "announce" with what a screen reader should say.
+// Emits "change" for anything new, "saved" once stored, "end" after an answer (its message in `detail`), "refuse" with
+// a notice for the user, and "announce" with a text for screen readers.
 
 import { Conversation } from "../conversations/conversation.js";
 import { fillAnswer } from "./answer.js";
@@ -54,7 +54,7 @@ export class Chat extends EventTarget {
     return this.answer(prompt);
   }
 
-  /** Ask for an answer to a prompt; what was answered before stays as another version. Returns whether that began. */
+  /** Request an answer to a prompt; an earlier answer stays as another version. Returns whether that began. */
   answer(prompt) {
     if (!this.isFree()) return false;
     this.begin(prompt, this.conversation.addAnswer(prompt));
@@ -87,7 +87,7 @@ export class Chat extends EventTarget {
     this.save();
   }
 
-  /** Whether no answer is being written; if one is, say so. */
+  /** Whether no answer is being written; if one is, show a notice. */
   isFree() {
     if (this.running) {
       const reason = "An answer is being written: stop it first, or wait for its end.";

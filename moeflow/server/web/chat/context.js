@@ -1,4 +1,4 @@
-// Makes a conversation fit the model's context: leaves out turns from its beginning until there is room for an answer.
+// Makes a conversation fit the model's context: omits turns from its beginning until an answer fits.
 
 import { askJson } from "../api.js";
 

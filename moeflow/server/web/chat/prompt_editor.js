@@ -1,7 +1,7 @@
 // Editing a prompt in its place: Enter asks anew, Escape leaves it as it is.
 
 export class PromptEditor {
-  /** `turn` is the element of the turn; `onDone(content)` gets what is to be asked, and says whether it was. */
+  /** `turn` is the element of the turn; `onDone(content)` gets the new prompt, and returns whether it was sent. */
   constructor(turn, onDone) {
     this.onDone = onDone;
     this.shown = turn.querySelectorAll(".prompt, .prompt-foot");

@@ -8,13 +8,14 @@ const page = document.documentElement;
 let framesLeft = 0; // of settling
 let frame = 0; // the next of them
 
-// Not seen by the page's place: the browser itself moves it up and down while it draws what lies above.
+// Do not use the scroll position: the browser itself changes it while it draws content above.
 for (const move of ["wheel", "touchmove", "pointerdown"]) {
   addEventListener(move, () => (framesLeft = 0), { capture: true, passive: true });
 }
 addEventListener("keydown", ({ key }) => SCROLLING_KEYS.has(key) && (framesLeft = 0), { capture: true });
 
-/** Scroll to the end. What comes into view only by that is drawn then, and may be longer than its place. */
+/** Scroll to the end. Content that comes into view only by that is drawn then, and may be longer than its placeholder.
+*/
 export function toBottom() {
   goToEnd();
   cancelAnimationFrame(frame);

@@ -1,4 +1,4 @@
-// Draws what comes faster than frames do.
+// Limits drawing to one update per frame.
 
 const REST = 2; // times as long as the last drawing took
 

@@ -1,4 +1,4 @@
-// What stands before an answer, folded: what the model said to itself, and which tools it called.
+// The folded part before an answer: the model's reasoning and its calls of tools.
 
 import { MarkdownView } from "../markdown/view.js";
 import { setText } from "../set_text.js";
@@ -28,7 +28,7 @@ export class ThinkingView {
     return state === "running" && !content && !toolCalls.length;
   }
 
-  /** Nothing is drawn that nobody sees. */
+  /** Invisible parts are not drawn. */
   draw() {
     if (this.thinking.open && this.answer) this.text.update(this.answer.reasoning, { isGrowing: this.isThinking });
   }

@@ -1,4 +1,4 @@
-// One turn on the page: a prompt and its answer as far as it is, the versions of both, and what can be done with them.
+// One turn on the page: a prompt and its answer so far, the versions of both, and their actions.
 
 import { fileSize } from "../files.js";
 import { measuredLine } from "../facts.js";
@@ -66,7 +66,7 @@ export class TurnView {
     this.parts.files.replaceChildren(...files.map(fileElement));
   }
 
-  /** Show the turn as it is now. `waitingFor` says what a running answer without text waits for. */
+  /** Show the turn as it is now. `waitingFor` names the reason why a running answer has no text yet. */
   update(waitingFor) {
     const { parts, answer } = this;
     parts.answer.hidden = !answer;

@@ -1,5 +1,5 @@
 // A block of code: its language, a button that copies it, and its lines in colours.
-// Colours come from a worker, later than the text: what it has not seen yet stands behind the coloured lines, plain.
+// Colours come from a worker, later than the text. New text is plain and follows the coloured lines.
 
 import { highlight } from "./highlighter.js";
 

@@ -1,4 +1,4 @@
-// Colours code, beside the page: highlight.js finds out what is what, and this hands it on line by line, without HTML.
+// Colours code in a worker: highlight.js finds the classes, and this returns them line by line, without HTML.
 
 import hljs from "../vendor/highlight/highlight.js";
 

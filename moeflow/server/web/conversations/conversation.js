@@ -1,5 +1,5 @@
-// A conversation as data: a tree of messages, where prompts answer answers. To ask again, or to ask something else, adds
-// a version beside what is there; of each group of versions one is chosen, and the chosen ones are the path shown.
+// A conversation as data: a tree of messages, where prompts answer answers. A retry or an edited prompt adds a version.
+// One version of each group is chosen, and the chosen ones form the shown path.
 // A prompt whose answer never came is shown but not sent: chat templates want user and assistant to alternate.
 
 import { containsPaths, mergeMessages, withoutVain } from "./merge.js";
@@ -17,10 +17,10 @@ export class Conversation {
     this.chosen = { ...chosen }; // the id of the child to show, by that of its parent, "" for the first prompts'
   }
 
-  /** What is kept: plain data. */
+  /** The stored form: plain data. */
   record() {
     const { id, title, model, updatedAt, chosen } = this;
-    // What was guessed is larger than all else, and would crowd out the conversation.
+    // Token trees are larger than all else, and would evict conversations.
     const messages = this.messages.map((it) => (it.passes ? { ...it, passes: [] } : it));
     return { id, title, model, updatedAt, chosen, messages };
   }
@@ -78,12 +78,12 @@ export class Conversation {
     this.changed.add(name);
   }
 
-  /** A record of this conversation is kept now; what was changed since then is not. */
+  /** This record of the conversation is stored now; later changes are not. */
   noteKept(record) {
     for (const name of this.changed) if (this[name] === record[name]) this.changed.delete(name);
   }
 
-  /** Take in what another tab has made of this conversation. What is shown here stays, and what follows it is added. */
+  /** Take in what another tab has made of this conversation. The shown path stays, and its continuation is added. */
   absorb(theirs) {
     for (const name of ["title", "model"]) if (!this.changed.has(name)) this[name] = theirs[name];
     this.updatedAt = Math.max(this.updatedAt, theirs.updatedAt);
@@ -110,7 +110,8 @@ export class Conversation {
     return this.add({ role: "user", content, files }, parentId);
   }
 
-  /** An answer to come. One that failed before its first word makes room for it, unless the conversation went on below it. */
+  /** An answer to come. It replaces an answer that failed before its first word, unless the conversation continued
+  below it. */
   addAnswer(prompt) {
     const answer = this.add(newAnswer(), prompt.id);
     this.messages = withoutVain(this.messages);
@@ -138,7 +139,7 @@ function newAnswer() {
     numLeftOut: 0, // turns from the beginning that the model did not see, as the context was full
     measured: null, // see answer.js
     usage: null, // the server's count of tokens
-    passes: [], // what was guessed in each, if asked for: `token_trees` of the API
+    passes: [], // their drafts, if requested: `token_trees` of the API
   };
 }
 

@@ -1,5 +1,5 @@
 // The list of conversations at the side: search it, open one, rename, export and delete the one that is open, import.
-// Where the window is wide it stands beside the page and stays as it was left; else it lies above the page, and closes.
+// In a wide window it is a side bar and keeps its state; else it overlays the page, and closes.
 
 import { Stored } from "../storage.js";
 
@@ -78,7 +78,7 @@ export class HistoryView {
     if (this.panel.open && !this.wide.matches) this.panel.close();
   }
 
-  // ---- what it shows
+  // ---- contents
 
   async show() {
     this.numShown += 1;

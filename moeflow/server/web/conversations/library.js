@@ -1,5 +1,5 @@
 // What can be done with conversations as wholes: open, begin, rename, delete, put back, export and import.
-// The address says which one is open, so that reloads, bookmarks and the browser's way back do what they should.
+// The address names the open one, so that reloads, bookmarks and the browser's back button work.
 
 import { promptText } from "../chat/messages.js";
 import { saveText } from "../save_file.js";
@@ -15,7 +15,7 @@ export class Library {
     Object.assign(this, { chat, store, onShown });
     this.numSteps = 0; // of the user, to another conversation or on in the open one: where the last one led is shown
     this.opening = null; // what `openAddressed` returned, until that is open or the user went on
-    this.chosenModel = ""; // by the user, for what is being opened
+    this.chosenModel = ""; // by the user, for the conversation being opened
   }
 
   get current() {

@@ -1,10 +1,10 @@
-// A conversation as a Markdown file: what is shown of it, for people to read. A comment before each message, which
+// A conversation as a Markdown file: its shown path, for readers. A comment before each message, which
 // readers of Markdown do not show, says whose it is, so that the file can be read back exactly.
 
 import { newId } from "./conversation.js";
 
 const MARK = /^<!-- moeflow: (user|assistant) -->$/;
-const MODEL = /^<!-- moeflow: model (.+) -->$/m; // before the messages: the one that the conversation goes on with
+const MODEL = /^<!-- moeflow: model (.+) -->$/m; // before the messages: the model that continues the conversation
 const ESCAPED = /^\\*<!-- moeflow: /; // a line of a message that would read as a mark: one more backslash before it
 const NAMES = { user: "You", assistant: "Answer" };
 

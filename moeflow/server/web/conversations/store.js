@@ -1,7 +1,7 @@
 // All conversations, kept in this browser: what the list shows of each is apart from its messages, so that the list
 // is there at once. Emits "change" when another tab has changed some (their ids in `detail`) or when a save has failed.
-// Several tabs may work on one conversation: to save it is to merge it with what is kept. What was removed stays so,
-// whoever still works on it, here or in another tab, unless it is restored: of each a mark stays in the list.
+// Several tabs may work on one conversation: saving merges it with the stored one. A removed conversation stays
+// removed, also if a tab still uses it, unless it is restored: a mark stays in the list.
 
 import { Stored } from "../storage.js";
 import { Conversation } from "./conversation.js";
@@ -61,7 +61,7 @@ export class ConversationStore extends EventTarget {
     this.markRemoved(ids);
     const mark = (id) => ({ heads: { id, removedAt: Date.now() } });
     return this.write(ids, "removed", async (tables) => {
-      // Where not even a mark finds room, what is removed goes all the same.
+      // If not even a mark fits, the conversation is removed all the same.
       const remove = (id) => tables.update(id, () => mark(id)).catch(() => tables.update(id, () => NOTHING));
       await Promise.all(ids.map(remove));
     });
@@ -138,7 +138,7 @@ export class ConversationStore extends EventTarget {
     if (!this.error) this.unsaved.remove(); // or else it is the only copy
   }
 
-  /** Forget what was removed so long ago that nobody can still have it open. */
+  /** Drop marks of conversations removed so long ago that no tab can still have them open. */
   async forgetRemoved() {
     const tables = await this.tables;
     const isOld = ({ removedAt }) => removedAt < Date.now() - MARKS_STAY_MS;

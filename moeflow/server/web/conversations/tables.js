@@ -30,7 +30,7 @@ class KeptTables {
   }
 
   /** Put what `change` makes of the values under one key in all tables, given and returned by table, in their place;
-   *  undefined deletes. All or nothing is changed, and nobody else comes in between, not even another tab. */
+   *  undefined deletes. Changes are atomic, also between tabs. */
   async update(key, change) {
     const transaction = this.database.transaction(this.database.objectStoreNames, "readwrite");
     const stores = [...transaction.objectStoreNames].map((name) => transaction.objectStore(name));

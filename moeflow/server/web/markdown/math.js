@@ -1,4 +1,4 @@
-// Sets formulas with KaTeX, which is loaded when the first one comes. What is no formula to it stays as it was written.
+// Sets formulas with KaTeX, which is loaded when the first one comes. Text that is not a formula stays unchanged.
 
 const OPTIONS = {
   throwOnError: true, // its own way of showing errors sets styles in attributes, which the page's policy forbids

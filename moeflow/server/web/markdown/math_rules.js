@@ -1,5 +1,5 @@
 // Finds formulas: $…$ and \(…\) in a line, $$…$$ and \[…\] by themselves, as models write them.
-// A dollar before an amount is none: what is between two must touch both, and no digit may follow.
+// A dollar before an amount is not a delimiter: the formula must touch both dollars, and no digit may follow.
 
 const DISPLAY = [
   ["$$", "$$"],
@@ -27,7 +27,7 @@ function mathBlock(state, startLine, endLine, isSilent) {
     const from = isFirst ? start + open.length : state.bMarks[line] + state.tShift[line];
     const text = state.src.slice(from, state.eMarks[line]);
     const end = text.indexOf(close);
-    if (end >= 0 && text.slice(end + close.length).trim()) return false; // text goes on behind it
+    if (end >= 0 && text.slice(end + close.length).trim()) return false; // text follows it
     tex += `${end >= 0 ? text.slice(0, end) : text}\n`;
     if (end >= 0) break;
   }

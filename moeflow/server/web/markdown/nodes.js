@@ -15,7 +15,7 @@ const WIDE = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Han
 const LETTER = /\p{L}/u;
 const RIGHT_TO_LEFT = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Adlam}]/u;
 
-/** `env.topHeading` is the level of the text's first heading: it stands below the page's own two, whichever it is. */
+/** `env.topHeading` is the level of the text's first heading: it is below the page's own two. */
 export function toNodes(tokens, env) {
   const open = [[]]; // children of the elements that are open, outermost first
   for (const [i, token] of tokens.entries()) {

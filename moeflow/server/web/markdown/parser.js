@@ -1,5 +1,5 @@
 // What a model's text is: CommonMark with the tables, strikethrough, links and task lists of GitHub, and formulas.
-// HTML in it is text, links lead only to web and mail, pictures are links: nothing is loaded because a model says so.
+// HTML in it is text, links lead only to web and mail, pictures are links: a model's text loads nothing.
 
 import MarkdownIt from "../vendor/markdown-it/markdown-it.js";
 import { addMath } from "./math_rules.js";

@@ -1,5 +1,5 @@
-// Makes elements show nodes (see nodes.js), and changes only what is new: a selection, a scroll position and the
-// coloured lines of a block of code stay where they are while text grows.
+// Makes elements show nodes (see nodes.js) and changes only new ones. A selection, a scroll position and coloured lines
+// of code stay while text grows.
 // Text becomes text nodes and names of elements come from nodes.js: nothing is ever parsed as HTML.
 
 import { CodeBlock } from "../code/code_block.js";

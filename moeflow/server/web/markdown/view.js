@@ -1,5 +1,5 @@
-// Shows one text of a model while it grows. Blocks that are finished are parsed and drawn once; only the last, which
-// may still change, is looked at again for each piece: so the work for a piece does not grow with the answer.
+// Shows one text of a model while it grows. Finished blocks are parsed and drawn once. Only the last one, which may
+// still change, is parsed again for each piece, so the work for a piece does not grow with the answer.
 
 import { parseBlocks } from "./parser.js";
 import { patch } from "./patch.js";
@@ -15,7 +15,7 @@ export class MarkdownView {
   }
 
   reset() {
-    this.text = ""; // what was given last
+    this.text = ""; // the last input
     this.isGrowing = true;
     this.offset = 0; // where the blocks begin that may still change
     this.numFinished = 0; // blocks before it

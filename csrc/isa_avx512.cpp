@@ -1,6 +1,0 @@
-#define MOEFLOW_UNIT MOEFLOW_AVX512
-#include "isa_table.h"
-
-namespace moeflow {
-const Isa& avx512_isa() { return avx512::kTable; }
-}  // namespace moeflow

@@ -1,6 +1,0 @@
-#define MOEFLOW_UNIT MOEFLOW_GENERIC
-#include "isa_table.h"
-
-namespace moeflow {
-const Isa& generic_isa() { return generic::kTable; }
-}  // namespace moeflow

@@ -1,6 +1,0 @@
-#define MOEFLOW_UNIT MOEFLOW_NEON
-#include "isa_table.h"
-
-namespace moeflow {
-const Isa& neon_isa() { return neon::kTable; }
-}  // namespace moeflow
