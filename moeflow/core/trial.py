@@ -24,8 +24,7 @@ WINDOW: Final = 4  # passes in a row with X, or without
 MIN_GAIN: Final = 0.01  # a smaller gain is not worth the work that X does
 FIRST_REST: Final = 512  # passes
 LONGEST_REST: Final = 16384
-FIRST_STAND: Final = 64  # passes after which a decision for X is checked
-LONGEST_STAND: Final = 512
+STAND: Final = 512  # passes after which a decision for X is checked
 MOST_WAITED: Final = 0.55  # of the time of passes without X: an X that hides waits never gained above this share
 MOST_RISK: Final = 0.3  # of a pass; a trial that risks more ends
 _MAX_TRIED: Final = 2048  # passes with X, after which an open trial ends
@@ -83,11 +82,6 @@ class GainTrial:
             self._follow(gain)
         else:
             self._try(gain)
-
-    def begin_again(self) -> None:
-        """Forget the decision: X has changed."""
-        self.verdict, self._next_rest = None, FIRST_REST
-        self._begin()
 
     def _begin(self) -> None:
         self.is_on = self._is_free = bool(self.verdict) or self._starts_on  # whether tries need no credit
@@ -164,7 +158,7 @@ class Trial(GainTrial):
     def __init__(self, name: str, *, share: float = SHARE, starts_on: bool = False) -> None:
         self._usual = RunningCurve(_WEIGHT, cell=_cell)  # passes without X
         self._waited = 0.0  # share of their time
-        self._stands, self._next_stand = 0, FIRST_STAND  # passes since the decision for X, and until its check
+        self._stands = 0  # passes since the decision for X
         super().__init__(name, share=share, starts_on=starts_on)
 
     @property
@@ -186,9 +180,9 @@ class Trial(GainTrial):
                 self.note(None)
         elif self._has_decided:
             self._stands += 1
-            if self._stands == self._next_stand:
+            if self._stands == STAND:
                 self._begin()
-                self.is_on = False
+                self._stands, self.is_on = 0, False
         elif self._usual.has_seen(size):
             self.note(max(1 - seconds / max(self._usual.expect(size), 1e-9), -_MOST_LOSS))
         else:
@@ -197,11 +191,6 @@ class Trial(GainTrial):
     @property
     def _is_hopeless(self) -> bool:
         return self._waited > MOST_WAITED and not self.is_on
-
-    def _settle(self, verdict: bool) -> None:
-        is_confirmed = verdict and self.verdict is True
-        self._stands, self._next_stand = 0, min(2 * self._next_stand, LONGEST_STAND) if is_confirmed else FIRST_STAND
-        super()._settle(verdict)
 
 
 def _cell(size: int) -> int:

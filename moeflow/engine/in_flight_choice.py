@@ -14,58 +14,43 @@ from moeflow.core.trial import Trial
 MAX_IN_FLIGHT: Final = 8
 
 
-class _Size:
-    """The choice for passes of about one size."""
+class InFlightChoice:
+    """Learns from passes; sizes are told apart by powers of two."""
 
-    def __init__(self, name: str) -> None:
-        steps = range(1, MAX_IN_FLIGHT.bit_length())
-        self._trials = [Trial(f"{1 << step} micro-batches in flight, not {1 << step - 1}, {name}") for step in steps]
+    def __init__(self) -> None:
+        self._steps: dict[tuple[int, int], list[Trial]] = {}  # by size: each trial doubles the number
 
     @property
     def trials(self) -> list[Trial]:
-        """Those asked so far: each after the one before it has decided for more."""
-        asked = 1
-        while asked < len(self._trials) and self._trials[asked - 1].verdict:
-            asked += 1
-        return self._trials[:asked]
+        """The trials of all sizes, as far as each step before has decided for more."""
+        return [trial for key in sorted(self._steps) for trial in _asked(self._steps[key])]
 
-    def choose(self, most: int) -> int:
+    def choose(self, num_tokens: int, num_sequences: int, most: int) -> int:
+        """Return the number for a pass that can be cut into so many at most: 1, 2, 4 or 8, or `most` if it is less."""
         number = 1
-        for trial in self.trials:
+        for trial in _asked(self._of_size(num_tokens, num_sequences)) if most > 1 else ():
             if not trial.is_on:
                 break
             number *= 2
         return min(number, most)
 
-    def note(self, number: int, token_s: float) -> None:
-        """Report a pass to the trials that compare its number. A number cut down to `most` is none of theirs."""
-        for step, trial in enumerate(self.trials):
-            if number == (2 if trial.is_on else 1) << step:
-                trial.end_pass(1, token_s)
-
-
-class InFlightChoice:
-    """Learns from passes; sizes are told apart by powers of two."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[tuple[int, int], _Size] = {}
-
-    @property
-    def trials(self) -> list[Trial]:
-        """The trials of all sizes."""
-        return [trial for key in sorted(self._sizes) for trial in self._sizes[key].trials]
-
-    def choose(self, num_tokens: int, num_sequences: int, most: int) -> int:
-        """Return the number for a pass that can be cut into so many at most: 1, 2, 4 or 8, or `most` if it is less."""
-        return 1 if most == 1 else self._size(num_tokens, num_sequences).choose(most)
-
     def note(self, num_tokens: int, num_sequences: int, number: int, seconds: float) -> None:
-        """Learn how long a pass took in so many micro-batches."""
-        self._size(num_tokens, num_sequences).note(number, seconds / num_tokens)
+        """Learn the time of a pass. A number cut down to `most` belongs to no trial."""
+        for step, trial in enumerate(_asked(self._of_size(num_tokens, num_sequences))):
+            if number == (2 if trial.is_on else 1) << step:
+                trial.end_pass(1, seconds / num_tokens)
 
-    def _size(self, num_tokens: int, num_sequences: int) -> _Size:
+    def _of_size(self, num_tokens: int, num_sequences: int) -> list[Trial]:
         key = num_tokens.bit_length(), num_sequences.bit_length()
-        if key not in self._sizes:
+        if key not in self._steps:
             tokens, sequences = (f"{1 << octave - 1} to {(1 << octave) - 1}" for octave in key)
-            self._sizes[key] = _Size(f"passes of {tokens} tokens and {sequences} sequences")
-        return self._sizes[key]
+            self._steps[key] = [
+                Trial(f"{2 << step} micro-batches in flight, passes of {tokens} tokens and {sequences} sequences")
+                for step in range(MAX_IN_FLIGHT.bit_length() - 1)
+            ]
+        return self._steps[key]
+
+
+def _asked(steps: list[Trial]) -> list[Trial]:
+    """Return the trials up to the first that has not decided for more."""
+    return steps[: 1 + next((step for step, trial in enumerate(steps) if not trial.verdict), len(steps))]

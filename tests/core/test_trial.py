@@ -13,13 +13,12 @@ import pytest
 
 from moeflow.core.trial import (
     FIRST_REST,
-    FIRST_STAND,
     LONGEST_REST,
-    LONGEST_STAND,
     MIN_GAIN,
     MOST_WAITED,
     NOT_TRIED,
     SHARE,
+    STAND,
     WINDOW,
     GainTrial,
     Trial,
@@ -151,10 +150,10 @@ def test_a_decision_for_x_is_checked_rarely():
     trial = Trial("x")
     while not trial.verdict:
         run(trial, 0.5, 1)
-    found = run(trial, 0.5, 20 * LONGEST_STAND)
+    found = run(trial, 0.5, 20 * STAND)
     checks = [place for place in range(1, len(found)) if not found[place] and found[place - 1]]
-    assert checks[0] == FIRST_STAND
-    assert checks[-1] - checks[-2] >= LONGEST_STAND
+    assert checks[0] == STAND
+    assert all(later - earlier >= STAND for earlier, later in itertools.pairwise(checks))
     assert found.count(False) == WINDOW * len(checks)
 
 
@@ -162,7 +161,7 @@ def test_an_x_that_no_longer_gains_is_switched_off_and_one_that_begins_to_gain_i
     trial = Trial("x")
     run(trial, 0.7, 1000)
     assert trial.verdict
-    run(trial, 1.3, LONGEST_STAND + 50)
+    run(trial, 1.3, STAND + 50)
     assert trial.verdict is False
     run(trial, 0.7, FIRST_REST + 400)
     assert trial.verdict
@@ -197,15 +196,6 @@ def test_a_pass_of_a_size_without_comparison_is_not_judged():
     assert trial.reason.endswith("1 passes tried")
 
 
-def test_a_changed_x_is_tried_anew():
-    trial = Trial("x")
-    run(trial, 1.5, 1000)
-    assert trial.verdict is False
-    trial.begin_again()
-    assert (trial.verdict, trial.reason) == (None, NOT_TRIED)
-    assert run(trial, 0.5, FIRST_TRY + 1)[-1]
-
-
 def test_a_part_of_another_x_starts_on():
     trial = Trial("x", starts_on=True)
     trial.end_pass(1, 0.5)
@@ -233,7 +223,7 @@ def test_x_is_switched_off_where_passes_begin_to_wait_most_of_the_time():
     trial = Trial("x")
     run(trial, 0.5, 1000)
     assert trial.verdict
-    for _ in range(3 * LONGEST_STAND):
+    for _ in range(3 * STAND):
         trial.end_pass(1, 0.5 if trial.is_on else 1.0, waited_s=0.0 if trial.is_on else 0.9)
     assert (trial.is_on, trial.verdict) == (False, None)
 

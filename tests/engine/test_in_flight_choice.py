@@ -56,7 +56,9 @@ def test_it_follows_a_change():
 def test_a_pass_that_cannot_be_cut_so_often_is_cut_as_often_as_it_can():
     choice = InFlightChoice()
     passes(choice, waiting_is_filled, 1500)
-    assert set(passes(choice, waiting_is_filled, 50, most=3)) == {3}
+    found = passes(choice, waiting_is_filled, 50, most=3)
+    assert found[3] >= 40  # 2 in a window of a check
+    assert set(found) <= {2, 3}
     assert set(passes(choice, waiting_is_filled, 50, most=1)) == {1}
 
 

@@ -79,8 +79,7 @@ class RemoteExperts:
         self._is_hot = self._is_used = self._judged = None
         if self._has_new_speed:
             self._has_new_speed = False
-            for trial in self.trials:
-                trial.begin_again()
+            self._trials.clear()
 
     def end_pass(self, seconds: float) -> None:
         """Receive how long a pass took."""
