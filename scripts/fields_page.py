@@ -1,4 +1,4 @@
-"""Writes docs/fields.md from the table of fields that other APIs and clients send.
+"""Writes docs/reference/fields.md from the table of fields that other APIs and clients send.
 
 python scripts/fields_page.py
 """
@@ -24,7 +24,7 @@ from moeflow.server.api.schema.field_policy import (  # noqa: E402
 )
 from moeflow.server.api.schema.field_table import FIELD_TABLE  # noqa: E402
 
-PAGE = ROOT / "docs" / "fields.md"
+PAGE = ROOT / "docs" / "reference" / "fields.md"
 HEAD = """# Fields of other servers
 
 Clients send fields that other servers know. This page lists how moeflow treats each one.

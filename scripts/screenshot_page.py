@@ -21,7 +21,7 @@ from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.browser import MISSING, find_browser, launch
+from studies.browser import MISSING, find_browser, launch
 
 QUESTIONS = ("What is the capital of France?", "Write a Python function that adds two numbers.")
 DESKTOP = {"viewport": {"width": 1200, "height": 860}}

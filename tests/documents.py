@@ -1,4 +1,4 @@
-"""The documents, and the commands in them."""
+"""The documents, and what they tell a reader to type."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# Pages of what there is now: `docs/LOG.md` tells of what there was.
-PAGES = [*sorted(ROOT.glob("*.md")), *(file for file in sorted(ROOT.glob("docs/*.md")) if file.name != "LOG.md")]
+RESULTS = ROOT / "docs" / "studies" / "benchmarks.md"  # generated; its commands are those of measured commits
+# Pages about the present: the log and `RESULTS` show past commands.
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(file for file in sorted(ROOT.glob("docs/**/*.md")) if file.name != "log.md" and file != RESULTS),
+]
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PROMPT = re.compile(r"\w?\$ ")  # "a$ " and "b$ " where there are two machines
 
@@ -23,7 +27,7 @@ class Command:
 
 
 def commands_in_blocks(text: str) -> Iterator[Command]:
-    """Yield the lines of sh blocks and of prompts in other blocks, with continuation lines joined."""
+    """Yield the lines of sh blocks and those behind a prompt in other blocks, each joined where it goes on."""
     for language, block in _FENCED.findall(text):
         lines = block.replace("\\\n", " ").splitlines()
         if language == "sh":
@@ -35,7 +39,7 @@ def commands_in_blocks(text: str) -> Iterator[Command]:
 
 
 def code_in_prose(text: str) -> list[str]:
-    """Return texts between backticks outside of blocks."""
+    """Return what stands between backticks outside of blocks."""
     return re.findall(r"`([^`\n]+)`", without_blocks(text))
 
 
@@ -44,11 +48,16 @@ def commands_in(text: str) -> list[str]:
     return [*(command.line for command in commands_in_blocks(text)), *code_in_prose(text)]
 
 
+def page_name(page: Path) -> str:
+    """Return the path of a page in the project, for the names of tests."""
+    return str(page.relative_to(ROOT))
+
+
 def without_blocks(text: str) -> str:
     return _FENCED.sub("", text)
 
 
 def documented_configuration() -> str:
-    """Return the configuration file that the page of operations shows."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    """Return the configuration file of the guide to running a server."""
+    text = (ROOT / "docs" / "guides" / "run.md").read_text(encoding="utf-8")
     return next(block for language, block in _FENCED.findall(text) if language == "toml")

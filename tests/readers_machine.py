@@ -27,9 +27,10 @@ from moeflow.train.predictors import learning_text
 from moeflow.train.speculators import teacher_text
 from tests.checkpoint.hub.hub_server import Hub
 from tests.checkpoint.tiny_models import random_weights, write_gguf
-from tests.documents import documented_configuration
+from tests.documents import ROOT, documented_configuration
 from tests.packed import pack_beside
 from tests.planner.examples import machine
+from tests.studies import running
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.train.classifiers.toy import write_texts
@@ -46,7 +47,7 @@ REQUEST = {
 
 
 class ReadersMachine:
-    """Runs `moeflow` command lines in this process, in a folder and with a home of their own."""
+    """Runs command lines of `moeflow` and of studies in this process, in a folder and with a home of their own."""
 
     def __init__(self, folder: Path, hub: Hub, patch: pytest.MonkeyPatch) -> None:
         self.home = folder / "home"
@@ -76,7 +77,10 @@ class ReadersMachine:
         source, target = (self._taken(words, sign) for sign in "<>")
         if source:
             stdin = source.read_text(encoding="utf-8")
-        result = CliRunner().invoke(main, words[1:], input=stdin, prog_name="moeflow")
+        if words[:2] == ["python", "-m"]:
+            result = running.run(*words[2:], stdin=stdin)
+        else:
+            result = CliRunner().invoke(main, words[1:], input=stdin, prog_name="moeflow")
         if target:
             target.write_text(result.stdout, encoding="utf-8")
         return result
@@ -114,11 +118,13 @@ def write_models(home: Path, work: Path) -> None:
 
 
 def write_files(work: Path) -> None:
-    """Write texts with classes, requests, a prompt, a configuration."""
+    """Write texts with classes, requests, a prompt, a configuration, a described machine."""
     write_texts(work / "train.tsv", 64)
     write_texts(work / "dev.tsv", 60, seed=1)
     (work / "requests.jsonl").write_text(json.dumps(REQUEST) + "\n")
     (work / "prompt.txt").write_text("Once")
+    (work / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "desktop.json", work / "examples")
     (work / "moeflow.toml").write_text(documented_configuration().replace("16GiB", MEMORY))
 
 

@@ -1,4 +1,4 @@
-"""The picture in docs/architecture.md as a test: which folder may import what.
+"""The picture in docs/internals/README.md as a test: which folder may import what.
 
 Reads source text only. `violations` takes any tree, so that the rules themselves are tested below on small
 trees that break them.
@@ -19,7 +19,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "moeflow"
-DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+INTERNALS = sorted((ROOT / "docs" / "internals").glob("*.md"))
+PICTURE = (ROOT / "docs" / "internals" / "README.md").read_text(encoding="utf-8")
 
 FLOORS = {  # of rooms, and of folders in them that stand apart from the rest of their room
     "core": 1,
@@ -72,7 +73,6 @@ TORCH_FREE = (
     "parallel/tcp/refusal_log.py",
     "workload",
     "pipeline/catalog.py",
-    "pipeline/expert_parallel.py",
     "pipeline/priority.py",
     "pipeline/sequential.py",
     "pipeline/runtime",
@@ -84,14 +84,13 @@ TORCH_FREE = (
     "speculation",
     "planner/simulator",
     "planner/costs/cost_model.py",
-    "planner/choices/layout_choice.py",
     "planner/choices/rank_layout_choice.py",
     "planner/costs/rank_costs.py",
     "planner/costs/rank_shares.py",
     "planner/search/scaling.py",
     "planner/costs/disk_waits.py",
     "planner/costs/expected_routing.py",
-    "planner/costs/layout_estimate.py",
+    "planner/costs/expected_experts.py",
     "planner/hardware/other_work.py",
     "planner/figures/policy_map.py",
     "planner/figures/roofline_figures.py",
@@ -99,9 +98,8 @@ TORCH_FREE = (
     "planner/costs/micro_batches.py",
     "planner/hardware/machine_files.py",
     "planner/costs/model_costs.py",
-    "planner/costs/parallel_costs.py",
     "planner/model_files.py",
-    "planner/search/device_search.py",
+    "planner/search/milp.py",
     "planner/forecast.py",
     "planner/search/host_search.py",
     "planner/search/objective.py",
@@ -166,18 +164,12 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "huggingface_hub": ("checkpoint/hub/hub_client.py",),
     "httpx2": ("checkpoint/hub/hub_client.py",),
     "httpx": ("cli/", "bench/http_target.py"),
-    "scipy": ("planner/search/device_search.py",),
-    "matplotlib": (
-        "bench/plots.py",
-        "bench/plan_plots.py",
-        "bench/parallel/plots.py",
-        "bench/sida/plots.py",
-        "bench/speculation/plots.py",
-    ),
+    "scipy": ("planner/search/milp.py",),
+    "matplotlib": ("bench/plots.py", "bench/plan_plots.py"),
     "torch.distributed": (),
     "pickle": (),
     "tests": (),
-    "benchmarks": (),
+    "studies": (),
     "examples": (),
 }
 
@@ -253,7 +245,7 @@ def check_file(name: str, tree: ast.Module) -> Iterator[str]:
     if not ast.get_docstring(tree):
         yield "has no docstring that says what it does"
     if "/" in name and name.split("/")[0] not in FLOORS:
-        yield "stands on no floor: add its folder to FLOORS and to docs/architecture.md"
+        yield "stands on no floor: add its folder to FLOORS and to docs/internals/README.md"
         return
     for node, imported in imports(tree):
         problem = check_import(name, imported)
@@ -340,12 +332,13 @@ def is_there(name: str) -> bool:
 
 
 def test_the_picture_shows_the_folders_that_there_are():
-    assert picture(DOCUMENT) == FLOORS
+    assert picture(PICTURE) == FLOORS
     assert {folder.parent.name for folder in PACKAGE.glob("*/__init__.py")} == set(FLOORS)
 
 
-def test_the_document_names_no_file_that_is_not_there():
-    names = named_files(DOCUMENT)
+@pytest.mark.parametrize("page", INTERNALS, ids=lambda page: page.name)
+def test_the_document_names_no_file_that_is_not_there(page):
+    names = named_files(page.read_text(encoding="utf-8"))
     assert [name for name in sorted(names) if not is_there(name)] == []
 
 
@@ -383,6 +376,7 @@ def test_what_needs_no_torch_is_imported_without_it(places):
         ("engine/b.py", "from transformers import AutoTokenizer", "imports transformers"),
         ("experts/a.py", "from torch import distributed", "imports torch.distributed"),
         ("checkpoint/a.py", "import pickle", "imports pickle"),
+        ("bench/a.py", "from studies.parallel import tables", "imports studies"),
         ("engine/a.py", "def f():\n    import json", "inside a function"),
         ("engine/a.py", "import importlib\nimportlib.import_module('x')", "inside a function"),
         ("engine/a.py", "import os\nx = os.environ['A']", "environment"),

@@ -1,6 +1,6 @@
 """Every command in the documents is run: here, on tiny models, or by a test that is named; few need what is not here.
 
-A `moeflow` command that is new in a document runs here, after what `SUBSTITUTED` and `ADDED` do to it. One that cannot,
+A new command of `moeflow` or of a study runs here, after what `SUBSTITUTED` and `ADDED` do to it. One that cannot,
 and one of another program, goes into `COVERED`, or with a reason into `ELSEWHERE`.
 """
 
@@ -15,19 +15,18 @@ import pytest
 
 from moeflow.kernels.cpu import extension
 from tests.checkpoint.hub.hub_server import hub_of_this_process
-from tests.documents import PAGES, ROOT, Command, code_in_prose, commands_in, commands_in_blocks
+from tests.documents import PAGES, ROOT, Command, code_in_prose, commands_in, commands_in_blocks, page_name
 from tests.readers_machine import MEMORY, ReadersMachine
 from tests.test_documents import commands
 
-READ = [page for page in PAGES if page.name not in {"CHANGELOG.md", "benchmarks.md"}]  # what there was; generated
+SKIPPED = {"CHANGELOG.md", "command-line.md"}  # describe other versions, or are generated
+READ = sorted((page for page in PAGES if page.name not in SKIPPED), key=lambda page: page.parent == ROOT)
 
 # What stands for something of the reader's, and what it is here.
 SUBSTITUTED = (
     (r"--routing FILE --model MODEL$", "--routing routing.trace --model ~/models/olmoe"),  # which has a predictor
     (r"\bMODEL\b", "path/to/model"),
     (r"\bSOURCE\b", "dense"),
-    (r"(?<= serve )FOLDER\b", "path/to/model"),
-    (r"\bFILE\.gguf\b", "~/models/mixtral.Q4_0.gguf"),
     (r"(?<= )/models/", "~/models/"),
     (r"--routing$", "--routing routing.trace"),
     (r"--token-trees FILE\b", "--token-trees trees.dot"),
@@ -42,10 +41,10 @@ ADDED = (
     (r"moeflow train classifier .*", "--minutes 0.005"),
     (r"moeflow train predictor .*", "--text-tokens 300 --epochs 1"),
     (r"moeflow train speculator.*", "--text-tokens 100 --steps 3 --layers 1"),
-    (r"moeflow bench sida .*", "--texts 10 --share 50 --minutes 0.005"),
+    (r"python -m studies.sida .*", "--texts 10 --share 50 --minutes 0.005"),
+    (r"python -m studies.parallel", "--ranks 2 --experts 5 --tokens 16 --hidden 64 --width 64 --repeats 1"),
+    (r"python -m studies.speculation .*", "--new-tokens 4"),
     (r"moeflow bench engine.*", "--batch 1 --prefill 8 --new-tokens 2 --repeats 1"),
-    (r"moeflow bench parallel", "--ranks 2 --experts 5 --tokens 16 --hidden 64 --width 64 --repeats 1"),
-    (r"moeflow bench speculation .*", "--new-tokens 4"),
     (r"moeflow bench quality .*", "--prompts 1 --new-tokens 4"),
     (r"moeflow plan .* --validate", "--prompt-len 8 --gen-len 4 --batch-size 2"),
     (r"moeflow generate --token-trees .*", "-p Once --speculator suffix --max-tokens 8"),
@@ -66,11 +65,13 @@ COVERED = (
     (r"scripts/fuzz-api", "tests/server/test_fuzz.py::test_the_server_does_what_its_document_says", "fuzz-api"),
     (
         r"scripts/gpu-check.*",
-        "tests/benchmarks/test_gpu_check.py::test_without_a_gpu_it_says_what_it_would_run",
+        "tests/studies/test_gpu_check.py::test_without_a_gpu_it_says_what_it_would_run",
         "--out",
     ),
-    (r"python benchmarks/first_answers.py", "tests/benchmarks/test_first_answers.py::test_every_interface_is_asked"),
-    (r"python benchmarks/pipelines.py .*", "tests/benchmarks/test_pipelines.py::test_all_pipelines_are_compared"),
+    (r"python -m studies.first_answers", "tests/studies/test_first_answers.py::test_every_interface_is_asked"),
+    (r"python -m studies.pipelines .*", "tests/studies/test_pipelines.py::test_all_pipelines_are_compared"),
+    (r"python -m studies.report", "tests/studies/test_report.py::test_page_and_readme_are_what_the_records_say"),
+    (r"python -m studies.paper", "tests/studies/paper/test_command.py::test_tables_and_what_does_not_count"),
     (
         r"pip install .*examples/eviction_policy",
         "tests/test_examples.py::test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed",
@@ -83,12 +84,6 @@ COVERED = (
         "lru-2",
     ),
     (r"curl .*/v1/chat/completions .*", "tests/server/test_chat.py::test_a_whole_answer", "/v1/chat/completions"),
-    (
-        r"curl .*/v1/completions .*",
-        "tests/server/test_completions.py::test_a_whole_answer",
-        "/v1/completions",
-        "logprobs",
-    ),
     (r"curl .*/api/chat .*", "tests/server/ollama/test_chat.py::test_the_content_type_does_not_matter", "/api/chat"),
     (
         r"curl .*/classify .*",
@@ -106,7 +101,7 @@ COVERED = (
         "tests/cli/test_join.py::test_the_head_says_where_the_model_lies_and_the_token_is_in_the_cache_folder",
     ),
     (r"moeflow lend .*", "tests/cli/test_lend.py::test_all_of_it_may_be_said"),
-    (r"moeflow simulate paper", "tests/cli/simulate/test_paper.py::test_tables_and_what_does_not_count"),
+    (r"python scripts/options_page.py", "tests/test_generated_pages.py::test_the_command_line_is_current"),
 )
 # What no test machine has, or not the minutes for.
 ELSEWHERE = (
@@ -118,8 +113,8 @@ ELSEWHERE = (
     (r"scripts/try-agents.*", "downloads clients; tests/agents/test_try_agents.py runs it with a client of its own"),
     (r"export (ANTHROPIC|CLAUDE|OPENAI)_.*|(cline|aider|OPENAI_API_BASE_URL=\S+) .*", "scripts/try-agents does"),
     (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),
-    (r"python benchmarks/(collectives|engine_deaths).py.*", "measures for minutes, on an idle machine"),
-    (r"python -m benchmarks.remote_experts .*", "wants network namespaces and root"),
+    (r"python -m studies\.(collectives|engine_deaths).*", "measures for minutes, on an idle machine"),
+    (r"python -m studies.remote_experts .*", "wants network namespaces and root"),
     (r"scp .*", "wants two machines"),
     (r"podman .*", "wants a container engine; tests/test_containerfile.py reads the file"),
     (r"(install|systemctl|journalctl) .*", "wants systemd and root; tests/test_deploy.py reads the unit"),
@@ -136,7 +131,7 @@ def documented(page: Path) -> list[Command]:
 def is_command(code: str) -> bool:
     """Say whether code in prose is to be typed. A verb alone may be no more than its name, if it is typed elsewhere."""
     program, *words = code.split()
-    if program == "moeflow" and (*words,) in commands():
+    if (program == "moeflow" and (*words,) in commands()) or re.fullmatch(r"python -m studies[\w.]+", code):
         return not any(it.startswith(f"{code} ") for it in all_code())
     return bool(re.match(r"(moeflow|make|pip|python|curl|scp|podman|systemctl) |scripts/[\w-]+( |$)", code))
 
@@ -162,7 +157,21 @@ def row_of(line: str, table: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
 
 
 def runs_here(line: str) -> bool:
-    return line.startswith("moeflow ") and not row_of(line, COVERED) and not row_of(line, ELSEWHERE)
+    is_ours = line.startswith(("moeflow ", "python -m studies."))
+    return is_ours and not row_of(line, COVERED) and not row_of(line, ELSEWHERE)
+
+
+@cache
+def commands_to_run() -> dict[Path, list[Command]]:
+    """Return the commands that run here by page, each on the first page that shows it."""
+    found: dict[Path, list[Command]] = {}
+    seen: set[str] = set()
+    for page in READ:
+        run = [it for it in documented(page) if runs_here(it.line) and here(it.line) not in seen]
+        if run:
+            found[page] = run
+            seen |= {here(it.line) for it in run}
+    return found
 
 
 def typed(shown: str) -> str:
@@ -189,10 +198,9 @@ def machine(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", commands_to_run(), ids=page_name)
 def test_commands_run(page, machine):
-    run = [it for it in documented(page) if runs_here(it.line)]
-    wrong = [it for command in run for it in wrong_with(command, machine)]
+    wrong = [it for command in commands_to_run()[page] for it in wrong_with(command, machine)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -211,7 +219,7 @@ def test_what_does_not_run_is_told(line, shown, complaint, machine):
     assert re.search(complaint, said, re.DOTALL)
 
 
-@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", READ, ids=page_name)
 def test_every_command_is_run_somewhere(page):
     lines = [it.line for it in documented(page)]
     lost = [it for it in lines if not (runs_here(it) or row_of(it, COVERED) or row_of(it, ELSEWHERE))]

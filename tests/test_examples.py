@@ -74,7 +74,7 @@ def test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed(run, tmp_path
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 def test_the_documented_command_serves_with_the_policy(run, tmp_path):
     """As printed, where a reader has the built-in model. `--explain` shows the memory and ends it before it serves."""
-    page = (ROOT / "docs" / "extending.md").read_text()
+    page = (ROOT / "docs" / "guides" / "extend.md").read_text()
     (line,) = [it.line for it in commands_in_blocks(page) if "--expert-policy lru-2" in it.line]
     write_models(tmp_path, tmp_path)
     code = f"""
@@ -140,12 +140,12 @@ def test_a_layout_is_in_the_help_and_is_simulated_measured_and_planned(run, tmp_
     assert re.search(r"--expert-layout \[[^]]*everywhere\]", " ".join(run(*MOEFLOW, "serve", "--help-all").split()))
     names = ("--layout", "everywhere", "--layout", "expert", "--json")
     routing = ("--ranks", "4", "--tokens", "4000", "--skew", "0.9", "--skew-experts", "1")
-    shown = run(*MOEFLOW, "simulate", "parallel", "--machine", "h100", "--model", "mixtral-8x7b", *routing, *names)
+    shown = run("-m", "studies.parallel.simulated", "--machine", "h100", "--model", "mixtral-8x7b", *routing, *names)
     simulated = {one["layout"]: one for one in map(json.loads, shown.splitlines())}
     assert simulated["everywhere"]["work_max_over_mean"] < 1.2 < simulated["expert"]["work_max_over_mean"]
     assert simulated["everywhere"]["by_formula"]["seconds"] < simulated["expert"]["by_formula"]["seconds"]
     sizes = ("--ranks", "2", "--experts", "5", "--tokens", "16", "--hidden", "64", "--width", "64", "--repeats", "1")
-    (record,) = map(json.loads, run(*MOEFLOW, "bench", "parallel", *sizes, *names).splitlines())
+    (record,) = map(json.loads, run("-m", "studies.parallel", *sizes, *names).splitlines())
     assert "everywhere" in record["layouts"]  # and its sums were compared with one process's
     write_tiny_mixtral(tmp_path, num_local_experts=5)
     (tmp_path / "host.json").write_text(machine_to_json(machine(ram=2 * 10**9)))
@@ -211,7 +211,7 @@ def test_a_family_of_ones_own_answers(run, tmp_path):
 
 
 def test_each_example_is_short_and_in_the_docs():
-    page = (ROOT / "docs" / "extending.md").read_text()
+    page = (ROOT / "docs" / "guides" / "extend.md").read_text()
     assert len(EXAMPLES) >= 7
     for example in EXAMPLES:
         assert f"examples/{example.name}" in page

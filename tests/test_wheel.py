@@ -13,7 +13,12 @@ from scripts.wheel_files import ROOT, differences, files_of_the_package, names_i
 BUILD = (
     "import sys; from scikit_build_core.build import build_wheel; build_wheel(sys.argv[1], {'wheel.cmake': 'false'})"
 )
-LEFTOVERS = ("moeflow/kernels/__pycache__/cache.cpython-311.pyc", "moeflow/server/.cache/page.html.so", "build/x.py")
+LEFTOVERS = (
+    "moeflow/kernels/__pycache__/cache.cpython-311.pyc",
+    "moeflow/server/.cache/page.html.so",
+    "build/x.py",
+    "studies/x.py",
+)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -66,32 +65,6 @@ def plot_latencies(systems: Mapping[str, Sequence[Mapping[str, Any]]], rate: flo
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", markerscale=3)
     dotted = ", dotted: 90th percentile" if len(systems) <= 2 else ""
     figure.suptitle(f"Latency of each request at {rate:g} requests/s; bars: median of requests of like length{dotted}")
-    save(figure, file)
-
-
-def plot_throughput(systems: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> None:
-    """Draw requests and tokens a second against the arrival rate. `systems` maps a name to its records."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots(1, 2)
-    for axis, key, label in zip(
-        axes, ("requests_per_s", "tokens_per_s"), ("requests/s", "generated tokens/s"), strict=True
-    ):
-        for number, (name, records) in enumerate(systems.items()):
-            values: dict[float, list[float]] = {}
-            for record in records:
-                if key in record["summary"]:
-                    values.setdefault(record["rate"], []).append(record["summary"][key])
-            rates = sorted(values)
-            middles = [statistics.median(values[rate]) for rate in rates]
-            below = [middle - min(values[rate]) for rate, middle in zip(rates, middles, strict=True)]
-            above = [max(values[rate]) - middle for rate, middle in zip(rates, middles, strict=True)]
-            colour = COLOURS.get(name, f"C{number}")
-            axis.errorbar(rates, middles, [below, above], marker="o", capsize=3, color=colour, label=name)
-        axis.set_xlabel("arrivals/s")
-        axis.set_ylabel(label)
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-    axes[0].legend()
     save(figure, file)
 
 

@@ -5,7 +5,7 @@ A record is one JSON object:
     {"kind": "engine", "time": "2026-01-31T12:00:00+00:00", "command": "moeflow bench engine ...", "seed": 0,
      "commit": "1a2b3c4", "is_dirty": false, "machine": {...}, "versions": {...}, ...what was measured}
 
-`kind` names the tool that wrote it, as the sections of `scripts/benchmarks_page.py` do. A dirty record was measured
+`kind` names the tool that wrote it, as the sections of `studies/report` do. A dirty record was measured
 with code that no commit has: the page marks it, and it is to be measured again.
 """
 
@@ -29,7 +29,7 @@ from moeflow.core.untrusted import UnreadableError, parse_json
 
 Record = dict[str, Any]
 ROOT = Path(__file__).parents[2]
-CODE = ("moeflow", "csrc", "benchmarks", "CMakeLists.txt", "pyproject.toml", "constraints.txt")
+CODE = ("moeflow", "csrc", "studies", "CMakeLists.txt", "pyproject.toml", "constraints.txt")
 PACKAGES = ("moeflow", "torch", "numpy", "transformers")
 
 

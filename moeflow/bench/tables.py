@@ -50,18 +50,6 @@ def spread_text(values: Sequence[float], digits: int = 1) -> str:
     return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
 
 
-def versus_table(record: Record) -> Table:
-    """Return a record of `benchmarks/engine_vs_transformers.py` as a table."""
-    rows = []
-    for case in record["cases"]:
-        rates = case["tokens_per_s"]
-        ratios = [ours / theirs for ours, theirs in zip(rates["moeflow"], rates["transformers"], strict=True)]
-        both = (spread_text(rates["moeflow"]), spread_text(rates["transformers"]))
-        rows.append((case["name"], *both, spread_text(ratios, 2), case["equal_answers"]))
-    columns = ("", "moeflow", "transformers generate", "ratio", "equal answers")
-    return Table(f"{record['model']}, {record['weight_format']}, tokens/s: median (min-max)", columns, tuple(rows))
-
-
 def quality_table(records: Sequence[Record]) -> Table:
     """Return `bench quality` records as a table, one row each."""
     rows = [

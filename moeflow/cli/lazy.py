@@ -18,22 +18,11 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.batch_run import BatchJob, question_lengths, run_batch_job, run_beside
     from moeflow.bench.engine_run import BATCH_SIZES, PREFILL_LENS, EngineRun, make_cases
     from moeflow.bench.http_target import HttpTarget, check_address
-    from moeflow.bench.parallel.case import Case, LayerShape
-    from moeflow.bench.parallel.plots import plot_parallel, plot_simulated
-    from moeflow.bench.parallel.prediction import kernel_shapes, ranks_at_once
-    from moeflow.bench.parallel.run import ParallelStudy
-    from moeflow.bench.parallel.tables import parallel_tables
     from moeflow.bench.plan_plots import plot_policy_map, plot_rooflines
     from moeflow.bench.plan_validation import PlanValidation
     from moeflow.bench.plots import plot_cache_replay, plot_latencies, plot_time_lines
     from moeflow.bench.quality_run import answer, compare, describe_comparison, in_own_precision, make_task
     from moeflow.bench.serve_run import Progress, Sweep, check_server, on_and_off, run_engines, run_server, with_policy
-    from moeflow.bench.sida.plots import plot_sida
-    from moeflow.bench.sida.run import SidaStudy
-    from moeflow.bench.sida.tables import sida_tables
-    from moeflow.bench.speculation.plots import plot_speculation
-    from moeflow.bench.speculation.prompts import read_prompts
-    from moeflow.bench.speculation.run import SpeculationRun
     from moeflow.checkpoint.hub.cache_layout import repositories
     from moeflow.checkpoint.hub.cached_models import cached_models, plan_removal, unfinished_bytes
     from moeflow.checkpoint.hub.local_models import find_model, hub_cache, local_path
@@ -61,7 +50,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.figures.roofline_figures import roofline_figures
     from moeflow.planner.hardware.calibrate_device import measure_device
     from moeflow.planner.hardware.host import host_resources
-    from moeflow.planner.hardware.this_machine import how_measured, known_machine, this_machine, was_disturbed
+    from moeflow.planner.hardware.this_machine import how_measured, known_machine, was_disturbed
     from moeflow.planner.made_files import made_files
     from moeflow.planner.plan_text import speed_and_memory, what_to_expect
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
@@ -89,22 +78,11 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.batch_run": "BatchJob question_lengths run_batch_job run_beside",
     "moeflow.bench.engine_run": "BATCH_SIZES PREFILL_LENS EngineRun make_cases",
     "moeflow.bench.http_target": "HttpTarget check_address",
-    "moeflow.bench.parallel.case": "Case LayerShape",
-    "moeflow.bench.parallel.plots": "plot_parallel plot_simulated",
-    "moeflow.bench.parallel.prediction": "kernel_shapes ranks_at_once",
-    "moeflow.bench.parallel.run": "ParallelStudy",
-    "moeflow.bench.parallel.tables": "parallel_tables",
     "moeflow.bench.plan_plots": "plot_policy_map plot_rooflines",
     "moeflow.bench.plan_validation": "PlanValidation",
     "moeflow.bench.plots": "plot_cache_replay plot_latencies plot_time_lines",
     "moeflow.bench.quality_run": "answer compare describe_comparison in_own_precision make_task",
     "moeflow.bench.serve_run": "Progress Sweep check_server on_and_off run_engines run_server with_policy",
-    "moeflow.bench.sida.plots": "plot_sida",
-    "moeflow.bench.sida.run": "SidaStudy",
-    "moeflow.bench.sida.tables": "sida_tables",
-    "moeflow.bench.speculation.plots": "plot_speculation",
-    "moeflow.bench.speculation.prompts": "read_prompts",
-    "moeflow.bench.speculation.run": "SpeculationRun",
     "moeflow.checkpoint.hub.cached_models": "cached_models plan_removal unfinished_bytes",
     "moeflow.checkpoint.identity": "called",
     "moeflow.checkpoint.hub.cache_layout": "repositories",
@@ -131,7 +109,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.planner.plan_text": "speed_and_memory what_to_expect",
     "moeflow.planner.hardware.calibrate_device": "measure_device",
     "moeflow.planner.hardware.host": "host_resources",
-    "moeflow.planner.hardware.this_machine": "how_measured known_machine this_machine was_disturbed",
+    "moeflow.planner.hardware.this_machine": "how_measured known_machine was_disturbed",
     "moeflow.planner.planning": "PlanRequest plan_for plan_for_start",
     "moeflow.planner.choices.prompt_cache_choice": "default_prompt_folder",
     "moeflow.planner.figures.policy_map": "num_map_points policy_map",

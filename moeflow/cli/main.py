@@ -13,9 +13,9 @@ import importlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -106,27 +106,9 @@ class Shell(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run and exit: 0 done, 1 failed, 2 wrong input, 130 interrupted, 143 told to end."""
-        try:
-            with _leaving_in_order(), _ending_quietly():
-                result = super().main(*args, **{**extra, "standalone_mode": False})
-        except click.Abort:  # click's name for Ctrl-C
-            sys.exit(EXIT_INTERRUPTED)
-        except click.exceptions.NoArgsIsHelpError as error:  # no verb at all
-            click.echo(error.format_message())
-            sys.exit(EXIT_BAD_INPUT)
-        except click.UsageError as error:
-            where = error.ctx.command_path if error.ctx else "moeflow"
-            fail(f"{error.format_message()}\nTry '{where} --help'.", EXIT_BAD_INPUT)
-        except click.ClickException as error:
-            fail(error.format_message(), error.exit_code)
-        except MoeflowError as error:
-            fail(str(error), EXIT_FAILED if isinstance(error, EngineError) else EXIT_BAD_INPUT)
-        except OSError as error:  # a full disk, a missing folder, a port in use
-            fail(str(error), EXIT_FAILED)
-        except UnicodeError as error:  # a prompt in another encoding
-            fail(f"a text is not UTF-8 ({error}). Convert it, as with `iconv -t UTF-8`", EXIT_BAD_INPUT)
-        sys.exit(result if isinstance(result, int) else 0)
+        """Run, and exit with the code of the result."""
+        run = super().main
+        run_and_exit(lambda: run(*args, **{**extra, "standalone_mode": False}))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; with --debug, show where an error came from before it becomes one line."""
@@ -136,6 +118,30 @@ class Shell(click.Group):
             if ctx.params["debug"]:
                 sys.excepthook(*sys.exc_info())
             raise
+
+
+def run_and_exit(run: Callable[[], Any]) -> NoReturn:
+    """Run a click command and exit: 0 done, 1 failed, 2 wrong input, 130 interrupted, 143 told to end."""
+    try:
+        with _leaving_in_order(), _ending_quietly():
+            result = run()
+    except click.Abort:  # click's name for Ctrl-C
+        sys.exit(EXIT_INTERRUPTED)
+    except click.exceptions.NoArgsIsHelpError as error:  # no verb at all
+        click.echo(error.format_message())
+        sys.exit(EXIT_BAD_INPUT)
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "moeflow"
+        fail(f"{error.format_message()}\nTry '{where} --help'.", EXIT_BAD_INPUT)
+    except click.ClickException as error:
+        fail(error.format_message(), error.exit_code)
+    except MoeflowError as error:
+        fail(str(error), EXIT_FAILED if isinstance(error, EngineError) else EXIT_BAD_INPUT)
+    except OSError as error:  # a full disk, a missing folder, a port in use
+        fail(str(error), EXIT_FAILED)
+    except UnicodeError as error:  # a prompt in another encoding
+        fail(f"a text is not UTF-8 ({error}). Convert it, as with `iconv -t UTF-8`", EXIT_BAD_INPUT)
+    sys.exit(result if isinstance(result, int) else 0)
 
 
 @contextmanager

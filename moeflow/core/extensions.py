@@ -1,7 +1,7 @@
 """Tables that other packages extend: moeflow's own rows, and entry points of installed packages.
 
 An entry point's name is the row's; its value is imported when that row is taken, so neither `--help` nor another row
-waits for it. How to write one: `docs/extending.md`.
+waits for it. How to write one: `docs/guides/extend.md`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ExtensibleTable(Mapping[str, Value], Generic[Value]):
             wanted = "something to be called" if self._kind is None else f"a {self._kind.__name__}"
             raise ConfigError(
                 f"{point.name!r} of {self._group} has to be {wanted}; {_packages([point])} ({point.value}) has a "
-                f"{type(value).__name__} there. docs/extending.md shows what to write"
+                f"{type(value).__name__} there. docs/guides/extend.md shows what to write"
             )
         return cast(Value, value)
 

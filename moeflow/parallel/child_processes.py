@@ -12,10 +12,15 @@ from typing import IO, Final
 EXIT_GRACE_S: Final = 5.0  # how long ranks may take to leave
 
 
-def start_rank(module: str, descriptors: Sequence[int], rank: int) -> subprocess.Popen[bytes]:
-    """Run a module's `main` with these descriptors, which it inherits, and its rank as arguments. Raises: OSError."""
+def rank_command(module: str, descriptors: Sequence[int], rank: int) -> list[str]:
+    """Return the command that runs a module's `main` with these descriptors and its rank as arguments."""
     arguments = [str(number) for number in (*descriptors, rank)]
-    command = [sys.executable, "-m", "moeflow.parallel.child_main", module, *arguments]
+    return [sys.executable, "-m", "moeflow.parallel.child_main", module, *arguments]
+
+
+def start_rank(module: str, descriptors: Sequence[int], rank: int) -> subprocess.Popen[bytes]:
+    """Run a module's `main` as a rank, which inherits the descriptors. Raises: OSError."""
+    command = rank_command(module, descriptors, rank)
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors)
 
 

@@ -1,4 +1,4 @@
-"""The pipelines by name, and what a cost model or an executor has to know of each before it runs one."""
+"""The pipelines by name, and the properties that a cost model or an executor needs before it runs one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MakeTasks(Protocol):
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """One of those that stream weights from the host.
+    """A pipeline that streams weights from the host.
 
     A new one is a file and a row below, or an entry point of another package.
     """
@@ -35,9 +35,9 @@ class Pipeline(msgspec.Struct, frozen=True):
     name: str
     summary: str
     make_tasks: MakeTasks
-    is_paged: bool  # weights in as many pages as micro-batches, not whole layers
-    attends_on_host: bool
-    has_kv_on_host: bool
+    is_paged: bool = False  # weights in as many pages as micro-batches, not whole layers
+    attends_on_host: bool = True
+    has_kv_on_host: bool = True
     make_sharing_tasks: MakeTasks | None = None  # where the host computes some of the experts, if it may
 
 
@@ -49,48 +49,21 @@ _OWN: Final = {
             "the host attends; weights go to the device in pages",
             cgopipe,
             is_paged=True,
-            attends_on_host=True,
-            has_kv_on_host=True,
             make_sharing_tasks=cgopipe_sharing,
         ),
-        Pipeline(
-            "fastdecode",
-            "the host attends; weights go to the device layer by layer",
-            fastdecode,
-            is_paged=False,
-            attends_on_host=True,
-            has_kv_on_host=True,
-        ),
-        Pipeline(
-            "flexgen-cpu-attention",
-            "the host attends while the device waits",
-            flexgen_host_attention,
-            is_paged=False,
-            attends_on_host=True,
-            has_kv_on_host=True,
-        ),
-        Pipeline(
-            "flexgen",
-            "the device attends; keys, values and weights go there",
-            flexgen,
-            is_paged=False,
-            attends_on_host=False,
-            has_kv_on_host=True,
-        ),
+        Pipeline("fastdecode", "the host attends; weights go to the device layer by layer", fastdecode),
+        Pipeline("flexgen-cpu-attention", "the host attends while the device waits", flexgen_host_attention),
+        Pipeline("flexgen", "the device attends; keys, values and weights go there", flexgen, attends_on_host=False),
         Pipeline(
             "zero-inference",
             "the device attends; weights go there layer by layer",
             zero_inference,
-            is_paged=False,
             attends_on_host=False,
             has_kv_on_host=False,
         ),
     )
 }
 PIPELINES: Final = ExtensibleTable("moeflow.pipelines", _OWN, Pipeline)
-SEQUENTIAL: Final = Pipeline(
-    "sequential", "one thing after another", sequential, is_paged=False, attends_on_host=True, has_kv_on_host=True
-)
-OFFLOADING: Final = ExtensibleTable(
-    "moeflow.pipelines", {SEQUENTIAL.name: SEQUENTIAL, **_OWN}, Pipeline
-)  # what an engine can run
+SEQUENTIAL: Final = Pipeline("sequential", "one task after another", sequential)
+# All pipelines that an engine can run:
+OFFLOADING: Final = ExtensibleTable("moeflow.pipelines", {SEQUENTIAL.name: SEQUENTIAL, **_OWN}, Pipeline)

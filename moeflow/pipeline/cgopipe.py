@@ -1,8 +1,8 @@
 """CGOPipe: attention two micro-batches ahead on the host, weights in as many pages as there are micro-batches.
 
-Each page goes behind a micro-batch's hidden states on the link that both share, as the algorithm launches them, so that
-no computation waits for weights of which it has no need. Source: MoE-Lightning 4.1, algorithm 1; layers and
-micro-batches count from 0 here.
+Each page follows a micro-batch's hidden states on the link that both share, as in the algorithm. So no computation
+waits for weights that it does not need. Source: MoE-Lightning 4.1, algorithm 1; here layers and micro-batches count
+from 0.
 """
 
 from __future__ import annotations

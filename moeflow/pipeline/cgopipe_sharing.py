@@ -1,9 +1,9 @@
-"""CGOPipe where the host computes some of each layer's experts, so that fewer of them have to be streamed.
+"""CGOPipe where the host computes some of each layer's experts, so that the link streams fewer of them.
 
-The router's choice and what it chose for go to the host, and the sum over the host's experts comes back, behind which
-the device adds up the others. All micro-batches are routed before the first of them needs the layer's weights: the host
-attends and computes its experts while these arrive. Weights outside of experts are taken to stay on the device, so
-nothing but experts waits for pages. Source: MoE-Lightning 4.1; the share of the host is ours.
+The router's choice and its input go to the host. The sum over the host's experts comes back, and the device adds the
+others to it. All micro-batches are routed before the first of them needs the layer's weights: the host attends and
+computes its experts while these arrive. Only experts wait for pages, as all other weights stay on the device.
+Source: MoE-Lightning 4.1; the host's share of experts is ours.
 """
 
 from __future__ import annotations

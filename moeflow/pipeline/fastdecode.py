@@ -1,5 +1,7 @@
-"""S2: attention two micro-batches ahead on the host, but a layer's weights in one piece, which the next layer's first
-hidden states have to wait for. Source: MoE-Lightning figure 6; FastDecode itself streams no weights.
+"""S2: attention two micro-batches ahead on the host, with each layer's weights in one piece.
+
+The next layer's first hidden states wait for that piece. Source: MoE-Lightning figure 6; FastDecode itself streams no
+weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FlexGen's two schedules: a layer's weights in one piece, one micro-batch after another.
 
 S3 attends on the host while the device waits. S4 attends on the device, and fetches the keys and values of the next
-micro-batch while it computes this one; there is room for two. Source: MoE-Lightning figure 6.
+micro-batch while it computes this one. The device has space for two. Source: MoE-Lightning figure 6.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def flexgen(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, w
 
     def load_kv(number: int) -> Iterator[Task]:
         if number < len(places):
-            room = attended[number - 2] if number >= 2 else None
-            loads.append(make("load_kv", *places[number], after=[room]))
+            freed = attended[number - 2] if number >= 2 else None
+            loads.append(make("load_kv", *places[number], after=[freed]))
             yield loads[-1]
 
     yield from weights.load(0)

@@ -1,8 +1,8 @@
-"""What the pipelines share whose model is larger than the device: lanes, the way of weights, attention on the host.
+"""Common parts of pipelines with a model larger than the device: lanes, transfers of weights, attention on the host.
 
-A layer's weights reach the device in pages, each by way of pinned memory: two pages are pinned at a time. On the device
-there is room for two layers, so the weights of layer i + 2 wait for the end of layer i. Page 0 begins with what
-pre-attention needs. Transfers in one direction go one after another. Source: MoE-Lightning 4.1 and A.1.
+A layer's weights reach the device in pages, each through pinned memory: two pages are pinned at a time. The device
+holds two layers, so the weights of layer i + 2 wait for the end of layer i. Page 0 begins with the weights of
+pre-attention. Transfers in one direction go one after another. Source: MoE-Lightning 4.1 and A.1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOST_TO_PINNED = "host_to_pinned"
 
 NUM_WINDOWS: Final = 2  # blocks of keys and values on their way to the device, of one micro-batch each
 
-OP_LANES: Final = {  # of all ops but those that the device computes
+OP_LANES: Final = {  # of all ops except the device's own
     "cpu_attention": HOST,
     "host_experts": HOST,
     "weights_to_pinned": HOST_TO_PINNED,
@@ -55,7 +55,7 @@ class LayerWeights:
         self._last_uses: dict[int, Task] = {}
 
     def to_pinned(self, layer: int, page: int | None) -> Iterator[Task]:
-        """Yield the transfer, if the pass has that layer to load and it was not made before."""
+        """Yield the transfer, if the pass loads that layer and has not yet transferred the page."""
         if not self._first <= layer < self._end or (layer, page) in self._pinned:
             return
         number = len(self._pinned)
@@ -65,16 +65,16 @@ class LayerWeights:
         yield task
 
     def to_device(self, layer: int, page: int | None, behind: Task | None = None) -> Iterator[Task]:
-        """Yield the transfer, if the pass has that layer to load; pages are to come in order.
+        """Yield the transfer, if the pass loads that layer; pages must come in order.
 
-        It is not to go before the smaller one that it is `behind`.
+        It goes after the smaller transfer that it is `behind`.
         """
         if not self._first <= layer < self._end:
             return
         yield from self.to_pinned(layer, page)
         pages = self._arrived.setdefault(layer, [])
-        room = None if pages else self._last_uses.get(layer - 2)
-        after = [self._pinned[layer, page], *self._moved[-1:], room, behind]
+        freed = None if pages else self._last_uses.get(layer - 2)
+        after = [self._pinned[layer, page], *self._moved[-1:], freed, behind]
         place = layer % self._num_layers
         task = self._make("weights_to_device", place, page, after=after, priority=self._priority)
         self._moved.append(task)
@@ -82,27 +82,27 @@ class LayerWeights:
         yield task
 
     def load(self, layer: int) -> Iterator[Task]:
-        """Yield both hops of all pages, each as soon as it can be."""
+        """Yield both transfers of all pages, each as early as possible."""
         for page in self._pages:
             yield from self.to_device(layer, page)
 
     def first_page(self, layer: int) -> Task | None:
-        """Return what pre-attention waits for; None: it is there."""
+        """Return the transfer that pre-attention waits for; None: the page is on the device."""
         pages = self._arrived.get(layer)
         return pages[0] if pages else None
 
     def last_page(self, layer: int) -> Task | None:
-        """Return what post-attention waits for, since each page comes after the one before it; None: it is there."""
+        """Return the last transfer, which post-attention waits for; None: the layer is on the device."""
         pages = self._arrived.get(layer)
         return pages[-1] if pages else None
 
     def used_up(self, layer: int, by: Task) -> None:
-        """Note a task that needs a layer; the last one noted is to come after all others."""
+        """Record a task that uses a layer; the last recorded one comes after all others."""
         self._last_uses[layer] = by
 
 
 def attention_on_host(make: TaskMaker, layer: int, micro_batch: int, after: Iterable[Task | None]) -> list[Task]:
-    """Return pre-attention, the way of queries, keys and values to the host, and attention there."""
+    """Return pre-attention, the transfer of queries, keys and values to the host, and attention there."""
     projected = make("pre_attention", layer, micro_batch, after=after)
     offloaded = make("offload_qkv", layer, micro_batch, after=[projected])
     return [projected, offloaded, make("cpu_attention", layer, micro_batch, after=[offloaded])]

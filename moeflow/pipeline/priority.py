@@ -1,6 +1,6 @@
-"""Who goes first in a queue of work. Smaller numbers do; all below PREFETCH are for somebody who waits."""
+"""The order of a queue of work: smaller numbers go first. All numbers below PREFETCH have a waiting caller."""
 
 from __future__ import annotations
 
-DEMAND = 0  # somebody waits for it
-PREFETCH = 1  # somebody may need it; larger numbers: later
+DEMAND = 0  # a caller waits for it
+PREFETCH = 1  # a caller may need it; larger numbers: later

@@ -1,4 +1,4 @@
-"""One thing after another: the plain twin of every other pipeline, whose results theirs must equal."""
+"""One task after another: the reference whose results every other pipeline must equal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from moeflow.pipeline.task import Task, TaskMaker
 def sequential(
     num_layers: int, num_micro_batches: int, /, *, is_warm: bool = False, wraps: bool = False
 ) -> Iterator[Task]:
-    """Yield a pass: for each layer its weights, then the three stages of each micro-batch in turn.
+    """Yield a pass: for each layer its weights, then the three stages of one micro-batch after another.
 
-    Nothing is loaded ahead, so it does not matter whether a pass finds weights of the one before or leaves some.
+    It loads nothing ahead, so weights of the previous or the next pass do not matter.
     """
     make, last = TaskMaker(), None
     for layer in range(num_layers):

@@ -1,7 +1,7 @@
-"""A task, and what a pipeline is: a stream of them, earlier ones first.
+"""A task, and a pipeline as a stream of tasks, earlier ones first.
 
-A pipeline defines the order of a pass and what may overlap, not how anything is done: the executor runs the stream,
-the simulator charges it to a virtual clock, the graph is drawn from it. Touches no tensor. Source: ExpertFlow 3.2.
+A pipeline defines the order of a pass and the tasks that may overlap. It touches no tensor. The executor runs the
+stream, the simulator charges it to a virtual clock, and the graph is drawn from it. Source: ExpertFlow 3.2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COMPUTE = "compute"  # the lane that a pass computes on
 
 
 class Task(msgspec.Struct, frozen=True):
-    """Something that a lane does without interruption, once all tasks in `after` are done."""
+    """Work that a lane does without interruption, once all tasks in `after` are done."""
 
     id: int  # of a stream: 0, 1, 2, ...
     op: str
@@ -28,10 +28,10 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class TaskMaker:
-    """Makes the tasks of one stream, numbered in the order in which they are made, which is that of the stream."""
+    """Makes the tasks of one stream and numbers them in their order."""
 
     def __init__(self, lanes: Mapping[str, str] | None = None) -> None:
-        """`lanes` are those of ops that do not run on `COMPUTE`."""
+        """`lanes` has the ops that do not run on `COMPUTE`."""
         self._lanes = lanes or {}
         self._next_id = 0
 
@@ -47,7 +47,7 @@ class TaskMaker:
     ) -> Task:
         """Return the next task, on its op's lane unless one is given.
 
-        A None in `after` stands for what does not exist in the first round of a loop.
+        A None in `after` stands for a task that the first round of a loop lacks.
         """
         ids = tuple(task.id for task in after if task is not None)
         task = Task(self._next_id, op, layer, micro_batch, lane or self._lanes.get(op, COMPUTE), ids, priority)
@@ -56,7 +56,7 @@ class TaskMaker:
 
 
 def checked(tasks: Iterable[Task]) -> Iterator[Task]:
-    """Pass on a stream that is one: numbered from 0 on, each task after earlier ones, so that there is no ring.
+    """Yield the tasks of a valid stream: numbered from 0 on, each task after earlier ones, so that there is no ring.
 
     Raises: ValueError at the first task that is wrong.
     """
@@ -64,5 +64,7 @@ def checked(tasks: Iterable[Task]) -> Iterator[Task]:
         if task.id != number:
             raise ValueError(f"task {task.id} ({task.op}) comes where task {number} should")
         if task.after and not (min(task.after) >= 0 and max(task.after) < number):
-            raise ValueError(f"task {task.id} ({task.op}) waits for {task.after}, of which some do not come before it")
+            raise ValueError(
+                f"task {task.id} ({task.op}) waits for {task.after}, but some of these do not come before it"
+            )
         yield task

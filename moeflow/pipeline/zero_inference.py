@@ -1,7 +1,7 @@
-"""Layer by layer: keys and values stay on the device, the next layer's weights come in one piece while this one runs.
+"""Layer by layer: keys and values stay on the device, the next layer's weights arrive in one piece while this one runs.
 
-So DeepSpeed decodes (ZeRO-Inference). A prefill is the same but that keys and values move to the host, where every
-other pipeline looks for them. Source: MoE-Lightning 4 and 5.1.
+DeepSpeed decodes in this way (ZeRO-Inference). A prefill also moves keys and values to the host, where every other
+pipeline expects them. Source: MoE-Lightning 4 and 5.1.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def family_record(family: str, at_1: float, at_32: float) -> dict[str, Any]:
         }
         for size, rate in ((1, at_1), (32, at_32))
     ]
-    command = f"python benchmarks/engine_vs_transformers.py {family} --dtype bfloat16"
+    command = f"python -m studies.engine_vs_transformers {family} --dtype bfloat16"
     return {**versus_record(), "command": command, "model": family, "weight_format": "bfloat16", "cases": cases}
 
 

@@ -44,12 +44,12 @@ def test_a_tree_is_dirty_by_its_code_alone(tmp_path, monkeypatch):
     """Records are appended to documents while others are being measured: that changes nothing of what is measured."""
     monkeypatch.setattr(records, "ROOT", tmp_path)
     assert (commit(), is_tree_dirty()) == (None, False)
-    for name in ("moeflow/a.py", "docs/results/r.jsonl"):
+    for name in ("moeflow/a.py", "docs/studies/results/r.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("old")
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "c"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    (tmp_path / "docs" / "results" / "r.jsonl").write_text("new")
+    (tmp_path / "docs" / "studies" / "results" / "r.jsonl").write_text("new")
     record = make_record("x", ["x"], seed=0, threads=1)
     assert (record["commit"], is_dirty(record)) == (commit(), False)
     (tmp_path / "moeflow" / "b.py").write_text("untracked")

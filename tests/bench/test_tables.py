@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from moeflow.bench.plots import plot_latencies, plot_throughput
-from moeflow.bench.tables import Table, engine_table, quality_table, serve_tables, spread_text, versus_table
+from moeflow.bench.plots import plot_latencies
+from moeflow.bench.tables import Table, engine_table, quality_table, serve_tables, spread_text
+from studies.families_table import versus_table
+from studies.report.plots import plot_throughput
 from tests.bench.examples import engine_record, quality_record, serve_record, versus_record
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from moeflow.bench import records
-from moeflow.bench.speculation.prompts import read_prompts
 from moeflow.cli import lazy
 from moeflow.cli.main import main
 from moeflow.core.errors import ConfigError
@@ -16,6 +15,7 @@ from moeflow.planner.apply_plan import settings_from_plan
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.settings import Settings
 from moeflow.workload.offline import read_questions
+from studies.speculation.prompts import read_prompts
 from tests.planner.example_plans import PLAN
 
 DEEP = b"[" * 5000 + b"]" * 5000

@@ -85,8 +85,7 @@ def test_a_mistyped_verb_is_answered_with_the_one_meant():
         (("serve", "--port", "abc"), "'abc' is not a valid integer."),
         (("generate", "--threads", "abc"), "'abc' is not a valid integer."),
         (("generate", "--temperature", "abc"), "'abc' is not a valid number."),
-        (("simulate", "parallel", "--skew", "abc"), "'abc' is not a valid number."),
-        (("simulate", "async", "--ranks", "abc"), "'abc' is not a valid integer."),
+        (("simulate", "serve", "--replicas", "abc"), "'abc' is not a valid integer."),
     ],
 )
 def test_what_is_no_number_is_told_without_talk_of_ranges(args, complaint):

@@ -23,6 +23,6 @@ def test_the_first_half_gates_the_second(rows, width):
 def test_a_clamped_swiglu_is_that_of_gpt_oss():
     config = GptOssConfig(hidden_size=4, intermediate_size=8, num_local_experts=1, swiglu_alpha=1.3, swiglu_limit=2.0)
     gate_up = torch.randn(50, 16, generator=torch.Generator().manual_seed(0)) * 3
-    in_turns = gate_up.view(50, 2, 8).transpose(1, 2).reshape(50, 16)  # gate, up, gate, up, ..
+    interleaved = gate_up.view(50, 2, 8).transpose(1, 2).reshape(50, 16)  # gate, up, gate, up, ..
     got = apply_and_mul(ClampedSwiglu(alpha=1.3, limit=2.0), gate_up)
-    torch.testing.assert_close(got, GptOssExperts(config)._apply_gate(in_turns))
+    torch.testing.assert_close(got, GptOssExperts(config)._apply_gate(interleaved))

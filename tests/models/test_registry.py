@@ -88,6 +88,16 @@ def test_a_bare_config_is_enough_for_the_shape(tmp_path):
         read_bare_config(file)
 
 
-@pytest.mark.parametrize(("name", "billions"), [("dbrx", 131.6), ("mixtral-8x22b", 140.6), ("mixtral-8x7b", 46.7)])
-def test_the_shipped_shapes_are_those_of_the_paper(name, billions):
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("dbrx", 131.6),
+        ("gpt-oss-20b", 20.9),
+        ("mixtral-8x22b", 140.6),
+        ("mixtral-8x7b", 46.7),
+        ("olmoe-1b-7b", 6.92),
+        ("qwen3-30b-a3b", 30.5),
+    ],
+)
+def test_the_shipped_shapes_have_the_published_sizes(name, billions):
     assert read_bare_config(shipped_models()[name]).num_parameters == pytest.approx(billions * 1e9, rel=0.005)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hollow_model import layer_shapes, outer_shapes
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import MIB
 from moeflow.kernels.cpu import extension
@@ -19,6 +18,7 @@ from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import CONVERSATION, OFFLINE, SERVING, Usage
+from studies.hollow_model import layer_shapes, outer_shapes
 from tests.planner.examples import machine
 
 pytestmark = [pytest.mark.skipif(not extension.is_available(), reason=extension.why_not()), pytest.mark.slow]

@@ -19,7 +19,7 @@ EPILOG = """\b
 Examples:
   moeflow bench engine                                    the built-in model
   moeflow bench engine ~/models/olmoe --dtype bfloat16 \\
-      --out docs/results/engine.jsonl
+      --out docs/studies/results/engine.jsonl
   moeflow bench engine ~/models/olmoe --batch 1 --batch 8 --prefill 512 \\
       --repeats 9
 

@@ -59,6 +59,7 @@ class Recorder:
     kind: str
     out: Path | None
     as_json: bool
+    command: Sequence[str] = field(default_factory=repeated_command)
     records: list[Record] = field(default_factory=list)
 
     def progress(self, shown: Bar, threads: int | None, *, counts_requests: bool) -> Any:
@@ -79,7 +80,7 @@ class Recorder:
     def add(self, fields: dict[str, Any], *, seed: int, threads: int | None) -> None:
         """Keep what was measured. `seed` and `threads` as in `make_record`; the former may be among the fields."""
         measured = {name: value for name, value in fields.items() if name != "seed"}
-        record = make_record(self.kind, repeated_command(), seed=seed, threads=threads, **measured)
+        record = make_record(self.kind, self.command, seed=seed, threads=threads, **measured)
         self.records.append(record)
         keep(record, self.out, as_json=self.as_json)
 

@@ -23,7 +23,7 @@ Examples:
   moeflow bench quality --dtype bfloat16
       the built-in model in half the memory
   moeflow bench quality ~/models/olmoe --quantize q4_k_m \\
-      --text ~/texts/mine.txt --out docs/results/quality.jsonl
+      --text ~/texts/mine.txt --out docs/studies/results/quality.jsonl
   moeflow bench quality olmoe-Q4_K_M.gguf --reference ~/models/olmoe
       what another program's quantizer made of it
 

@@ -29,7 +29,7 @@ Examples:
   moeflow bench serve --rate 1 --rate 2 --rate 4
       the built-in model, both policies
   moeflow bench serve ~/models/olmoe --rate 8 -n 256 --repeats 3 \\
-      --out docs/results/serve.jsonl --plots docs/images
+      --out docs/studies/results/serve.jsonl --plots docs/images
   moeflow bench serve --policy continuous --rate 4 -n 16 \\
       --speculator dense-source
       with and without guesses

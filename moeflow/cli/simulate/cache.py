@@ -24,8 +24,8 @@ from moeflow.planner.simulator.cache_replay import (
     BELADY,
     MIN_SLOTS,
     POLICY_NAMES,
-    Case,
-    Machine,
+    ReplayCase,
+    ReplayMachine,
     ReplayResult,
     replay,
 )
@@ -127,7 +127,7 @@ def cache(
     if compute_time is not None and not math.isfinite(compute_time):
         raise ConfigError(f"no pass computes for {compute_time} milliseconds; give a number (--compute-time)")
     trace = read_routing_trace(routing)
-    machine = Machine(parse_bytes(disk_bandwidth), _slab_bytes(trace.header, expert_size))
+    machine = ReplayMachine(parse_bytes(disk_bandwidth), _slab_bytes(trace.header, expert_size))
     named = _named_by_network(model, trace) if model is not None else []
     passes = prepare_passes(trace, None if compute_time is None else compute_time / 1000, named)
     cases = make_cases(trace.header, slots, policies, predictors)
@@ -158,7 +158,7 @@ def _named_by_network(model: Path, trace: RoutingTrace) -> list[list[list[int]] 
 
 def make_cases(
     header: TraceHeader, slots: Sequence[str], policies: Sequence[str], predictors: Sequence[str]
-) -> list[Case]:
+) -> list[ReplayCase]:
     """Return what to replay, each once; Belady, who needs no help, alone and as the last of its size."""
     total = header.num_layers * header.num_experts
     cases = []
@@ -166,13 +166,13 @@ def make_cases(
         num_slots = round(total * float(text[:-1]) / 100) if text.endswith("%") else int(text)
         num_slots = min(max(num_slots, MIN_SLOTS), total)
         pairs = itertools.product([name for name in policies if name != BELADY], predictors)
-        cases += [Case(num_slots, policy, predictor) for policy, predictor in pairs]
+        cases += [ReplayCase(num_slots, policy, predictor) for policy, predictor in pairs]
         if BELADY in policies:
-            cases.append(Case(num_slots, BELADY, NO_PREDICTOR))
+            cases.append(ReplayCase(num_slots, BELADY, NO_PREDICTOR))
     return list(dict.fromkeys(cases))
 
 
-def make_table(results: Sequence[ReplayResult], trace: RoutingTrace, machine: Machine) -> Table:
+def make_table(results: Sequence[ReplayResult], trace: RoutingTrace, machine: ReplayMachine) -> Table:
     """Return the results of one size as a table."""
     num_slots = results[0].case.num_slots
     total = trace.header.num_layers * trace.header.num_experts

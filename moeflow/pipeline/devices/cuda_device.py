@@ -1,8 +1,8 @@
-"""A CUDA device, of whose memory a given part may be used: streams for computing and for each direction of the link.
+"""A CUDA device with a limit on its memory: streams for computing and for each direction of the link.
 
-Copies wait for their own event in the thread of the lane that made them. Computing is only launched; whatever comes
-after it, on another stream, waits there for the event at its end: a pass's tasks say what comes after what. Not a
-single call has been made to a GPU yet; what is launched in which order is tested with a stand-in for `torch.cuda`.
+A copy waits for its own event in the lane's thread. Computing is only launched; successors on other streams wait for
+the event at its end, as given by the tasks' dependencies. No GPU has run this code yet: tests check the order of
+launches with a stand-in for `torch.cuda`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CudaDevice:
     """An `OffloadDevice` with a GPU."""
 
     def __init__(self, config: CudaDeviceConfig, cuda: Any = torch.cuda) -> None:
-        """`cuda` makes streams and events; a test hands in its own."""
+        """`cuda` makes streams and events; tests pass a stand-in."""
         self.torch_device = torch.device(config.name)
         self.memory = DeviceMemory(config.name, config.capacity_bytes)
         self._cuda = cuda
@@ -42,8 +42,8 @@ class CudaDevice:
         except torch.OutOfMemoryError as error:
             self.memory.give_back(num_bytes, purpose)
             raise CapacityError(
-                f"{purpose} need {format_bytes(num_bytes)}, which {self.torch_device} does not have; other programs "
-                "may use it: allow less of its memory"
+                f"{purpose} need {format_bytes(num_bytes)}, but {self.torch_device} has less; other programs "
+                "may use it. Allow less of its memory"
             ) from error
         return memory
 
@@ -63,47 +63,47 @@ class CudaDevice:
             ) from error
 
     def upload(self, target: Tensor, source: Tensor) -> None:
-        """Copy to the device. Blocks: until it is there."""
+        """Copy to the device. Blocks: until it has arrived."""
         with self._launching(self._up) as end:
             target.copy_(source, non_blocking=True)
         end.synchronize()
 
     def download(self, target: Tensor, source: Tensor) -> None:
-        """Copy from the device. Blocks: until it is there."""
+        """Copy from the device. Blocks: until it has arrived."""
         with self._launching(self._down) as end:
             target.copy_(source, non_blocking=True)
         end.synchronize()
 
     def to_device(self, source: Tensor) -> Tensor:
-        """Return a copy on the device, to be kept until it has been computed with. Blocks: until it is there."""
+        """Return a copy on the device; keep it until its computing ends. Blocks: until it has arrived."""
         pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._has_pinned).copy_(source)
         target = torch.empty(source.shape, dtype=source.dtype, device=self.torch_device)
         self.upload(target, pinned)
         return target
 
     def to_host(self, source: Tensor) -> Tensor:
-        """Return a copy in page-locked memory. Blocks: until it is there."""
+        """Return a copy in page-locked memory. Blocks: until it has arrived."""
         target = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._has_pinned)
         self.download(target, source)
         return target
 
     @contextmanager
     def computing(self, num_bytes: int, flops: int) -> Iterator[None]:
-        """Return a `with` block in which work on the device is launched. Raises: CapacityError."""
+        """Return a `with` block for launches of work on the device. Raises: CapacityError."""
         try:
             with self._launching(self._compute) as end:
                 yield
         except torch.OutOfMemoryError as error:
             raise CapacityError(
-                f"{self.torch_device} has no room for a micro-batch's work beside what stays there "
-                f"({format_bytes(self.memory.used_bytes)} of {format_bytes(self.memory.capacity_bytes)} are planned "
-                "for); take smaller micro-batches (--micro-batch), fewer tokens in a pass, or give it more memory"
+                f"{self.torch_device} is too small for a micro-batch's work: "
+                f"{format_bytes(self.memory.used_bytes)} of {format_bytes(self.memory.capacity_bytes)} are in use. "
+                "Take smaller micro-batches (--micro-batch) or fewer tokens in a pass, or allow more of its memory"
             ) from error
         if self._now.task is not None:
             self._computed[self._now.task] = end
 
     def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
-        """Return a `with` block that does nothing: the host takes the time it takes."""
+        """Return a `with` block that does nothing: the host needs no emulation."""
         return nullcontext()
 
     @contextmanager
@@ -117,7 +117,7 @@ class CudaDevice:
             self._now.task, self._now.after = None, []
 
     def synchronize(self) -> None:
-        """Wait until all is done, and forget the tasks. Blocks."""
+        """Wait until all work is done, and clear the tasks. Blocks."""
         self._cuda.synchronize(self.torch_device)
         self._computed.clear()
 
@@ -127,7 +127,7 @@ class CudaDevice:
 
     @contextmanager
     def _launching(self, stream: Any) -> Iterator[Any]:
-        """Launch what is in the block on a stream, behind what the task comes after; give the event at its end."""
+        """Launch the block on a stream, after the task's inputs; yield the event at its end."""
         end = self._cuda.Event(blocking=True)
         for before in self._now.after:
             stream.wait_event(before)
@@ -137,7 +137,7 @@ class CudaDevice:
 
 
 class _Now(threading.local):
-    """What a thread is at."""
+    """The task of a thread."""
 
     task: int | None = None
     after: Sequence[Any] = ()  # events

@@ -1,9 +1,8 @@
-"""A device that is not there: a cap on memory, and a link and processors that take the time theirs would take.
+"""A device that does not exist: a cap on memory, and a link and processors with the speeds of a real one.
 
-Every byte is really copied and every product really computed, in main memory and by this machine's processor; then the
-caller sleeps until the emulated time is up. So pipelines run, overlap and are tested everywhere, and where the real
-work is well below the emulated time, their times are those of the machine that is emulated. How far that holds is in
-`late_and_charged_s`.
+The emulation copies every byte in main memory and computes every product on this machine's processor. Then the caller
+sleeps until the emulated time is up. So pipelines run, overlap and are tested everywhere. Where the real work is well
+below the emulated time, times equal those of the emulated machine; `late_and_charged_s` measures the deviation.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class EmulatedDevice:
         return _allocate(num_bytes)
 
     def hold(self, source: Tensor, purpose: str) -> Tensor:
-        """Return bytes as they lie on the device: here, where they are. Raises: CapacityError."""
+        """Return the bytes themselves, which already lie in main memory. Raises: CapacityError."""
         self.memory.take(source.nbytes, purpose)
         return source
 
@@ -51,7 +50,7 @@ class EmulatedDevice:
             target.copy_(source)
 
     def download(self, target: Tensor, source: Tensor) -> None:
-        """Copy from the device. Blocks: as long as the link takes, which does not care for what goes the other way."""
+        """Copy from the device. Blocks: as long as the link takes, whose directions are independent."""
         with self._down.lasting(_seconds(source.nbytes, self.speeds.link)):
             target.copy_(source)
 
@@ -80,15 +79,15 @@ class EmulatedDevice:
         return self._host.lasting(max(_seconds(num_bytes, speeds.host_bytes), _seconds(flops, speeds.host_flops)))
 
     def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
-        """Return a `with` block that does nothing: all is done when its own block is left."""
+        """Return a `with` block that does nothing: work is finished when its own block ends."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Wait for nothing, likewise."""
+        """Do nothing, likewise."""
 
     @property
     def late_and_charged_s(self) -> tuple[float, float]:
-        """By how much real work overran its emulated time so far, and that time: a ratio near 0 is exact."""
+        """The excess of real work over its emulated time so far, and that time: a ratio near 0 is exact."""
         paces = (self._up, self._down, self._processor, self._host)
         return sum(pace.late_s for pace in paces), sum(pace.charged_s for pace in paces)
 
@@ -102,5 +101,5 @@ def _allocate(num_bytes: int) -> Tensor:
         return allocate_lazily(num_bytes)
     except MemoryError as error:
         raise CapacityError(
-            f"{format_bytes(num_bytes)} of main memory cannot be had for the emulated device; emulate less memory"
+            f"{format_bytes(num_bytes)} of main memory are not available for the emulated device: emulate less memory"
         ) from error

@@ -1,8 +1,8 @@
-"""What a pipeline needs of a device with less memory than the model takes: bytes within a cap, and ways to and from it.
+"""The interface of a device with less memory than the model: bytes within a cap, and copies to and from it.
 
-Copies block their caller, a thread of a lane; so such a task is over when its bytes are there, and tasks overlap
-because lanes do. Computing may go on after its `with` block: `ordered` has whatever comes after it wait where it runs.
-So a tensor that came from the host is to be kept until something that was computed of it has been copied back.
+A copy blocks its caller, a thread of a lane. Its task ends when the bytes have arrived, and tasks overlap because lanes
+do. Computing may continue after its `with` block: with `ordered`, successors wait for it on the device. So keep a
+tensor from the host until a result of it has been copied back.
 Source: MoE-Lightning 4.1 (transfers in one direction are sequential, directions are independent) and A.1.
 """
 
@@ -24,51 +24,51 @@ class OffloadDevice(Protocol):
 
     @property
     def memory(self) -> DeviceMemory:
-        """What of the device's memory is taken."""
+        """The device's used and free memory."""
 
     @property
     def torch_device(self) -> torch.device:
-        """Where its tensors are, as torch calls it."""
+        """Torch's name of the device."""
 
     def allocate(self, num_bytes: int, purpose: str) -> Tensor:
         """Return zeros [num_bytes] uint8 on the device. Raises: CapacityError."""
 
     def hold(self, source: Tensor, purpose: str) -> Tensor:
-        """Return bytes of the host as they lie on the device from now on. Raises: CapacityError."""
+        """Return bytes of the host as kept on the device. Raises: CapacityError."""
 
     def allocate_pinned(self, num_bytes: int) -> Tensor:
         """Return zeros [num_bytes] uint8 on the host that the link reads at full speed. Raises: CapacityError."""
 
     def upload(self, target: Tensor, source: Tensor) -> None:
-        """Copy from pinned memory to the device. Blocks: until it is there."""
+        """Copy from pinned memory to the device. Blocks: until it has arrived."""
 
     def download(self, target: Tensor, source: Tensor) -> None:
-        """Copy from the device to the host. Blocks: until it is there."""
+        """Copy from the device to the host. Blocks: until it has arrived."""
 
     def to_device(self, source: Tensor) -> Tensor:
-        """Return a copy on the device. Blocks: until it is there."""
+        """Return a copy on the device. Blocks: until it has arrived."""
 
     def to_host(self, source: Tensor) -> Tensor:
-        """Return a copy on the host. Blocks: until it is there."""
+        """Return a copy on the host. Blocks: until it has arrived."""
 
     def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return a `with` block for work on the device that reads so many bytes. Raises: CapacityError."""
 
     def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
-        """Return a `with` block for a task of a pass: what it does on the device waits for the computing of others.
+        """Return a `with` block for a task of a pass: its work on the device waits for the computing of other tasks.
 
-        `after` are numbers of tasks whose blocks have been left.
+        `after` has the numbers of tasks whose blocks have ended.
         """
 
     def synchronize(self) -> None:
-        """Wait until all computing is done, and forget the tasks. Blocks."""
+        """Wait until all computing is done, and clear the tasks. Blocks."""
 
     def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return the same for work on the host's processor."""
 
 
 class DeviceMemory:
-    """Counts what is taken of a device's memory: never more than the cap."""
+    """Counts a device's used memory, which never exceeds the cap."""
 
     def __init__(self, device_name: str, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -78,23 +78,23 @@ class DeviceMemory:
 
     @property
     def free_bytes(self) -> int:
-        """What is left."""
+        """Unused bytes."""
         return self.capacity_bytes - self.used_bytes
 
     def take(self, num_bytes: int, purpose: str) -> None:
-        """Count bytes as taken. Raises: CapacityError if they do not fit."""
+        """Count bytes as used. Raises: CapacityError if they do not fit."""
         if num_bytes > self.free_bytes:
             taken = ", ".join(f"{name} {format_bytes(size)}" for name, size in self._purposes.items())
             raise CapacityError(
                 f"{purpose} need {format_bytes(num_bytes)} on {self._name}, which has {format_bytes(self.free_bytes)} "
-                f"of {format_bytes(self.capacity_bytes)} left (taken: {taken or 'nothing'}); give the device more "
-                "memory, or take smaller micro-batches, fewer requests together, or a smaller weight format"
+                f"of {format_bytes(self.capacity_bytes)} left (in use: {taken or 'none'}). Allow more device memory, "
+                "or take smaller micro-batches, fewer concurrent requests, or a smaller weight format"
             )
         self.used_bytes += num_bytes
         self._purposes[purpose] = self._purposes.get(purpose, 0) + num_bytes
 
     def give_back(self, num_bytes: int, purpose: str) -> None:
-        """Count bytes as free again that were taken for a purpose."""
+        """Count a purpose's bytes as free again."""
         self.used_bytes -= num_bytes
         self._purposes[purpose] -= num_bytes
         if not self._purposes[purpose]:

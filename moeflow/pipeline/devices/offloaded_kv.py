@@ -1,7 +1,7 @@
-"""Keys and values of a model whose device is small: most layers' on the host, some layers' on the device.
+"""Keys and values of a model on a small device: most layers' on the host, some layers' on the device.
 
-Where attention runs on the device over what lies on the host, a micro-batch's blocks are copied into a *window* on the
-device first. There are two: one is attended over while the next one fills. Source: MoE-Lightning 4.1 (D4), FlexGen.
+To attend on the device over keys and values on the host, a pass first copies a micro-batch's blocks into a *window* on
+the device. There are two windows: one fills while the other is in use. Source: MoE-Lightning 4.1 (D4), FlexGen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moeflow.pipeline.offloading import NUM_WINDOWS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """What keys and values are, and how many."""
+    """The sizes of keys and values."""
 
     num_blocks: int
     block_size: int
@@ -57,10 +57,10 @@ class KVShape:
 
 
 class OffloadedKV:
-    """K and V of all layers: of the first ones on the device, of the others in whatever storage a pass brings."""
+    """K and V of all layers: those of the first layers on the device, the others in the storage of a pass."""
 
     def __init__(self, shape: KVShape, device: OffloadDevice, *, num_resident: int, window_blocks: int) -> None:
-        """Keep `num_resident` layers on the device; windows of 0 blocks are for who attends on the host.
+        """Keep `num_resident` layers on the device; windows have 0 blocks where the host attends.
 
         Raises: CapacityError.
         """
@@ -78,21 +78,21 @@ class OffloadedKV:
         self._loaded: dict[tuple[int, int], KVBlocks] = {}
 
     def begin_pass(self, host: KVStorage) -> None:
-        """Take the storage on the host. What was loaded into windows by a pass that failed is forgotten."""
+        """Take the storage on the host, and clear the windows of a failed pass."""
         self._host = host
         self._loaded.clear()
 
     def is_resident(self, layer: int) -> bool:
-        """Return whether a layer's keys and values stay on the device."""
+        """Whether a layer's keys and values stay on the device."""
         return layer < self.num_resident
 
     @property
     def has_windows(self) -> bool:
-        """Whether the device attends over what lies on the host."""
+        """Whether the device attends over keys and values of the host."""
         return bool(self._windows)
 
     def layer(self, layer: int) -> KVBlocks:
-        """Return a layer's blocks, where they stay."""
+        """Return a layer's blocks on the device or the host."""
         storage = self._resident if self.is_resident(layer) else self._host
         assert storage is not None
         return storage.layer(layer)
@@ -100,7 +100,7 @@ class OffloadedKV:
     def load(self, layer: int, micro_batch: int, blocks: Tensor) -> int:
         """Copy blocks of a layer into the next window, one after another; return the bytes copied.
 
-        Shapes: blocks [n] int64. Blocks: until they are there. A window is used again after two loads.
+        Shapes: blocks [n] int64. Blocks: until they have arrived. A window is reused after two loads.
         """
         number, self._num_loads = self._num_loads % NUM_WINDOWS, self._num_loads + 1
         block_bytes = self._shape.block_bytes(layer)
@@ -112,7 +112,7 @@ class OffloadedKV:
         return num_bytes
 
     def window(self, layer: int, micro_batch: int) -> KVBlocks:
-        """Return the window that has a micro-batch's blocks. Raises: RuntimeError if they were not loaded."""
+        """Return the window with a micro-batch's blocks. Raises: RuntimeError if they were not loaded."""
         if (layer, micro_batch) not in self._loaded:
             raise RuntimeError(f"the pipeline attends for micro-batch {micro_batch} of layer {layer} without its KV")
         return self._loaded.pop((layer, micro_batch))
@@ -121,10 +121,10 @@ class OffloadedKV:
 def window_numbers(
     starts: Sequence[int], block_ids: Sequence[Sequence[int]], block_size: int
 ) -> tuple[list[int], list[list[int]]]:
-    """Return which blocks of some sequences hold something yet, and every block's number in a window.
+    """Return the filled blocks of some sequences, and every block's number in a window.
 
-    In a window lie first those that are copied, in order, then room for the others. starts[i] positions of sequence i
-    are filled; block_ids[i] are its blocks, none of which is another's.
+    A window first has the copied blocks, in order, then empty ones. Of sequence i, starts[i] positions are filled, and
+    block_ids[i] are its blocks. No two sequences share a block.
     """
     filled = [blocks[: -(-start // block_size)] for start, blocks in zip(starts, block_ids, strict=True)]
     copied = [block for blocks in filled for block in blocks]

@@ -1,7 +1,7 @@
-"""Makes work last as long as it would elsewhere: real work first, then sleep until the time is up.
+"""Makes work last as long as on an emulated device: the real work first, then a sleep until the time is up.
 
-What is paced together runs one after another, as on one link or one processor. Sleeps end a little late; the next
-work may make up for that, but for no more (a token bucket that holds a millisecond).
+Works of one pace run one after another, as on one link or one processor. Sleeps end a little late; the next work may
+compensate for that, but for no more (a token bucket that holds a millisecond).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Pace:
     def __init__(
         self, *, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self.charged_s = 0.0  # what all work so far was to take
-        self.late_s = 0.0  # by how much work, or the sleep after it, took longer than what is made up for
+        self.charged_s = 0.0  # the planned time of all work so far
+        self.late_s = 0.0  # excess of work, or of the sleep after it, beyond the compensation
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -30,9 +30,9 @@ class Pace:
 
     @contextmanager
     def lasting(self, seconds: float) -> Iterator[None]:
-        """Do what is in the `with` block, and leave it not before so much time is up.
+        """Run the `with` block, and leave it once at least so much time has passed.
 
-        0 seconds: as fast as it goes, and nothing is late.
+        0 seconds: no sleep, and nothing is late.
         """
         if not seconds:
             yield

@@ -1,10 +1,9 @@
-"""Weights that do not stay on the device: cut into pages, staged in pinned memory, and held there for two layers.
+"""Streamed weights: cut into pages, staged in pinned memory, and kept on the device for two layers.
 
-The part of a layer that is streamed lies in a row in main memory. A pass cuts it into as many pages as it has
-micro-batches, so that no small transfer waits for a whole layer. Device and staging memory hold two layers each: one
-is computed with, or copied out of, while the next one fills the other half. The page table has which half has which
-layer, and which of its pages are there. A pipeline that overwrites what is in use, or computes with what is not there,
-is stopped. Source: MoE-Lightning 4.1 and A.1.
+The streamed part of a layer is contiguous in main memory. A pass cuts it into one page per micro-batch, so that no
+small transfer waits for a whole layer. Device and staging memory hold two layers each: one half fills while the other
+is in use. The page table records the layer of each half, and the pages that have arrived. It stops a pipeline that
+overwrites pages in use, or computes with missing ones. Source: MoE-Lightning 4.1 and A.1.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class PagedWeights:
     def __init__(self, parts: Sequence[Tensor], device: OffloadDevice) -> None:
         """Take each layer's part: [bytes] uint8 in main memory, empty if all of the layer stays on the device.
 
-        Raises: CapacityError if the device lacks room for two of the largest.
+        Raises: CapacityError if two of the largest do not fit on the device.
         """
         self._parts = tuple(parts)
         self._device = device
@@ -40,14 +39,14 @@ class PagedWeights:
         self._staged = _Halves(device.allocate_pinned(_HALVES * half_bytes).view(_HALVES, half_bytes), "pinned memory")
 
     def halves(self, layer: int) -> list[Tensor]:
-        """Return the two places on the device where a layer's part may be: [bytes] uint8 each."""
+        """Return the two halves of device memory for a layer's part: [bytes] uint8 each."""
         return [half[: self._parts[layer].numel()] for half in self._on_device.memory]
 
     def begin_pass(self, num_pages: int, skipped: Sequence[int] | None = None) -> bool:
-        """Cut layers into so many pages from now on; what is there of a layer in pages of another size is forgotten.
+        """Cut layers into so many pages from now on; incomplete layers in pages of another size are dropped.
 
-        `skipped` bytes at the beginning of each layer's part are not brought: nobody is to need them. Returns whether
-        whole layers that are there may be used; where less of them was brought than is needed now, they are forgotten.
+        `skipped` bytes at the beginning of each layer's part are not transferred: the pass does not need them. Returns
+        whether complete layers on the device may be used; they are dropped if this pass needs more of their bytes.
         """
         skipped = list(skipped or [0] * len(self._parts))
         is_enough = all(before <= now for before, now in zip(self._skipped, skipped, strict=True))
@@ -59,7 +58,7 @@ class PagedWeights:
         return is_enough
 
     def forget(self) -> None:
-        """Begin anew after a pass that failed."""
+        """Drop all pages after a failed pass."""
         with self._lock:
             self._on_device.forget()
             self._staged.forget()
@@ -67,7 +66,7 @@ class PagedWeights:
     def stage(self, layer: int, page: int | None = None) -> int:
         """Copy a page, or all of them, to pinned memory; return the bytes copied.
 
-        Raises: RuntimeError if there is no room.
+        Raises: RuntimeError if both halves are in use.
         """
         num_bytes = 0
         for number in self._numbers(page):
@@ -99,12 +98,12 @@ class PagedWeights:
         return num_bytes
 
     def half_of(self, layer: int) -> int:
-        """Return in which half a layer is. Raises: RuntimeError if a page of it is not there."""
+        """Return the number of a layer's half. Raises: RuntimeError if a page of it is missing."""
         with self._lock:
             return self._on_device.whole(layer)
 
     def release(self, layer: int) -> None:
-        """Give the half back in which a layer was."""
+        """Free a layer's half."""
         with self._lock:
             self._on_device.drop(layer)
 
@@ -112,7 +111,7 @@ class PagedWeights:
         return range(self._num_pages) if page is None else range(page, page + 1)
 
     def _streamed(self, layer: int, half: Tensor) -> Tensor:
-        """Return where in a half a layer's bytes are that are brought."""
+        """Return the transferred bytes of a layer in a half."""
         return half[self._skipped[layer] : self._parts[layer].numel()]
 
     def _page(self, part: Tensor, number: int) -> Tensor:
@@ -130,18 +129,18 @@ class _Layer:
 
 
 class _Halves:
-    """Two places, the layers in them, and their page table."""
+    """Two halves of a memory, and the page table of the layers in them."""
 
     def __init__(self, memory: Tensor, name: str) -> None:
         self.memory = memory  # [2, bytes] uint8
         self._name = name
         self._table: dict[int, _Layer] = {}
-        self._turns = list(range(_HALVES))  # the one that was given longest ago first
+        self._turns = list(range(_HALVES))  # the least recently assigned first
 
     def place(self, layer: int, page: int, num_pages: int) -> Tensor:
-        """Return the half for a page that is to come; a layer gets one with its first page.
+        """Return the half for the next page; a layer gets its half with its first page.
 
-        Halves take turns: a device may still compute with the layer before, of which its pipeline knows.
+        Halves take turns: a device may still compute with the previous layer.
         """
         if layer not in self._table:
             taken = {row.half for row in self._table.values()}
@@ -160,21 +159,21 @@ class _Halves:
         self._table[layer].is_there[page] = True
 
     def held(self, layer: int, page: int) -> Tensor:
-        """Return the half where a page is."""
+        """Return the half of a page."""
         row = self._table.get(layer)
         if row is None or not row.is_there[page]:
             raise RuntimeError(f"the pipeline takes page {page} of layer {layer} before it is in {self._name}")
         return self.memory[row.half]
 
     def take_out(self, layer: int) -> None:
-        """Note that a page of this layer is not needed here any more; after the last one the half is free."""
+        """Record that a page of this layer is no longer needed here; after the last one the half is free."""
         row = self._table[layer]
         row.num_taken_out += 1
         if row.num_taken_out == len(row.is_there):
             del self._table[layer]
 
     def whole(self, layer: int) -> int:
-        """Return the half of a layer all of which is there."""
+        """Return the half of a complete layer."""
         row = self._table.get(layer)
         if row is None or not all(row.is_there):
             raise RuntimeError(f"the pipeline computes with layer {layer} before all of it is in {self._name}")

@@ -1,8 +1,8 @@
 """A value that will exist later, or the error that took its place.
 
-Whoever launches work gets a future; whoever needs the value waits for it or is called back. The standard library's does
-the same, but each of its futures brings a condition variable; here one that nobody waits for is one lock and two
-lists, since a pass of a small model makes thousands. Source: ExpertFlow 3.2 ("launching a task returns a future").
+The caller that launches work gets a future, and waits for its value or asks to be called back. The standard library's
+future has a condition variable. This one has one lock and two lists, since a pass of a small model makes thousands.
+Source: ExpertFlow 3.2 ("launching a task returns a future").
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ log = logging.getLogger(__name__)
 
 
 class Future(Generic[T]):
-    """Set once, by whoever got True from `begin`; read by everybody."""
+    """Set once, by the caller that got True from `begin`; read by any thread."""
 
     __slots__ = ("_begun", "_callbacks", "_error", "_value", "is_done")
 
     def __init__(self) -> None:
         self.is_done = False  # whether there is a value or an error
-        self._begun = allocate_lock()  # taken once, by whoever runs or cancels it, never given back
+        self._begun = allocate_lock()  # acquired once, to run or to cancel the work, and never released
         self._callbacks: list[Callable[[Future[T]], Any]] = []
         self._error: BaseException | None = None
         self._value: T
 
     @property
     def error(self) -> BaseException | None:
-        """Why there is no value, if it is done and there is none."""
+        """The error, if the future is done and has no value."""
         return self._error
 
     def begin(self) -> bool:
-        """Take on the duty to set it; True for one caller only, and for none after `cancel`."""
+        """Claim the future: return True to the one caller that must set it, False to others and after `cancel`."""
         return self._begun.acquire(False)
 
     def cancel(self) -> bool:
-        """Take the work back if it has not begun; then the result is a CancelledError, and True is returned."""
+        """Cancel the work if it has not begun; then the result is a CancelledError, and True is returned."""
         if not self.begin():
             return False
         self.set_error(CancelledError())
         return True
 
     def set_result(self, value: T) -> None:
-        """Finish well."""
+        """Finish with a value."""
         self._value = value
         self._finish()
 
     def set_error(self, error: BaseException) -> None:
-        """Finish badly."""
+        """Finish with an error."""
         self._error = error
         self._finish()
 

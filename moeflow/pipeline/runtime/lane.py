@@ -1,17 +1,15 @@
-"""A lane: threads that do what they are given, the most urgent first, and otherwise in the order in which it came.
+"""A lane: threads that run queued work, the most urgent first, and among equals the oldest first.
 
-A link has a lane of one thread, a disk one of many, since it is fastest with many reads at once. What waits can be
-cancelled, what runs cannot (thesis 3.2: tasks are non-preemptible). Does not know what it runs.
+A link has a lane of one thread. A disk has one of many, since concurrent reads are fastest. Queued work can be
+cancelled, running work cannot (thesis 3.2: tasks are non-preemptible). A lane does not know its work.
 
-The threads are Python's: work that takes long has to give up the interpreter's lock, as reads and kernels do.
+The threads are Python's: long work must release the interpreter's lock, as reads and kernels do.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
 from queue import SimpleQueue
 from time import perf_counter_ns
 from types import TracebackType
@@ -20,6 +18,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from moeflow.pipeline.priority import DEMAND
 from moeflow.pipeline.runtime.future import Future
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
+from moeflow.pipeline.runtime.urgent_first import UrgentFirst
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -30,14 +29,13 @@ _UNNAMED = Label("work")
 
 
 class Lane:
-    """Some threads and the queue that they share."""
+    """Threads and their common queue."""
 
     def __init__(self, name: str, num_threads: int = 1, *, trace: Trace | None = None) -> None:
         """Start the threads; `close` ends them."""
         self.name = name
-        self._queue: list[tuple[int, int, _Job[Any]]] = []  # a heap: priority, number, job
+        self._queue = UrgentFirst[_Job[Any]]()
         self._lock = threading.Lock()  # of the queue
-        self._numbers = count()
         self._bell: SimpleQueue[None] = SimpleQueue()  # rung for each job; waiting at it costs no polling
         self._is_closed = False
         names = [name] if num_threads == 1 else [f"{name} {i}" for i in range(num_threads)]
@@ -52,7 +50,7 @@ class Lane:
     def submit(
         self, work: Callable[[*Ts], T], *args: *Ts, priority: int = DEMAND, label: Label | LabelOf[T] = _UNNAMED
     ) -> Future[T]:
-        """Queue `work(*args)` and return what will be its result, or the error it raises.
+        """Queue `work(*args)` and return its future result, or the error it raises.
 
         Smaller priorities go first. A label that only the result tells (None after an error) is a function of it.
         After `close` the result is a CancelledError.
@@ -61,7 +59,7 @@ class Lane:
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:
-                heappush(self._queue, (priority, next(self._numbers), job))
+                self._queue.put(job, priority)
         if is_closed:
             job.cancel()
         else:
@@ -69,13 +67,13 @@ class Lane:
         return job
 
     def close(self) -> None:
-        """Cancel what is queued, and end the threads once they have done what they are at.
+        """Cancel queued work, and end the threads after their running work.
 
         Blocks: until they have ended. May be called again, also after an interrupted call.
         """
         with self._lock:
             self._is_closed = True
-            queued = [job for _, _, job in self._queue]
+            queued = list(self._queue)
         for job in queued:
             job.cancel()
         for _ in self._threads:
@@ -94,21 +92,21 @@ class Lane:
     def _serve(self, row: Row | None) -> None:
         while True:
             self._bell.get()
-            is_last = self._is_closed  # asked first: from then on nothing is added
-            # All that is there, not one job a ring: an interrupt in `submit` may have cost a ring.
+            is_last = self._is_closed  # read first: after it nothing is added
+            # All queued jobs, not one per ring: an interrupt in `submit` may have lost a ring.
             while (job := self._next()) is not None:
                 job.run(row)
-                del job  # with what it holds
+                del job  # and the objects it holds
             if is_last:
                 return
 
     def _next(self) -> _Job[Any] | None:
         with self._lock:
-            return heappop(self._queue)[2] if self._queue else None
+            return self._queue.take()
 
 
 class _Job(Future[T]):
-    """Work in a queue, which is its own future."""
+    """Queued work, and its future."""
 
     __slots__ = ("_args", "_label", "_work")
 
@@ -119,7 +117,7 @@ class _Job(Future[T]):
         self._label = label
 
     def cancel(self) -> bool:
-        """As for any future; lets go of what the work would have needed."""
+        """Cancel as any future, and drop the work's arguments."""
         if not super().cancel():
             return False
         self._work, self._args = None, ()
@@ -135,7 +133,7 @@ class _Job(Future[T]):
         start_ns = 0 if row is None else perf_counter_ns()
         try:
             value = work(*args)
-        except BaseException as error:  # whoever waits has to get it, whatever it is
+        except BaseException as error:  # the waiting caller gets every error
             self._record(row, start_ns, None)
             self.set_error(error)
             del self  # the error's traceback holds this frame, and would hold the future that holds the error

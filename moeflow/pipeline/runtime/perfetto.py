@@ -1,7 +1,7 @@
 """Writes a trace as JSON for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-One row for each thread of a lane, waits as slices inside or between the work, arrows from a task to those that come
-after it, and for each lane the bytes it moves a second. Format: "Trace Event Format", times in microseconds.
+Each thread of a lane has a row, with waits as slices inside or between the work. Arrows lead from a task to its
+successors, and each lane shows its bytes per second. Format: "Trace Event Format", times in microseconds.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moeflow.pipeline.runtime.trace import Row, Span, Trace
+from moeflow.pipeline.runtime.trace import Row, Trace, TraceSpan
 
 Event = dict[str, Any]
 _PROCESS = 1
 
 
 def write_perfetto(trace: Trace, path: Path) -> None:
-    """Write all that the rows hold. Raises: OSError."""
+    """Write all spans of the rows. Raises: OSError."""
     with path.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
         for number, event in enumerate(perfetto_events(trace)):
@@ -37,15 +37,15 @@ def perfetto_events(trace: Trace) -> Iterator[Event]:
         for span in spans:
             yield _slice(number, span, origin_ns)
     yield from _arrows([(number, span) for number, _, spans in rows for span in spans], origin_ns)
-    spans_by_lane: dict[str, list[Span]] = defaultdict(list)
+    spans_by_lane: dict[str, list[TraceSpan]] = defaultdict(list)
     for _, row, spans in rows:
         spans_by_lane[row.lane] += spans
     for lane, lane_spans in spans_by_lane.items():
         yield from _rates(lane, lane_spans, origin_ns)
 
 
-def _by_start(span: Span) -> tuple[int, int]:
-    return span.start_ns, -span.end_ns  # what lies within another comes after it
+def _by_start(span: TraceSpan) -> tuple[int, int]:
+    return span.start_ns, -span.end_ns  # an inner span comes after its outer one
 
 
 def _row_names(number: int, row: Row) -> Iterator[Event]:
@@ -54,7 +54,7 @@ def _row_names(number: int, row: Row) -> Iterator[Event]:
     yield {**common, "name": "thread_sort_index", "args": {"sort_index": number}}
 
 
-def _slice(row_number: int, span: Span, origin_ns: int) -> Event:
+def _slice(row_number: int, span: TraceSpan, origin_ns: int) -> Event:
     label = span.label
     facts = {
         "layer": label.layer,
@@ -77,9 +77,9 @@ def _slice(row_number: int, span: Span, origin_ns: int) -> Event:
     }
 
 
-def _arrows(spans: Iterable[tuple[int, Span]], origin_ns: int) -> Iterator[Event]:
+def _arrows(spans: Iterable[tuple[int, TraceSpan]], origin_ns: int) -> Iterator[Event]:
     """Yield an arrow for each dependency; each pass numbers its tasks anew, so the latest of a number is meant."""
-    latest: dict[int, tuple[int, Span]] = {}
+    latest: dict[int, tuple[int, TraceSpan]] = {}
     num_arrows = 0
     for row_number, span in sorted(spans, key=lambda item: _by_start(item[1])):
         for before in span.label.after:
@@ -94,7 +94,7 @@ def _arrows(spans: Iterable[tuple[int, Span]], origin_ns: int) -> Iterator[Event
             latest[span.label.task_id] = (row_number, span)
 
 
-def _rates(lane: str, spans: Iterable[Span], origin_ns: int) -> Iterator[Event]:
+def _rates(lane: str, spans: Iterable[TraceSpan], origin_ns: int) -> Iterator[Event]:
     """Yield how many bytes a second a lane moves whenever that changes, taking each span to move its bytes evenly."""
     changes: dict[int, float] = defaultdict(float)
     for span in spans:

@@ -1,8 +1,7 @@
-"""What each lane did when: spans of work and of waiting, taken down as they end.
+"""The spans of work and of waiting of each lane, recorded as they end.
 
-A row belongs to one thread and is appended to without a lock. Where nothing is traced there are no rows, and nobody
-looks at a clock, which is `time.perf_counter_ns`. Knows neither tasks nor files; `perfetto.py` writes it down.
-Source: ExpertFlow 3.6.
+A row belongs to one thread and is appended to without a lock. Without a trace there are no rows, and no code reads the
+clock, `time.perf_counter_ns`. A trace knows neither tasks nor files; `perfetto.py` writes it. Source: ExpertFlow 3.6.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import NamedTuple
 
-MAX_SPANS = 1 << 16  # a row keeps the latest, some 20 MB, so that a server may trace for days
+MAX_SPANS = 1 << 16  # the latest of a row, about 20 MB, so that a server may trace for days
 _NOTHING = nullcontext()
 
 
 class Label(NamedTuple):
-    """What a span is about."""
+    """The subject of a span."""
 
-    name: str  # the op, or what is waited for
+    name: str  # the op, or the cause of a wait
     layer: int | None = None
     micro_batch: int | None = None
     num_bytes: int = 0  # moved, or read by the computation
@@ -29,8 +28,8 @@ class Label(NamedTuple):
     after: tuple[int, ...] = ()  # the tasks it waited for
 
 
-class Span(NamedTuple):
-    """Something that a row did."""
+class TraceSpan(NamedTuple):
+    """Work or a wait of a row."""
 
     label: Label
     start_ns: int
@@ -46,15 +45,15 @@ class Row:
     def __init__(self, name: str, lane: str) -> None:
         self.name = name
         self.lane = lane
-        self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
+        self.spans: deque[TraceSpan] = deque(maxlen=MAX_SPANS)
 
     def record(self, label: Label, start_ns: int, end_ns: int, *, is_blocked: bool = False) -> None:
-        """Record what has ended; a wait lies within the work that had to wait, or between two."""
-        self.spans.append(Span(label, start_ns, end_ns, is_blocked))
+        """Record a span at its end; a wait lies within the waiting work, or between two works."""
+        self.spans.append(TraceSpan(label, start_ns, end_ns, is_blocked))
 
 
 class Trace:
-    """The rows of all lanes, in the order in which they were asked for."""
+    """The rows of all lanes, oldest first."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -67,7 +66,7 @@ class Trace:
 
 
 def waiting(row: Row | None, label: Label) -> AbstractContextManager[None]:
-    """Return a `with` block whose time is taken down as blocked, if there is a row."""
+    """Return a `with` block whose time is recorded as blocked, if there is a row."""
     return _NOTHING if row is None else _Waiting(row, label)
 
 

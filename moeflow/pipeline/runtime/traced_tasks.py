@@ -1,9 +1,9 @@
-"""The tasks of a pass as it ran, from its trace: what each lane did, and after what.
+"""The tasks of a finished pass, from its trace.
 
-Tasks of a pipeline carry their numbers and say themselves what they wait for. Where a pass is no pipeline, as with
-experts that come from disk, its spans become tasks: each comes after what its thread did before it; a read comes after
-the computation that had ended when it began, and a computation after the reads for its layer that it found done.
-Waiting is no task.
+Tasks of a pipeline carry their numbers and dependencies. Other passes, such as those with experts from disk, have
+spans only, and these become tasks. A span comes after the previous one of its thread. A read also comes after the last
+computation that had ended when it began. A computation also comes after the reads for its layer that had ended by then.
+Waits are not tasks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from moeflow.pipeline.runtime.trace import Row, Span, Trace
+from moeflow.pipeline.runtime.trace import Label, Row, Trace, TraceSpan
 from moeflow.pipeline.task import Task, TaskMaker
+
+
+def task_label(task: Task, num_bytes: int, flops: int) -> Label:
+    """Return the label of a task's span."""
+    return Label(task.op, task.layer, task.micro_batch, num_bytes, flops, task.id, task.after)
 
 
 def tasks_of_last_pass(trace: Trace, passes: str, computing: str) -> Iterator[Task]:
@@ -34,11 +39,11 @@ def tasks_of_last_pass(trace: Trace, passes: str, computing: str) -> Iterator[Ta
         yield from _by_time(spans, computing) if spans else [TaskMaker()("forward")]
 
 
-def _end(span: Span) -> int:
+def _end(span: TraceSpan) -> int:
     return span.end_ns
 
 
-def _numbered(spans: list[tuple[Row, Span]]) -> Iterator[Task]:
+def _numbered(spans: list[tuple[Row, TraceSpan]]) -> Iterator[Task]:
     for row, span in spans:
         label = span.label
         if label.task_id is not None:
@@ -47,14 +52,14 @@ def _numbered(spans: list[tuple[Row, Span]]) -> Iterator[Task]:
 
 @dataclass(slots=True)
 class _Done:
-    """What has ended so far."""
+    """The tasks that have ended so far."""
 
     in_row: dict[int, Task] = field(default_factory=dict)  # the latest of each thread
     computed: list[tuple[int, Task]] = field(default_factory=list)  # (when it ended, task)
-    read: list[tuple[int, Task]] = field(default_factory=list)  # likewise, that nobody has used yet
+    read: list[tuple[int, Task]] = field(default_factory=list)  # likewise; no computation has used it yet
 
 
-def _by_time(spans: list[tuple[Row, Span]], computing: str) -> Iterator[Task]:
+def _by_time(spans: list[tuple[Row, TraceSpan]], computing: str) -> Iterator[Task]:
     make, done = TaskMaker(), _Done()
     for row, span in spans:
         after = [done.in_row.get(id(row))]

@@ -25,7 +25,7 @@ from moeflow.parallel.placement.layouts import ADDED_LAYOUTS, LAYOUTS
 from moeflow.parallel.stages import layers_of
 from moeflow.planner.choices.join_choice import choose_join
 from moeflow.planner.choices.processor_choice import Reasons
-from moeflow.planner.choices.refused_settings import SHARED_HEADS, why_refused
+from moeflow.planner.choices.rank_limits import why_not_shared
 from moeflow.planner.choices.stage_choice import choose_stages, num_stages
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.rank_shares import RankShares
@@ -89,44 +89,13 @@ def possible_ranks(settings: Settings, costs: ModelCosts) -> list[ParallelConfig
 
 
 def _why_not(parallel: ParallelConfig, settings: Settings, shape: ModelConfig) -> str:
-    """Return why ranks cannot share a model like this; empty: they can."""
-    number = parallel.ranks_per_stage
-    if not shape.num_experts and parallel.attention_layout == "replicated":
-        return (
-            f"{number} ranks (--ranks) cannot share the layers of a model with no experts: use one, or have them "
-            "share attention and dense layers (--attention-layout tensor)"
-        )
-    if parallel.attention_layout == "tensor" and (reason := why_refused(shape, SHARED_HEADS)):
-        return reason
-    if parallel.attention_layout == "tensor" and number > shape.num_heads:
-        return (
-            f"{number} ranks (--ranks) cannot share {shape.num_heads} attention heads (--attention-layout tensor): "
-            "use fewer"
-        )
-    if shape.num_experts and parallel.expert_layout == WHOLE and number > shape.num_experts:
-        return (
-            f"{number} ranks (--ranks) cannot share the layers of a model with only {shape.num_experts} experts: use "
-            "fewer, or slices of experts (--expert-layout sliced)"
-        )
+    """Return why ranks cannot share a model with these settings; empty: they can."""
     if parallel.expert_layout != WHOLE and settings.expert_placement != "auto":
         return (
-            f"--expert-placement {settings.expert_placement} is for whole experts in moeflow's own layout: leave it "
-            "away, or have ranks have such (--expert-layout expert)"
+            f"--expert-placement {settings.expert_placement} is for whole experts in moeflow's own layout: remove the "
+            "option, or use such a layout (--expert-layout expert)"
         )
-    return _why_no_replicas(parallel, shape)
-
-
-def _why_no_replicas(parallel: ParallelConfig, shape: ModelConfig) -> str:
-    """Return why replicas of experts that are asked for cannot be placed; empty: they can."""
-    redundant, number = parallel.num_redundant_experts, parallel.ranks_per_stage
-    can_move = parallel.moves_experts and parallel.expert_layout == WHOLE
-    most = (number - 1) * shape.num_experts
-    if redundant <= most and (can_move or not redundant):
-        return ""
-    return (
-        f"{redundant} replicas of experts (--redundant-experts) cannot be placed: give at most {most}, which is "
-        f"each expert on each of {number} ranks, with --expert-placement load and --expert-layout expert"
-    )
+    return why_not_shared(parallel, shape)
 
 
 def explain_ranks(parallel: ParallelConfig, shape: ModelConfig, reasons: Reasons) -> None:
@@ -185,7 +154,7 @@ class RankMemory(msgspec.Struct, frozen=True):
             return cls((int(costs.model_bytes),), False, (shape,))
         ranks = range(parallel.num_ranks)
         return cls(
-            tuple(round(costs.bytes_of(RankShares.of(shape, parallel, rank))) for rank in ranks),
+            tuple(round(costs.bytes_of(shares)) for shares in RankShares.of_all(shape, parallel)),
             parallel.join is not None,
             tuple(_kept_of(shape, parallel, rank) for rank in ranks),
         )

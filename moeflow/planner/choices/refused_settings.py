@@ -10,15 +10,15 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.planner.settings import Settings
 
 SHARED_HEADS: Final = "ranks that share attention heads (--attention-layout tensor)"
+RANKS: Final = "ranks (--ranks)"
 PIPELINES: Final = "pipelines of a device that is smaller than the model (--device)"
 _DEVICES: Final = "devices and pipelines (--device, --pipeline)"
-_RANKS: Final = "ranks (--ranks)"
 _STAGES: Final = "stages (--stages)"
 _SHARED_EXPERTS: Final = "replicas that share experts (--expert-parallel)"
 _SPECULATORS: Final = "speculators (--speculator)"
 _LENDERS: Final = "lenders of memory (--remote-experts)"
 _RECORDS: Final = "records of routing (--record-routing)"
-_WHOLE_DECODERS: Final = (_RANKS, _STAGES, _SHARED_EXPERTS, _SPECULATORS, _DEVICES, PIPELINES, _LENDERS)
+_WHOLE_DECODERS: Final = (RANKS, _STAGES, _SHARED_EXPERTS, _SPECULATORS, _DEVICES, PIPELINES, _LENDERS)
 
 _REFUSED: Final[tuple[tuple[Callable[[ModelConfig], bool], str, tuple[str, ...]], ...]] = (
     # whether a model is of the kind, what such models have, and what they do not go with
@@ -44,7 +44,7 @@ def check_settings(settings: Settings, shape: ModelConfig, *, is_offloaded: bool
     Layouts of ranks and pipelines are asked about where they are chosen.
     """
     asked = {
-        _RANKS: (settings.num_ranks or 1) > 1,
+        RANKS: (settings.num_ranks or 1) > 1,
         _STAGES: settings.stages is not None,
         _SHARED_EXPERTS: settings.expert_parallel,
         _SPECULATORS: bool(settings.speculators),

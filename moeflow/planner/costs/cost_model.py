@@ -1,16 +1,16 @@
-"""How long passes take and what memory they need under a policy. Source: MoE-Lightning 4.2, equations 12 to 14.
+"""Time and memory of passes under a policy. Source: MoE-Lightning 4.2, equations 12 to 14.
 
-For a choice of the whole numbers (micro-batch, number of micro-batches, where attention runs), the time of every
-resource and the bytes in every tier are linear in the shares (weights and KV on the device, experts on disk,
-misses of the expert cache). The same `LinearCost` serves the prediction for a policy and the search for the best one.
+A choice of whole numbers is the micro-batch, the number of micro-batches, and the place of attention. For each choice,
+the time of every resource and the bytes in every tier are linear in shares. The shares are those of weights and KV on
+the device, experts on disk, and misses of the expert cache. The same `LinearCost` serves predictions and searches.
 
-Beyond the paper: prefill; a disk under RAM, behind an expert cache; tensor parallelism; hosts without a device, which
-compute one thing after another; kernel efficiencies. Average lengths are taken for times, the longest for memory.
+Beyond the paper: prefill; a disk under RAM, behind an expert cache; tensor parallelism; kernel efficiencies; hosts
+without a device, which compute sequentially. Times use average lengths, memory the longest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -78,7 +78,7 @@ class IntegerPolicy:
 
     @property
     def batch_size(self) -> int:
-        """Sequences that decode together: N."""
+        """Sequences of a decoding step: N."""
         return self.micro_batch * self.num_micro_batches
 
     @classmethod
@@ -91,18 +91,18 @@ Resources = Mapping[str, LinearCost]  # seconds of each in a step, or bytes of e
 
 
 class _Times(msgspec.Struct, frozen=True):
-    """The seconds of each resource that a choice takes."""
+    """The seconds of each resource for a choice."""
 
     decode: Resources
     prefill: Resources
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy brings."""
+    """The predicted time and memory of a policy."""
 
     decode_s: float  # one step of the whole batch
     prefill_s: float  # of the whole batch
-    first_token_s: float  # of a request that finds nobody else
+    first_token_s: float  # of a request on an idle engine
     tokens_per_s: float  # generated, over prefill and decode
     busy: Mapping[str, float]  # seconds that each resource works in a decoding step
     prefill_busy: Mapping[str, float]  # likewise in the prefill of the whole batch
@@ -134,7 +134,7 @@ class CostModel:
     sampled_bytes: float = 0.0  # of a host's memory that sampling takes for each sequence
     min_experts: float = 0.0  # share of experts that must have a place in memory
     chunk_tokens: int = 512  # of prompts in one pass, on a host without a device
-    sharing: Sharing = ALONE  # of such a host by processes; what is predicted is one engine's, while all others work
+    sharing: Sharing = ALONE  # of such a host by processes; predictions are for one engine, while all others work
 
     @cached_property
     def has_device(self) -> bool:
@@ -151,12 +151,9 @@ class CostModel:
                 DISK_OFFLOAD: LinearCost(misses=self.reads(choice)[0].waits.all_on_disk_s),
             }
         costs, layers, mu = self.costs, self.costs.shape.num_layers, choice.micro_batch
-        device = layers * self._device_s(costs.pre_attention(mu), costs.output_projection(mu))
-        device += self._device_s(costs.head(mu))
         attention = costs.decode_attention(*self._decoding(mu))
-        host = 0.0 if choice.attention_on_device else layers * self._host_s(attention)
-        device += layers * self._device_s(attention) if choice.attention_on_device else 0.0
-        device += sum(count * self._device_s(work) for count, work in costs.feed_forward(mu))
+        device = self._device_s(costs.pass_works(mu, attention if choice.attention_on_device else None, mu))
+        host = 0.0 if choice.attention_on_device else self._host_s([(layers, attention)])
         times = choice.num_micro_batches
         return {
             DEVICE_COMPUTE: LinearCost(device * times),
@@ -172,10 +169,7 @@ class CostModel:
             return self._host_prefill(choice)
         costs, mu = self.costs, choice.micro_batch
         tokens = mu * length
-        layer = self._device_s(costs.pre_attention(tokens), costs.output_projection(tokens))
-        layer += self._device_s(costs.prefill_attention(mu, length))
-        device = costs.shape.num_layers * layer + self._device_s(costs.head(mu))
-        device += sum(count * self._device_s(work) for count, work in costs.feed_forward(tokens))
+        device = self._device_s(costs.pass_works(tokens, costs.prefill_attention(mu, length), mu))
         weights = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes)
         all_kv = num_prompts * length * costs.kv_bytes
         kv = LinearCost(all_kv, kv=-all_kv if choice.attention_on_device else 0.0)
@@ -214,16 +208,16 @@ class CostModel:
 
     @cached_property
     def _held(self) -> tuple[float, float]:
-        """What an engine holds of the weights, in bytes, and how often of a token's keys and values."""
+        """An engine's bytes of weights, and its copies of a token's keys and values."""
         return self.sharing.weight_bytes(self.costs), self.sharing.kv_copies(self.costs)
 
     @staticmethod
     def combine(seconds: Mapping[str, float], overlap: float) -> float:
-        """Return how long something takes whose resources work so long (equation 12)."""
+        """Return the time of resources that work so long (equation 12)."""
         return overlap * max(seconds.values()) + (1 - overlap) * sum(seconds.values())
 
     def predict(self, policy: Policy) -> Prediction:
-        """Return what a policy brings."""
+        """Return the prediction for a policy."""
         assert policy.ffn_on_device == self.has_device, "feed-forward networks run where the device is, if there is one"
         choice = IntegerPolicy.of(policy)
         shares = self._shares(policy, choice)
@@ -244,6 +238,12 @@ class CostModel:
             memory={tier: used.at(*shares) for tier, used in self.memory(choice).items()},
         )
 
+    def memory_of(self, policy: Policy) -> dict[str, float]:
+        """Return the bytes that a policy takes of each tier at the peak."""
+        choice = IntegerPolicy.of(policy)
+        shares = self._shares(policy, choice)
+        return {tier: used.at(*shares) for tier, used in self.memory(choice).items()}
+
     def _times(self, choice: IntegerPolicy) -> _Times:
         if choice not in self._known_times:
             self._known_times[choice] = _Times(self.decode(choice), self.prefill(choice))
@@ -251,22 +251,22 @@ class CostModel:
 
     @cached_property
     def _known_times(self) -> dict[IntegerPolicy, _Times]:
-        return {}  # of choices that were asked for: one sequence alone is part of every prediction
+        return {}  # by choice: every prediction includes one sequence alone
 
     @cached_property
     def weight_link(self) -> Link:
-        """The way of weights to the device."""
+        """The link of weights to the device."""
         return self.machine.link(PINNED if self.machine.has(PINNED) else RAM, DEVICE)
 
     def reads(self, choice: IntegerPolicy) -> tuple[ExpertReads, ExpertReads]:
-        """Return what a step, and what a pass over prompts, reads of experts on disk, on a host that computes all."""
+        """Return the reads of experts of a step and of a pass over prompts, on a host that computes all."""
         if choice not in self._reads:
             self._reads[choice] = self._make_reads(choice)
         return self._reads[choice]
 
     @cached_property
     def _reads(self) -> dict[IntegerPolicy, tuple[ExpertReads, ExpertReads]]:
-        return {}  # of choices that were asked for: a search asks again and again
+        return {}  # by choice: a search asks for the same one many times
 
     def _make_reads(self, choice: IntegerPolicy) -> tuple[ExpertReads, ExpertReads]:
         routing, tokens = self.routing, self._prompt_pass(choice)
@@ -275,13 +275,13 @@ class CostModel:
         return step, replace(prompts, stop_s=0.0)
 
     def num_read(self, policy: Policy) -> tuple[float, float]:
-        """Return how many experts a host reads for a step, and for the prefill of the whole batch."""
+        """Return the experts that a host reads for a step, and for the prefill of the whole batch."""
         choice = IntegerPolicy.of(policy)
         step, prompts = (reads.num_read(policy.experts_on_disk) for reads in self.reads(choice))
         return step, prompts * self._num_prompt_passes(choice)
 
     def read_s(self, policy: Policy) -> tuple[float, float]:
-        """Return how long it reads them, in seconds."""
+        """Return the seconds of these reads."""
         choice = IntegerPolicy.of(policy)
         step, prompts = (reads.read_s(reads.num_read(policy.experts_on_disk)) for reads in self.reads(choice))
         return step, prompts * self._num_prompt_passes(choice)
@@ -304,11 +304,11 @@ class CostModel:
         )
 
     def _prompt_pass(self, choice: IntegerPolicy) -> float:
-        """Return how many tokens of prompts a pass takes."""
+        """Return the prompt tokens of a pass."""
         return choice.batch_size * self.workload.prompt_len / self._num_prompt_passes(choice)
 
     def _num_prompt_passes(self, choice: IntegerPolicy) -> int:
-        """Return how many passes the prompts of the whole batch take."""
+        """Return the passes over the prompts of the whole batch."""
         return ceil(choice.batch_size * self.workload.prompt_len / self.chunk_tokens)
 
     def _step(self, resources: Resources, shares: Sequence[float], overlap: float) -> tuple[float, dict[str, float]]:
@@ -317,7 +317,7 @@ class CostModel:
 
     def _shares(self, policy: Policy, choice: IntegerPolicy) -> tuple[float, ...]:
         on_disk = policy.experts_on_disk
-        if self.has_device:  # streams what is on disk, whatever routers choose
+        if self.has_device:  # it streams all experts on disk, whatever routers choose
             return (policy.weights_on_device, policy.kv_on_device, on_disk, 0.0, 0.0)
         missing = (reads.waits.curve.misses(on_disk) for reads in self.reads(choice))
         return (policy.weights_on_device, policy.kv_on_device, on_disk, *missing)
@@ -353,22 +353,20 @@ class CostModel:
     def _host_pass_s(
         self, num_tokens: float, attention: Work, distinct: float, num_sampled: float | None = None
     ) -> float:
-        """Return the seconds of a pass of a host that computes everything, one thing after another.
+        """Return the seconds of a pass of a host that computes everything sequentially.
 
         It uses a share of the experts that even routers would: `distinct`.
         """
-        costs, layers = self.costs, self.costs.shape.num_layers
+        costs = self.costs
         sampled = num_tokens if num_sampled is None else num_sampled
         processor = processor_of(self.machine.level(RAM))
-        beside_s = self._host_s(costs.sampling(sampled)) + processor.pass_s + sampled * processor.token_s
+        beside_s = processor.pass_s + sampled * processor.token_s
         if (ranked := self._ranked_layers) is not None:
-            return ranked.seconds(num_tokens, attention, distinct) + ranked.head_s(sampled) + beside_s
+            sampling_s = self._host_s([(1, costs.sampling(sampled))])
+            return ranked.seconds(num_tokens, attention, distinct) + ranked.head_s(sampled) + sampling_s + beside_s
         used = distinct * expected_distinct(costs.shape.num_experts, costs.shape.top_k, num_tokens)
-        stages = self._host_s(costs.pre_attention(num_tokens), attention, costs.output_projection(num_tokens))
-        compute_s = layers * stages
-        compute_s += sum(count * self._host_s(work) for count, work in costs.feed_forward(num_tokens, used))
-        compute_s += layers * self._host_s(costs.row_operations(num_tokens))
-        return compute_s + self._host_s(costs.head(sampled)) + beside_s
+        works = costs.pass_works(num_tokens, attention, sampled, used) + costs.host_works(num_tokens, sampled)
+        return self._host_s(works) + beside_s
 
     @cached_property
     def _ranked_layers(self) -> RankedLayers | None:
@@ -378,7 +376,7 @@ class CostModel:
 
     @cached_property
     def _host_level(self) -> MemoryLevel:
-        """What a process has of the host's memory."""
+        """A process's part of the host's memory."""
         return self.sharing.level(self.machine.level(RAM))
 
     def _host_prefill(self, choice: IntegerPolicy) -> dict[str, LinearCost]:
@@ -395,12 +393,12 @@ class CostModel:
             DISK_OFFLOAD: LinearCost(streamed=self.reads(choice)[1].waits.all_on_disk_s * passes),
         }
 
-    def _device_s(self, *works: Work) -> float:
+    def _device_s(self, works: Iterable[tuple[int, Work]]) -> float:
         level = self.machine.level(DEVICE)
-        return sum(work_seconds(level, work, self.num_devices) for work in works)
+        return sum(count * work_seconds(level, work, self.num_devices) for count, work in works)
 
-    def _host_s(self, *works: Work) -> float:
-        return sum(work_seconds(self._host_level, work) for work in works)
+    def _host_s(self, works: Iterable[tuple[int, Work]]) -> float:
+        return sum(count * work_seconds(self._host_level, work) for count, work in works)
 
     def _link_s(self, link: Link, transfer_bytes: float) -> float:
         """Return the seconds of a byte over the links of all devices."""

@@ -1,10 +1,14 @@
-"""What routers are expected to choose, as probabilities: how many experts tokens reach, and how uneven ranks get.
+"""The expected choices of routers: the experts that tokens reach, and the imbalance of ranks.
 
-Tokens are independent and of few kinds; a token of a kind takes K different experts at given rates. From first
-principles, exact for kinds that choose evenly among some experts: distinct experts with their variance (probabilities
-that none of B tokens takes one expert, or neither of two), pairs at a rank (each token takes two experts together as
-often as without replacement), ranks that a token reaches (hypergeometric). Approximate: the largest of several counts,
-taken as independent with the right means and spread. Nothing is sampled, nothing fitted. Knows no machine.
+Tokens are independent and of few kinds; a token of a kind takes K different experts at given rates. The formulas come
+from first principles and are exact for kinds that choose evenly among some experts:
+
+- distinct experts with their variance: the chances that B tokens miss one expert, or two;
+- pairs at a rank: each token takes two experts as often as without replacement;
+- ranks that a token reaches: hypergeometric.
+
+Approximate: the largest of several counts, taken as independent with the right means and spread. Nothing is sampled or
+fitted. Knows no machine.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ MOST_TRIALS: Final = 1e6
 
 
 class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
-    """How routers choose: shares of the kinds of tokens, [C], and their chances to take each expert, [C, E]."""
+    """Routers as shares of the kinds of tokens, [C], and their chances to take each expert, [C, E]."""
 
     shares: Values
     rates: Values  # each row's sum is K
@@ -39,8 +43,8 @@ class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
     def skewed(cls, num_experts: int, top_k: int, hot_share: float, num_hot: int) -> ExpectedRouting:
         """Return routers that send a share of the tokens to the first `num_hot` experts, and the others to the rest.
 
-        A token takes experts of its kind, evenly, and others only where those are fewer than K: the skew of the study
-        of sliced experts (6.1.1). Raises: ConfigError if there are fewer experts than are hot.
+        A token takes experts of its kind, evenly, and others only if its kind has fewer than K. This is the skew of the
+        study of sliced experts (6.1.1). Raises: ConfigError if there are fewer experts than are hot.
         """
         if not 1 <= num_hot <= num_experts:
             raise ConfigError(f"{num_hot} of {num_experts} experts cannot be hot: take 1 to {num_experts}")
@@ -65,15 +69,15 @@ class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def chances(self) -> Values:
-        """How likely a token takes each expert, [E]."""
+        """A token's chance to take each expert, [E]."""
         return self.shares @ self.rates
 
     @cached_property
     def both(self) -> Values:
-        """How likely a token takes both of two experts, [E, E]; on the diagonal, the one."""
+        """A token's chance to take both of two experts, [E, E]; on the diagonal, the one."""
         total = np.zeros((self.rates.shape[1],) * 2)
         for share, rates in zip(self.shares, self.rates, strict=True):
-            kind = _Kind.of(rates)
+            kind = _TokenKind.of(rates)
             together = np.outer(rates, rates)
             together[np.ix_(~kind.is_certain, ~kind.is_certain)] *= kind.pair_factor
             total += share * together
@@ -81,10 +85,10 @@ class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
         return total
 
     def distinct(self, tokens: Values) -> tuple[float, float]:
-        """Return mean and variance of how many experts are reached, each by so many of the tokens, [E].
+        """Return mean and variance of the number of experts reached, each by so many of the tokens, [E].
 
-        Of two experts, the tokens that may reach one are among those that may reach the other. No tokens for an expert:
-        it does not count.
+        The tokens of one expert are a subset of the other's, for any two experts. An expert with no tokens does not
+        count.
         """
         none = (1 - self.chances) ** tokens
         fewer, more = np.minimum(tokens, tokens[:, None]), np.abs(tokens - tokens[:, None])
@@ -100,15 +104,15 @@ class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
         return mean, max(square - mean**2, 0.0)
 
     def reached(self, served: Values) -> Values:
-        """Return how likely a token reaches each rank, [P], which serves shares of the experts' tokens, [P, E]."""
+        """Return a token's chance to reach each rank, [P], which serves shares of the experts' tokens, [P, E]."""
         missed = np.zeros(len(served))
         for share, rates in zip(self.shares, self.rates, strict=True):
-            missed += share * _Kind.of(rates).missed(served)
+            missed += share * _TokenKind.of(rates).missed(served)
         return 1 - missed
 
 
-class _Kind(msgspec.Struct, frozen=True):
-    """Tokens that take some experts in any case, and others by chance."""
+class _TokenKind(msgspec.Struct, frozen=True):
+    """Tokens that always take some experts, and others by chance."""
 
     is_certain: NDArray[np.bool_]  # [E]
     rates: Values  # of the others, [E]
@@ -116,7 +120,7 @@ class _Kind(msgspec.Struct, frozen=True):
     num_open: float  # from how many these are drawn, were they all alike
 
     @classmethod
-    def of(cls, rates: Values) -> _Kind:
+    def of(cls, rates: Values) -> _TokenKind:
         is_certain = rates > 1 - 1e-9
         rest = np.where(is_certain, 0.0, rates)
         drawn = round(float(rest.sum()))
@@ -124,11 +128,11 @@ class _Kind(msgspec.Struct, frozen=True):
 
     @property
     def pair_factor(self) -> float:
-        """How much more often than by independent chances a token takes two of the others."""
+        """How much more often a token takes two of the others than by independent chances."""
         return self.num_open * (self.num_drawn - 1) / (self.num_drawn * (self.num_open - 1)) if self.num_drawn else 1.0
 
     def missed(self, served: Values) -> Values:
-        """Return how likely a token reaches none of what each rank serves, [P]."""
+        """Return a token's chance to miss each rank, [P]."""
         missed: Values = (1 - served[:, self.is_certain]).prod(axis=1)
         if self.num_drawn:
             part = served @ self.rates / self.num_drawn * self.num_open  # of the open experts, [P]
@@ -163,7 +167,7 @@ def expected_max(means: Values, variances: Values, *, is_any: bool = False) -> f
 
 
 def _panjer(cases: Values, limit: int) -> Values:
-    """Return how likely each count is at most 0, 1, ..., [cases, limit + 1]: p(k) = p(k-1) (a + b / k).
+    """Return the chance that each count is at most 0, 1, ..., [cases, limit + 1]: p(k) = p(k-1) (a + b / k).
 
     A count that varies less than it is large is of a whole number of trials, so that 2 of 2 is never 3.
     """

@@ -1,7 +1,7 @@
-"""How often an expert that a router chose has to be read from disk, by the share of experts that are not in memory.
+"""The share of chosen experts that are read from disk, by the share of experts that are not in memory.
 
-A curve comes from replayed routing, or is assumed. Policies are searched with straight pieces, so a curve is made
-convex from below: what it promises in between is what a mixture of its points keeps.
+A curve comes from replayed routing, or is assumed. Searches use straight pieces, so a curve is made convex from below:
+a mixture of its points reaches each value in between.
 """
 
 from __future__ import annotations

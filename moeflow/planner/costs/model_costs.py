@@ -1,10 +1,9 @@
-"""What each stage of a model reads and computes, from its shape and the formats of its weights.
+"""The bytes and operations of each stage of a model, from its shape and the formats of its weights.
 
-A stage becomes `Work`: bytes of weights or of keys and values, each read once, and operations; activations within a
-stage are left out. What lies between the stages is `row_operations`. Knows no machine.
-Stages are those of MoE-Lightning 4.1: pre-attention (QKV), attention, post-attention (output projection, router,
-experts); and the head. Where some layers are recurrent, what mixes tokens there counts with these: a stage is the
-average over layers.
+A stage becomes `Work`: bytes of weights or of keys and values, each read once, and operations. Activations within a
+stage are left out; `row_operations` has those between stages. Knows no machine. The stages are those of MoE-Lightning
+4.1: pre-attention (QKV), attention, post-attention (output projection, router, experts), and the head. A stage is the
+average over layers, recurrent layers included.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ FLOAT32_BYTES = 4  # of a norm's weight, in every format
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Something to compute: what it reads and does, and by which kernel."""
+    """A computation: its kernel, the bytes that it reads and its operations."""
 
     kernel: str  # one of core.hardware.KERNELS
-    dtype: str  # of what is read
+    dtype: str  # of these bytes
     num_bytes: float
     num_flops: float
-    rows: float  # that meet each weight; for attention, queries that share K and V
-    values: int  # of a matrix (an expert's together), a row, or, for attention, of K and V at one position
+    rows: float  # per weight; for attention, queries that share K and V
+    values: int  # of a matrix (an expert's added up), a row, or, for attention, of K and V at one position
 
     @property
     def intensity(self) -> float:
@@ -42,7 +41,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formats:
-    """In which formats a model is kept."""
+    """The formats of a model's weights, keys and values."""
 
     matrices: str
     embeddings: str
@@ -64,7 +63,7 @@ class Formats:
 
     @property
     def of_routers(self) -> str:
-        """The format of what chooses experts."""
+        """The format of routers."""
         return self.routers or self.matrices
 
     @property
@@ -74,7 +73,7 @@ class Formats:
 
     @property
     def outside_layers(self) -> str:
-        """The format of what makes layers' inputs of token embeddings."""
+        """The format of the matrix from token embeddings to layers' inputs."""
         return self.of_routers if self.layers else self.matrices
 
     @property
@@ -100,18 +99,18 @@ class Formats:
 
 
 def bits_per_value(dtype: str) -> float:
-    """Return what a value takes, its share of a scale included."""
+    """Return the bits of a value, its share of a scale included."""
     return FLOAT16_BITS if dtype == "float16" else BITS_PER_VALUE[dtype]
 
 
 def expected_distinct(num_experts: int, top_k: int, num_tokens: float) -> float:
-    """Return how many experts of a layer so many tokens reach on average, if routers choose evenly."""
+    """Return the experts of a layer that so many tokens reach on average, if routers choose evenly."""
     return num_experts * (1.0 - (1.0 - top_k / num_experts) ** num_tokens) if num_experts else 0.0
 
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """The costs of one model in given formats. What depends on nothing else is summed up once: searches ask often."""
+    """The costs of one model in given formats. Searches ask often, so fixed sums are cached."""
 
     shape: ModelConfig
     formats: Formats
@@ -146,7 +145,7 @@ class ModelCosts:
         return None if self.shape.recurrent is None else self.shape.recurrent.mixer
 
     def _of_layers(self, of_attention: int, of_mixer: int) -> int:
-        """Return the average over layers, of which some attend and some are recurrent."""
+        """Return the average over attention layers and recurrent layers."""
         num_layers, num_attending = self.shape.num_layers, len(self.shape.attention_layers)
         if num_attending == num_layers:
             return of_attention
@@ -175,12 +174,12 @@ class ModelCosts:
 
     @property
     def shared_values(self) -> int:
-        """Weights of the expert that all tokens of a layer go to besides."""
+        """Weights of a layer's shared expert, which all tokens use."""
         return self.shape.num_ffn_matrices * self.shape.hidden_size * self.shape.shared_intermediate_size
 
     @property
     def router_values(self) -> int:
-        """Weights of one router, and of what weighs a shared expert."""
+        """Weights of one router, and of a shared expert's gate."""
         return self.shape.hidden_size * (self.shape.num_experts + self.shape.has_shared_gate)
 
     @cached_property
@@ -194,7 +193,7 @@ class ModelCosts:
         return self.num_moe_layers * self.shape.num_experts * self.expert_bytes
 
     def _moe_layers(self, layers: Sequence[int]) -> list[int]:
-        """Return which of some of the decoder's layers have experts."""
+        """Return the layers with experts among some of the decoder's layers."""
         return sorted(set(layers).intersection(self.shape.moe_layers))
 
     def _network_bytes(self, values: int, layers: Sequence[int], *, is_shared: bool = False) -> float:
@@ -255,7 +254,7 @@ class ModelCosts:
 
     @property
     def held_table_bytes(self) -> float:
-        """As much of it as is in memory."""
+        """The bytes of this table in memory."""
         return 0.0 if self.formats.is_table_on_disk else self.layer_table_bytes
 
     @cached_property
@@ -270,7 +269,7 @@ class ModelCosts:
 
     @cached_property
     def encoder_bytes(self) -> float:
-        """What an encoder-decoder has beside a decoder's layers: the encoder's, and attention over what it encodes."""
+        """The encoder's layers of an encoder-decoder, and the decoder's attention over encoded tokens."""
         shape, encoder = self.shape, self.shape.encoder
         if encoder is None:
             return 0.0
@@ -283,8 +282,9 @@ class ModelCosts:
         return (attention + num_dense * self.dense_values) * self.formats.weight_bytes + routers + norms + experts
 
     def bytes_of(self, shares: RankShares) -> float:
-        """Return the weights of a rank that has these shares; an output projection that is the token embeddings is
-        whole, as they are, and so is an encoder.
+        """Return the weights of a rank that has these shares.
+
+        Whole on each rank are an encoder, and an output projection that equals the token embeddings.
         """
         tables = self._tables_bytes(shares.head) if shares.has_ends else 0.0
         num_norms = self.shape.num_norms * len(self._layers_of(shares)) + 1
@@ -327,7 +327,7 @@ class ModelCosts:
 
     @cached_property
     def projected_size(self) -> float:
-        """How many queries, keys and values are projected of a token, on the average of all layers."""
+        """The projected values of a token's queries, keys and values, on the average of all layers."""
         layers = self.shape.attention_layers
         return sum(map(self.projected_size_of, layers)) / max(len(layers), 1)
 
@@ -339,7 +339,7 @@ class ModelCosts:
         return (self.shape.num_heads + heads.num_key_projections * heads.num_kv_heads) * heads.head_dim
 
     def attended_size_of(self, layer: int | None) -> float:
-        """Return how wide what a layer attends to is; None: on the average of all."""
+        """Return the width of attention's output in a layer; None: on the average of all."""
         shape = self.shape
         return shape.attended_size if layer is None else shape.attended_size_of(shape.heads_of(layer))
 
@@ -358,8 +358,9 @@ class ModelCosts:
     def attention(self, num_tokens: float, num_seen: float, num_read: float, num_states: float = 0.0) -> Work:
         """Return one layer's attention, softmax part (thesis 4.25 without projections).
 
-        num_seen: positions that queries look at, summed over all tokens; num_read: positions whose K and V are read,
-        once for all queries of a sequence; num_states: sequences whose states are read and written.
+        num_seen: positions that queries attend to, summed over all tokens.
+        num_read: positions whose K and V are read, once for all queries of a sequence.
+        num_states: sequences whose states are read and written.
         """
         shape, num_layers = self.shape, max(self.shape.num_layers, 1)
         num_bytes = num_read * self._attended_bytes / num_layers
@@ -401,11 +402,11 @@ class ModelCosts:
         return self._matrix(self.output_values, num_tokens, num_bytes)
 
     def router(self, num_tokens: float) -> Work:
-        """Return one layer's choice of experts."""
+        """Return one layer's router."""
         return self._linear(self.router_values, num_tokens, self.formats.of_routers)
 
     def experts(self, num_tokens: float, distinct: float | None = None) -> Work:
-        """Return one layer's experts; `distinct` is how many are used, None: as many as on average."""
+        """Return one layer's experts; `distinct` is the number of used ones, None: as on average."""
         shape = self.shape
         used = expected_distinct(shape.num_experts, shape.top_k, num_tokens) if distinct is None else distinct
         pairs = num_tokens * shape.top_k
@@ -421,19 +422,19 @@ class ModelCosts:
     def dense(self, num_tokens: float) -> Work:
         """Return the feed-forward network of one layer without experts: one expert that all tokens use."""
         layers = range(self.shape.num_layers)
-        dense = sorted(set(layers).difference(self._moe_layers(layers)))
-        num_bytes = self._network_bytes(self.dense_values, dense)
-        flops = 2.0 * num_tokens * self.dense_values
-        return Work("experts", self.formats.matrices, num_bytes, flops, num_tokens, self.dense_values)
+        num_bytes = self._network_bytes(self.dense_values, sorted(set(layers).difference(self._moe_layers(layers))))
+        return self._network(self.dense_values, num_tokens, num_bytes)
 
     def shared(self, num_tokens: float) -> Work:
         """Return one layer's shared expert: one that all tokens use."""
         num_bytes = self._network_bytes(self.shared_values, self.shape.moe_layers, is_shared=True)
-        flops = 2.0 * num_tokens * self.shared_values
-        return Work("experts", self.formats.matrices, num_bytes, flops, num_tokens, self.shared_values)
+        return self._network(self.shared_values, num_tokens, num_bytes)
+
+    def _network(self, values: int, num_tokens: float, num_bytes: float) -> Work:
+        return Work("experts", self.formats.matrices, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
 
     def until_experts(self, num_tokens: float) -> list[Work]:
-        """Return what is between a layer's attention and the experts that its router chooses."""
+        """Return the works between a layer's attention and its chosen experts."""
         shared = [self.shared(num_tokens)] if self.shape.shared_intermediate_size else []
         return [self.output_projection(num_tokens), self.router(num_tokens), *shared]
 
@@ -442,9 +443,9 @@ class ModelCosts:
         return self._linear(self.shape.vocab_size * self.shape.hidden_size, num_sampled, self.formats.of_head)
 
     def feed_forward(self, num_tokens: float, distinct: float | None = None) -> list[tuple[int, Work]]:
-        """Return what follows attention's output projection: (layers that have it, work in one of them).
+        """Return the works after attention's output projection: (layers that have it, work in one of them).
 
-        `distinct` is how many experts of a layer are used, None: as many as on average. Only the decoder is counted.
+        `distinct` is the number of used experts of a layer, None: as on average. Only the decoder is counted.
         """
         experts, shape = self.experts(num_tokens, distinct), self.shape
         num_moe = len(shape.moe_layers)
@@ -453,27 +454,42 @@ class ModelCosts:
         inputs = [(shape.num_layers if shape.layer_embeddings else 0, self.layer_input(num_tokens))]
         return [(count, work) for count, work in moe + dense + inputs if count]
 
+    def pass_works(
+        self, num_tokens: float, attention: Work | None, num_sampled: float, distinct: float | None = None
+    ) -> list[tuple[int, Work]]:
+        """Return the works of a pass: (how many times, work). None: attention runs elsewhere, or `distinct` is average.
+
+        Operations on rows and the choice of tokens are not included: kernels of devices fuse them.
+        """
+        stages = (self.pre_attention(num_tokens), attention, self.output_projection(num_tokens))
+        works = [(self.shape.num_layers, work) for work in stages if work is not None]
+        return [*works, *self.feed_forward(num_tokens, distinct), (1, self.head(num_sampled))]
+
+    def host_works(self, num_tokens: float, num_sampled: float) -> list[tuple[int, Work]]:
+        """Return the works that a pass has on a host only: operations on rows, and the choice of tokens."""
+        return [(self.shape.num_layers, self.row_operations(num_tokens)), (1, self.sampling(num_sampled))]
+
     def layer_input(self, num_tokens: float) -> Work:
-        """Return what makes one layer's own input, of token embeddings, and what the layer makes of that."""
+        """Return the matrices from token embeddings to one layer's own input, and from this to the layer."""
         values = self.shape.layer_input_values
         making = bits_per_value(self.formats.outside_layers) / 8
         num_bytes = values / 3 * (making + 2 * self.formats.bytes_of("layer_input"))
         return self._matrix(values, num_tokens, num_bytes)
 
     def row_operations(self, num_tokens: float) -> Work:
-        """Return what passes through a layer's operations on rows: norms, rotation, residuals, storing K and V."""
+        """Return a layer's operations on rows: norms, rotation, residuals, storing K and V."""
         shape = self.shape
         qkv = self.qkv_values // shape.hidden_size
         num_bytes = num_tokens * (8 * shape.hidden_size + 2 * qkv) * self.formats.activation_bytes
         return Work("rows", "float32", num_bytes, 0.0, num_tokens, shape.hidden_size)
 
     def sampling(self, num_sampled: float) -> Work:
-        """Return the choice of tokens from their logits, which are float32, at a temperature."""
+        """Return the choice of tokens from float32 logits at a temperature."""
         vocab_size = self.shape.vocab_size
         return Work("sampling", "float32", 4.0 * num_sampled * vocab_size, 0.0, num_sampled, vocab_size)
 
     def activation_bytes(self, num_tokens: float) -> float:
-        """Return what so many tokens need between operations, at the widest place of a layer."""
+        """Return the activation bytes of so many tokens at the widest place of a layer."""
         return num_tokens * self._widest_values * self.formats.activation_bytes
 
     @cached_property
@@ -486,7 +502,7 @@ class ModelCosts:
         return max(attention, 2 * shape.hidden_size + pairs * (3 * shape.intermediate_size + shape.hidden_size))
 
     def _average(self, of_window: Callable[[float], float], context: float) -> float:
-        """Return the average over layers of something that depends on how many tokens a query sees."""
+        """Return the average over layers of a function of the tokens that a query sees."""
         counts = self._sliding_windows
         total = sum(count * of_window(min(context, window or context)) for window, count in counts.items())
         return total / counts.total() if counts.total() else of_window(context)

@@ -1,8 +1,8 @@
-"""How long layers take that the ranks of an engine share: that of the rank which has most to do.
+"""Seconds of layers that the ranks of an engine share, on the rank with most work.
 
-Ranks run the same pass from the same numbers (docs/architecture.md), so all know all tokens: with whole experts each
-computes the pairs (token, expert) that are its own, with slices a part of all; what they exchange are pairs or units,
-and outputs, put side by side. Each exchange waits for all ranks, so the one with most pairs decides.
+Ranks run the same pass on the same numbers (docs/internals/ranks.md), so each knows all tokens. With whole experts, a
+rank computes the pairs (token, expert) of its own experts. With slices, it computes a part of all pairs. Ranks exchange
+pairs or units, and concatenate outputs. Each exchange waits for all ranks, so the one with most pairs decides.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from moeflow.planner.costs.roofline import divided, processor_of, work_seconds
 
 if TYPE_CHECKING:
     from moeflow.parallel.placement import whole_experts
-    from moeflow.planner.costs import layout_estimate
-else:  # which starts of one process do without
+    from moeflow.planner.costs import expected_experts
+else:  # not needed by starts of one process
     whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
-    layout_estimate = on_demand("moeflow.planner.costs.layout_estimate")
+    expected_experts = on_demand("moeflow.planner.costs.expected_experts")
 
-COPY_PASSES: Final = 2  # through memory of a byte that is put in order: read, written
+COPY_PASSES: Final = 2  # through memory of a reordered byte: read, written
 _SMALL, _LARGE = 256, 2 * MIB
 ASSUMED_LINKS: Final = {  # where none is measured or described: seconds of a small exchange, bytes a second of a large
     RANK: (2e-5, 5e9),
@@ -52,39 +52,35 @@ class Sharing:
         return 1 if self.parallel is None or self.parallel.join is not None else self.parallel.num_ranks
 
     def level(self, level: MemoryLevel) -> MemoryLevel:
-        """Return what a process has of a level while all others are at work."""
+        """Return a process's part of a level while all others work."""
         return divided(level, self.num_here * self.num_replicas)
 
     def weight_bytes(self, costs: ModelCosts) -> float:
-        """Return what an engine holds of the weights here; where others join, as much as any of them does."""
+        """Return an engine's bytes of weights here; with joined ranks, the most of any rank."""
         if self.parallel is None:
             return costs.model_bytes
-        of_ranks = [costs.bytes_of(shares) for shares in self._shares(costs)]
+        of_ranks = [costs.bytes_of(shares) for shares in RankShares.of_all(costs.shape, self.parallel)]
         return sum(of_ranks) if self.num_here > 1 else max(of_ranks)
 
     def kv_copies(self, costs: ModelCosts) -> float:
-        """Return how often an engine keeps a token's keys and values here."""
+        """Return an engine's copies of a token's keys and values here."""
         if self.parallel is None:
             return 1.0
-        keys = [shares.keys for shares in self._shares(costs)]
+        keys = [shares.keys for shares in RankShares.of_all(costs.shape, self.parallel)]
         return sum(keys) if self.num_here > 1 else max(keys)
-
-    def _shares(self, costs: ModelCosts) -> list[RankShares]:
-        assert self.parallel is not None
-        return [RankShares.of(costs.shape, self.parallel, rank) for rank in range(self.parallel.num_ranks)]
 
 
 ALONE: Final = Sharing()
 
 
 def link_of(machine: Machine, parallel: ParallelConfig) -> Link:
-    """Return the way between ranks: of this machine, or to those that join; assumed where nothing is known of it."""
+    """Return the link between ranks: of this machine, or to joined ranks; assumed if it was not measured."""
     target = RANK if parallel.join is None else REMOTE_RANK
     return next((link for link in machine.links if (link.source, link.target) == (RANK, target)), assumed_link(target))
 
 
 def assumed_link(target: str) -> Link:
-    """Return what is assumed of a way between ranks."""
+    """Return the assumed link between ranks."""
     small_s, bytes_per_s = ASSUMED_LINKS[target]
     rates = (
         LinkRate(transfer_bytes=_SMALL, bytes_per_s=_SMALL / small_s),
@@ -97,15 +93,14 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
     """All layers of a model on ranks that are alike."""
 
     machine: Machine
-    level: MemoryLevel  # what a rank has of the machine's memory
+    level: MemoryLevel  # a rank's part of the machine's memory
     costs: ModelCosts
     parallel: ParallelConfig
 
     def seconds(self, num_tokens: float, attention: Work, distinct: float) -> float:
         """Return the seconds of a pass through all layers.
 
-        `attention` is that of one layer with all heads, `distinct` the share of the experts that are used of those
-        that even routers would use.
+        `attention` is one layer's with all heads. `distinct` is the number of used experts, relative to even routers.
         """
         costs, shares = self.costs, self._most
         of_queries = costs.shape.attended_size * costs.shape.hidden_size / costs.shape.attention_input_values
@@ -121,7 +116,7 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
         return float(costs.shape.num_layers * stages_s + networks_s)
 
     def head_s(self, num_sampled: float) -> float:
-        """Return the seconds of the output projection, whose columns are put side by side."""
+        """Return the seconds of the output projection, and of gathering its columns."""
         head_s = self._work_s(_part(self.costs.head(num_sampled), self._most.head))
         if self._is_cut:
             head_s += self._gather_s(num_sampled * self.costs.shape.vocab_size * self.costs.formats.activation_bytes)
@@ -129,7 +124,7 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def link(self) -> Link:
-        """The way from a rank to another."""
+        """The link from a rank to another."""
         return link_of(self.machine, self.parallel)
 
     @property
@@ -139,13 +134,13 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def _most(self) -> RankShares:
         """The largest share of each part that any rank has."""
-        shares = [RankShares.of(self.costs.shape, self.parallel, rank) for rank in range(self.parallel.num_ranks)]
-        names = ("queries", "keys", "outputs", "dense", "head", "experts")
+        shares = RankShares.of_all(self.costs.shape, self.parallel)
+        names = ("queries", "keys", "outputs", "dense", "shared", "head", "experts")
         return RankShares(**{name: max(getattr(it, name) for it in shares) for name in names})
 
     @cached_property
     def _python_s(self) -> float:
-        """What a layer takes beside kernels and exchanges; what was measured has small exchanges in it."""
+        """Seconds of a layer without kernels and exchanges; the measured value includes small exchanges."""
         parallel = self.parallel
         measured_s = processor_of(self.level).rank_layer_s(
             SLICED if parallel.has_slices else WHOLE, parallel.attention_layout
@@ -164,7 +159,7 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
         return self._network_s(self.costs.dense(num_tokens), self._most.dense, self.costs.dense_width, num_tokens)
 
     def _network_s(self, work: Work, share: float, width: int, num_tokens: float) -> float:
-        """Return the seconds of a network that all tokens go through, and of what is exchanged for it."""
+        """Return the seconds of a network that all tokens use, and of its exchanges."""
         seconds = self._work_s(_part(work, share))
         if self._is_cut:
             size = num_tokens * self.costs.formats.activation_bytes
@@ -172,7 +167,7 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
         return seconds
 
     def _experts_s(self, num_tokens: float, distinct: float) -> float:
-        """Return the seconds of a layer's router, of the experts and of what is exchanged for them."""
+        """Return the seconds of a layer's router and experts, and of their exchanges."""
         router_s = self._work_s(self.costs.router(num_tokens))
         if self.costs.shape.shared_intermediate_size:
             router_s += self._network_s(
@@ -196,24 +191,23 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
             exchange_s = self._exchange_s(pairs_bytes / number**2 * (number - 1))
             exchange_s += self._gather_s(num_tokens * row_bytes)
             copied_bytes += 2 * pairs_bytes / number
-        return layout_estimate.placed_experts_s(layer, placement) + exchange_s + self._copy_s(copied_bytes)
+        return layer.placed_s(placement) + exchange_s + self._copy_s(copied_bytes)
 
     def _sliced_experts_s(self, num_tokens: float, distinct: float) -> float:
         shape, size = self.costs.shape, num_tokens * self.costs.formats.activation_bytes
         width = max(ceil(self._most.experts * shape.intermediate_size), 1)
         costs = replace(self.costs, shape=replace(shape, intermediate_size=width))
-        seconds = layout_estimate.uneven_experts_s(self._layer(num_tokens, distinct, costs), costs)
+        seconds = self._layer(num_tokens, distinct, costs).all_s()
         return (
             seconds
             + self._gather_s(size * shape.top_k * shape.intermediate_size)
             + self._gather_s(size * shape.hidden_size)
         )
 
-    def _layer(self, num_tokens: float, distinct: float, costs: ModelCosts) -> layout_estimate.ExpectedLayer:
+    def _layer(self, num_tokens: float, distinct: float, costs: ModelCosts) -> expected_experts.ExpectedExperts:
         shape = costs.shape
-        return layout_estimate.ExpectedLayer(
+        return expected_experts.ExpectedExperts(
             level=self.level,
-            link=None,
             costs=costs,
             num_ranks=self.parallel.num_ranks,
             num_tokens=max(round(num_tokens), 1),
@@ -221,12 +215,12 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
         )
 
     def _gather_s(self, num_bytes: float) -> float:
-        """Return the seconds of putting so many bytes side by side, of which each rank has made its part."""
+        """Return the seconds of gathering so many bytes, to which each rank contributes its part."""
         number = self.parallel.num_ranks
         return self._exchange_s(num_bytes / number * (number - 1)) + self._copy_s(num_bytes)
 
     def _exchange_s(self, received_bytes: float) -> float:
-        """Return the seconds of an exchange in which a rank gets so many bytes, and others get as many of it."""
+        """Return the seconds of an exchange that brings each rank so many bytes."""
         return self.link.seconds(max(received_bytes, _SMALL))
 
     def _copy_s(self, num_bytes: float) -> float:
@@ -237,17 +231,17 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
 
 
 def _part(work: Work, share: float, of_flops: float | None = None) -> Work:
-    """Return a share of some work; of its operations another one, where these are divided differently."""
+    """Return a share of some work; `of_flops` is a different share of its operations."""
     flops = work.num_flops * (share if of_flops is None else of_flops)
     return replace(work, num_bytes=work.num_bytes * share, num_flops=flops, values=max(round(work.values * share), 1))
 
 
 @lru_cache(maxsize=1024)
 def routing_that_reaches(num_experts: int, top_k: int, num_tokens: int, distinct: float) -> ExpectedRouting:
-    """Return routers under which so many tokens reach a share `distinct` of the experts that even ones would reach.
+    """Return routers under which so many tokens reach `distinct` times the experts of even routers.
 
-    Assumed where only that share is known: an expert's load falls with a power of its rank by load, and tokens choose
-    independently. (Tokens that follow each other may choose alike instead, which leaves ranks more even.)
+    Assumed: an expert's load falls with a power of its rank by load, and tokens choose independently. (Consecutive
+    tokens may choose alike instead, which leaves ranks more even.)
     """
     wanted = distinct * expected_distinct(num_experts, top_k, num_tokens)
     ranks = np.arange(1, num_experts + 1, dtype=float)

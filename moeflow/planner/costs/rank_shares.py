@@ -1,4 +1,4 @@
-"""Which layers a rank has, and which shares of their parts it holds and computes with."""
+"""The layers of a rank, and its shares of their parts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShares:
-    """Shares of each layer that a rank has, and of the output projection; norms, routers and token embeddings are whole
-    where they are.
+    """A rank's shares of each of its layers and of the output projection.
+
+    Norms, routers and token embeddings are never divided.
     """
 
     layers: range | None = None  # None: all
@@ -29,14 +30,14 @@ class RankShares:
     queries: float = 1.0  # of the heads, on the average of layers by their width
     keys: float = 1.0  # and values: of the KV heads, likewise
     outputs: float = 1.0  # of attention's output projection
-    dense: float = 1.0  # of networks that are no experts
+    dense: float = 1.0  # of dense networks
     shared: float = 1.0  # of shared experts
     head: float = 1.0
-    experts: float = 1.0  # of the bytes of all; where they move, as many as the rank may come to have
+    experts: float = 1.0  # of the bytes of all; of moving experts, the most that the rank can have
 
     @classmethod
     def of(cls, shape: ModelConfig, parallel: ParallelConfig, rank: int) -> RankShares:
-        """Return what a rank has."""
+        """Return the shares of a rank."""
         layers = layers_of(parallel, shape, rank)
         rank, number = place_in_stage(parallel, rank), parallel.ranks_per_stage
         own = cls(layers=layers, has_ends=layers.start == 0, experts=_expert_share(shape, parallel, rank, layers))
@@ -54,12 +55,17 @@ class RankShares:
             head=_band_share(shape.vocab_size, number, rank),
         )
 
+    @classmethod
+    def of_all(cls, shape: ModelConfig, parallel: ParallelConfig) -> list[RankShares]:
+        """Return the shares of each rank."""
+        return [cls.of(shape, parallel, rank) for rank in range(parallel.num_ranks)]
+
 
 WHOLE = RankShares()
 
 
 def _head_shares(shape: ModelConfig, layers: range, num_ranks: int, rank: int) -> tuple[float, float]:
-    """Return which shares of its layers' queries a rank has, and of their keys and values."""
+    """Return a rank's shares of its layers' queries, and of their keys and values."""
     sizes = [shape.heads_of(layer) for layer in layers]
     cut = [(it, head_blocks(shape.num_heads, it.num_kv_heads, num_ranks)) for it in sizes]
     queries = sum(it.head_dim * len(blocks.queries[rank]) for it, blocks in cut)
@@ -70,7 +76,7 @@ def _head_shares(shape: ModelConfig, layers: range, num_ranks: int, rank: int) -
 
 
 def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int, layers: range) -> float:
-    """Return that of its layers' experts which the rank of this place in its stage has, or may come to have."""
+    """Return the largest possible share of its layers' experts, for a rank at this place in its stage."""
     number = parallel.ranks_per_stage
     if not shape.num_experts:
         return 0.0
@@ -86,8 +92,8 @@ def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int, layer
 
 
 def _slice_share(hidden_size: int, width: int, num_ranks: int, rank: int) -> float:
-    """Return which share of a network's three matrices its slice is: of gate and up by units, of down by outputs."""
-    if width == 0:  # there is no such network
+    """Return a slice's share of a network's three matrices: of gate and up by units, of down by outputs."""
+    if width == 0:  # no such network
         return 0.0
     return (2 * _band_share(width, num_ranks, rank) + _band_share(hidden_size, num_ranks, rank)) / 3
 

@@ -1,7 +1,7 @@
-"""The hierarchical roofline model: what bounds a computation on a level with data from another.
+"""The hierarchical roofline model: the bound of a computation on a level with data from another.
 
-Source: MoE-Lightning 3.2, equations 4 to 11. Levels may be any two of a machine; `link` leads from where the data lies
-(j) to where is computed (i). Rates are FLOP/s, intensities FLOP a byte.
+Source: MoE-Lightning 3.2, equations 4 to 11. Levels may be any two of a machine; `link` leads from the data's level (j)
+to the computing level (i). Rates are FLOP/s, intensities FLOP per byte.
 """
 
 from __future__ import annotations
@@ -16,29 +16,21 @@ from moeflow.planner.costs.model_costs import Work
 
 @dataclass(frozen=True, slots=True)
 class Roofs:
-    """The roofs over one kind of work: of level i, of level j if something computes there, and of the link."""
+    """The roofs over one kind of work: of level i, of level j if it computes, and of the link."""
 
     peak: float  # P_i
     bandwidth: float  # B_i
-    far_peak: float  # P_j; 0: nothing computes there
+    far_peak: float  # P_j; 0: it does not compute
     far_bandwidth: float  # B_j
     link: float  # B_ji
 
     def local(self, intensity: float) -> float:
-        """Return what level i reaches with its own data (equation 8)."""
+        """Return the rate of level i on its own data (equation 8)."""
         return min(self.peak, self.bandwidth * intensity)
 
     def far(self, far_intensity: float) -> float:
-        """Return what level j reaches with its own data (equation 8)."""
+        """Return the rate of level j on its own data (equation 8)."""
         return min(self.far_peak, self.far_bandwidth * far_intensity)
-
-    def attainable(self, intensity: float, far_intensity: float) -> float:
-        """Return what level i reaches with data from j (equation 7)."""
-        return min(self.local(intensity), self.link * far_intensity)
-
-    def turning_point_1(self, far_intensity: float) -> float:
-        """Return the intensity on j's data below which to compute where the data lies (equation 9)."""
-        return self.far(far_intensity) / self.link
 
     def turning_point_2(self, intensity: float) -> float:
         """Return the intensity on j's data below which the link bounds (equation 10)."""
@@ -59,13 +51,13 @@ class Roofs:
 
 
 def processor_of(level: MemoryLevel) -> Processor:
-    """Return what computes at a level that is known to have something."""
+    """Return the processor of a level that has one."""
     assert level.processor is not None, f"nothing computes at {level.name}"
     return level.processor
 
 
 def divided(level: MemoryLevel, number: int) -> MemoryLevel:
-    """Return what each of so many processes has of a level where all compute at once."""
+    """Return the part of each of so many processes in a level where all compute at once."""
     processor = processor_of(level)
     peaks = tuple((dtype, peak / number) for dtype, peak in processor.peak_flops_per_s)
     processor = replace(processor, peak_flops_per_s=peaks)
@@ -85,7 +77,7 @@ def roofs(machine: Machine, near: str, far: str, dtype: str) -> Roofs:
 
 
 def work_seconds(level: MemoryLevel, work: Work, num_devices: int = 1) -> float:
-    """Return how long work takes at a level on its own data (equation 14), at the kernel's efficiency.
+    """Return the seconds of work at a level on its own data (equation 14), at the kernel's efficiency.
 
     Several devices share it evenly: each reads and computes its part (tensor parallelism).
     """
@@ -95,7 +87,7 @@ def work_seconds(level: MemoryLevel, work: Work, num_devices: int = 1) -> float:
 
 
 def launch_seconds(level: MemoryLevel, works: Sequence[tuple[float, Work]]) -> float:
-    """Return how long several kinds of work take that run one after the other in one launch, each so many times."""
+    """Return the seconds of several kinds of work in one launch, one after the other, each so many times."""
     seconds = sum(count * _kernel_s(level, work) for count, work in works)
     return seconds + processor_of(level).launch_s if works else 0.0
 
@@ -103,9 +95,8 @@ def launch_seconds(level: MemoryLevel, works: Sequence[tuple[float, Work]]) -> f
 def _kernel_s(level: MemoryLevel, work: Work) -> float:
     """Return the seconds of a kernel on one device.
 
-    Between the numbers of rows that were measured, linear in the rows: near the bend of the roof, where neither memory
-    nor arithmetic is used fully, the share of the roof falls and rises again, while time only grows. Beyond them the
-    share is as at the last.
+    The seconds are linear between the measured numbers of rows. Near the bend of the roof the share of the roof falls
+    and rises again, while time only grows. Beyond the measured numbers the share is that of the last one.
     """
     processor = processor_of(level)
     read_s = work.num_bytes / level.read_bytes_per_s

@@ -1,7 +1,7 @@
-"""What is known of a model's routers: how many experts a pass uses, and how many of these it has to read from disk.
+"""A model's routing profile: the experts that a pass uses, and its reads from disk.
 
-Learnt once from text that comes with the package, replayed through the expert cache at several sizes, and kept in the
-cache folder; or assumed, where routers choose evenly and independently.
+The profile is learnt once from text in the package, replayed through the expert cache at several sizes, and kept in the
+cache folder. Without one, routers are assumed to choose evenly and independently.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 
 from moeflow.planner.costs.hit_curve import EVEN, HitCurve
 
-VERSION: Final = 2  # to be raised when the numbers mean something else
-SHARES_ON_DISK: Final = (0.1, 0.3, 0.5, 0.7, 0.9)  # of experts, that caches are replayed with
+VERSION: Final = 2  # raised when the meaning of the numbers changes
+SHARES_ON_DISK: Final = (0.1, 0.3, 0.5, 0.7, 0.9)  # of experts, in the replayed caches
 
 
 class PassReads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,15 +31,15 @@ class PassReads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoutingProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """How a model's routers behave; without any passes: as if they chose evenly and independently."""
+    """The behaviour of a model's routers; without passes: even and independent choices."""
 
     decode: tuple[PassReads, ...] = ()  # a token of each sequence, by their number
     prefill: tuple[PassReads, ...] = ()  # parts of prompts, by their length
-    num_tokens: int = 0  # that this was learnt from
+    num_tokens: int = 0  # in the replayed text
     version: int = VERSION
 
     def decode_misses(self, batch_size: float) -> HitCurve:
-        """Return what a pass over so many sequences reads, relative to what even routers would use."""
+        """Return the reads of a pass over so many sequences, relative to the experts that even routers would use."""
         return self._curve(self.decode, batch_size)
 
     def prefill_misses(self, num_tokens: float) -> HitCurve:
@@ -47,7 +47,7 @@ class RoutingProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, di
         return self._curve(self.prefill, num_tokens)
 
     def decode_distinct(self, batch_size: float) -> float:
-        """Return how many experts such a pass uses, relative to what even routers would."""
+        """Return the experts that such a pass uses, relative to even routers."""
         return _between(self.decode, batch_size, [it.distinct for it in self.decode])
 
     def prefill_distinct(self, num_tokens: float) -> float:
@@ -65,19 +65,19 @@ class RoutingProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, di
 
     @cached_property
     def _curves(self) -> dict[tuple[bool, float], HitCurve]:
-        return {}  # those that were asked for: a search asks for the same ones again and again
+        return {}  # by size: a search asks for the same ones many times
 
 
 EVEN_ROUTING: Final = RoutingProfile()
 
 
 def profile_file(cache_dir: Path, identity: str) -> Path:
-    """Return where the profile of a checkpoint is kept."""
+    """Return the file of a checkpoint's profile."""
     return cache_dir / "routing" / f"{identity}.json"
 
 
 def load_profile(file: Path) -> RoutingProfile | None:
-    """Return what is kept; None if there is nothing, or nothing that this version can read."""
+    """Return the kept profile; None if it is missing or of another version."""
     try:
         profile = msgspec.json.decode(file.read_bytes(), type=RoutingProfile)
     except (OSError, msgspec.MsgspecError, RecursionError):
@@ -97,7 +97,7 @@ def save_profile(profile: RoutingProfile, file: Path) -> None:
 
 
 def _between(passes: Sequence[PassReads], num_tokens: float, values: Sequence[float]) -> float:
-    """Return a value at a size, straight over its logarithm between those that are known; 1 if none are."""
+    """Return a value at a size, linear in its logarithm between known sizes; 1 if none is known."""
     if not passes:
         return 1.0
     return float(np.interp(math.log(max(num_tokens, 1.0)), [math.log(it.num_tokens) for it in passes], values))

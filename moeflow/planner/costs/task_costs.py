@@ -1,8 +1,8 @@
-"""What one task of a pipeline costs: bytes, operations, and seconds on its lane, by which a simulator's clock runs.
+"""The cost of one task of a pipeline: bytes, operations, and seconds on its lane for a simulator's clock.
 
-Ops are those that the pipelines yield; a task works on one layer and one micro-batch, transfers of weights on one page.
-Activations, keys and values are as wide as a layer's heads; weights, and what computing costs, are an average layer's.
-What an op computes stands in `WORKS` once: the executor's ops (`engine/offload/offload_ops.py`) report the same.
+Ops are those of the pipelines. A task works on one layer and one micro-batch; transfers of weights move one page.
+Activations, keys and values are as wide as a layer's heads. Weights, and the costs of computing, are an average
+layer's. `WORKS` defines the work of each op once: the executor's ops (`engine/offload/offload_ops.py`) report the same.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from moeflow.planner.costs.roofline import work_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskShape:
-    """What the tasks of one micro-batch work on in a layer."""
+    """The inputs of one micro-batch's tasks in a layer."""
 
     costs: ModelCosts
     num_tokens: float
     attention: Work
-    num_cached: float = 0.0  # positions whose keys and values are there before the pass
+    num_cached: float = 0.0  # positions with keys and values before the pass
     layer: int | None = None  # None: any that has experts, if the model has some
-    num_pages: int = 1  # that a layer's streamed weights are cut into
+    num_pages: int = 1  # of a layer's streamed weights
 
     @property
     def has_experts(self) -> bool:
@@ -71,7 +71,7 @@ WORKS: Final[Mapping[str, tuple[str, Callable[[TaskShape], list[Work]]]]] = {  #
 
 @dataclass(frozen=True, slots=True)
 class TaskCost:
-    """What a task moves or reads, computes, and takes."""
+    """The bytes, operations and seconds of a task."""
 
     num_bytes: float
     num_flops: float
@@ -102,7 +102,7 @@ class _Setting:
         return streamed / costs.shape.num_layers / self.shape.num_pages
 
     def kv_bytes(self, num_positions: float) -> float:
-        """Return what of keys and values in a layer is not on the device."""
+        """Return the bytes of keys and values in a layer that are not on the device."""
         return num_positions * self.shape.costs.kv_bytes_of(self.shape.layer) * (1 - self.policy.kv_on_device)
 
 
@@ -128,7 +128,7 @@ OPS: Final = (*WORKS, *_TRANSFERS)
 
 
 def task_cost(op: str, machine: Machine, shape: TaskShape, policy: Policy) -> TaskCost:
-    """Return what a task costs. Raises: ConfigError if the machine lacks a level or link, or the op is unknown."""
+    """Return the cost of a task. Raises: ConfigError if the machine lacks a level or link, or the op is unknown."""
     if op in WORKS:
         level, works = WORKS[op]
         return compute_cost(machine, level, works(shape), policy)
@@ -138,7 +138,7 @@ def task_cost(op: str, machine: Machine, shape: TaskShape, policy: Policy) -> Ta
 
 
 def compute_cost(machine: Machine, level: str, works: Sequence[Work], policy: Policy) -> TaskCost:
-    """Return what works cost at a level, one after another. Raises: ConfigError if the machine lacks the level."""
+    """Return the cost of works at a level, one after another. Raises: ConfigError if the machine lacks the level."""
     at, num_devices = machine.level(level), policy.num_devices if level == DEVICE else 1
     return TaskCost(
         sum(work.num_bytes for work in works),

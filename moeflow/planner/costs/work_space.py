@@ -1,7 +1,7 @@
-"""How much memory a pass takes beside what stays: bounds from shapes alone, held against runs by tests.
+"""The memory of a pass beyond weights, keys and values: bounds from shapes alone, compared with runs by tests.
 
-Counts the rows that live at the same time in the layer that takes most, and the logits of those that are sampled. Some
-of these rows lie where kernels keep memory from pass to pass, so they are fresh only as far as that has to grow.
+The bound counts the live rows of the largest layer, and the logits of sampled rows. Some of these rows lie in memory
+that kernels keep between passes, so only its growth is fresh.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import KIB, MIB
 
 _FLOAT = 4  # bytes; activations are float32 between operations
-_BASE_BYTES = 8 * MIB  # what the allocator keeps aside, and reads of experts that are under way
+_BASE_BYTES = 8 * MIB  # the allocator's reserve, and running reads of experts
 _ROW_BYTES = 4 * KIB  # of a token: positions, slots, block tables, Python's objects
-_SLACK = 1.25  # what the allocator cannot use of what was freed
+_SLACK = 1.25  # freed memory that the allocator cannot reuse
 _NUM_HIDDEN = 8  # rows of the hidden size: hidden states, residual, norms, results
 _NUM_PAIR = 4  # rows for each token and expert: gathered, gate and up, result, the result in its place
-_NUM_INPUTS = 4  # rows of what all layers get besides: projected, normalised, from the table, their sum
+_NUM_INPUTS = 4  # rows of all layers' own inputs: projected, normalised, from the table, their sum
 _USUAL_TOKENS = 512  # of a pass
 _NUM_LOGITS = 4  # rows of the vocabulary's size: logits, edited, as probabilities, sorted
 
 
 def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
-    """Return what a pass over so many tokens, of which so many are sampled, takes at most."""
+    """Return the most bytes of a pass over so many tokens with so many sampled rows."""
     width = max(
         shape.intermediate_size * (2 if shape.wide_layers else 1),
         shape.dense_intermediate_size,
@@ -40,21 +40,21 @@ def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
 def usual_bytes(shape: ModelConfig, *, num_tokens: int) -> int:
     """Return the work space of a usual pass, of so many tokens at most, without sampled tokens.
 
-    It counts beside experts from disk: a longer pass evicts some, which return afterwards.
+    It counts next to experts from disk: a longer pass evicts some, which return afterwards.
     """
     return work_bytes(shape, num_tokens=min(num_tokens, _USUAL_TOKENS), num_sampled=0)
 
 
 def sampled_bytes(shape: ModelConfig) -> float:
-    """Return how much of that each sampled token takes."""
+    """Return the bytes of each sampled row."""
     return _SLACK * _NUM_LOGITS * _FLOAT * shape.vocab_size
 
 
 def kept_bytes(shape: ModelConfig, *, num_tokens: int) -> int:
-    """Return how much of `work_bytes` lies in the kernels' own memory at least, if all layers run in one call.
+    """Return the least part of `work_bytes` in the kernels' own memory, if all layers run in one call.
 
-    Queries, keys and values, what attention returns, and the hidden units of the experts that tokens choose, which
-    are kept as the next product takes them: in a byte, at least.
+    It has queries, keys and values, attention's outputs, and the hidden units of chosen experts. The units are in the
+    format of the next product, at least a byte each.
     """
     attention = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     return num_tokens * (_FLOAT * attention + shape.top_k * shape.intermediate_size)

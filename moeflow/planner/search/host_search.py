@@ -1,31 +1,30 @@
-"""Finds the best policy of a machine without a device: how many sequences decode together, by trying.
+"""Finds the best policy of a machine without a device: tries numbers of sequences per decoding step.
 
-For a number of sequences there is one policy: the fewer experts come from disk, the faster it is, so all that fit stay
-in memory. What is left is a search over whole numbers, each of which costs a prediction.
+For a number of sequences there is one policy. Fewer experts on disk are faster, so as many as fit stay in memory. The
+search is then over whole numbers, and each costs a prediction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 from moeflow.core.hardware import DISK, RAM
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
-from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, too_little
+from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, grid, too_little
 
-ALL_UP_TO: Final = 32  # sequences: each number is tried, and of larger ones a grid
-_HALVINGS: Final = 24  # to a share of the experts that is exact to six places
+ALL_UP_TO: Final = 32  # sequences: each number is tried, then a grid
+_HALVINGS: Final = 24  # until a share of the experts is exact to six places
 
 
 def search_host(model: CostModel, objective: Objective, ratio: float) -> Policy:
-    """Return the best policy; `ratio` is from one number of sequences to the next, where they are many.
+    """Return the best policy; `ratio` is the step between large numbers of sequences.
 
     Raises: CapacityError if none fits.
     """
     fixed = objective.num_sequences
-    numbers = [objective.most] if fixed is not None else list(_numbers(model, objective, ratio))
+    numbers = [objective.most] if fixed is not None else _numbers(model, objective, ratio)
     found = [policy for number in numbers if (policy := host_policy(model, objective, number)) is not None]
     if not found:
         raise too_little(model, objective, [IntegerPolicy(number, 1, False) for number in numbers or [1]])
@@ -39,14 +38,14 @@ def search_host(model: CostModel, objective: Objective, ratio: float) -> Policy:
 
 
 def host_policy(model: CostModel, objective: Objective, batch_size: int) -> Policy | None:
-    """Return the policy for so many sequences, with as many experts in memory as fit; None: too few do."""
-    room, memory = capacities(model, objective.memory_limits), model.memory(IntegerPolicy(batch_size, 1, False))
-    missing = max(memory[RAM].const - room[RAM], 0.0)
+    """Return the policy for so many sequences, with as many experts in memory as fit; None: too few fit."""
+    limits, memory = capacities(model, objective.memory_limits), model.memory(IntegerPolicy(batch_size, 1, False))
+    missing = max(memory[RAM].const - limits[RAM], 0.0)
     experts_bytes = model.costs.experts_bytes
     on_disk = round(missing / experts_bytes + 5e-7, 6) if missing and experts_bytes else 0.0
     if (missing and not experts_bytes) or on_disk > _max_on_disk(model):
         return None
-    if on_disk * experts_bytes > room[DISK]:
+    if on_disk * experts_bytes > limits[DISK]:
         return None
     return Policy(
         batch_size=batch_size,
@@ -62,19 +61,14 @@ def _max_on_disk(model: CostModel) -> float:
     return 1.0 - model.min_experts if model.machine.has(DISK) else 0.0
 
 
-def _numbers(model: CostModel, objective: Objective, ratio: float) -> Iterator[int]:
-    """Yield numbers of sequences that fit, the largest of them included."""
+def _numbers(model: CostModel, objective: Objective, ratio: float) -> list[int]:
+    """Return numbers of sequences that fit, the largest of them included."""
     largest = largest_batch(model, objective)
-    value = 1.0
-    while value < largest:
-        yield round(value)
-        value = max(value * ratio, value + 1) if value >= ALL_UP_TO else value + 1
-    if largest:
-        yield largest
+    return [*range(1, min(largest + 1, ALL_UP_TO)), *grid(ALL_UP_TO, largest, ratio)]
 
 
 def largest_batch(model: CostModel, objective: Objective) -> int:
-    """Return the largest number of sequences that fit; 0: not even one does."""
+    """Return the largest number of sequences that fit; 0: none fits."""
     low, high = 0, objective.most
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""What the best policy is: what it makes small, and which memory it keeps to."""
+"""The goal of a search: the quantity that it minimises, and its limits of memory."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from moeflow.core.units import format_bytes
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy, LinearCost
 
 MAX_SEQUENCES: Final = 1 << 15
-KEPT_SPEED: Final = 0.9  # of the best, which the plan with the least memory has to reach
-FINE: Final = 1.3  # from one number of micro-batches or sequences to the next of the first grid: finds the best
-COARSE: Final = 2.0  # good enough to compare machines by
-WHY_SO_MANY: Final = {  # sequences decode together, by goal
+KEPT_SPEED: Final = 0.9  # of the best speed, for the plan with the least memory
+FINE: Final = 1.3  # step of the first grid of micro-batches or sequences: finds the best
+COARSE: Final = 2.0  # good enough to compare machines
+WHY_SO_MANY: Final = {  # sequences in a decoding step, by goal
     "throughput": "most tokens a second for this workload",
-    "latency": "as few as are waited for: each more makes every step longer",
+    "latency": "as few as arrive: each more makes every step longer",
     "memory": "least memory at nearly the best speed",
 }
-_SLACK: Final = 1e-5  # of a constraint, relative: what the solver may be off by, and shares rounded to six places
+_SLACK: Final = 1e-5  # of a constraint, relative: the solver's tolerance, and shares rounded to six places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What the best policy is."""
+    """The goal and the limits of a search."""
 
     goal: str = "throughput"  # or "latency": least time a step; or "memory": least bytes at nearly the best speed
-    num_sequences: int | None = None  # that decode together; None: as many as is best
+    num_sequences: int | None = None  # per decoding step; None: the best number
     max_sequences: int = MAX_SEQUENCES
     memory_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tier -> bytes, below its capacity
 
     @property
     def most(self) -> int:
-        """How many sequences may decode together."""
+        """The most sequences of a decoding step."""
         return min(self.num_sequences or self.max_sequences, MAX_SEQUENCES)
 
 
 def cost_per_token(model: CostModel, policy: Policy, goal: str) -> float:
-    """Return what the search makes small: seconds a generated token, or for "latency" seconds a step."""
+    """Return the minimised quantity: seconds per generated token, or for "latency" seconds per step."""
     prediction = model.predict(policy)
     return prediction.decode_s if goal == "latency" else 1.0 / prediction.tokens_per_s
 
@@ -54,34 +54,43 @@ def capacities(model: CostModel, limits: Mapping[str, int]) -> dict[str, int]:
 
 
 def fits(model: CostModel, policy: Policy, limits: Mapping[str, int]) -> bool:
-    """Return whether a policy keeps to what the tiers hold."""
-    room = capacities(model, limits)
+    """Return whether a policy fits in all tiers."""
+    most = capacities(model, limits)
     used = model.predict(policy).memory
-    return all(used[tier] <= room[tier] * (1 + _SLACK) for tier in used)
+    return all(used[tier] <= most[tier] * (1 + _SLACK) for tier in used)
+
+
+def grid(low: int, high: int, ratio: float) -> list[int]:
+    """Return whole numbers from `low` to `high`, each at least 1 and about `ratio` times larger than the previous."""
+    numbers, value = [], float(low)
+    while value < high:
+        numbers.append(round(value))
+        value = max(value * ratio, value + 1)
+    return [*dict.fromkeys(numbers), high] if high >= low and (not numbers or numbers[-1] != high) else numbers
 
 
 def least(linear: LinearCost) -> float:
-    """Return the least value for any shares, which is at a corner."""
+    """Return the least value for any shares; it is at a corner."""
     return linear.const + sum(min(term, 0.0) for term in linear.terms[1:])
 
 
 def too_little(model: CostModel, objective: Objective, choices: Iterable[IntegerPolicy]) -> CapacityError:
-    """Return the error that says what is missing for the smallest choice."""
-    room = capacities(model, objective.memory_limits)
+    """Return the error with the missing memory of the smallest choice."""
+    have = capacities(model, objective.memory_limits)
     smallest = min(choices, key=lambda choice: (choice.batch_size, choice.micro_batch))
     memory = model.memory(smallest)
     names = {RAM: "memory", DEVICE: "device memory", DISK: "disk"}
     short = [
-        f"{format_bytes(least(linear))} of {names[tier]} ({format_bytes(room[tier])} "
-        f"{'allowed' if tier in objective.memory_limits else 'there'})"
+        f"{format_bytes(least(linear))} of {names[tier]} ({format_bytes(have[tier])} "
+        f"{'allowed' if tier in objective.memory_limits else 'available'})"
         for tier, linear in memory.items()
-        if least(linear) > room[tier]
+        if least(linear) > have[tier]
     ]
     total = sum(linear.const for linear in memory.values())
-    have = " and ".join(f"{format_bytes(room[tier])} of {names[tier]}" for tier in memory)
-    need = " and ".join(short) or f"{format_bytes(total)}, but there are {have}"
+    tiers = " and ".join(f"{format_bytes(have[tier])} of {names[tier]}" for tier in memory)
+    need = " and ".join(short) or f"{format_bytes(total)}, but there are {tiers}"
     return CapacityError(
-        f"{_sequences(smallest.batch_size, model.workload.max_tokens)} at least {need}: take shorter prompts or "
+        f"{_sequences(smallest.batch_size, model.workload.max_tokens)} at least {need}. Take shorter prompts or "
         f"answers, {'fewer sequences, ' if smallest.batch_size > 1 else ''}a smaller weight format (--quantize) or "
         "--kv-dtype, or more memory"
     )

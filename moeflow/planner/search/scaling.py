@@ -1,13 +1,14 @@
-"""What more processes would bring: twice the ranks, an engine more, or another machine of the same kind.
+"""The gain of more processes: twice the ranks, one more engine, or another machine of the same kind.
 
-Several engines are as fast as they are on a machine that all of them use at once. Of a machine more, nothing is lost
-but what ranks pay for TCP, as fast as it is here: a network in between is not known.
+Several engines share one machine, and are as fast as it permits. A second machine loses only the ranks' cost of TCP, as
+measured on this machine: a network between them is unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 from moeflow.core.errors import CapacityError
@@ -20,11 +21,13 @@ from moeflow.core.parallel_config import (
     ParallelConfig,
 )
 from moeflow.core.plan import Sensitivity
+from moeflow.planner.choices.rank_limits import why_not_shared
+from moeflow.planner.choices.refused_settings import RANKS, why_refused
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.search.objective import Objective
 
-SOMEWHERE: Final = JoinConfig(host="", port=0, token_file="")  # another machine, whichever
+SOMEWHERE: Final = JoinConfig(host="", port=0, token_file="")  # any other machine
 
 Cost = Callable[[CostModel, Objective], float]  # of an engine's token, or of its step
 
@@ -32,12 +35,12 @@ Cost = Callable[[CostModel, Objective], float]  # of an engine's token, or of it
 @dataclass(frozen=True, slots=True)
 class _Change:
     name: str
-    sharings: tuple[Sharing, ...]  # of which the best counts
+    sharings: tuple[Sharing, ...]  # the best of these counts
     num_machines: int = 1
 
 
 def scaling_helps(cost: Cost, model: CostModel, objective: Objective) -> tuple[Sensitivity, ...]:
-    """Return what more processes would bring, also where that is a loss; best first. Nothing on a device."""
+    """Return the gain of more processes, losses included; best first. Empty for a device."""
     if model.has_device:
         return ()
     try:
@@ -53,13 +56,13 @@ def scaling_helps(cost: Cost, model: CostModel, objective: Objective) -> tuple[S
 
 
 def _engines(change: _Change, objective: Objective) -> int:
-    """Return by how many machines throughput is multiplied whose engines share nothing."""
+    """Return the number of machines if their engines share nothing: it multiplies the throughput."""
     shares_nothing = all(it.parallel is None or it.parallel.join is None for it in change.sharings)
     return change.num_machines if shares_nothing and objective.goal != "latency" else 1
 
 
 def _speedup(cost: Cost, model: CostModel, objective: Objective, sharing: Sharing, before: float) -> float | None:
-    """Return how much faster all engines of this machine are together; for latency, one of them; None: no room."""
+    """Return the speedup of all engines of this machine, or for latency of one; None: they do not fit."""
     number, now = sharing.num_replicas, model.sharing.num_replicas
     limit = objective.memory_limits.get(RAM, model.machine.level(RAM).capacity_bytes)
     limits = {**objective.memory_limits, RAM: limit * now // number}
@@ -76,33 +79,31 @@ def _changes(model: CostModel) -> Iterator[_Change]:
     parallel, number = sharing.parallel, sharing.num_replicas
     ranks = 1 if parallel is None else parallel.num_ranks
     is_joined = parallel is not None and parallel.join is not None
-    twice = tuple(replace(sharing, parallel=it) for it in _ranks(model, 2 * ranks, joined=is_joined))
+    twice = tuple(replace(sharing, parallel=it) for it in rank_ways(model, 2 * ranks, joined=is_joined))
     if is_joined:
         yield _Change(f"twice the ranks (--ranks {2 * ranks}), a machine each", twice)
         return
     yield _Change(f"{2 * ranks} ranks on this machine (--ranks {2 * ranks})", twice)
     if number == 1 and ranks == 1:
-        joined = tuple(replace(sharing, parallel=it) for it in _ranks(model, 2, joined=True))
+        joined = tuple(replace(sharing, parallel=it) for it in rank_ways(model, 2, joined=True))
         yield _Change("a second such machine, as a rank (--listen-ranks)", joined, 2)
     yield _Change(f"an engine more (--replicas {number + 1})", (replace(sharing, num_replicas=number + 1),))
     yield _Change("a second such machine, which serves on its own", (sharing,), 2)
 
 
-def _ranks(model: CostModel, number: int, *, joined: bool) -> Iterator[ParallelConfig]:
-    """Yield the ways in which so many ranks can share the model."""
-    shape, now = model.costs.shape, model.sharing.parallel
-    for attention in ATTENTION_LAYOUTS:
-        for experts in EXPERT_LAYOUTS if shape.num_experts else EXPERT_LAYOUTS[:1]:
-            has_too_few = experts == WHOLE and 0 < shape.num_experts < number
-            cuts_nothing = attention == "replicated" and not shape.num_experts
-            if has_too_few or cuts_nothing or (attention == "tensor" and number > shape.num_heads):
-                continue
-            made = ParallelConfig(num_ranks=number) if now is None else now
-            yield replace(
-                made,
-                num_ranks=number,
-                expert_layout=experts,
-                attention_layout=attention,
-                num_redundant_experts=made.num_redundant_experts if experts == WHOLE else 0,
-                join=SOMEWHERE if joined else None,
-            )
+def rank_ways(model: CostModel, number: int, *, joined: bool) -> Iterator[ParallelConfig]:
+    """Yield the ways to share the model among so many ranks."""
+    shape, now = model.costs.shape, model.sharing.parallel or ParallelConfig(num_ranks=number)
+    if why_refused(shape, RANKS):
+        return
+    for attention, experts in product(ATTENTION_LAYOUTS, EXPERT_LAYOUTS if shape.num_experts else EXPERT_LAYOUTS[:1]):
+        made = replace(
+            now,
+            num_ranks=number,
+            expert_layout=experts,
+            attention_layout=attention,
+            num_redundant_experts=now.num_redundant_experts if experts == WHOLE else 0,
+            join=SOMEWHERE if joined else None,
+        )
+        if not why_not_shared(made, shape):
+            yield made

@@ -1,7 +1,7 @@
-"""Finds the best policy for a goal: for a device by a mixed-integer programme, without one by trying.
+"""Finds the best policy for a goal: for a device by a mixed-integer programme, without one by trials.
 
-With several devices, one of them or all together; for latency under a rate of arrivals, the fewest sequences that keep
-up with it.
+With several devices, the policy uses one of them or all. For latency under a rate of arrivals, it has the fewest
+sequences that keep up with the rate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOST_FINENESS: Final = 10.0  # a host's policy costs one prediction, so its gri
 def search(model: CostModel, objective: Objective, ratio: float = FINE) -> tuple[CostModel, Policy]:
     """Return the best policy with one device, or with all of them, and the costs that it was found with.
 
-    `ratio`: FINE finds the best, COARSE what is good enough to compare machines by.
+    `ratio`: FINE finds the best, COARSE is good enough to compare machines.
     Raises: CapacityError if nothing fits, or the rate cannot be reached; ConfigError if time ran out.
     """
     found: list[tuple[float, CostModel, Policy]] = []
@@ -48,7 +48,7 @@ def search_policy(model: CostModel, objective: Objective, ratio: float = FINE) -
     """
     if not model.has_device:
         return search_host(model, objective, 1 + (ratio - 1) / _HOST_FINENESS)
-    from moeflow.planner.search.device_search import search_device  # its solver takes long to import, and few need it
+    from moeflow.planner.search.milp import search_device  # the solver's import is slow
 
     return search_device(model, objective, ratio)
 
@@ -75,8 +75,8 @@ def _for_rate(model: CostModel, objective: Objective, ratio: float) -> Policy:
 
 
 def too_slow(rate: float, best: float) -> CapacityError:
-    """Return what to say where requests arrive faster than any plan answers them."""
+    """Return the error for requests that arrive faster than any plan answers them."""
     return CapacityError(
-        f"{rate:g} requests a second are asked for, but this machine answers {best:.3g}: take shorter prompts or "
+        f"{rate:g} requests a second are wanted, but this machine answers {best:.3g}. Take shorter prompts or "
         "answers, a smaller weight format (--quantize), a smaller model or a faster machine"
     )

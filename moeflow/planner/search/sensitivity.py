@@ -1,6 +1,6 @@
-"""What bounds a policy, and what more of each resource would bring: found by planning anew with each one doubled.
+"""The bottleneck of a policy, and the gain of more of each resource: found by new plans with each resource doubled.
 
-On a coarser grid than the plan itself, and beside the same without.
+All plans use a coarser grid than the real one, also the plan that they are compared with.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from moeflow.planner.search.scaling import scaling_helps
 from moeflow.planner.search.search import search
 
 MORE_MEMORY: Final = "twice the memory"
-MIN_HELP: Final = 1.02  # that is worth mentioning
+MIN_HELP: Final = 1.02  # that is reported
 
 
 @dataclass(frozen=True, slots=True)
 class Perturbation:
-    """A resource that there could be more of."""
+    """An improvement of one resource."""
 
     change: str  # "RAM read twice as fast"
-    bottleneck: str  # "reading from RAM"; empty: nothing that takes time
+    bottleneck: str  # "reading from RAM"; empty: it takes no time
     turn: Callable[[Machine], Machine]
 
 
 def bottleneck(model: CostModel, policy: Policy) -> str:
-    """Return the resource of which twice as much would make this very policy's steps shortest, or those together."""
+    """Return the resource whose doubling makes this policy's steps shortest, or several that must all be doubled."""
     return bottleneck_by(lambda it: it.predict(policy).decode_s, model)
 
 
 def bottleneck_by(step_s: Callable[[CostModel], float], model: CostModel) -> str:
-    """Return the same, where `step_s` says how long a step is with other costs.
+    """Return the same, where `step_s` returns the seconds of a step with other costs.
 
-    Several are named where each is as busy as the others, so that none of them alone would help.
+    Several are named if they are equally busy, so that none of them alone would help.
     """
     before = step_s(model)
     timed = [perturbation for perturbation in _perturbations(model) if perturbation.bottleneck]
@@ -67,9 +67,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def helps(model: CostModel, objective: Objective) -> tuple[Sensitivity, ...]:
-    """Return what twice as much of a resource, a smaller format or more processes would bring; best first.
+    """Return the gain of twice as much of a resource, a smaller format or more processes; best first.
 
-    More processes are named also where they cost more than they bring, if the model has several already.
+    If the model has several processes already, more processes are listed even as a loss.
     """
     processes = scaling_helps(_cost, model, objective)
     if model.sharing == ALONE:
@@ -80,7 +80,7 @@ def helps(model: CostModel, objective: Objective) -> tuple[Sensitivity, ...]:
 def helps_by(
     cost: Callable[[CostModel, Objective], float], model: CostModel, objective: Objective
 ) -> tuple[Sensitivity, ...]:
-    """Return the same, where `cost` says what the best policy costs, or raises a CapacityError."""
+    """Return the same, where `cost` returns the best policy's cost, or raises a CapacityError."""
     try:
         before = cost(model, objective)
     except CapacityError:  # fits only between the points of the coarse grid
@@ -143,22 +143,18 @@ def _smaller_formats(model: CostModel) -> Iterator[tuple[str, CostModel]]:
             )
 
 
-def _with_level(machine: Machine, name: str, change: Callable[[MemoryLevel], MemoryLevel]) -> Machine:
-    levels = tuple(change(level) if level.name == name else level for level in machine.levels)
+def _with_levels(machine: Machine, names: Sequence[str], change: Callable[[MemoryLevel], MemoryLevel]) -> Machine:
+    levels = tuple(change(level) if level.name in names else level for level in machine.levels)
     return replace(machine, levels=levels)
 
 
 def _larger(machine: Machine, name: str) -> Machine:
-    larger = _with_level(machine, name, lambda level: replace(level, capacity_bytes=2 * level.capacity_bytes))
-    return (
-        larger
-        if name != RAM
-        else _with_level(larger, PINNED, lambda it: replace(it, capacity_bytes=2 * it.capacity_bytes))
-    )
+    names = (RAM, PINNED) if name == RAM else (name,)
+    return _with_levels(machine, names, lambda level: replace(level, capacity_bytes=2 * level.capacity_bytes))
 
 
 def _faster_memory(machine: Machine, name: str) -> Machine:
-    return _with_level(machine, name, lambda level: replace(level, read_bytes_per_s=2 * level.read_bytes_per_s))
+    return _with_levels(machine, [name], lambda level: replace(level, read_bytes_per_s=2 * level.read_bytes_per_s))
 
 
 def _faster_processor(machine: Machine, name: str) -> Machine:
@@ -169,11 +165,11 @@ def _faster_processor(machine: Machine, name: str) -> Machine:
         halves = {name: getattr(processor, name) / 2 for name in ("launch_s", "pass_s", "token_s", "stop_s", "load_s")}
         return replace(level, processor=dataclasses.replace(processor, peak_flops_per_s=peaks, **halves))
 
-    return _with_level(machine, name, faster)
+    return _with_levels(machine, [name], faster)
 
 
 def _faster_link(machine: Machine, source: str) -> Machine:
-    """Double the links from a level, from RAM also those by way of pinned memory and back."""
+    """Double the links from a level; for RAM also those through pinned memory and back."""
     sources = {source} if source == DISK else {RAM, PINNED, DEVICE}
 
     def faster(link: Link) -> Link:

@@ -33,16 +33,16 @@ MIN_SLOTS: Final = 2  # one computes while the other is filled
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The assumed machine."""
+class ReplayMachine:
+    """The assumed machine of a replay."""
 
     disk_bytes_per_s: float
     slab_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """The memory, policy and predictor of a replay."""
+class ReplayCase:
+    """One case of a replay."""
 
     num_slots: int
     policy: str
@@ -53,7 +53,7 @@ class Case:
 class ReplayResult:
     """The result of a case."""
 
-    case: Case
+    case: ReplayCase
     stats: CacheStats  # with virtual seconds of stall
     seconds: float  # of the whole trace
     num_generated: int  # tokens
@@ -66,7 +66,9 @@ class ReplayResult:
         return self.num_generated / self.seconds if self.seconds else 0.0
 
 
-def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine, case: Case) -> ReplayResult:
+def replay(
+    passes: Sequence[ReplayedPass], header: TraceHeader, machine: ReplayMachine, case: ReplayCase
+) -> ReplayResult:
     """Run the passes through a cache that starts empty."""
     if case.num_slots < MIN_SLOTS:
         raise ConfigError(f"{case.num_slots} slots are too few; a replay needs at least {MIN_SLOTS}")
@@ -121,7 +123,7 @@ class _TimedWork:
         self._expert_s = expert_s
 
     def compute(self, experts: Sequence[int], lease: Lease) -> None:
-        """Advance the clock by the time that they take."""
+        """Advance the clock by the experts' time."""
         self._disk.pass_time(self._expert_s * len(experts))
 
 

@@ -1,8 +1,7 @@
 """A batch job on the virtual clock: a prefill, then decoding steps, by a pipeline and under a policy.
 
-Costs are those of `planner/costs/task_costs.py`. A step is one of many: it finds its first layer's weights on the
-device and leaves them so. Steps get longer with the context, nearly in a straight line, so that three of them tell of
-all.
+Costs are those of `planner/costs/task_costs.py`. A step is one of many: its first layer's weights are on the device at
+its beginning and at its end. Steps get longer with the context, nearly linearly, so three of them represent all.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from moeflow.core.plan import Policy, Workload
 from moeflow.pipeline.catalog import Pipeline
 from moeflow.pipeline.task import Task
 from moeflow.pipeline.zero_inference import zero_inference
-from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
+from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.task_costs import TaskCost, TaskShape, compute_cost, decode_shape, task_cost
 from moeflow.planner.simulator.time_line import TimeLine
@@ -30,26 +29,26 @@ MAX_STAGES: Final = 100_000  # micro-batches times layers of a step: some millio
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRun:
-    """What to simulate."""
+    """A job to simulate."""
 
     pipeline: Pipeline
     machine: Machine
     costs: ModelCosts
     workload: Workload
     policy: Policy
-    slower: Mapping[str, float] = field(default_factory=dict)  # op -> times as long: kernels of another system
+    slower: Mapping[str, float] = field(default_factory=dict)  # op -> factor of its time: kernels of another system
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a step would have more tasks than a machine's memory holds."""
         number, layers = self.policy.num_micro_batches, self.costs.shape.num_layers
         if number * layers > MAX_STAGES:
             raise ConfigError(
-                f"{number:,} micro-batches of {layers} layers are more than can be simulated "
-                f"({MAX_STAGES:,} together). Take larger micro-batches, or fewer sequences"
+                f"{number:,} micro-batches of {layers} layers exceed the simulator's limit of {MAX_STAGES:,} in all. "
+                "Take larger micro-batches, or fewer sequences"
             )
 
     def decode_step(self, context: float) -> TimeLine:
-        """Return a decoding step whose sequences all see so many tokens."""
+        """Return a decoding step of sequences with so many tokens each."""
         layers, number = self.costs.shape.num_layers, self.policy.num_micro_batches
         tasks = self.pipeline.make_tasks(layers, number, is_warm=True, wraps=True)
         num_pages = number if self.pipeline.is_paged else 1
@@ -59,7 +58,7 @@ class PipelineRun:
 
     @cached_property
     def prefill(self) -> TimeLine:
-        """The pass over all prompts, computed on the device, as whoever decodes does it."""
+        """The pass over all prompts, computed on the device with any pipeline."""
         tasks = zero_inference(
             self.costs.shape.num_layers, self.policy.num_micro_batches, stores_kv=self.pipeline.has_kv_on_host
         )
@@ -72,12 +71,12 @@ class PipelineRun:
 
     @cached_property
     def middle_step(self) -> TimeLine:
-        """The step in the middle, which stands for all in pictures and shares."""
+        """The middle step, which represents all steps in pictures and shares."""
         return self.decode_step(self.workload.mean_context)
 
     @cached_property
     def decode_s(self) -> float:
-        """Seconds of all steps; the prefill has brought the first token."""
+        """Seconds of all steps; the first token comes from the prefill."""
         num_steps = self.workload.gen_len - 1
         first, last = self.workload.prompt_len + 1, self.workload.prompt_len + num_steps
         if num_steps <= 0:
@@ -97,21 +96,21 @@ class PipelineRun:
 
     @cached_property
     def fits(self) -> dict[str, bool]:
-        """Whether each tier that is used is large enough."""
+        """Whether each used tier is large enough."""
         used = {tier: num_bytes for tier, num_bytes in self.memory.items() if num_bytes > 0}
-        slack = 1 + 1e-9  # of shares that were chosen to fill it
+        slack = 1 + 1e-9  # of shares that fill a tier
         return {tier: need <= self.machine.level(tier).capacity_bytes * slack for tier, need in used.items()}
 
     @cached_property
     def _sizes(self) -> list[int]:
-        """Return how many sequences each micro-batch has; the last may have fewer."""
+        """The sequences of each micro-batch; the last may have fewer."""
         policy = self.policy
         full, rest = divmod(policy.batch_size, policy.micro_batch)
         return [policy.micro_batch] * full + ([rest] if rest else [])
 
     @cached_property
     def _head_s(self) -> float:
-        """Return what the choice of tokens takes of the device after a pass."""
+        """The device's seconds for the choice of tokens after a pass."""
         heads = [self.costs.head(size) for size in self._sizes]
         return compute_cost(self.machine, DEVICE, heads, self.policy).seconds
 
@@ -152,13 +151,13 @@ def make_policy(
     resident_share: float | None = None,
     num_devices: int = 1,
 ) -> Policy:
-    """Return the policy that a pipeline implies; a share of None: as many weights on the device as fit there.
+    """Return a pipeline's policy; a share of None: as many weights on the device as fit.
 
-    Raises: ConfigError if the machine has no device, or the share is none.
+    Raises: ConfigError if the machine has no device, or the share is out of range.
     """
     if not machine.has(DEVICE):
         raise ConfigError(
-            f"{machine.name} has no device that weights could be streamed to: take a machine with one, or "
+            f"{machine.name} has no device to stream weights to: take a machine with one, or "
             "moeflow simulate serve, which computes on the host"
         )
     policy = Policy(
@@ -176,13 +175,10 @@ def make_policy(
         return policy
     empty = memory_of(machine, costs, workload, policy)[DEVICE]
     full = memory_of(machine, costs, workload, replace(policy, weights_on_device=1.0))[DEVICE]
-    room = machine.level(DEVICE).capacity_bytes - empty
-    return replace(policy, weights_on_device=min(max(room / (full - empty), 0.0), 1.0))
+    free = machine.level(DEVICE).capacity_bytes - empty
+    return replace(policy, weights_on_device=min(max(free / (full - empty), 0.0), 1.0))
 
 
 def memory_of(machine: Machine, costs: ModelCosts, workload: Workload, policy: Policy) -> dict[str, float]:
     """Return the bytes that a policy takes of each tier at its peak."""
-    model = CostModel(machine, costs, workload, num_devices=policy.num_devices)
-    uses = model.memory(IntegerPolicy.of(policy))
-    shares = (policy.weights_on_device, policy.kv_on_device, policy.experts_on_disk, 0.0, 0.0)
-    return {tier: use.at(*shares) for tier, use in uses.items()}
+    return CostModel(machine, costs, workload, num_devices=policy.num_devices).memory_of(policy)

@@ -18,22 +18,21 @@ Named = Sequence[Sequence[int]]  # a network's experts of each layer, likeliest 
 class ReplayedPass:
     """A pass."""
 
-    ids: ExpertIds  # [layers, tokens, K], the experts that routers chose
-    num_generated: int
-    compute_s: float  # without waits
-    ahead: ExpertIds | None = None  # [layers, A, tokens, K], the choices of the next routers; None: unknown
-    named: Named | None = None  # a network's prediction before the pass; None: no prediction
+    ids: ExpertIds  # [layers, tokens, K]
+    num_generated: int = 0
+    compute_s: float = 1.0  # without waits
+    ahead: ExpertIds | None = None  # [layers, A, tokens, K], the next routers' choices for the same input
+    named: Named | None = None  # by a network before the pass
 
     @cached_property
     def needed(self) -> list[list[int]]:
-        """The distinct experts of each layer, ascending."""
+        """Of each layer: the distinct experts, ascending."""
         return [np.unique(layer).tolist() for layer in self.ids]
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that it computes."""
-        num_tokens: int = self.ids.shape[1]
-        return num_tokens
+        """Tokens of the pass."""
+        return int(self.ids.shape[1])
 
 
 def prepare_passes(
@@ -46,9 +45,9 @@ def prepare_passes(
     Raises: ConfigError if there is no pass, or its time is needed and not known.
     """
     if not trace.passes:
-        raise ConfigError("the trace has no pass in it. Record one with --record-routing and generate something")
+        raise ConfigError("the trace has no passes. Record one with --record-routing and generate some tokens")
     if compute_s is None and not any(routed.compute_s for routed in trace.passes):
-        raise ConfigError("the trace does not report how long its passes computed. Give it with --compute-time")
+        raise ConfigError("the trace lacks its passes' computing times. Give one with --compute-time")
     return [
         ReplayedPass(
             routed.ids,

@@ -41,7 +41,7 @@ def replayed_sources(name: str, passes: Sequence[ReplayedPass], header: TraceHea
     has_routers = any(one.ahead is not None for one in passes)
     if name in BY_ROUTERS and not has_routers:
         raise ConfigError(
-            f"{name} asks routers, which are recorded in passes of {MAX_TOKENS} tokens or fewer, and the trace has none"
+            f"{name} needs routers, recorded in passes of {MAX_TOKENS} tokens or fewer, but the trace has none"
         )
     has_network &= name == COMBINED
     routers = [_RecordedRouter(layer) for layer in range(header.num_layers)] if has_routers else []

@@ -1,7 +1,7 @@
-"""What a text's routing means for the expert cache: replayed at several sizes of it, in passes of several sizes.
+"""A routing profile from a text's routing, replayed at several sizes of the expert cache and of passes.
 
-Sequences that decode together are parts of the text: each is prefilled as far as its last tokens, which then come one
-by one. So passes find in the cache what a prompt and the steps before have left there, as they do when a model serves.
+The sequences of a decoding batch are parts of the text. Each is prefilled up to its last tokens, which are then decoded
+one by one. So passes find the cache as the prompt and the steps before left it, as in a serving model.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from moeflow.planner.costs.model_costs import expected_distinct
 from moeflow.planner.costs.routing_profile import SHARES_ON_DISK, PassReads, RoutingProfile
 from moeflow.planner.simulator.cache_replay import (
     MIN_SLOTS,
-    Case,
-    Machine,
+    ReplayCase,
+    ReplayMachine,
     replay,
 )
 from moeflow.planner.simulator.replayed_passes import ReplayedPass, prepare_passes
@@ -26,23 +26,23 @@ from moeflow.workload.routing_trace import ExpertIds, RoutingTrace, TraceHeader
 
 BATCH_SIZES: Final = (1, 4, 16, 64)
 PROMPT_TOKENS: Final = (128, 512, 2048)  # of a pass over prompts
-ROUND_TOKENS: Final = 320  # of a sequence at most, before another takes its place
+ROUND_TOKENS: Final = 320  # of a sequence at most, before the next one
 PROMPT_SHARE: Final = 0.8  # of a sequence
-_ANY: Final = Machine(disk_bytes_per_s=1e9, slab_bytes=1)  # only how many are read counts
+_ANY: Final = ReplayMachine(disk_bytes_per_s=1e9, slab_bytes=1)  # only the number of reads counts
 
 
 def study_routing(
     ids: ExpertIds, header: TraceHeader, on_done: Callable[[int, int], None] = lambda *_: None
 ) -> RoutingProfile:
-    """Return what the routing of a text, [layers, tokens, K], means for the expert cache as it is by default.
+    """Return the profile of a text's routing, [layers, tokens, K], for the default expert cache.
 
-    Blocks: for seconds, longer the more experts there are. `on_done` gets how much is done, and of how much.
+    Blocks: for seconds, longer with more experts. `on_done` gets the numbers of finished and of all studies.
     """
     num_tokens = ids.shape[1]
     batches = [size for size in BATCH_SIZES if size * 4 <= num_tokens]
     prompts = [size for size in PROMPT_TOKENS if size * 2 <= num_tokens] or [max(num_tokens // 2, 1)]
     studies = [list(_decode_passes(ids, size)) for size in batches] + [list(_prompt_passes(ids, it)) for it in prompts]
-    found: dict[_Kind, PassReads] = {}
+    found: dict[_PassKind, PassReads] = {}
     for done, passes in enumerate(studies, 1):
         found |= _study(passes, header)
         on_done(done, len(studies))
@@ -50,25 +50,27 @@ def study_routing(
 
 
 def study_trace(trace: RoutingTrace) -> RoutingProfile:
-    """Return what recorded passes mean, each found as it came; sizes are told apart by powers of two.
+    """Return the profile of recorded passes in their order; sizes are rounded to powers of two.
 
-    Raises: ConfigError if there is no pass.
+    Raises: ConfigError if the trace has no passes.
     """
-    passes = prepare_passes(trace, 1.0)  # how long passes take changes no hit without prefetches
+    passes = prepare_passes(trace, 1.0)  # without prefetches, times change no hits
     sizes = [routed.ids.shape[1] for routed in trace.passes]
     are_decode = [routed.num_generated == size for routed, size in zip(trace.passes, sizes, strict=True)]
-    kinds = [_Kind(is_decode, 2 ** round(math.log2(size))) for is_decode, size in zip(are_decode, sizes, strict=True)]
+    kinds = [
+        _PassKind(is_decode, 2 ** round(math.log2(size))) for is_decode, size in zip(are_decode, sizes, strict=True)
+    ]
     return _profile(_study(list(zip(passes, kinds, strict=True)), trace.header), sum(sizes))
 
 
-class _Kind(NamedTuple):
-    """Which passes are counted together."""
+class _PassKind(NamedTuple):
+    """The kind of a pass; passes of one kind are counted as one."""
 
     is_decode: bool
     num_tokens: int
 
 
-_Counted = tuple[ReplayedPass, _Kind | None]  # None: it is there for what it leaves in the cache
+_Counted = tuple[ReplayedPass, _PassKind | None]  # None: it only fills the cache
 
 
 def _decode_passes(ids: ExpertIds, batch_size: int) -> Iterator[_Counted]:
@@ -79,35 +81,31 @@ def _decode_passes(ids: ExpertIds, batch_size: int) -> Iterator[_Counted]:
         texts = ids[:, start : start + batch_size * length].reshape(ids.shape[0], batch_size, length, -1)
         prompts = texts[:, :, :prompt].reshape(ids.shape[0], batch_size * prompt, -1)
         for begin in range(0, batch_size * prompt, max(PROMPT_TOKENS)):
-            yield _pass(prompts[:, begin : begin + max(PROMPT_TOKENS)]), None
+            yield ReplayedPass(prompts[:, begin : begin + max(PROMPT_TOKENS)]), None
         for place in range(prompt, length):
-            yield _pass(texts[:, :, place]), _Kind(True, batch_size)
+            yield ReplayedPass(texts[:, :, place]), _PassKind(True, batch_size)
 
 
 def _prompt_passes(ids: ExpertIds, num_tokens: int) -> Iterator[_Counted]:
-    """Yield the text in parts of one size; the first finds nothing in the cache and does not count."""
+    """Yield the text in parts of one size; the first finds an empty cache and does not count."""
     for start in range(0, ids.shape[1] - num_tokens + 1, num_tokens):
-        yield _pass(ids[:, start : start + num_tokens]), _Kind(False, num_tokens) if start else None
+        yield ReplayedPass(ids[:, start : start + num_tokens]), _PassKind(False, num_tokens) if start else None
 
 
-def _pass(ids: ExpertIds) -> ReplayedPass:
-    return ReplayedPass(ids, num_generated=0, compute_s=1.0)
-
-
-def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_Kind, PassReads]:
-    """Replay passes in their order at all sizes of the cache; return what those of each kind used and read."""
+def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_PassKind, PassReads]:
+    """Replay passes in their order at all sizes of the cache; return the used and read experts of each kind."""
     total = header.num_layers * header.num_experts
-    even: dict[_Kind, float] = {}
-    distinct: Counter[_Kind] = Counter()
-    reads: dict[_Kind, list[float]] = {kind: [] for _, kind in passes if kind is not None}
+    even: dict[_PassKind, float] = {}
+    distinct: Counter[_PassKind] = Counter()
+    reads: dict[_PassKind, list[float]] = {kind: [] for _, kind in passes if kind is not None}
     for one, kind in passes:
         if kind is not None:
             more = header.num_layers * expected_distinct(header.num_experts, header.top_k, one.num_tokens)
             even[kind] = even.get(kind, 0.0) + more
             distinct[kind] += sum(map(len, one.needed))
     for share in SHARES_ON_DISK:
-        case = Case(max(round(total * (1 - share)), MIN_SLOTS), DEFAULT_POLICY, NO_PREDICTOR)
-        num_read: Counter[_Kind | None] = Counter()
+        case = ReplayCase(max(round(total * (1 - share)), MIN_SLOTS), DEFAULT_POLICY, NO_PREDICTOR)
+        num_read: Counter[_PassKind | None] = Counter()
         for (_, kind), number in zip(
             passes, replay([it for it, _ in passes], header, _ANY, case).num_read, strict=True
         ):
@@ -117,7 +115,7 @@ def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_Kind, PassR
     return {kind: PassReads(kind.num_tokens, distinct[kind] / even[kind], tuple(it)) for kind, it in reads.items()}
 
 
-def _profile(found: Mapping[_Kind, PassReads], num_tokens: int) -> RoutingProfile:
+def _profile(found: Mapping[_PassKind, PassReads], num_tokens: int) -> RoutingProfile:
     decode, prefill = (
         tuple(found[kind] for kind in sorted(found) if kind.is_decode is is_decode) for is_decode in (True, False)
     )

@@ -1,7 +1,7 @@
-"""Traffic on a virtual clock: the real scheduler, and passes that take as long as a cost model returns.
+"""Traffic on a virtual clock: the real scheduler, with pass times from a cost model.
 
-All weights are resident where is computed; nothing overlaps. What HTTP and tokenizer cost is left out. Answers have
-the length that the traffic wants.
+All weights are resident on the computing level, and nothing overlaps. The costs of HTTP and tokenizer are left out.
+Answers have the lengths given by the traffic.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ PassSeconds = Callable[[Batch], float]
 
 @dataclass(frozen=True, slots=True)
 class ServedVirtually:
-    """How a request fared. Times in seconds since the traffic began."""
+    """The times of a request, in seconds since the traffic began."""
 
     arrival: Arrival
-    first_s: float  # when its first token came
+    first_s: float  # time of its first token
     end_s: float
 
 
-class Clock:
-    """What time it is."""
+class TrafficClock:
+    """The virtual time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -53,7 +53,7 @@ class Clock:
 def serve_virtually(
     arrivals: Sequence[Arrival], config: SchedulerConfig, pass_seconds: PassSeconds, num_replicas: int = 1
 ) -> list[ServedVirtually]:
-    """Return how requests fare, in order of arrival, on engines side by side, each on a machine of its own."""
+    """Return the times of requests, in order of arrival, on several engines with a machine each."""
     return _Service(arrivals, config, pass_seconds, num_replicas).run()
 
 
@@ -64,15 +64,15 @@ class _Service:
         self, arrivals: Sequence[Arrival], config: SchedulerConfig, pass_seconds: PassSeconds, num_replicas: int
     ) -> None:
         self._arrivals = arrivals
-        self._clock = Clock()
+        self._clock = TrafficClock()
         self._replicas = [_Replica(config, pass_seconds, self._clock) for _ in range(num_replicas)]
         self._rule = Dispatch()
-        self._queue: deque[Request] = deque()  # that no engine has
+        self._queue: deque[Request] = deque()  # in no engine
         self._numbers: dict[Request, int] = {}
         self._served: dict[int, ServedVirtually] = {}
 
     def run(self) -> list[ServedVirtually]:
-        """Serve all."""
+        """Serve all requests."""
         while True:
             for replica in self._replicas:
                 self._note(replica)
@@ -85,13 +85,13 @@ class _Service:
             self._clock.now_s = self._next_event()
 
     def _note(self, replica: _Replica) -> None:
-        """Keep who has ended with an engine's pass, if that is over."""
+        """Record the requests that end with an engine's pass, if it has ended."""
         for request, first_s in replica.end_pass():
             number = self._numbers[request]
             self._served[number] = ServedVirtually(self._arrivals[number], first_s, self._clock.now_s)
 
     def _let_in(self) -> None:
-        """Queue those who have come by now."""
+        """Queue the requests that have arrived."""
         while (number := len(self._numbers)) < len(self._arrivals):
             if self._arrivals[number].at_s > self._clock.now_s:
                 return
@@ -100,7 +100,7 @@ class _Service:
             self._queue.append(request)
 
     def _dispatch(self) -> None:
-        """Give those who wait to engines, as the supervisor does; a single one gets all at once."""
+        """Dispatch queued requests to engines, as the supervisor does; a single engine gets all at once."""
         while self._queue:
             is_alone = len(self._replicas) == 1
             chosen = 0 if is_alone else self._rule.choose([replica.load for replica in self._replicas])
@@ -109,7 +109,7 @@ class _Service:
             self._replicas[chosen].add(self._queue.popleft())
 
     def _next_event(self) -> float:
-        """Return when somebody arrives, a pass ends, or an engine waits no longer."""
+        """Return the time when a request arrives, a pass ends, or an engine stops waiting."""
         times = [time_s for replica in self._replicas if (time_s := replica.next_s) is not None]
         if (number := len(self._numbers)) < len(self._arrivals):
             times.append(self._arrivals[number].at_s)
@@ -117,21 +117,21 @@ class _Service:
 
 
 class _Replica:
-    """An engine: the scheduler that serves, and the pass under way."""
+    """An engine: the serving scheduler, and the running pass."""
 
-    def __init__(self, config: SchedulerConfig, pass_seconds: PassSeconds, clock: Clock) -> None:
+    def __init__(self, config: SchedulerConfig, pass_seconds: PassSeconds, clock: TrafficClock) -> None:
         is_continuous = config.policy == "continuous"
         self._scheduler: SchedulingPolicy = Scheduler(config) if is_continuous else StaticBatching(config, clock)
         self._config, self._pass_seconds, self._clock = config, pass_seconds, clock
         self._batch: Batch | None = None
         self._begin_s = self._end_s = 0.0  # of the pass
         self._num_waiting = 0  # after the last pass
-        self._firsts: dict[Request, float] = {}  # when the first token of those came that it has
-        self._unbegun: dict[Request, int] = {}  # tokens of those that have brought none
+        self._firsts: dict[Request, float] = {}  # time of the first token of each request
+        self._unbegun: dict[Request, int] = {}  # prompt tokens of requests without a first token
 
     @property
     def load(self) -> EngineLoad:
-        """What it has to do, as the supervisor sees it."""
+        """The load that the supervisor sees."""
         return EngineLoad(
             num_interactive=len(self._firsts) + len(self._unbegun),
             num_waiting=self._num_waiting,
@@ -146,7 +146,7 @@ class _Replica:
         self._scheduler.add(request)
 
     def begin(self) -> None:
-        """Begin a pass, if none is under way and there is something to do."""
+        """Begin a pass, if none is running and a request waits."""
         if self._batch is not None or not self._scheduler.has_work or self._scheduler.held_s:
             return
         self._batch, self._begin_s = self._scheduler.schedule(), self._clock.now_s
@@ -154,7 +154,7 @@ class _Replica:
 
     @property
     def next_s(self) -> float | None:
-        """When its pass ends, or it waits no longer for more to come; None: it has nothing to do."""
+        """The time when its pass ends, or when it stops waiting for more requests; None: it is idle."""
         if self._batch is not None:
             return self._end_s
         if not self._scheduler.has_work:
@@ -163,7 +163,7 @@ class _Replica:
         return max(now_s + self._scheduler.held_s, math.nextafter(now_s, math.inf))  # or time may stand still
 
     def end_pass(self) -> list[tuple[Request, float]]:
-        """Return the requests that end with a pass that is over, and when their first tokens came."""
+        """Return the requests that end with an ended pass, and the times of their first tokens."""
         batch, now_s = self._batch, self._clock.now_s
         if batch is None or self._end_s > now_s:
             return []
@@ -181,24 +181,22 @@ class _Replica:
         return ended
 
     def _has(self, request: Request) -> bool:
-        """Return whether a request is one of those that are served, and not what fills a static batch up."""
+        """Return whether a request is served, and is not padding of a static batch."""
         return request in self._firsts or request in self._unbegun
 
 
 def pass_seconds_of(machine: Machine, costs: ModelCosts, num_devices: int = 1) -> PassSeconds:
-    """Return the function that returns how long a pass takes where the machine computes."""
-    level, shape = machine.compute_level, costs.shape
+    """Return a function from a batch to the seconds of its pass on the machine's computing level."""
+    level = machine.compute_level
     processor = processor_of(level)
 
     def seconds(batch: Batch) -> float:
         tokens, sampled = batch.num_tokens, sum(entry.samples for entry in batch.entries)
         seen = sum(entry.num_tokens * (entry.start + (entry.num_tokens + 1) / 2) for entry in batch.entries)
         read = sum(entry.stop for entry in batch.entries)
-        stages = [costs.pre_attention(tokens), costs.attention(tokens, seen, read), costs.output_projection(tokens)]
-        works = [(shape.num_layers, work) for work in stages] + costs.feed_forward(tokens)
-        works.append((1, costs.head(sampled)))
-        if not machine.num_devices:  # their kernels take rows along
-            works += [(shape.num_layers, costs.row_operations(tokens)), (1, costs.sampling(sampled))]
+        works = costs.pass_works(tokens, costs.attention(tokens, seen, read), sampled)
+        if not machine.num_devices:
+            works += costs.host_works(tokens, sampled)
         compute_s = sum(count * work_seconds(level, work, num_devices) for count, work in works)
         return compute_s + processor.pass_s + sampled * processor.token_s
 
@@ -206,15 +204,15 @@ def pass_seconds_of(machine: Machine, costs: ModelCosts, num_devices: int = 1) -
 
 
 def block_count(machine: Machine, costs: ModelCosts, block_size: int, num_devices: int = 1) -> int:
-    """Return how many KV blocks there is room for beside the model. Raises: CapacityError if there is none."""
+    """Return the KV blocks that fit next to the model. Raises: CapacityError if none fits."""
     level = machine.compute_level
     have = level.capacity_bytes * num_devices
     spent = costs.model_bytes + (DEVICE_RESERVE_BYTES * num_devices if machine.num_devices else PROCESS_BYTES)
     blocks = int((have - spent) / (block_size * costs.kv_bytes))
     if blocks < 1:
         raise CapacityError(
-            f"the model needs {format_bytes(spent)} in {machine.name}'s {level.name}, which has {format_bytes(have)}: "
-            "take a smaller format, more devices or another machine, or stream weights (moeflow simulate pipeline)"
+            f"the model needs {format_bytes(spent)} in {machine.name}'s {level.name}, which has {format_bytes(have)}. "
+            "Take a smaller format, more devices or another machine, or stream weights (moeflow simulate pipeline)"
         )
     return blocks
 

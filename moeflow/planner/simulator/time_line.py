@@ -1,4 +1,4 @@
-"""What a run on the virtual clock amounts to: how long, which lane idles when, what it does to the device's memory."""
+"""The result of a run on the virtual clock: its duration, the idle times of lanes, and the use of device memory."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Final
 
 from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HOST_TO_PINNED
 from moeflow.pipeline.runtime.trace import Label, Trace
+from moeflow.pipeline.runtime.traced_tasks import task_label
 from moeflow.pipeline.task import COMPUTE
 from moeflow.planner.simulator.virtual_clock import TimedTask
 
-LANES: Final = (COMPUTE, HOST_TO_DEVICE, DEVICE_TO_HOST, HOST, HOST_TO_PINNED)  # as they are shown
+LANES: Final = (COMPUTE, HOST_TO_DEVICE, DEVICE_TO_HOST, HOST, HOST_TO_PINNED)  # in the order of display
 
 _NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class LaneUse:
-    """What a lane of one thread did in a run."""
+    """The work of a lane of one thread in a run."""
 
     lane: str
     busy_s: float
@@ -29,7 +30,7 @@ class LaneUse:
 
 
 class TimeLine:
-    """The tasks of a run by lane, in the order in which they began. It begins at 0."""
+    """The tasks of a run by lane, in order of their starts. The run begins at 0."""
 
     def __init__(self, timed: Iterable[TimedTask]) -> None:
         by_lane: dict[str, list[TimedTask]] = defaultdict(list)
@@ -40,7 +41,7 @@ class TimeLine:
         self.seconds = max((ones[-1].end_s for ones in self.lanes.values()), default=0.0)
 
     def use(self, lane: str) -> LaneUse:
-        """Return what a lane did; one that does not appear has idled."""
+        """Return the work of a lane; a lane without tasks has idled."""
         ones = self.lanes.get(lane, [])
         busy_s = sum(one.cost.seconds for one in ones)
         return LaneUse(
@@ -52,7 +53,7 @@ class TimeLine:
         )
 
     def idle(self, lane: str) -> list[tuple[float, float]]:
-        """Return from when to when a lane had nothing to do, in seconds."""
+        """Return the start and end of each idle time of a lane, in seconds."""
         gaps, free_s = [], 0.0
         for one in self.lanes.get(lane, []):
             if one.start_s > free_s:
@@ -61,7 +62,7 @@ class TimeLine:
         return [*gaps, (free_s, self.seconds)] if free_s < self.seconds else gaps
 
     def window(self, first_layer: int, end_layer: int) -> tuple[float, float]:
-        """Return from when to when the post-attention of some layers runs, what is before the first's included."""
+        """Return start and end of some layers, from the previous layer's end to the last post-attention."""
         ends = {one.task.layer: one.end_s for one in self.lanes.get(COMPUTE, []) if one.task.op == "post_attention"}
         start_s = ends.get(first_layer - 1, 0.0)
         return start_s, max(
@@ -69,21 +70,13 @@ class TimeLine:
         )
 
     def to_trace(self) -> Trace:
-        """Return it as a trace of the runtime, with idle time as waits, for `pipeline/runtime/perfetto.py`."""
+        """Return a trace as of the executor, with idle times as waits, for `pipeline/runtime/perfetto.py`."""
         trace = Trace()
         for lane, ones in self.lanes.items():
             row = trace.row(lane)
             for one in ones:
                 task, cost = one.task, one.cost
-                label = Label(
-                    task.op,
-                    task.layer,
-                    task.micro_batch,
-                    round(cost.num_bytes),
-                    round(cost.num_flops),
-                    task.id,
-                    task.after,
-                )
+                label = task_label(task, round(cost.num_bytes), round(cost.num_flops))
                 row.record(label, round(one.start_s * _NS), round(one.end_s * _NS))
             for start_s, end_s in self.idle(lane):
                 row.record(Label("idle"), round(start_s * _NS), round(end_s * _NS), is_blocked=True)
@@ -91,10 +84,10 @@ class TimeLine:
 
 
 def weight_buffer(line: TimeLine, *, is_warm: bool = False) -> list[tuple[float, float]]:
-    """Return (seconds, bytes) whenever what layers' streamed weights take of the device changes.
+    """Return (seconds, bytes) at each change of the device memory for streamed weights.
 
-    A page takes its place when its transfer begins; a layer gives all of its up with its last post-attention. A warm
-    pass begins with layer 0 in place.
+    A page needs memory from the start of its transfer. A layer frees its pages with its last post-attention. A warm
+    pass begins with layer 0 on the device.
     """
     events = [
         (one.start_s, 1, one.task.layer, one.cost.num_bytes)
@@ -114,7 +107,7 @@ def weight_buffer(line: TimeLine, *, is_warm: bool = False) -> list[tuple[float,
 
 
 def kv_buffer(line: TimeLine) -> list[tuple[float, float]]:
-    """Return (seconds, bytes) whenever what fetched keys and values take of the device changes."""
+    """Return (seconds, bytes) at each change of the device memory for fetched keys and values."""
     fetched = {
         (one.task.layer, one.task.micro_batch): one
         for one in line.lanes.get(HOST_TO_DEVICE, [])
@@ -143,7 +136,7 @@ def peak(steps: Sequence[tuple[float, float]]) -> float:
 
 
 def _steps(changes: Iterable[tuple[float, float]], at_start: float) -> list[tuple[float, float]]:
-    """Add changes up, those of one moment together: what is given up can be taken at once."""
+    """Sum changes up, with those of one moment as one: freed memory is available at once."""
     by_time: dict[float, float] = defaultdict(float)
     for time_s, change in changes:
         by_time[time_s] += change

@@ -1,30 +1,27 @@
-"""A stream of tasks on a virtual clock: who would run when, if each task took as long as a cost function returns.
+"""A stream of tasks on a virtual clock: the start and end of each task, if it takes as long as a cost function returns.
 
-The rules are the executor's (`pipeline/runtime/executor.py`), down to how far it reads ahead
-(`pipeline/runtime/window.py`) and in which order it starts what becomes free, so that a prediction differs from the
-real thing in its durations only. Whoever calls the executor is the lane "compute"; the others begin the most urgent of
-what waits for them, and among equals what has waited longest.
+The rules are those of the executor (`pipeline/runtime/ready_tasks.py` and `urgent_first.py`), so that a prediction
+differs from a real run in its durations only. Each lane runs one task at a time.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from moeflow.pipeline.runtime.window import WINDOW, Window
-from moeflow.pipeline.task import COMPUTE, Task
+from moeflow.pipeline.runtime.ready_tasks import WINDOW, Entry, ReadyTasks
+from moeflow.pipeline.runtime.urgent_first import UrgentFirst
+from moeflow.pipeline.task import Task
 from moeflow.planner.costs.task_costs import TaskCost
 
 CostOf = Callable[[Task], TaskCost]
-JointCostOf = Callable[[Sequence[Task]], TaskCost]
-Joins = Callable[[Task, Task], bool]
 
 
 class TimedTask(NamedTuple):
-    """A task, and when it ran."""
+    """A task and its time."""
 
     task: Task
     cost: TaskCost
@@ -33,153 +30,78 @@ class TimedTask(NamedTuple):
 
 
 def run_virtually(tasks: Iterable[Task], cost_of: CostOf, *, window: int = WINDOW) -> list[TimedTask]:
-    """Return when each task runs, in the order in which they end; each lane does one task at a time.
-
-    Raises: ValueError if the stream is none.
-    """
-    return _Run(tasks, lambda joined: cost_of(joined[0]), window).go()
-
-
-def run_joining(tasks: Iterable[Task], cost_of: JointCostOf, joins: Joins, *, window: int = WINDOW) -> list[TimedTask]:
-    """Do the same, but a lane that begins a task does all tasks that wait for it and join that one, too, as one.
-
-    Each is then timed as an equal part of them. The lane "compute" joins nothing.
-    """
-    return _Run(tasks, cost_of, window, joins).go()
+    """Return the time of each task, in order of their ends. Raises: ValueError if the stream is invalid."""
+    run = VirtualRun(tasks, cost_of, window)
+    run.run_all()
+    return run.done
 
 
-class _Entry:
-    """A task that was read and is not done."""
-
-    __slots__ = ("num_missing", "successors", "task")
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.num_missing = 0
-        self.successors: list[_Entry] = []
-
-    def __lt__(self, other: _Entry) -> bool:
-        return (self.task.priority, self.task.id) < (other.task.priority, other.task.id)
-
-
-class _Lane:
-    """What waits for a lane, and whether the lane is busy."""
+class VirtualLane:
+    """The tasks that wait for a lane, and whether the lane is busy."""
 
     def __init__(self) -> None:
-        self.queue: list[tuple[int, int, _Entry]] = []  # a heap: priority, number, entry
+        self.queue = UrgentFirst[Entry]()
         self.is_busy = False
 
 
-class _Run:
-    """One stream on its way."""
+class RunningTask(NamedTuple):
+    """A task that has begun."""
 
-    def __init__(
-        self, tasks: Iterable[Task], cost_of: JointCostOf, window: int, joins: Joins = lambda first, other: False
-    ) -> None:
+    entry: Entry
+    cost: TaskCost
+    start_s: float
+    lane: VirtualLane | None  # None: the caller's
+
+
+class VirtualRun(ReadyTasks):
+    """One run; the clock stands at `now_s`."""
+
+    def __init__(self, tasks: Iterable[Task], cost_of: CostOf, window: int) -> None:
+        super().__init__(tasks, window)
         self.cost_of = cost_of
-        self.joins = joins
-        self.window = Window(tasks, window)
         self.now_s = 0.0
-        self.numbers = count()
-        self.unfinished: dict[int, _Entry] = {}
-        self.ready: list[_Entry] = []  # a heap: what the caller can do
-        self.lanes = defaultdict[str, _Lane](_Lane)
-        self.running: dict[int, _Running] = {}  # by number
-        self.ends: list[tuple[float, bool, int]] = []  # a heap: of those that end together, the caller's own comes last
         self.done: list[TimedTask] = []
+        self._lanes = defaultdict[str, VirtualLane](VirtualLane)
+        self._numbers = count()
+        self._ends: list[tuple[float, bool, int, RunningTask]] = []  # a heap: of equal ends the caller's comes last
 
-    def go(self) -> list[TimedTask]:
-        while True:
-            self._read_ahead()
-            if self.ready:
-                self._do_here(heappop(self.ready))
-            elif self.unfinished:
-                while self.unfinished and not (self.ready or self.window.has_room(len(self.unfinished))):
-                    self._end_next()
-            elif self.window.is_at_end:
-                return self.done
-
-    def _read_ahead(self) -> None:
-        while tasks := self.window.read(len(self.unfinished)):
-            for task in tasks:
-                self._launch(task)
-            if self.ready:
-                return
-
-    def _launch(self, task: Task) -> None:
-        entry = _Entry(task)
-        for before in task.after:
-            predecessor = self.unfinished.get(before)
-            if predecessor is not None:
-                predecessor.successors.append(entry)
-                entry.num_missing += 1
-        self.unfinished[task.id] = entry
-        if not entry.num_missing:
-            self._start(entry)
-
-    def _start(self, entry: _Entry) -> None:
-        if entry.task.lane == COMPUTE:
-            heappush(self.ready, entry)
-            return
-        lane = self.lanes[entry.task.lane]
-        heappush(lane.queue, (entry.task.priority, next(self.numbers), entry))
+    def submit(self, entry: Entry) -> None:
+        """Queue a task in its lane."""
+        lane = self._lanes[entry.task.lane]
+        lane.queue.put(entry, entry.task.priority)
         self._begin_next(lane)
 
-    def _begin_next(self, lane: _Lane) -> None:
-        """Begin what a lane does next, if it is free."""
-        if lane.queue and not lane.is_busy:
-            lane.is_busy = True
-            first = heappop(lane.queue)[2]
-            joined = [one for one in lane.queue if self.joins(first.task, one[2].task)]
-            if joined:
-                lane.queue = [one for one in lane.queue if one not in joined]
-                heapify(lane.queue)
-            self._begin([first, *(entry for _, _, entry in sorted(joined))], lane)
-
-    def _begin(self, entries: Sequence[_Entry], lane: _Lane | None) -> None:
-        number, cost = next(self.numbers), self.cost_of([entry.task for entry in entries])
-        self.running[number] = _Running(entries, cost, self.now_s, lane)
-        heappush(self.ends, (self.now_s + cost.seconds, lane is None, number))
-
-    def _do_here(self, entry: _Entry) -> None:
-        """Advance the clock until the caller has done a task; other lanes work meanwhile."""
-        self._begin([entry], None)
+    def run_here(self, entry: Entry) -> None:
+        """Advance the clock until the caller has finished a task; other lanes work meanwhile."""
+        self.begin(entry, None)
         while entry.task.id in self.unfinished:
             self._end_next()
 
+    def wait(self) -> None:
+        """Advance the clock while the caller must wait."""
+        while self.must_wait:
+            self._end_next()
+
+    def begin(self, entry: Entry, lane: VirtualLane | None) -> None:
+        """Begin a task now."""
+        running = RunningTask(entry, self.cost_of(entry.task), self.now_s, lane)
+        heappush(self._ends, (self.now_s + running.cost.seconds, lane is None, next(self._numbers), running))
+
+    def end(self, ended: RunningTask) -> None:
+        """Record a task that ends now, and start the tasks that it frees."""
+        self.done.append(TimedTask(ended.entry.task, ended.cost, ended.start_s, self.now_s))
+        self.finish(ended.entry)
+
+    def _begin_next(self, lane: VirtualLane) -> None:
+        """Begin the next task of a lane, if the lane is free."""
+        if not lane.is_busy and (entry := lane.queue.take()) is not None:
+            lane.is_busy = True
+            self.begin(entry, lane)
+
     def _end_next(self) -> None:
-        """Advance the clock until a task ends; its lane starts what that frees, then takes another."""
-        self.now_s, _, number = heappop(self.ends)
-        ended = self.running.pop(number)
-        self.done += ended.timed(self.now_s)
-        for entry in ended.entries:
-            del self.unfinished[entry.task.id]
-            for successor in entry.successors:
-                successor.num_missing -= 1
-                if not successor.num_missing:
-                    self._start(successor)
+        """Advance the clock until a task ends; its lane takes the next task after those that it frees have started."""
+        self.now_s, _, _, ended = heappop(self._ends)
+        self.end(ended)
         if ended.lane is not None:
             ended.lane.is_busy = False
             self._begin_next(ended.lane)
-
-
-class _Running(NamedTuple):
-    """A task under way, or several as one."""
-
-    entries: Sequence[_Entry]
-    cost: TaskCost
-    start_s: float
-    lane: _Lane | None  # None: the caller's own
-
-    def timed(self, end_s: float) -> list[TimedTask]:
-        """Return each task with its part of the time."""
-        number = len(self.entries)
-        if number == 1:
-            return [TimedTask(self.entries[0].task, self.cost, self.start_s, end_s)]
-        part_s = (end_s - self.start_s) / number
-        cost = TaskCost(self.cost.num_bytes / number, self.cost.num_flops / number, self.cost.seconds / number)
-        starts_s = [self.start_s + i * part_s for i in range(number)]
-        return [
-            TimedTask(entry.task, cost, start_s, start_s + part_s)
-            for entry, start_s in zip(self.entries, starts_s, strict=True)
-        ]

@@ -1,31 +1,25 @@
-"""A disk on a virtual clock: one read at a time, demand before prefetches, a read that has begun goes to its end.
+"""A disk on a virtual clock: one read at a time, demand before prefetches; a running read is not interrupted.
 
-One at a time, since many at once share the bandwidth that is given here as that of all of them.
+The given bandwidth is that of all concurrent reads, hence one read at a time.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from moeflow.experts.cache.load_job import LoadJob, OnDone
+from moeflow.pipeline.priority import DEMAND, PREFETCH
+from moeflow.pipeline.runtime.future import Future
+from moeflow.pipeline.runtime.urgent_first import UrgentFirst
 
 
-class VirtualRead:
-    """A read that was asked for; an expert cache's `LoadHandle`."""
+class VirtualRead(Future[None]):
+    """A requested read; an expert cache's `LoadHandle`."""
 
     def __init__(self, job: LoadJob, on_done: OnDone) -> None:
+        super().__init__()
         self.job = job
-        self.on_done = on_done
-        self.has_begun = False
-        self.is_cancelled = False
-
-    def cancel(self) -> bool:
-        """Take it back if it has not begun."""
-        if self.has_begun:
-            return False
-        self.is_cancelled = True
-        return True
+        self.report = on_done
 
 
 class VirtualDisk:
@@ -33,11 +27,10 @@ class VirtualDisk:
 
     def __init__(self, read_s: float) -> None:
         self.now_s = 0.0
-        self.waited_s = 0.0  # for reads, by whoever called `wait`
+        self.waited_s = 0.0  # for reads, in `wait`
         self.num_asked = 0  # reads
         self._read_s = read_s
-        self._demand: deque[VirtualRead] = deque()
-        self._prefetches: deque[VirtualRead] = deque()
+        self._queue = UrgentFirst[VirtualRead]()
         self._current: VirtualRead | None = None
         self._end_s = 0.0  # of the current read
 
@@ -46,13 +39,13 @@ class VirtualDisk:
         reads = [VirtualRead(job, on_done) for job in jobs]
         self.num_asked += len(reads)
         for read in reads:
-            (self._prefetches if read.job.is_prefetch else self._demand).append(read)
+            self._queue.put(read, PREFETCH if read.job.is_prefetch else DEMAND)
         if self._current is None:
             self._begin_next(self.now_s)
         return reads
 
     def pass_time(self, seconds: float) -> None:
-        """Advance the clock by a time in which reads end and begin."""
+        """Advance the clock; reads end and begin meanwhile."""
         until_s = self.now_s + seconds
         while self._current is not None and self._end_s <= until_s:
             self._end_current()
@@ -69,14 +62,10 @@ class VirtualDisk:
         ended, self._current = self._current, None
         assert ended is not None
         self._begin_next(self._end_s)
-        ended.on_done(ended.job, None)
+        ended.report(ended.job, None)
 
     def _begin_next(self, at_s: float) -> None:
-        for queue in (self._demand, self._prefetches):
-            while queue:
-                read = queue.popleft()
-                if not read.is_cancelled:
-                    read.has_begun = True
-                    self._current = read
-                    self._end_s = at_s + self._read_s
-                    return
+        while (read := self._queue.take()) is not None:
+            if read.begin():  # it was not cancelled
+                self._current, self._end_s = read, at_s + self._read_s
+                return

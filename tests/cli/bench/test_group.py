@@ -46,7 +46,7 @@ def quick_ceilings(monkeypatch):
     monkeypatch.setattr("moeflow.bench.ceilings.measure_flops", lambda num_threads: 1e11)
 
 
-@pytest.mark.parametrize("verb", [(), ("engine",), ("serve",), ("quality",), ("speculation",), ("parallel",)])
+@pytest.mark.parametrize("verb", [(), ("engine",), ("serve",), ("batch",), ("quality",)])
 def test_help_has_examples(verb):
     shown = run(*verb, "--help").output
     assert re.search(r"Examples:\n +moeflow bench", shown)
@@ -207,40 +207,6 @@ def test_quality_compares_two_formats(folder, tmp_path):
     assert (record["reference_format"], record["weight_format"], record["text"]) == ("float32", "bfloat16", "text.txt")
     assert abs(record["change_percent"]) < 5
     assert record["num_new_tokens"] == 8
-
-
-def test_speculation_is_measured_on_the_same_answers(folder, tmp_path):
-    prompts = tmp_path / "prompts.json"
-    prompts.write_text(json.dumps({"again": ["ab ab ab ab ab", "cd cd cd"], "once": ["xyz"]}))
-    out = tmp_path / "results.jsonl"
-    some = ("--threads", "1", "--prompts", str(prompts), "--new-tokens", "8", "--temperature", "1", "--out", str(out))
-    picture = tmp_path / "speed.png"
-    wishes = ("--speculator", "suffix", "--compare-chains", "2", "--plot", str(picture))
-    done = run("speculation", folder, *wishes, *some)
-    assert done.exit_code == 0, done.output
-    assert "again" in done.stdout
-    assert "Trees against the best single chain" in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    record = json.loads(out.read_text())
-    assert [arm["name"] for arm in record["arms"]] == ["suffix", "tree of 2", "chain of 2"]
-    for arm in record["arms"]:
-        assert [(one["set"], one["num_answers"]) for one in arm["sets"]] == [("again", 2), ("once", 1)]
-        for one in arm["sets"]:
-            assert one["tokens_per_pass"] == pytest.approx(1 + one["accepted"] / one["passes"])
-            assert one["speedup"] == pytest.approx(one["tokens_per_s"] / one["plain_tokens_per_s"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--speculator suffix"),
-        (("--speculator", "oracle"), "'oracle' is unknown, and there is no such file: name suffix"),
-    ],
-)
-def test_speculation_needs_a_speculator_that_there_is(folder, arguments, message):
-    done = run("speculation", folder, *arguments)
-    assert done.exit_code != 0
-    assert message in done.stderr
 
 
 def test_quality_needs_two_formats(folder):

@@ -1,4 +1,4 @@
-"""The quickstart's structured answer is complete whatever a model chooses, so on every instruction set, too."""
+"""The documented structured answer is complete whatever a model chooses, so on every instruction set, too."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NUM_ANSWERS = 16
 
 
 def documented_example() -> str:
-    """Return the block of the quickstart that asks for a structured answer."""
-    text = (ROOT / "docs/quickstart.md").read_text()
+    """Return the block of the guide to tools that asks for a structured answer."""
+    text = (ROOT / "docs/guides/tools.md").read_text()
     (block,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "response_format=" in block)
     return block
 
@@ -35,7 +35,7 @@ def test_every_answer_is_whole(tmp_path):
     definition, _, asking = documented_example().partition("client = ")
     assert "max_tokens" not in asking  # the context alone limits the answer
     names: dict[str, typing.Any] = {}
-    exec(compile(definition, "quickstart", "exec", dont_inherit=True), names)
+    exec(compile(definition, "guide", "exec", dont_inherit=True), names)
     city: type[pydantic.BaseModel] = names["City"]
     form = type_to_response_format_param(city)["json_schema"]["schema"]
     write_tiny_mixtral(tmp_path, max_position_embeddings=1024)

@@ -105,18 +105,18 @@ def test_bytes_are_given_back_when_the_device_has_none(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", refuse)
-        with pytest.raises(CapacityError, match="experts need 500 B, which cpu does not have"):
+        with pytest.raises(CapacityError, match="experts need 500 B, but cpu has less"):
             device.allocate(500, "experts")
     assert device.memory.free_bytes == 700
     device.allocate(700, "experts")
-    with pytest.raises(CapacityError, match=r"taken: weights 300 B, experts 700 B"):
+    with pytest.raises(CapacityError, match=r"in use: weights 300 B, experts 700 B"):
         device.allocate(1, "more")
 
 
 def test_work_that_finds_no_room_says_what_to_do():
     device = WatchedDevice(capacity_bytes=1000)
     device.allocate(300, "weights")
-    complaint = r"no room for a micro-batch's work .*\(300 B of 1000 B .*--micro-batch"
+    complaint = r"too small for a micro-batch's work: 300 B of 1000 B .*--micro-batch"
     with pytest.raises(CapacityError, match=complaint), device.ordered(0, []), device.computing(0, 0):
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert not device._computed

@@ -67,13 +67,16 @@ def test_what_is_whole_on_both_ranks_takes_twice_as_long_on_half_a_machine():
     assert seconds(it) == pytest.approx(2 * whole_s(it) - shared_s + copies_s, rel=1e-6)
 
 
-def test_where_all_is_cut_half_a_machine_does_half_the_work_and_norms_twice():
-    it = layers(expert_layout="sliced", attention_layout="tensor")
+@pytest.mark.parametrize("shared_width", [0, 1024])
+def test_where_all_is_cut_half_a_machine_does_half_the_work_and_norms_twice(shared_width):
+    shape = dataclasses.replace(EVERY, shared_intermediate_size=shared_width)
+    it = layers(shape=shape, expert_layout="sliced", attention_layout="tensor")
     costs, level, count, tokens = it.costs, it.machine.level("ram"), it.costs.shape.num_layers, 64.0
     whole = (costs.row_operations(tokens), costs.router(tokens))
     again_s = count * sum(work_seconds(level, work) for work in whole)
     gathered = EVERY.num_heads * EVERY.head_dim + EVERY.hidden_size  # heads, outputs; then units and outputs
     gathered += EVERY.top_k * EVERY.intermediate_size + EVERY.hidden_size
+    gathered += shared_width + EVERY.hidden_size if shared_width else 0
     copies_s = count * 2 * tokens * gathered * 2 / (1e10 / 2)
     assert seconds(it) == pytest.approx(whole_s(it) + again_s + copies_s, rel=1e-6)
 

@@ -43,21 +43,7 @@ def test_the_far_level_likewise(intensity, reached):
     assert ROOFS.far(intensity) == reached
 
 
-@pytest.mark.parametrize(
-    ("near", "far", "reached"),
-    [
-        (10, 10, 20e9),  # the link: 2 GB/s * 10
-        (10, 60, 100e9),  # the processor
-        (1, 60, 20e9),  # the device's memory
-    ],
-)
-def test_what_a_level_reaches_with_data_from_afar(near, far, reached):
-    assert ROOFS.attainable(near, far) == reached  # equation 7
-
-
 def test_turning_and_balance_points():
-    assert ROOFS.turning_point_1(1.0) == 4.0  # the host reaches 8 GFLOP/s, at 2 GB/s that takes 4 a byte
-    assert ROOFS.turning_point_1(2.0) == 6.0  # its processor's 12 GFLOP/s
     assert ROOFS.turning_point_2(3.0) == 30.0  # the device's memory gives 60 GFLOP/s
     assert ROOFS.turning_point_2(8.0) == 50.0  # its processor's 100 GFLOP/s
     assert ROOFS.balance(3.0) == 30.0  # equation 11, without the processor

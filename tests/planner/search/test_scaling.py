@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moeflow.core.hardware import RAM
+from moeflow.core.model_config import LatentAttention
 from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.recurrent_config import RecurrentConfig, ShortConvConfig
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.search.objective import Objective, cost_per_token
-from moeflow.planner.search.scaling import scaling_helps
+from moeflow.planner.search.scaling import rank_ways, scaling_helps
 from moeflow.planner.search.search import search
 from tests.planner.costs.test_rank_costs import where
-from tests.planner.examples import machine, small_model
+from tests.planner.examples import SMALL, machine, small_model
 
 ONE = Objective(num_sequences=8)
 
@@ -56,3 +60,24 @@ def test_what_has_no_room_is_left_out_and_devices_have_no_ranks():
     assert "an engine more (--replicas 2)" not in found
     assert "a second such machine, which serves on its own" in found
     assert helps(small_model(machine(ram=10**9, device=10**9))) == {}
+
+
+def test_ranks_are_proposed_only_where_the_model_permits_them():
+    """None for recurrent layers, no cut heads for latent attention, no whole experts where there are too few."""
+    model = small_model(where(bytes_per_s=1e9), overlap=0.0)
+    recurrent = RecurrentConfig((0,), ShortConvConfig(SMALL.hidden_size, kernel_size=3))
+    assert not any("rank" in change for change in helps(on_shape(model, replace(SMALL, recurrent=recurrent))))
+    latent = LatentAttention(None, 48, 32, 16, 32, 1e-6)
+    shapes = (SMALL, replace(SMALL, latent=latent), replace(SMALL, num_experts=1, top_k=1))
+    layouts = [
+        {(it.attention_layout, it.expert_layout) for it in rank_ways(on_shape(model, shape), 2, joined=False)}
+        for shape in shapes
+    ]
+    whole, tensor = "replicated", "tensor"
+    assert layouts[0] == {(whole, "expert"), (whole, "sliced"), (tensor, "expert"), (tensor, "sliced")}
+    assert layouts[1] == {(whole, "expert"), (whole, "sliced")}
+    assert layouts[2] == {(whole, "sliced"), (tensor, "sliced")}
+
+
+def on_shape(model, shape):
+    return replace(model, costs=replace(model.costs, shape=shape))

@@ -95,7 +95,9 @@ def test_a_number_of_sequences_is_kept_to_in_micro_batches(num_sequences):
 
 
 def test_what_does_not_fit_is_said_with_need_have_and_remedy():
-    with pytest.raises(CapacityError, match=r"one sequence of 148 tokens needs at least .* \(1.0 MiB there\): take"):
+    with pytest.raises(
+        CapacityError, match=r"one sequence of 148 tokens needs at least .* \(1.0 MiB available\)\. Take"
+    ):
         search(small_model(machine(ram=2**20)), Objective())
     with pytest.raises(CapacityError, match="of device memory"):
         search(small_model(machine(ram=10**12, device=10**6)), Objective())

@@ -82,7 +82,7 @@ def test_latency_takes_one_sequence_or_as_few_as_keep_up_with_arrivals():
     assert several.batch_size > 1
     assert model.predict(several).tokens_per_s / SHORT.gen_len >= served * 1.5
     too_many = dataclasses.replace(IN_MEMORY, workload=dataclasses.replace(SHORT, rate=served * 1e3))
-    with pytest.raises(CapacityError, match="requests a second are asked for, but this machine answers"):
+    with pytest.raises(CapacityError, match="requests a second are wanted, but this machine answers"):
         search(too_many, Objective(goal="latency", max_sequences=32))
 
 

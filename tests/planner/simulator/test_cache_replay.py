@@ -10,18 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
-from moeflow.planner.simulator.cache_replay import POLICY_NAMES, Case, Machine, replay
-from moeflow.planner.simulator.replayed_passes import prepare_passes
+from moeflow.planner.simulator.cache_replay import POLICY_NAMES, ReplayCase, ReplayMachine, replay
+from moeflow.planner.simulator.replayed_passes import ReplayedPass, prepare_passes
 from moeflow.planner.simulator.replayed_sources import PREDICTOR_NAMES
 from moeflow.workload.routing_trace import RoutingTrace
 from tests.marks import thorough_unless
 from tests.planner.simulator.traces import make_trace, named_in, with_routers_ahead
 
-MACHINE = Machine(disk_bytes_per_s=1e9, slab_bytes=1_000_000)  # a read takes 1 ms
+MACHINE = ReplayMachine(disk_bytes_per_s=1e9, slab_bytes=1_000_000)  # a read takes 1 ms
 
 
 def run(trace, num_slots, policy="lru", predictor="none", *, machine=MACHINE, compute_s=None, named=()):
-    return replay(prepare_passes(trace, compute_s, named), trace.header, machine, Case(num_slots, policy, predictor))
+    return replay(
+        prepare_passes(trace, compute_s, named), trace.header, machine, ReplayCase(num_slots, policy, predictor)
+    )
 
 
 def lru_misses(trace, num_slots):
@@ -104,12 +106,8 @@ def test_guessing_on_a_busy_disk_is_switched_off():
 def test_by_hand():
     """One layer, two slots: what is computed on, what is waited for, to the millisecond."""
     trace = make_trace(0, num_layers=1, num_experts=4)
-    passes = prepare_passes(make_trace(3, num_layers=1, num_experts=4), compute_s=0.004)
-    by_hand = [
-        type(one)(np.array([needed])[..., None], num_generated=1, compute_s=0.004)
-        for one, needed in zip(passes, ([0, 1], [0, 2], [2, 3]), strict=True)
-    ]
-    result = replay(by_hand, trace.header, MACHINE, Case(2, "lru", "none"))
+    by_hand = [ReplayedPass(np.array([[[one], [other]]]), 1, 0.004) for one, other in ((0, 1), (0, 2), (2, 3))]
+    result = replay(by_hand, trace.header, MACHINE, ReplayCase(2, "lru", "none"))
     # pass 1: 0 arrives after 1 ms, is computed until 3; 1 is there since 2, computed until 5.
     # pass 2: 0 until 7, while 2 arrives; until 9. pass 3: 2 until 11, 3 is there; until 13.
     assert result.seconds == pytest.approx(0.013)
@@ -126,7 +124,7 @@ def test_traces_that_say_too_little_are_refused():
     trace = make_trace(3, compute_s=0)
     with pytest.raises(ConfigError, match="--compute-time"):
         prepare_passes(trace, None)
-    with pytest.raises(ConfigError, match="no pass"):
+    with pytest.raises(ConfigError, match="no passes"):
         prepare_passes(RoutingTrace(trace.header, [], 0), 1)
     with pytest.raises(ConfigError, match="1 slots are too few"):
         run(trace, 1, compute_s=1)
@@ -162,5 +160,5 @@ def test_a_network_that_is_right_hides_reads_from_the_beginning_of_a_pass(name):
 def test_what_a_trace_does_not_tell_is_said():
     with pytest.raises(ConfigError, match="--model"):
         run(make_trace(3), 8, predictor="sida")
-    with pytest.raises(ConfigError, match="asks routers"):
+    with pytest.raises(ConfigError, match="needs routers"):
         run(make_trace(3), 8, predictor="next-router:2")

@@ -95,7 +95,7 @@ def test_one_token_takes_no_step():
 
 
 def test_a_machine_without_a_device_is_refused_with_what_would_help():
-    with pytest.raises(ConfigError, match="no device that weights could be streamed to: take a machine with one"):
+    with pytest.raises(ConfigError, match="no device to stream weights to: take a machine with one"):
         make_policy(
             PIPELINES["cgopipe"],
             machine(ram=2**40),

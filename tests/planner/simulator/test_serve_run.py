@@ -15,6 +15,7 @@ from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.planner.costs.cost_model import HOST_COMPUTE, CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.costs.roofline import work_seconds
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.simulator.serve_run import block_count, pass_seconds_of, serve_virtually
 from moeflow.workload.poisson import Arrival, WorkloadSpec, make_arrivals
@@ -80,18 +81,14 @@ def batch(*shares):
     )
 
 
-def test_a_pass_of_decodes_takes_what_the_planner_says():
+def test_a_pass_of_decodes_takes_the_sum_of_its_stages():
     h100 = load_machine("h100")
-    model = CostModel(h100, COSTS, SHORT)
     context = 110
     seconds = pass_seconds_of(h100, COSTS)(batch(*[(context, context + 1)] * 8))
     device = h100.level("device")
-    expected = 4 * model._device_s(
-        COSTS.pre_attention(8), COSTS.decode_attention(8, context + 1), COSTS.output_projection(8)
-    )
-    expected += sum(count * model._device_s(work) for count, work in COSTS.feed_forward(8)) + model._device_s(
-        COSTS.head(8)
-    )
+    stages = [COSTS.pre_attention(8), COSTS.decode_attention(8, context + 1), COSTS.output_projection(8)]
+    works = [(4, work) for work in stages] + COSTS.feed_forward(8) + [(1, COSTS.head(8))]
+    expected = sum(count * work_seconds(device, work) for count, work in works)
     assert seconds == pytest.approx(expected + device.processor.pass_s + 8 * device.processor.token_s)
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from benchmarks.browser import MISSING, find_browser, launch
 from moeflow.server.config import ServerConfig
 from moeflow.server.listener import listen
+from studies.browser import MISSING, find_browser, launch
 from tests.server.fake_client import FakeClient
 from tests.server.live_server import serve_in_thread
 from tests.tiny_mixtral import EOS

@@ -1,0 +1,37 @@
+"""The ways in which ranks can share a model of a given shape."""
+
+from __future__ import annotations
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import WHOLE, ParallelConfig
+from moeflow.planner.choices.refused_settings import SHARED_HEADS, why_refused
+
+
+def why_not_shared(parallel: ParallelConfig, shape: ModelConfig) -> str:
+    """Return why ranks cannot share a model in this way; empty: they can."""
+    number = parallel.ranks_per_stage
+    if not shape.num_experts and parallel.attention_layout == "replicated":
+        return (
+            f"{number} ranks (--ranks) cannot share the layers of a model without experts: use one, or let them share "
+            "attention and dense layers (--attention-layout tensor)"
+        )
+    if parallel.attention_layout == "tensor" and (reason := why_refused(shape, SHARED_HEADS)):
+        return reason
+    if parallel.attention_layout == "tensor" and number > shape.num_heads:
+        return (
+            f"{number} ranks (--ranks) cannot share {shape.num_heads} attention heads (--attention-layout tensor): "
+            "use fewer"
+        )
+    if shape.num_experts and parallel.expert_layout == WHOLE and number > shape.num_experts:
+        return (
+            f"{number} ranks (--ranks) cannot share the layers of a model with only {shape.num_experts} experts: use "
+            "fewer, or slices of experts (--expert-layout sliced)"
+        )
+    redundant, can_move = parallel.num_redundant_experts, parallel.moves_experts and parallel.expert_layout == WHOLE
+    most = (number - 1) * shape.num_experts
+    if redundant and not (can_move and redundant <= most):
+        return (
+            f"{redundant} replicas of experts (--redundant-experts) cannot be placed: give at most {most}, which is "
+            f"each expert on each of {number} ranks, with --expert-placement load and --expert-layout expert"
+        )
+    return ""

@@ -1,0 +1,1 @@
+"""Expert parallelism without barriers: predicted, and measured in processes."""

@@ -1,0 +1,343 @@
+"""What clients notice of an engine that dies, and what it leaves behind.
+
+    python -m studies.engine_deaths kills [MODEL] --out FILE      streams while the engine is killed again and again
+    python -m studies.engine_deaths kills --replicas 2 --clients 200     one of several engines, each time another
+    python -m studies.engine_deaths aborts [MODEL] --out FILE     clients that hang up, then kills
+
+`kills` streams requests of many kinds from a server, once undisturbed and once while its engine is killed (SIGKILL) at
+random moments; it compares every token and reports the longest pause of a stream beside the time in which the engine
+was ready again. `aborts` reports memory, descriptors and threads of both processes after every tenth of the aborts, and
+after the kills. All of it runs on this machine, bounded in count and time. Exits with 1 if a bar is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from moeflow.bench.records import Record
+from moeflow.bench.tables import Table, spread_text
+from moeflow.cli.bench.output import result_options
+from studies.harness.command import run_study
+from studies.harness.records import publish
+from studies.harness.server import Server, serving
+
+ABORT_OPTIONS = ["--max-num-seqs", "32", "--kv-cache", "256MiB"]  # all of it is in use after the first tenth
+PAUSE_LIMIT_S = 3.0  # beyond the time in which the engine is ready again
+GROWTH_LIMIT_BYTES = 32 * 2**20  # from the first tenth of the aborts to their end, and over all restarts
+MAX_WAIT_S = 600.0  # for a line of a stream: some wait for a place while the engine is killed again and again
+WORDS = ("the", "river", "stone", "quick", "light", "under", "seven", "green", "morning", "window", "engine", "answer")
+
+
+@dataclass
+class Stream:
+    """What one client has got, and when."""
+
+    events: list[Any] = field(default_factory=list)  # choice index, text, log-probabilities, reason of the end
+    times_s: list[float] = field(default_factory=list)
+    error: str | None = None
+    is_over: bool = False
+
+    def longest_pause(self, begin_s: float, end_s: float) -> float:
+        """Return the longest time between two events of which some lies here; 0: it had not begun, or was over."""
+        pairs = pairwise(self.times_s)
+        return max((after - before for before, after in pairs if before < end_s and after > begin_s), default=0.0)
+
+
+def make_bodies(number: int, num_tokens: int) -> list[dict[str, Any]]:
+    """Make requests of all kinds: greedy, sampled, penalties, log-probabilities, several completions, stop strings."""
+    rng = random.Random(7)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": 5},
+        {"temperature": 0, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"temperature": 1.0, "seed": 9, "top_p": 0.9, "top_k": 40, "logprobs": 3},
+        {"temperature": 0.8, "seed": 2, "n": 2},
+        {"temperature": 0.7, "seed": 3, "stop": ["zzqq"], "min_tokens": num_tokens // 2},
+    ]
+    bodies = []
+    for index in range(number):
+        prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(4, 60)))
+        kind = kinds[index % len(kinds)]
+        bodies.append({"prompt": prompt, "max_tokens": num_tokens // kind.get("n", 1), "ignore_eos": True, **kind})
+    return bodies
+
+
+async def read_stream(client: httpx.AsyncClient, body: dict[str, Any], found: Stream) -> None:
+    """Send a request and read its stream to the end."""
+    async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            found.times_s.append(time.monotonic())
+            if "error" in event:
+                found.error = event["error"]["message"]
+                break
+            found.events += [(c["index"], c["text"], c["logprobs"], c["finish_reason"]) for c in event["choices"]]
+    found.is_over = True
+
+
+def by_choice(found: Stream) -> dict[int, list[Any]]:
+    """Return a stream's events apart for each completion: their order among each other is chance."""
+    indices = {index for index, *_ in found.events}
+    return {index: [rest for i, *rest in found.events if i == index] for index in indices}
+
+
+async def stream_all(client: httpx.AsyncClient, bodies: list[dict[str, Any]], streams: list[Stream]) -> None:
+    """Run all requests at once."""
+    await asyncio.gather(*(read_stream(client, *each) for each in zip(bodies, streams, strict=True)))
+
+
+async def is_whole(client: httpx.AsyncClient) -> bool:
+    """Return whether all engines of the server are ready."""
+    health = (await client.get("/health")).json()
+    return bool(health["num_replicas_ready"] == health["num_replicas"])
+
+
+async def until_whole(client: httpx.AsyncClient) -> None:
+    """Wait until all engines of the server are ready."""
+    last_s = time.monotonic() + MAX_WAIT_S
+    while not await is_whole(client):
+        if time.monotonic() > last_s:
+            raise SystemExit("the server did not come back")
+        await asyncio.sleep(0.02)
+
+
+async def kill(server: Server, client: httpx.AsyncClient) -> tuple[float, float]:
+    """Kill an engine; return when, and how long it took until another was ready in its place."""
+    moment_s = time.monotonic()
+    server.engine.kill()
+    while await is_whole(client):
+        await asyncio.sleep(0.005)
+    await until_whole(client)
+    return moment_s, time.monotonic() - moment_s
+
+
+async def kill_often(
+    server: Server, client: httpx.AsyncClient, streams: list[Stream], num_kills: int
+) -> list[tuple[float, float]]:
+    """Kill an engine so often; return what `kill` does.
+
+    Each time every stream that had begun has gone on, and a random number of events more has come.
+    """
+    rng = random.Random(1)
+    kills: list[tuple[float, float]] = []
+    for _ in range(num_kills):
+        waiting = [stream for stream in streams if stream.times_s and not stream.is_over]
+        since_s = sum(kills[-1]) if kills else 0.0  # when an engine was ready again
+        while any(stream.times_s[-1] <= since_s and not stream.is_over for stream in waiting):
+            await asyncio.sleep(0.01)
+        goal = sum(len(stream.times_s) for stream in streams) + rng.randrange(1, 4 * len(streams))
+        while sum(len(stream.times_s) for stream in streams) < goal:
+            await asyncio.sleep(0.01)
+        kills.append(await kill(server, client))
+    return kills
+
+
+async def run_kills(server: Server, num_streams: int, num_tokens: int, num_kills: int) -> dict[str, Any]:
+    """Compare disturbed streams with undisturbed ones."""
+    bodies = make_bodies(num_streams, num_tokens)
+    async with connect(server) as client:
+        calm = [Stream() for _ in bodies]
+        await stream_all(client, bodies, calm)
+        disturbed = [Stream() for _ in bodies]
+        streaming = asyncio.create_task(stream_all(client, bodies, disturbed))
+        killing = asyncio.create_task(kill_often(server, client, disturbed, num_kills))
+        await asyncio.wait((streaming, killing), return_when=asyncio.FIRST_COMPLETED)
+        if not killing.done():
+            killing.cancel()
+            await streaming
+            raise SystemExit("the streams were over before the last kill: raise --tokens")
+        await streaming
+        stats = (await client.get("/stats")).json()
+    pauses = [
+        {
+            "ready_again_s": ready_s,
+            "longest_pause_s": max(stream.longest_pause(moment_s, moment_s + ready_s) for stream in disturbed),
+        }
+        for moment_s, ready_s in killing.result()
+    ]
+    return {
+        "num_streams": num_streams,
+        "num_replicas": len(stats["replicas"]),
+        "num_kills": num_kills,
+        "num_restarts": stats["engine_restarts_total"],
+        "num_errors": sum(stream.error is not None for stream in disturbed),
+        "errors": sorted({stream.error for stream in disturbed if stream.error is not None})[:3],
+        "num_equal": sum(by_choice(a) == by_choice(b) for a, b in zip(calm, disturbed, strict=True)),
+        "pauses": pauses,
+        "worst_pause_beyond_ready_s": max(each["longest_pause_s"] - each["ready_again_s"] for each in pauses),
+    }
+
+
+def connect(server: Server) -> httpx.AsyncClient:
+    """Return a client that opens a connection for each request: the server closes idle ones, maybe as they are used."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=server.url, timeout=MAX_WAIT_S, limits=limits)
+
+
+def measure(server: Server) -> dict[str, Any]:
+    """Return what both processes hold now."""
+    http, engine = server.process, server.engine
+    return {
+        name: {
+            "rss_bytes": process.memory_info().rss,
+            "descriptors": process.num_fds(),
+            "threads": process.num_threads(),
+        }
+        for name, process in (("http", http), ("engine", engine))
+    }
+
+
+async def abort(client: httpx.AsyncClient, body: dict[str, Any], num_events: int) -> None:
+    """Send a request and hang up after so many events; 0: before the answer begins."""
+    with contextlib.suppress(TimeoutError, httpx.TransportError):
+        async with asyncio.timeout(0.05 if not num_events else MAX_WAIT_S):
+            async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+                async for line in response.aiter_lines():
+                    num_events -= line.startswith("data: {")
+                    if num_events <= 0:
+                        return
+
+
+async def until_idle(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Wait until nothing runs any more; return the statistics."""
+    last_s = time.monotonic() + MAX_WAIT_S
+    while True:
+        stats: dict[str, Any] = (await client.get("/stats")).json()
+        if not (stats["num_unfinished"] or stats["num_running"] or stats["num_waiting"] or stats["kv_blocks_used"]):
+            return stats
+        if time.monotonic() > last_s:
+            raise SystemExit(f"requests or blocks are left: {stats}")
+        await asyncio.sleep(0.05)
+
+
+async def run_aborts(server: Server, num_clients: int, num_aborts: int, num_kills: int) -> dict[str, Any]:
+    """Hang up so often, then kill the engine so often."""
+    rng = random.Random(3)
+    bodies = make_bodies(6 * num_clients, 64)
+    samples = []
+    async with connect(server) as client:
+        for _ in range(10):
+            for _ in range(max(num_aborts // 10 // num_clients, 1)):
+                chosen = [rng.choice(bodies) for _ in range(num_clients)]
+                await asyncio.gather(*(abort(client, body, rng.randrange(0, 4)) for body in chosen))
+            await until_idle(client)
+            samples.append(measure(server))
+        after_kills = []
+        for _ in range(num_kills):
+            aborts = [asyncio.create_task(abort(client, rng.choice(bodies), 3)) for _ in range(num_clients)]
+            await kill(server, client)
+            await asyncio.gather(*aborts)
+            await until_idle(client)
+            after_kills.append(measure(server))
+        stats = await until_idle(client)
+    grown = [samples[-1][name]["rss_bytes"] - samples[0][name]["rss_bytes"] for name in ("http", "engine")]
+    return {
+        "num_aborts": 10 * num_clients * max(num_aborts // 10 // num_clients, 1),
+        "num_kills": num_kills,
+        "num_restarts": stats["engine_restarts_total"],
+        "requests_cancelled_total": stats["requests_cancelled_total"],
+        "during_aborts": samples,
+        "after_kills": after_kills,
+        "http_grown_bytes": grown[0],
+        "engine_grown_bytes": grown[1],
+        "http_grown_over_kills_bytes": after_kills[-1]["http"]["rss_bytes"] - samples[-1]["http"]["rss_bytes"],
+        "http_descriptors_grown": after_kills[-1]["http"]["descriptors"] - samples[0]["http"]["descriptors"],
+        "http_threads_grown": after_kills[-1]["http"]["threads"] - samples[0]["http"]["threads"],
+    }
+
+
+def is_good(found: dict[str, Any]) -> bool:
+    """Whether the bars are reached."""
+    if "num_equal" in found:
+        is_fast = found["worst_pause_beyond_ready_s"] < PAUSE_LIMIT_S
+        return is_fast and not found["num_errors"] and found["num_equal"] == found["num_streams"]
+    growths = (found["http_grown_bytes"], found["engine_grown_bytes"], found["http_grown_over_kills_bytes"])
+    is_flat = max(growths) < GROWTH_LIMIT_BYTES
+    return is_flat and found["http_descriptors_grown"] <= 2 and found["http_threads_grown"] <= 1
+
+
+def kills_table(record: Record) -> Table:
+    """Return what streams felt of the kills."""
+    pauses = record["pauses"]
+    ready, longest = ([pause[name] for pause in pauses] for name in ("ready_again_s", "longest_pause_s"))
+    beyond = [pause - again for pause, again in zip(longest, ready, strict=True)]
+    rows = (
+        ("streams with the tokens of an undisturbed run", f"{record['num_equal']} of {record['num_streams']}"),
+        ("streams that ended with an error", str(record["num_errors"])),
+        ("engine ready again after, s", spread_text(ready, 1)),
+        ("longest pause of a stream, s", spread_text(longest, 1)),
+        ("of that beyond the time to be ready, s", spread_text(beyond, 1)),
+    )
+    engines = f", one of {record['num_replicas']} engines each time" if record.get("num_replicas", 1) > 1 else ""
+    title = f"{record['num_kills']} kills under {record['num_streams']} streams{engines}: median (range)"
+    return Table(title, ("", ""), rows)
+
+
+def aborts_table(record: Record) -> Table:
+    """Return what both processes hold, in the course of it."""
+    during, after = record["during_aborts"], record["after_kills"]
+    samples = {
+        f"{record['num_aborts'] // 10} aborts": during[0],
+        f"{record['num_aborts']} aborts": during[-1],
+        f"{record['num_kills']} kills more": after[-1],
+    }
+    rows = tuple(
+        (
+            name,
+            *(f"{sample[process]['rss_bytes'] / 2**20:.0f}" for process in ("http", "engine")),
+            *(str(sample["http"][what]) for what in ("descriptors", "threads")),
+        )
+        for name, sample in samples.items()
+    )
+    columns = ("after", "server MiB", "engine MiB", "server's descriptors", "threads")
+    return Table("Clients that hang up", columns, rows)
+
+
+@click.command(help=__doc__)
+@click.argument("what", type=click.Choice(["kills", "aborts"]))
+@click.argument("model", required=False)
+@click.option("--clients", default=32, show_default=True)
+@click.option("--replicas", default=1, show_default=True, help="Engines, of which one is killed at a time.")
+@click.option("--tokens", default=96, show_default=True, help="Of each stream.")
+@click.option("--kills", default=20, show_default=True)
+@click.option("--aborts", default=10_000, show_default=True)
+@result_options
+def main(
+    what: str,
+    model: str | None,
+    clients: int,
+    replicas: int,
+    tokens: int,
+    kills: int,
+    aborts: int,
+    as_json: bool,
+    out: Path | None,
+) -> int:
+    """Run it; return 1 if a client noticed more than it may."""
+    # Each replica has a place for every stream (some ask for two completions), so that none waits for others to end.
+    places = ["--max-num-seqs", str(clients), "--max-queue", str(clients)]
+    options = [*places, "--replicas", str(replicas)] if what == "kills" else ABORT_OPTIONS
+    with serving(model, *options) as server:
+        if what == "kills":
+            found = asyncio.run(run_kills(server, clients, tokens, kills))
+        else:
+            found = asyncio.run(run_aborts(server, clients, aborts, kills))
+    publish(f"engine_{what}", kills_table if what == "kills" else aborts_table, out, as_json=as_json, seed=7, **found)
+    return 0 if is_good(found) else 1
+
+
+if __name__ == "__main__":
+    run_study(main)

@@ -1,0 +1,61 @@
+"""MoE-Lightning's published figures beside predictions for the same settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from moeflow.cli.bench.output import result_options
+from moeflow.cli.progress import bar
+from studies.harness.command import run_study
+from studies.harness.records import publish
+from studies.paper.one_device import CELLS, predictions
+from studies.paper.several_devices import (
+    GEN_LENS,
+    HOSTS,
+    LINK_GB_PER_S,
+    LINKS,
+    SCALINGS,
+    case_study,
+    scaling,
+)
+from studies.paper.tables import tables
+
+EPILOG = """\b
+Examples:
+  python -m studies.paper
+  python -m studies.paper --json
+
+Nothing is measured. Figures that went into the machine files, or rest on an assumption of ours, are named and do not
+count; beside them stands what data sheets alone give. The settings are those of tables 4 and 5, several T4s (figures 7
+and 8) and two A100s (figure 10).
+"""
+
+
+@click.command(epilog=EPILOG)
+@result_options
+def paper(as_json: bool, out: Path | None) -> None:
+    """Hold the simulator and the planner against what MoE-Lightning published; it takes some minutes."""
+    scaled = len(SCALINGS) * len(LINKS) * len(GEN_LENS)
+    points = len(HOSTS) * len(LINK_GB_PER_S)
+    with bar(len(CELLS) + scaled + points) as shown:
+
+        def on_cell(title: str) -> None:
+            shown.say(title)
+            shown.advance()
+
+        cells, found, case = predictions(on_cell), [], []
+        shown.say("two and four T4s")
+        for one in scaling():
+            found.append(one)
+            shown.advance()
+        shown.say("two A100-80G")
+        for point in case_study():
+            case.append(point)
+            shown.advance()
+    publish("paper", tables, out, as_json=as_json, cells=cells, scaling=found, case_study=case)
+
+
+if __name__ == "__main__":
+    run_study(paper)

@@ -1,0 +1,1 @@
+"""What knowing a text's experts beforehand is worth, as SiDA was measured (2310.18859)."""

@@ -1,0 +1,71 @@
+"""`python -m studies.paper` as a user runs it, without the searches, which tests of what it shows make."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+
+from studies.paper.one_device import CELLS
+from tests.studies import running
+
+paper = importlib.import_module("studies.paper.__main__")
+
+
+@pytest.fixture
+def shortened(monkeypatch):
+    cell = CELLS[0]
+    rows = [
+        {
+            "system": row.system.name,
+            "micro_batch": row.micro_batch,
+            "num_micro_batches": row.num_micro_batches,
+            "published": row.tokens_per_s,
+            "described": row.tokens_per_s * 1.1,
+            "data_sheets": row.tokens_per_s * 1.5,
+            "used_for": row.used_for,
+        }
+        for row in cell.rows
+    ]
+    orders = {"described": (1, 1), "data_sheets": (5, 6)}
+    monkeypatch.setattr(
+        paper, "predictions", lambda told: [{"title": cell.title, "rows": rows, "pairs_in_order": orders}]
+    )
+    monkeypatch.setattr(
+        paper,
+        "scaling",
+        lambda: [
+            {"title": "DBRX", "links": "one", "gen_len": 32, "tokens_per_s": [10.0, 25.0], "published": (2.1, 2.8)}
+        ],
+    )
+    points = [
+        {"link_gb_per_s": link, "host": host, "weights_on_host": 0.5, "kv_on_host": 0.0, "attends_on_host": False}
+        for host in paper.HOSTS
+        for link in paper.LINK_GB_PER_S
+    ]
+    monkeypatch.setattr(paper, "case_study", lambda: points)
+
+
+@pytest.mark.usefixtures("shortened")
+def test_tables_and_what_does_not_count():
+    shown = running.run("studies.paper")
+    assert shown.exit_code == 0, shown.output
+    for text in (
+        "+10%",
+        "+50%",
+        "not counted",
+        "within",
+        "Figure 10",
+        "of 2 figures that count (4 published) 2 within",
+    ):
+        assert text in shown.output
+
+
+@pytest.mark.usefixtures("shortened")
+def test_a_record_for_machines(tmp_path):
+    shown = running.run("studies.paper", "--json", "--out", str(tmp_path / "paper.jsonl"))
+    record = json.loads(shown.stdout)
+    assert record["kind"] == "paper"
+    assert record["cells"][0]["rows"][0]["published"] == CELLS[0].rows[0].tokens_per_s
+    assert json.loads((tmp_path / "paper.jsonl").read_text()) == record
