@@ -1,4 +1,4 @@
-"""Token trees of given sequences, made as guesses are merged."""
+"""Token trees of given sequences, merged as drafts are, and speculators that always draft."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from moeflow.core.token_tree import MAX_TREE_TOKENS, TokenTree
 from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
+from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
 
 
@@ -21,3 +22,8 @@ def token_tree(sequences: Iterable[Sequence[int]], max_tokens: int = MAX_TREE_TO
             if token not in found:
                 found.append(token)
     return tree_of(found[:max_tokens])[0]
+
+
+def draft_always(speculation: Speculation) -> None:
+    """Let speculators draft from the first pass on, without trials."""
+    speculation.usefulness.pays = lambda name: True

@@ -18,6 +18,7 @@ from moeflow.cli.options import engine_options, explain_option, pull_option, sam
 from moeflow.cli.token_trees import check_guesses, token_trees_option, write_token_trees
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.trial import NOT_TRIED
 from moeflow.core.units import format_bytes
 from moeflow.planner.usage import requests_of
 
@@ -232,5 +233,6 @@ def expert_summary(stats: EngineStats) -> str:
     return (
         f"experts: {stats.experts_in_slots} of {stats.experts_on_disk} in memory, {stats.expert_hit_rate:.0%} of those "
         f"needed were there; read {format_bytes(stats.expert_demand_bytes_total)} on demand{ahead}, "
-        f"waited {stats.expert_stall_s_total:.2f} s" + (f"; {stats.prefetching_note}" if stats.prefetching_note else "")
+        f"waited {stats.expert_stall_s_total:.2f} s"
+        + "".join(f"; {trial.name}: {trial.reason}" for trial in stats.trials if trial.reason != NOT_TRIED)
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from moeflow.core.batch import Batch
-from moeflow.engine.messages import EngineStats, ExpertStats, SpeculatorStats
+from moeflow.core.trial import GainTrial
+from moeflow.engine.messages import EngineStats, ExpertStats, SpeculatorStats, trial_stats
 from moeflow.scheduler.policy import SchedulingPolicy
 from moeflow.speculation.counts import SpeculationCounts
 
@@ -60,9 +61,13 @@ class Counters:
         return (self._recent_tokens - first_tokens) / max(now - first_end, 1e-3)
 
     def snapshot(
-        self, scheduler: SchedulingPolicy, experts: ExpertStats, speculation: SpeculationCounts
+        self,
+        scheduler: SchedulingPolicy,
+        experts: ExpertStats,
+        speculation: SpeculationCounts,
+        trials: Iterable[GainTrial],
     ) -> EngineStats:
-        """Return the totals with the state of queue, blocks, experts and speculation."""
+        """Return the totals, and the state of queue, blocks, experts, speculation and its trials."""
         waiting, running, blocks = scheduler.waiting, scheduler.running, scheduler.blocks
         return EngineStats(
             num_waiting=len(waiting),
@@ -96,5 +101,5 @@ class Counters:
                 )
                 for name, counts in speculation.speculators.items()
             ],
-            **msgspec.structs.asdict(experts),
+            **msgspec.structs.asdict(experts) | {"trials": [*experts.trials, *trial_stats(trials)]},
         )

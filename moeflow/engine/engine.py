@@ -268,8 +268,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of queue, cache and counters."""
-        counts = SpeculationCounts() if self._speculation is None else self._speculation.counts
-        found = self._counters.snapshot(self._scheduler, self._runner.expert_stats(), counts)
+        counts, trials = SpeculationCounts(), []
+        if self._speculation is not None:
+            counts, trials = self._speculation.counts, self._speculation.trials
+        found = self._counters.snapshot(self._scheduler, self._runner.expert_stats(), counts, trials)
         if self._prompt_cache is None:
             return found
         return msgspec.structs.replace(found, **self._prompt_cache.stats())

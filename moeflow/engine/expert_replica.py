@@ -9,7 +9,8 @@ import torch
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ExpertParallelConfig
-from moeflow.engine.messages import ExpertStats
+from moeflow.engine.in_flight_choice import InFlightChoice
+from moeflow.engine.messages import ExpertStats, trial_stats
 from moeflow.models.layers.expert_shares import ExpertShares
 from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.parallel.remote.expert_peers import ExpertPeers, MeetingPlace
@@ -24,6 +25,7 @@ class ExpertReplica:
         self._config = config
         placement = ExpertPlacement.by_index(shape.num_moe_layers, shape.num_experts, config.num_replicas)
         self.shares = ExpertShares(placement, config.replica)
+        self.in_flight = InFlightChoice()
         self._service: ExpertService | None = None
         self._peers: ExpertPeers | None = None
 
@@ -48,6 +50,7 @@ class ExpertReplica:
         shares, service = self.shares.stats, self._service.stats
         return msgspec.structs.replace(
             stats,
+            trials=trial_stats(self.in_flight.trials),
             num_peers=sum(peer.is_connected for peer in self.shares.peers),
             peer_rows_sent_total=shares.num_rows_sent,
             peer_wait_s_total=self.shares.baton.idle_s,

@@ -19,7 +19,7 @@ from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, RemoteExpertsConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.request import Request
-from moeflow.engine.messages import ExpertStats, LenderStats
+from moeflow.engine.messages import ExpertStats, LenderStats, trial_stats
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
@@ -172,7 +172,7 @@ class ExpertStore:
             experts_in_slots=self.cache.num_resident,
             experts_on_disk=self._spec.num_slabs,
             is_prefetching=self.prefetch.is_on,
-            prefetching_note=self.prefetch.note,
+            trials=trial_stats([*self.prefetch.trials, *([] if remote is None else remote.trials)]),
             expert_hits_total=now.hits,
             expert_late_total=now.late,
             expert_misses_total=now.misses,

@@ -18,13 +18,13 @@ from moeflow.parallel.stages import layers_of
 
 if TYPE_CHECKING:
     from moeflow.engine import in_flight_forward
+    from moeflow.engine.expert_replica import ExpertReplica
     from moeflow.engine.offload.offloaded_model import OffloadedModel
     from moeflow.engine.ranks import stage_forward
     from moeflow.engine.ranks.rank_upkeep import RankUpkeep
     from moeflow.kernels.arrays import Device
     from moeflow.kv import state_storage
     from moeflow.models.language_model import LanguageModel
-    from moeflow.models.layers.expert_shares import ExpertShares
 else:
     in_flight_forward = on_demand("moeflow.engine.in_flight_forward")
     stage_forward = on_demand("moeflow.engine.ranks.stage_forward")
@@ -94,16 +94,16 @@ def make_forward(
     model: LanguageModel | OffloadedModel,
     kv: KVStorage,
     upkeep: RankUpkeep | None,
-    shares: ExpertShares | None = None,
+    replica: ExpertReplica | None = None,
 ) -> Forward:
     """Return how this process computes passes.
 
-    `upkeep`: of a rank that shares the model; `shares`: of a replica whose passes may be cut.
+    `upkeep`: of a rank that shares the model; `replica`: one whose passes may be cut.
     """
     parallel = config.parallel
-    if shares is not None:
+    if replica is not None:
         assert isinstance(model, CausalLM), "replicas that share experts keep their weights in memory"
-        return in_flight_forward.InFlightForward(model, kv, shares)
+        return in_flight_forward.InFlightForward(model, kv, replica.shares, replica.in_flight)
     if upkeep is None or parallel is None or parallel.stages is None:
         return WholeForward(model, kv, device_of_arrays(config, model.config))
     assert isinstance(model, CausalLM), "ranks keep their weights in memory"

@@ -29,9 +29,9 @@ _DEVICE = torch.device("cpu")  # replicas that share experts compute with the CP
 class InFlightForward:
     """A `Forward` that cuts passes by sequences, into as many micro-batches as were shortest so far."""
 
-    def __init__(self, model: CausalLM, kv: KVStorage, shares: ExpertShares) -> None:
+    def __init__(self, model: CausalLM, kv: KVStorage, shares: ExpertShares, choice: InFlightChoice) -> None:
         self._model, self._kv, self._shares = model, kv, shares
-        self._choice = InFlightChoice()
+        self._choice = choice
         self._threads = ThreadPoolExecutor(MAX_IN_FLIGHT, "micro-batch")
 
     def num_micro_batches(self, num_tokens: int) -> int:
@@ -52,10 +52,9 @@ class InFlightForward:
         num_tokens, num_sequences = len(given.token_ids), len(given.starts)
         bounds = given.independent_bounds(self._kv.block_size)
         pieces = given.cut(bounds, self._choice.choose(num_tokens, num_sequences, len(bounds) + 1))
-        start_s, idle_s = time.perf_counter(), self._shares.baton.idle_s
+        start_s = time.perf_counter()
         hidden = self._run(pieces)
-        seconds, idle_s = time.perf_counter() - start_s, self._shares.baton.idle_s - idle_s
-        self._choice.note(num_tokens, num_sequences, len(pieces), seconds, idle_s)
+        self._choice.note(num_tokens, num_sequences, len(pieces), time.perf_counter() - start_s)
         return hidden
 
     def _run(self, pieces: Sequence[PassInput]) -> Tensor:

@@ -6,6 +6,7 @@ stats (which ride on the outputs), shutdown.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.token_choice import TokenChoice
+from moeflow.core.trial import GainTrial
 
 
 class EncoderInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,10 +162,23 @@ class SpeculatorStats(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of one speculator's drafts; a token drafted by several counts for each."""
 
     name: str
-    is_resting: bool = False  # it is off now: drafting does not pay, or has failed
+    is_resting: bool = False  # it drafts to be tried at most: drafts do not pay, or it has failed
     drafted_total: list[int]  # computed, by depth, from 1 on
     accepted_total: list[int]  # of these
     drafting_s_total: float = 0.0  # of drafting
+
+
+class TrialStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The trial of a helper that may make passes faster."""
+
+    name: str
+    is_on: bool = False  # the decision; until there is one, single passes try it
+    reason: str = ""  # the measured difference, or the cause that nothing was measured
+
+
+def trial_stats(trials: Iterable[GainTrial]) -> list[TrialStats]:
+    """Return the decisions of trials."""
+    return [TrialStats(name=trial.name, is_on=bool(trial.verdict), reason=trial.reason) for trial in trials]
 
 
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +192,6 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     experts_in_slots: int = 0  # and the experts in use,
     experts_on_disk: int = 0  # of so many in all
     is_prefetching: bool = False  # whether a predictor may read ahead; one that does not pay is switched off
-    prefetching_note: str = ""  # why it was switched off or on last
     expert_hits_total: int = 0  # needed by a pass and there
     expert_late_total: int = 0  # on their way
     expert_misses_total: int = 0  # neither
@@ -191,6 +205,7 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     remote_bytes_total: int = 0  # of rows and results for that
     remote_wait_s_total: float = 0.0  # passes had nothing else to do
     lenders: list[LenderStats] = []
+    trials: list[TrialStats] = []  # of prefetches, drafts, remote experts and passes in flight
     ranks: list[RankStats] = []  # empty: one process has the whole model
     rank_imbalance: float = 0.0  # tokens of the fullest rank over the mean, the mean of layers; 1: all alike
     num_peers: int = 0  # other replicas that it has compute their experts now

@@ -142,8 +142,8 @@ class ModelRunner:
         shape = model.config
         self._kv = make_kv_storage(config, shape)
         # Recording visits one layer after the other, so such a pass is not split.
-        shares = None if self._replica is None or recorder is not None else self._replica.shares
-        self._forward = make_forward(config, model, self._kv, self._upkeep, shares)
+        replica = None if recorder is not None else self._replica
+        self._forward = make_forward(config, model, self._kv, self._upkeep, replica)
         is_continuous = config.scheduler.policy == "continuous"  # others have all requests in every pass
         self._sampling = MaskedSampling(PASS_WAIT_S if is_continuous else None)
         self._num_generated = 0  # tokens, by the last pass

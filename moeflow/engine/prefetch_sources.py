@@ -10,7 +10,7 @@ import torch
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig
-from moeflow.experts.predict.governor import Governor
+from moeflow.core.trial import Trial
 from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.registry import COMBINED, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.prefetch.expert_tables import ExpertTables
@@ -47,7 +47,11 @@ def prefetch_sources(
     num_layers, num_experts = model.config.num_moe_layers, model.config.num_experts
     predictor = PREDICTORS[name](RoutedModel(num_layers, num_experts, routers, has_network=has_network))
     network = _texts(folder, model, checkpoint).named_for if has_network else None
-    return [LayerSource(Governor(name), num_experts, predictor, network)]
+    return [LayerSource(_trial(name), num_experts, predictor, network)]
+
+
+def _trial(source: str) -> Trial:
+    return Trial(f"prefetching by {source}")
 
 
 def _whole_pass_sources(
@@ -56,13 +60,13 @@ def _whole_pass_sources(
     """Yield the sources for an encoder's inputs and for generated tokens."""
     (folder, of_decoder), num_experts = _folders(checkpoint, config), model.config.num_experts
     if isinstance(model, CausalLM):
-        yield NetworkSource(Governor(WHOLE_PASS), num_experts, _texts(folder, model, checkpoint).named_for)
+        yield NetworkSource(_trial(WHOLE_PASS), num_experts, _texts(folder, model, checkpoint).named_for)
         return
     if tables is not None:
-        yield InputSource(Governor(f"{WHOLE_PASS}, of inputs"), num_experts, tables)
+        yield InputSource(_trial(f"{WHOLE_PASS} of inputs"), num_experts, tables)
     if is_saved(of_decoder):
         texts, first_layer = _texts(of_decoder, model, checkpoint), model.config.num_encoder_moe_layers
-        yield NetworkSource(Governor(WHOLE_PASS), num_experts, texts.named_for, first_layer=first_layer)
+        yield NetworkSource(_trial(WHOLE_PASS), num_experts, texts.named_for, first_layer=first_layer)
 
 
 def expert_tables(

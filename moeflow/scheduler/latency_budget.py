@@ -10,68 +10,29 @@ What passes take is measured, never asked for. Knows no requests, only numbers o
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
+
+from moeflow.core.running_fit import RunningCurve
 
 SLOWDOWN = 1.3  # of interactive time per token; 1.5 is promised, the rest is a reserve
 PAUSE = 5.0  # likewise, of a single pass
 WEIGHT_OF_NEWEST = 0.2
-LARGEST_JUMP = 3.0  # a pass that takes longer than that many times the expected was disturbed
 
 
-class PassTimes:
-    """What passes of so many tokens take, learnt from those that were run."""
+def _pass_times() -> RunningCurve:
+    """Return the seconds of passes by octaves of tokens.
 
-    def __init__(self) -> None:
-        self._seconds: dict[int, tuple[float, float]] = {}  # octave of tokens -> (mean tokens, mean seconds)
-
-    def note(self, num_tokens: int, elapsed_s: float) -> None:
-        """Learn from a pass."""
-        octave = num_tokens.bit_length()
-        tokens, seconds = self._seconds.get(octave, (float(num_tokens), elapsed_s))
-        elapsed_s = min(elapsed_s, seconds * LARGEST_JUMP)
-        tokens += WEIGHT_OF_NEWEST * (num_tokens - tokens)
-        seconds += WEIGHT_OF_NEWEST * (elapsed_s - seconds)
-        self._seconds[octave] = tokens, seconds
-
-    def has_seen(self, num_tokens: int) -> bool:
-        """Whether a pass of about so many tokens was measured."""
-        return num_tokens.bit_length() in self._seconds
-
-    def expect(self, num_tokens: int) -> float:
-        """Return the seconds that a pass of so many tokens would take; at least one pass must have been noted.
-
-        Between measured passes in a straight line, beyond the largest in proportion, below the smallest its time.
-        """
-        tokens, seconds = 0.0, 0.0
-        for next_tokens, next_seconds in self._rising():
-            if num_tokens <= next_tokens:
-                if not tokens:
-                    return next_seconds
-                return seconds + (next_seconds - seconds) * (num_tokens - tokens) / (next_tokens - tokens)
-            tokens, seconds = next_tokens, next_seconds
-        return seconds * num_tokens / tokens
-
-    def _rising(self) -> list[tuple[float, float]]:
-        """Return (tokens, seconds), fewest tokens first.
-
-        Fewer tokens never take more time: they were disturbed, as the first pass of all is by memory not yet touched.
-        """
-        points = []
-        min_s = math.inf
-        for octave in sorted(self._seconds, reverse=True):
-            tokens, seconds = self._seconds[octave]
-            min_s = min(min_s, seconds)
-            points.append((tokens, min_s))
-        return points[::-1]
+    Fewer tokens never take longer: such passes were disturbed, as the first of all is by memory not yet touched.
+    """
+    return RunningCurve(WEIGHT_OF_NEWEST, cell=int.bit_length, is_rising=True)
 
 
 class LatencyBudget:
     """Limits how many batch tokens may join a pass, and keeps the account."""
 
     def __init__(self) -> None:
-        self._times = PassTimes()
-        self._alone_times = PassTimes()  # apart: passes of nearly as many tokens would pass for alone ones
+        self._times = _pass_times()
+        self._alone_times = _pass_times()  # apart: passes of nearly as many tokens would pass for alone ones
         self._saved_s = 0.0
         self.is_shared = False  # whether there was ever an interactive pass
 

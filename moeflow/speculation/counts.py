@@ -18,7 +18,7 @@ class SpeculatorCounts(msgspec.Struct):
     drafted: list[int] = msgspec.field(default_factory=lambda: [0] * MAX_DEPTH)  # by depth, from 1 on
     kept: list[int] = msgspec.field(default_factory=lambda: [0] * MAX_DEPTH)  # of them
     draft_s: float = 0.0  # that guessing took
-    is_resting: bool = False  # it does not guess now, since that does not pay, or because it has failed
+    is_resting: bool = True  # it drafts to be tried at most: drafts do not pay, or it has failed
 
 
 class SpeculationCounts(msgspec.Struct):

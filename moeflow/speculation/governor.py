@@ -5,9 +5,9 @@ the chance of that token. The likeliest tokens of all requests are added one aft
 tokens a second is taken. So trees are cut where a branch's experts cost more than its chance brings, at any number of
 requests.
 Where those who guess say which experts each token will need, a token costs what these cost: nothing if the pass needs
-them anyway, most if they have to be read from disk (`expert_times.py`).
-Where nothing pays, a token is tried now and then: its chances may be better than they were. (Cascade, 2506.20675, has a
-utility of this kind for chains of one length; 2605.00342 for trees.)
+them anyway, most if they have to be read from disk. `base + each * experts + read * absent` is fitted to passes.
+Where nothing pays, a token is tried once passes without drafts have saved its time: its chances may have improved.
+(Cascade, 2506.20675, has a utility of this kind for chains of one length; 2605.00342 for trees.)
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from itertools import count
 from typing import Final
 
 from moeflow.core.request import Request
+from moeflow.core.running_fit import RunningFit
 from moeflow.core.token_tree import MAX_TREE_TOKENS
+from moeflow.core.trial import SHARE
 from moeflow.speculation.draft_tree import DraftedToken
 from moeflow.speculation.expert_needs import Needs, UsualNeeds
-from moeflow.speculation.expert_times import ExpertTimes
 from moeflow.speculation.pass_times import PassTimes
 from moeflow.speculation.speculator import Experts
 
 LEAST_GAIN: Final = 0.02  # of tokens a second, else guesses are left alone
-FIRST_PROBE: Final = 24  # passes without guesses after which one is tried, ...
-LAST_PROBE: Final = 384  # ... and at most, after more and more in vain
+MOST_IN_VAIN: Final = 16  # factor on the time that is saved for a try, after tries in vain
+LEAST_PASSES: Final = 16  # from which the fit of experts is used
+_MEMORY: Final = 128.0  # passes
 _LEAST_S: Final = 1e-9  # that a token takes: it may be nothing
 
 
@@ -36,11 +38,12 @@ class Governor:
 
     def __init__(self) -> None:
         self.times = PassTimes()
-        self.expert_times = ExpertTimes()
+        self.expert_times = RunningFit([0.0] * 3, _MEMORY)  # a pass, its experts, the absent ones of these
         self._usual = UsualNeeds()
         self._needs: Needs | None = None  # of the pass that is put together, if they are known
-        self._idle = 0  # passes since the last with guesses
-        self._probe_after = FIRST_PROBE
+        self.is_tried = False  # whether a trial needs a draft in the next pass
+        self._saved = 0.0  # share of a pass, since the last with drafts
+        self._in_vain = 1
 
     def begin(self) -> None:
         """Begin with the next pass: what was known of the last one's experts does not hold."""
@@ -69,7 +72,8 @@ class Governor:
         absent = absent_of(every)
         last = [root.experts for root in roots.values()]
         needs, times = Needs(last, absent, self._usual), self.expert_times
-        if base_s := times.seconds(needs.num_experts, needs.num_absent):
+        base_s = times.seconds(1, needs.num_experts, needs.num_absent)
+        if base_s and times.num_observed >= LEAST_PASSES:
             chosen = self._added_one_by_one(roots, needs, base_s, max_tokens)
         else:
             chosen = self._choose_by_rows(roots, len(roots), max_tokens)
@@ -86,7 +90,7 @@ class Governor:
 
         frontier = [(request, token) for request, root in roots.items() for token in root.children.values()]
         found: list[Choice] = []
-        expected, seconds, best = float(len(roots)), base_s, 0
+        expected, seconds, best, first_s = float(len(roots)), base_s, 0, 0.0
         best_rate = expected / base_s
         least = best_rate * (1 + LEAST_GAIN)
         sizes = dict.fromkeys(roots, 0)
@@ -99,11 +103,12 @@ class Governor:
             found.append(choice)
             expected += token.chance
             seconds += self._added_s(needs, token)
+            first_s = first_s or seconds
             needs.add(token)
             frontier += [(request, child) for child in token.children.values()]
             if expected / seconds > max(best_rate, least):
                 best, best_rate = len(found), expected / seconds
-        return found[: best or self._probe()]
+        return found[: best or self._probe(first_s / base_s - 1)]
 
     def _choose_by_rows(self, roots: Mapping[Request, DraftedToken], num_rows: int, max_tokens: int) -> list[Choice]:
         likeliest = ranked(roots, max_tokens)
@@ -115,29 +120,28 @@ class Governor:
         expected = float(num_rows)
         for number, (_, token) in enumerate(likeliest, 1):
             expected += token.chance
-            seconds = self.times.seconds(num_rows + number)
-            assert seconds is not None
+            seconds = self.times.expect(num_rows + number)
             if expected / seconds > max(best_rate, least):
                 best, best_rate = number, expected / seconds
-        return likeliest[: best or self._probe()]
+        return likeliest[: best or self._probe(self.times.expect(num_rows + 1) / base_s - 1)]
 
     def note(self, num_rows: int, num_guessed: int, num_kept: int, seconds: float) -> None:
         """Count a pass of decodes of so many rows, guesses included."""
         self.times.note(num_rows, seconds)
         if self._needs is not None:
-            self.expert_times.note(self._needs.num_experts, self._needs.num_absent, seconds)
+            self.expert_times.observe(seconds, 1, self._needs.num_experts, self._needs.num_absent)
         if num_guessed:
-            self._idle = 0
-            self._probe_after = FIRST_PROBE if num_kept else min(2 * self._probe_after, LAST_PROBE)
+            self._saved, self._in_vain = 0.0, 1 if num_kept else min(2 * self._in_vain, MOST_IN_VAIN)
         else:
-            self._idle += 1
+            self._saved += SHARE
 
     def _added_s(self, needs: Needs, token: DraftedToken) -> float:
         added = needs.added(token)
-        return self.expert_times.added_s(added.experts, added.absent)
+        return self.expert_times.seconds(0, added.experts, added.absent)
 
-    def _probe(self) -> int:
-        return 1 if self._idle >= self._probe_after else 0
+    def _probe(self, share: float) -> int:
+        """Return 1 if a token is tried that makes a pass longer by a share."""
+        return int(self.is_tried or self._saved >= self._in_vain * share)
 
 
 Choice = tuple[Request, DraftedToken]

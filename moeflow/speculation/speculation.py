@@ -12,6 +12,7 @@ from typing import Final
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.token_tree import ROOT, TokenTree, depths
+from moeflow.core.trial import GainTrial
 from moeflow.speculation.acceptance import Acceptance
 from moeflow.speculation.counts import MAX_DEPTH, SpeculationCounts
 from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
@@ -50,6 +51,11 @@ class Speculation:
         self.counts = SpeculationCounts.of(names)
         self._acceptance = Acceptance({speculator.name: speculator.believed for speculator in self.speculators})
 
+    @property
+    def trials(self) -> list[GainTrial]:
+        """Whether each speculator pays."""
+        return list(self.usefulness.trials.values())
+
     def trees(self, running: Sequence[Request], max_tokens: int) -> dict[Request, TokenTree]:
         """Return guesses for running requests, if all of them decode; `max_tokens` is what a pass may have in all."""
         self._nodes, self._draft_s, self._had_drafts = {}, {}, set()
@@ -60,6 +66,7 @@ class Speculation:
         roots = self._drafted(running)
         chosen: dict[Request, list[DraftedToken]] = {}
         room = max_tokens - len(running)
+        self.governor.is_tried = any(self.usefulness.is_tried(name) for name in self._had_drafts)
         for request, token in self.governor.choose(roots, len(running), room, self.absent_of):
             chosen.setdefault(request, []).append(token)
         trees: dict[Request, TokenTree] = {}
@@ -151,7 +158,7 @@ class Speculation:
         if plain_s:
             self.usefulness.note(draft_s, guesses, num_requests=num_requests, plain_s=plain_s, extra_s=extra_s)
         for name, counts in self.counts.speculators.items():
-            counts.is_resting = name in self._failed or not self.usefulness.pays(name)
+            counts.is_resting = name in self._failed or self.usefulness.is_tried(name)
 
     def _judge(self, entry: BatchEntry, right: Sequence[int]) -> list[Guess]:
         """Count the guesses whose parents were right; return all."""

@@ -10,7 +10,8 @@ from moeflow.cli import generate as module
 from moeflow.cli.main import main
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.messages import EngineStats
+from moeflow.core.trial import NOT_TRIED
+from moeflow.engine.messages import EngineStats, TrialStats
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.text.guessed_passes import GuessedPass, GuessedToken, NamedToken
 from moeflow.engine.text.token_tree_dot import to_dot
@@ -168,6 +169,9 @@ def test_stats_tell_of_experts_that_come_from_disk(llm):
         llm.counted, expert_prefetched_bytes_total=2**21, expert_used_bytes_total=2**20
     )
     assert "on demand, 2.0 MiB ahead (1.0 MiB of it needed), waited" in run("-p", "abc", "--stats").stderr
+    trials = [TrialStats(name="drafts", reason="slower"), TrialStats(name="other", reason=NOT_TRIED)]
+    llm.counted = msgspec.structs.replace(llm.counted, trials=trials)
+    assert run("-p", "abc", "--stats").stderr.endswith("waited 0.25 s; drafts: slower\n")
 
 
 def test_a_failed_completion_is_an_exit_code(llm):

@@ -17,7 +17,7 @@ def passes(choice, seconds_of, number, *, most=MAX_IN_FLIGHT, tokens=TOKENS):
     for _ in range(number):
         cut = choice.choose(tokens, tokens, most)
         busy, waiting = seconds_of(cut)
-        choice.note(tokens, tokens, cut, busy + waiting, waiting)
+        choice.note(tokens, tokens, cut, busy + waiting)
         found[cut] += 1
     return found
 
@@ -33,33 +33,36 @@ def weights_are_all(cut):
 @pytest.mark.parametrize(("seconds_of", "best"), [(waiting_is_filled, 4), (weights_are_all, 1)])
 def test_it_settles_where_passes_are_shortest(seconds_of, best):
     choice = InFlightChoice()
-    passes(choice, seconds_of, 500)
+    passes(choice, seconds_of, 1500)
     after = passes(choice, seconds_of, 1000)
     assert after[best] > 900
+    assert all(trial.verdict == (place < best.bit_length() - 1) for place, trial in enumerate(choice.trials))
 
 
-def test_a_number_that_could_not_win_without_waiting_is_tried_once():
+def test_more_that_only_read_weights_again_are_tried_rarely():
     choice = InFlightChoice()
     found = passes(choice, weights_are_all, 20000)
     assert set(found) == {1, 2}
-    assert found[2] < 10
+    assert found[2] < 20
 
 
 def test_it_follows_a_change():
     choice = InFlightChoice()
-    passes(choice, waiting_is_filled, 300)
+    passes(choice, waiting_is_filled, 1500)
     passes(choice, weights_are_all, 3000)
     assert passes(choice, weights_are_all, 1000)[1] > 900
 
 
 def test_a_pass_that_cannot_be_cut_so_often_is_cut_as_often_as_it_can():
     choice = InFlightChoice()
-    passes(choice, waiting_is_filled, 500)
-    assert set(passes(choice, waiting_is_filled, 50, most=3)) == {3}
+    passes(choice, waiting_is_filled, 1500)
+    found = passes(choice, waiting_is_filled, 50, most=3)
+    assert found[3] >= 40  # 2 in a window of a check
+    assert set(found) <= {2, 3}
     assert set(passes(choice, waiting_is_filled, 50, most=1)) == {1}
 
 
 def test_sizes_are_learned_by_themselves():
     choice = InFlightChoice()
-    passes(choice, waiting_is_filled, 500)
+    passes(choice, waiting_is_filled, 1500)
     assert choice.choose(4 * TOKENS, 4 * TOKENS, 8) == 1

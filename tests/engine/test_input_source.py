@@ -12,8 +12,8 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.trial import Trial
 from moeflow.engine import expert_store
-from moeflow.experts.predict.governor import Governor
 from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.experts.prefetch.expert_tables import HASH_BUILDING, ExpertTable, ExpertTables
 from moeflow.experts.prefetch.input_source import InputSource
@@ -128,11 +128,11 @@ def in_order(wanted):
 def made():
     torch.manual_seed(4)
     predictor = ExpertPredictor(SHAPE).requires_grad_(False)
-    governor, cache, trace = Governor("sida", is_trusted=True), Cache(), Trace()
+    trial, cache, trace = Trial("sida", starts_on=True), Cache(), Trace()
     tables = ExpertTables(predictor, embed, top_k=SHAPE.top_k, trace=trace)
-    driver = PrefetchDriver(cache, [InputSource(governor, EXPERTS, tables)])
+    driver = PrefetchDriver(cache, [InputSource(trial, EXPERTS, tables)])
     with closing(driver):
-        yield driver, tables, predictor, governor, cache, trace
+        yield driver, tables, predictor, trial, cache, trace
 
 
 def test_what_waits_is_read_behind_what_is_computed(made):
@@ -158,13 +158,13 @@ def test_what_waits_is_read_behind_what_is_computed(made):
 
 
 def test_nothing_is_asked_while_the_governor_is_against_it(made):
-    driver, _, predictor, governor, cache, trace = made
+    driver, _, predictor, trial, cache, trace = made
     request = input_of("a", 12)
-    governor.is_on = False
+    trial.is_on = False
     driver.expect(request)
     driver.begin_pass(batch_of(request))
     assert not cache.asked
     assert not trace.rows[0].spans
-    governor.is_on = True  # its trial goes on: what was not expected is asked now
+    trial.is_on = True  # its trial goes on: what was not expected is asked now
     driver.begin_pass(batch_of(request))
     assert cache.asked == [in_order(experts_of(predictor, request))]

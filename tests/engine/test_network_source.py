@@ -13,9 +13,10 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.errors import CheckpointError
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.trial import Trial
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
-from moeflow.experts.predict.governor import Governor
+from moeflow.engine.messages import TrialStats
 from moeflow.experts.predict.predictor import MAX_TOKENS
 from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.experts.prefetch.followed_texts import FollowedTexts
@@ -154,7 +155,7 @@ def test_it_rests_where_it_does_not_pay_and_in_passes_of_many_tokens(target, sla
     asked, told = [], []
     wanted = torch.zeros(LAYERS, EXPERTS)
     monkeypatch.setattr(FollowedTexts, "wanted", lambda _, tokens: asked.append(tokens) or wanted)
-    monkeypatch.setattr(source.trial, "end_pass", lambda num_tokens, seconds: told.append(num_tokens))
+    monkeypatch.setattr(source.trial, "end_pass", lambda num_tokens, *_: told.append(num_tokens))
     answers(engine, [list(range(2, 2 + MAX_TOKENS + 1))], num_tokens=6)
     assert asked == []  # off
     assert told
@@ -194,9 +195,10 @@ def test_where_drafts_say_what_is_needed_nothing_is_predicted(target, slabs, mon
 def test_what_is_switched_off_is_said(target, slabs):
     engine = load(target, slabs)
     (source,) = engine._runner.experts.prefetch.sources
-    source.trial.end_pass = lambda *_: "prefetching by sida is switched off"
-    answers(engine, [[5, 6, 7]], num_tokens=3)
-    assert engine.stats().prefetching_note == "prefetching by sida is switched off"
+    for _ in range(200):
+        Trial.end_pass(source.trial, 1, 2.0 if source.trial.is_on else 1.0)
+    found = engine.stats().trials[0]
+    assert found == TrialStats(name="prefetching by sida", reason="passes take 100% more time with it")
     engine.close()
 
 
@@ -207,7 +209,7 @@ def test_failed_and_large_passes_are_not_judged():
     def refuse(*_):
         raise AssertionError("asked")
 
-    trial = Governor("sida")
+    trial = Trial("sida")
     trial.end_pass = refuse
     one = PrefetchDriver(Cache(), [NetworkSource(trial, EXPERTS, refuse)])
     many = Request("a", list(range(2, 50)), SamplingParams(), max_tokens=9)

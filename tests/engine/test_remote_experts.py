@@ -59,7 +59,8 @@ def quick(monkeypatch):
 def always_away(monkeypatch):
     """Send away all that can be: a disk of tiny models is faster than any network."""
     monkeypatch.setattr(remote_experts.Split, "choose", lambda self, candidates, costs, **_: list(candidates))
-    monkeypatch.setattr(remote_experts.PassTrial, "begin", lambda self, num_tokens: True)
+    monkeypatch.setattr(remote_experts.Trial, "_begin", lambda self: setattr(self, "is_on", True))
+    monkeypatch.setattr(remote_experts.Trial, "end_pass", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

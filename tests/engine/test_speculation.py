@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections import Counter
 from contextlib import closing
@@ -13,6 +14,7 @@ import torch
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.token_tree import TokenTree
+from moeflow.core.trial import NOT_TRIED
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.planner.resolve import resolve
@@ -20,7 +22,7 @@ from moeflow.planner.settings import Settings
 from moeflow.speculation.counts import SpeculationCounts
 from tests.engine.submissions import run, submission
 from tests.tiny_mixtral import write_tiny_mixtral
-from tests.token_trees import token_tree
+from tests.token_trees import draft_always, token_tree
 
 
 class Guesses:
@@ -28,7 +30,7 @@ class Guesses:
 
     def __init__(self, answers: dict[str, list[int]], seed: int = 0) -> None:
         self.answers, self.rng = answers, random.Random(seed)
-        self.counts = SpeculationCounts()
+        self.counts, self.trials = SpeculationCounts(), []
 
     def trees(self, running, max_tokens):
         return {request: self._tree(request) for request in running if request.is_decoding and self.rng.random() < 0.8}
@@ -185,12 +187,28 @@ def test_sampled_tokens_are_distributed_as_the_models(tiny):
     assert torch.tensor([a for a, _ in pairs]).float().std() > 0
 
 
-def test_suffixes_are_found_and_pay(tiny):
+def test_suffixes_are_found(tiny):
     """A model that repeats itself is soon guessed; whatever is guessed, the answer is the same."""
     submissions = [submission("a", [5, 6, 7, 8] * 10, max_tokens=120, temperature=0.0)]
     plain = answers(load(tiny), submissions)
     engine = load(tiny, speculators=("suffix",))
+    draft_always(engine._speculation)
     assert answers(engine, submissions) == plain
     stats = engine.stats()
     assert stats.drafted_tokens_total >= stats.accepted_tokens_total
     assert stats.speculated_passes_total > 0
+
+
+def test_drafts_are_tried_once_passes_have_saved_their_time_and_the_result_is_reported(tiny):
+    """Drafts that cost nothing are tried again and again; no token changes."""
+    submissions = [submission("a", [5, 6, 7, 8] * 10, max_tokens=300, temperature=0.0)]
+    plain = answers(load(tiny), submissions)
+    engine = load(tiny, speculators=("suffix",))
+    engine._clock = itertools.count(1.0).__next__  # a second a pass
+    engine._speculation.clock = lambda: 0.0
+    (trial,) = engine.stats().trials
+    assert (trial.name, trial.is_on, trial.reason) == ("drafts by suffix", False, NOT_TRIED)
+    assert answers(engine, submissions) == plain
+    (trial,) = engine.stats().trials
+    assert trial.reason.startswith("in trial: passes take")
+    assert engine.stats().speculated_passes_total > 0

@@ -25,6 +25,7 @@ from tests.engine.submissions import run, submission
 from tests.engine.test_speculation import load
 from tests.shapes import INFO
 from tests.tiny_mixtral import write_tiny_mixtral
+from tests.token_trees import draft_always
 
 NOTHING = DraftedTree([], [], [], [], [])
 
@@ -80,6 +81,7 @@ def guessing(engine: Engine, answers: dict[str, list[int]]) -> Everything:
     governor = Everything()
     pool = [Prophet("one", answers, 1), Prophet("other", answers, 2)]
     engine._speculation = Speculation(pool, governor=governor)
+    draft_always(engine._speculation)
     return governor
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from moeflow.scheduler.latency_budget import PAUSE, SLOWDOWN, LatencyBudget, PassTimes
+from moeflow.scheduler.latency_budget import PAUSE, SLOWDOWN, LatencyBudget
 
 
 def concave(num_tokens: int) -> float:
@@ -118,22 +116,3 @@ def test_a_size_never_seen_is_tried_alone_first():
     budget = LatencyBudget()
     run(budget, flat, 0, 32)
     assert budget.room(1, 31) == 0
-
-
-@given(passes=st.lists(st.tuples(st.integers(1, 600), st.floats(1e-3, 1.0)), min_size=1, max_size=30))
-def test_more_tokens_never_take_less(passes):
-    times = PassTimes()
-    for num_tokens, seconds in passes:
-        times.note(num_tokens, seconds)
-    expected = [times.expect(num_tokens) for num_tokens in range(1, 700)]
-    assert all(one <= other * (1 + 1e-9) for one, other in itertools.pairwise(expected))
-    assert expected[0] >= min(seconds for _, seconds in passes) * (1 - 1e-9)
-
-
-def test_times_between_sizes_lie_between_their_times():
-    times = PassTimes()
-    times.note(4, 0.1)
-    times.note(16, 0.4)
-    assert times.expect(1) == times.expect(4) == pytest.approx(0.1)
-    assert times.expect(10) == pytest.approx(0.25)
-    assert times.expect(32) == pytest.approx(0.8)

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moeflow.scheduler.latency_budget import LatencyBudget, PassTimes
-
-
-def test_what_a_pass_takes_is_learnt_by_its_octave():
-    times = PassTimes()
-    times.note(4, 1.0)
-    times.note(6, 2.0)  # a fifth of the way to each new pass: 4.4 tokens, 1.2 s
-    times.note(5, 100.0)  # disturbed: three times the expected counts, 4.52 tokens and 1.68 s
-    assert [times.has_seen(number) for number in (3, 4, 7, 8)] == [False, True, True, False]
-    assert times.expect(2) == times.expect(4) == pytest.approx(1.68)
-    assert times.expect(9.04) == pytest.approx(3.36)
-    times.note(16, 3.0)
-    assert times.expect(10.26) == pytest.approx(2.34)  # half way between 4.52 and 16
-    assert times.expect(32) == pytest.approx(6.0)
-    times.note(64, 1.0)  # more tokens in less time: then fewer take no more, either
-    assert [times.expect(number) for number in (4, 16, 64, 128)] == pytest.approx([1.0, 1.0, 1.0, 2.0])
+from moeflow.scheduler.latency_budget import LatencyBudget
 
 
 def shared_budget(num_alone=0):

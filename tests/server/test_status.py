@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats, RankStats, SpeculatorStats
+from moeflow.engine.messages import EngineStats, RankStats, SpeculatorStats, TrialStats
 from tests.server.fake_client import NAME, REPLY
 
 pytestmark = pytest.mark.anyio
@@ -245,6 +245,7 @@ async def test_guesses_by_speculator_and_depth(http, engine):
         return SpeculatorStats(name=name, drafted_total=drafted, accepted_total=accepted, **values)
 
     suffix = speculator("suffix", [9, 4, 1], [6, 2, 0], drafting_s_total=0.5)
+    trial = TrialStats(name="drafts by suffix", is_on=True, reason="passes take 30% less time with it")
     draft = speculator("draft", [5, 0, 0], [1, 0, 0], drafting_s_total=2.5, is_resting=True)
     engine.snapshot = EngineStats(
         speculated_passes_total=11,
@@ -253,6 +254,7 @@ async def test_guesses_by_speculator_and_depth(http, engine):
         drafting_s_total=3.0,
         trees_total=[4, 5, 2],
         speculators=[suffix, draft],
+        trials=[trial],
     )
     engine.replica_statuses = [
         ReplicaStatus(EngineState.READY, engine.snapshot),
@@ -281,6 +283,7 @@ async def test_guesses_by_speculator_and_depth(http, engine):
     assert f"moeflow_speculator_resting[{NAME}][1][draft]" not in values
     stats = (await http.get("/stats")).json()
     assert stats["speculators"] == [msgspec.to_builtins(suffix), msgspec.to_builtins(draft)]
+    assert stats["trials"] == [msgspec.to_builtins(trial)]
     assert stats["trees_total"] == [4, 5, 2]
 
 

@@ -1,21 +1,16 @@
-"""What drafted tokens cost by the experts they need: fitted to passes, and held against all trees there are."""
+"""The cost of drafted tokens by the experts they need, against all trees there are."""
 
 from __future__ import annotations
 
 import itertools
 import random
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.speculation.draft_tree import DraftedToken, merge
 from moeflow.speculation.expert_needs import Needs, UsualNeeds
-from moeflow.speculation.expert_times import LEAST_PASSES, ExpertTimes
-from moeflow.speculation.governor import LEAST_GAIN, Governor
+from moeflow.speculation.governor import LEAST_GAIN, LEAST_PASSES, Governor
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
 
@@ -33,52 +28,8 @@ def taught(rng: random.Random, base_s=BASE_S, each_s=EACH_S, read_s=READ_S) -> G
     for _ in range(2 * LEAST_PASSES):
         num_experts, num_absent = rng.randrange(5, 60), rng.randrange(5)
         seconds = base_s + each_s * num_experts + read_s * num_absent
-        governor.expert_times.note(num_experts, num_absent, seconds)
+        governor.expert_times.observe(seconds, 1, num_experts, num_absent)
     return governor
-
-
-@given(
-    costs=st.tuples(st.floats(0.001, 1), st.floats(0, 0.01), st.floats(0, 0.1)),
-    seed=st.integers(0, 1000),
-)
-def test_the_time_of_each_part_is_found(costs, seed):
-    rng, times = random.Random(seed), ExpertTimes()
-    for number in range(200):
-        assert (times.seconds(1, 1) is None) == (number < LEAST_PASSES)
-        num_experts, num_absent = rng.randrange(2, 200), rng.randrange(40)
-        times.note(num_experts, num_absent, costs[0] + costs[1] * num_experts + costs[2] * num_absent)
-    for num_experts, num_absent in ((2, 0), (100, 5), (150, 40)):
-        expected = costs[0] + costs[1] * num_experts + costs[2] * num_absent
-        assert times.seconds(num_experts, num_absent) == pytest.approx(expected, rel=0.02)
-
-
-def test_no_part_takes_less_than_nothing_and_disturbed_passes_count_little():
-    rng, times = random.Random(0), ExpertTimes()
-    for _ in range(300):
-        num_experts, num_absent = rng.randrange(50, 60), rng.randrange(3)
-        times.note(num_experts, num_absent, (1.0 - 0.005 * num_experts) * rng.uniform(0.9, 1.1))
-    assert times.added_s(1, 0) >= 0
-    assert times.added_s(0, 1) >= 0
-    usual_s = times.seconds(55, 1)
-    times.note(55, 1, 500.0)
-    assert times.seconds(55, 1) < 1.2 * usual_s
-
-
-def test_a_load_that_changes_is_followed():
-    rng, times = random.Random(0), ExpertTimes()
-    for read_s in (1.0, 0.1):
-        for _ in range(800):
-            num_experts, num_absent = rng.randrange(5, 60), rng.randrange(5)
-            times.note(num_experts, num_absent, 2.0 + 0.1 * num_experts + read_s * num_absent)
-    assert times.added_s(0, 1) == pytest.approx(0.1, rel=0.1)
-
-
-def test_equal_passes_tell_what_they_take_together():
-    times = ExpertTimes()
-    for _ in range(LEAST_PASSES):
-        times.note(60, 0, 0.5)
-    assert times.seconds(60, 0) == pytest.approx(0.5, rel=0.01)
-    assert times.added_s(0, 1) == 0
 
 
 def test_merged_drafts_keep_what_is_known():

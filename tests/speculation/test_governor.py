@@ -154,7 +154,7 @@ def best_rate(right: list[float], row_s: float) -> float:
 def test_it_comes_near_the_best_fixed_depth(right, row_s):
     machine = Machine(right, row_s)
     machine.run(300)  # learns
-    assert machine.run(3000) > 0.95 * best_rate(right, row_s)
+    assert machine.run(3000) > 0.9 * best_rate(right, row_s)
 
 
 @pytest.mark.parametrize("row_s", [0.05, 0.5, 1.0])

@@ -10,31 +10,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
+from moeflow.core.running_fit import RunningFit
 from moeflow.planner.costs.model_costs import ModelCosts
 
 WORTH_IT: Final = 0.97  # of what the pass would take otherwise
+_MEMORY: Final = 64.0  # transfers, or layers
 
 
-@dataclass(slots=True)
-class _Rate:
-    """Seconds a unit, in the latest pass that had any."""
-
-    seconds_per_unit: float | None = None
-    _units: float = 0.0
-    _seconds: float = 0.0
-
-    def add(self, units: float, seconds: float) -> None:
-        self._units += units
-        self._seconds += seconds
-
-    def end_pass(self) -> None:
-        if self._units:
-            self.seconds_per_unit = self._seconds / self._units
-        self._units = self._seconds = 0.0
+def _rate() -> RunningFit:
+    """Return an estimate of seconds a unit: 0 until one is observed."""
+    return RunningFit([0.0], _MEMORY)
 
 
 class HostExpertSplit:
@@ -49,8 +37,8 @@ class HostExpertSplit:
         self._has_experts = list(has_experts)
         self._num_streamed = num_streamed
         self._fixed = fixed
-        self._link, self._attention = _Rate(), _Rate()  # a byte; a position whose keys and values are read
-        self._experts: dict[int, _Rate] = {}  # a token and expert, by the size of the pass: small ones reuse less
+        self._link, self._attention = _rate(), _rate()  # a byte; a position whose keys and values are read
+        self._experts: dict[int, RunningFit] = {}  # a token and expert, by the size of the pass: small ones reuse less
         self._size = 0
 
     @property
@@ -60,8 +48,6 @@ class HostExpertSplit:
 
     def begin_pass(self, num_tokens: int, num_read: float) -> None:
         """Choose for a pass of so many tokens that attend to so many positions, in each layer."""
-        for rate in (self._link, self._attention, *self._experts.values()):
-            rate.end_pass()
         self._size = num_tokens.bit_length()
         if self._fixed is None:
             self._share_out(self._best(num_tokens, num_read))
@@ -70,15 +56,15 @@ class HostExpertSplit:
 
     def uploaded(self, num_bytes: float, seconds: float) -> None:
         """Record a transfer of weights."""
-        self._link.add(num_bytes, seconds)
+        self._link.observe(seconds, num_bytes)
 
     def attended(self, num_read: float, seconds: float) -> None:
         """Record attention on the host, to so many positions."""
-        self._attention.add(num_read, seconds)
+        self._attention.observe(seconds, num_read)
 
     def computed(self, num_hosted: float, num_tokens: float, seconds: float) -> None:
         """Record the computation of so many of a layer's experts on the host, for a micro-batch."""
-        self._experts.setdefault(self._size, _Rate()).add(num_tokens * num_hosted, seconds)
+        self._experts.setdefault(self._size, _rate()).observe(seconds, num_tokens * num_hosted)
 
     @contextmanager
     def attending(self, num_read: int) -> Iterator[None]:
@@ -105,12 +91,12 @@ class HostExpertSplit:
     def _best(self, num_tokens: int, num_read: float) -> int:
         """Return how many experts of all layers: where what the host takes meets what the link takes."""
         most, num_layers = self._num_streamed * sum(self._has_experts), sum(self._has_experts)
-        if not most or not self._link.seconds_per_unit:
+        if not most or not self._link.seconds(1):
             return 0
         expert_s = self._expert_s
         if expert_s is None:
             return num_layers  # one each, to see how fast the host is
-        attention_s = (self._attention.seconds_per_unit or 0.0) * num_read * len(self.borders)
+        attention_s = self._attention.seconds(num_read * len(self.borders))
 
         def host_s(num_hosted: int) -> float:
             return attention_s + expert_s * num_tokens * num_hosted
@@ -129,10 +115,10 @@ class HostExpertSplit:
         with_sums = 1 - (1 - num_hosted / num_layers / shape.num_experts) ** shape.top_k  # of tokens
         small = num_tokens * (attended + 4 * shape.hidden_size * with_sums * num_layers)
         weights = (self._num_streamed * num_layers - num_hosted) * costs.expert_bytes
-        return (weights + small) * (self._link.seconds_per_unit or 0.0)
+        return self._link.seconds(weights + small)
 
     @property
     def _expert_s(self) -> float | None:
         """Return what a token and expert takes in passes of about this size."""
-        known = {size: rate.seconds_per_unit for size, rate in self._experts.items() if rate.seconds_per_unit}
+        known = {size: unit_s for size, rate in self._experts.items() if (unit_s := rate.seconds(1))}
         return known[min(known, key=lambda size: abs(size - self._size))] if known else None

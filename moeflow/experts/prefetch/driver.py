@@ -6,19 +6,16 @@ so no other source ranks experts for it as a whole.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import Any, Generic
 
 from moeflow.core.request import Request
+from moeflow.core.trial import Trial
 from moeflow.experts.cache.expert_cache import ExpertCache
-from moeflow.experts.predict.governor import Governor
 from moeflow.experts.prefetch.source import PassT, Source
 from moeflow.kernels.cpu.decoder import NOTHING, Expected
-
-logger = logging.getLogger(__name__)
 
 
 class PrefetchDriver(Generic[PassT]):
@@ -32,15 +29,14 @@ class PrefetchDriver(Generic[PassT]):
     ) -> None:
         """Without sources nothing is prefetched, for drafts neither."""
         self.sources = sources
-        self.draft_trial = Governor("what drafts need", is_trusted=True)
+        self.draft_trial = Trial("prefetching by drafts", starts_on=True)
         self.has_drafts = False  # whether draft models ran for the pass under way, or the next one
         self._cache, self._clock = cache, clock
-        self._notes: dict[Governor, str] = {}  # the last message of each trial
-        self._began_s = 0.0
-        self._judged: Sequence[Governor] = ()  # the trials that the pass under way counts for
+        self._began_s = self._stall_s = 0.0  # of the pass: its begin, and the waits for experts before it
+        self._judged: Sequence[Trial] = ()  # the trials that the pass under way counts for
 
     @property
-    def trials(self) -> list[Governor]:
+    def trials(self) -> list[Trial]:
         """The trials of all sources, and of drafts."""
         return [*(source.trial for source in self.sources), self.draft_trial] if self.sources else []
 
@@ -54,11 +50,6 @@ class PrefetchDriver(Generic[PassT]):
         """Whether the pass under way follows a source, or drafts."""
         return any(trial.is_on for trial in self._judged)
 
-    @property
-    def note(self) -> str:
-        """The last messages of all trials."""
-        return "; ".join(self._notes[trial] for trial in self.trials if trial in self._notes)
-
     def expect(self, request: Request) -> None:
         """Receive a request of a later pass."""
         for source in self._followed:
@@ -67,7 +58,8 @@ class PrefetchDriver(Generic[PassT]):
     def begin_drafting(self) -> None:
         """Count the time from now on as time of the next pass."""
         if not self.has_drafts:
-            self.has_drafts, self._began_s = True, self._clock()
+            self.has_drafts = True
+            self._begin()
 
     def expect_drafted(self, experts: Collection[int]) -> None:
         """Prefetch for drafted tokens. `experts` are numbered over all layers."""
@@ -79,7 +71,7 @@ class PrefetchDriver(Generic[PassT]):
         if self.has_drafts:
             self._judged = [self.draft_trial]
             return
-        self._began_s = self._clock()
+        self._begin()
         sources = [source for source in self.sources if source.begin_pass(batch)]
         self._judged = [source.trial for source in sources]
         for source in sources:
@@ -106,18 +98,17 @@ class PrefetchDriver(Generic[PassT]):
         return next((expected for expected in found if expected is not NOTHING), NOTHING)
 
     def end_pass(self, num_tokens: int) -> None:
-        """Report the time of a pass to the trials that it counts for; log new verdicts.
+        """Report the time of a pass to the trials that it counts for.
 
         While all experts are resident there is nothing to prefetch, so passes tell nothing.
         """
-        seconds, judged = self._clock() - self._began_s, self._judged
+        seconds, waited_s = self._clock() - self._began_s, self._cache.stall_s - self._stall_s
+        judged = self._judged
         self.drop_pass()
         if not self._cache.has_absent:
             return
         for trial in judged:
-            if message := trial.end_pass(num_tokens, seconds):
-                self._notes[trial] = message
-                logger.info("%s", message)
+            trial.end_pass(num_tokens, seconds, 0.0 if trial is self.draft_trial else waited_s)
 
     def drop_pass(self) -> None:
         """Forget a pass, for example a failed one."""
@@ -128,6 +119,9 @@ class PrefetchDriver(Generic[PassT]):
         with ExitStack() as closing:
             for source in self.sources:
                 closing.callback(source.close)
+
+    def _begin(self) -> None:
+        self._began_s, self._stall_s = self._clock(), self._cache.stall_s
 
     @property
     def _followed(self) -> list[Source[PassT]]:

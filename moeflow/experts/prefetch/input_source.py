@@ -8,7 +8,7 @@ import torch
 
 from moeflow.core.batch import Batch
 from moeflow.core.request import Request
-from moeflow.experts.predict.governor import Governor
+from moeflow.core.trial import Trial
 from moeflow.experts.prefetch.expert_tables import ExpertTable, ExpertTables
 from moeflow.experts.prefetch.followed_texts import ranked_by_layer
 from moeflow.experts.prefetch.source import Source, numbered
@@ -17,7 +17,7 @@ from moeflow.experts.prefetch.source import Source, numbered
 class InputSource(Source[Batch]):
     """Ranks experts for the passes that encode inputs: first those of the pass, then those of waiting inputs."""
 
-    def __init__(self, trial: Governor, num_experts: int, tables: ExpertTables) -> None:
+    def __init__(self, trial: Trial, num_experts: int, tables: ExpertTables) -> None:
         """Take the tables, which `close` closes."""
         super().__init__(trial, num_experts)
         self._tables = tables

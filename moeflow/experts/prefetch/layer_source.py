@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from moeflow.experts.predict.governor import Governor
+from moeflow.core.trial import Trial
 from moeflow.experts.predict.predictor import MAX_TOKENS, Predictor
 from moeflow.experts.prefetch.network_source import Network
 from moeflow.experts.prefetch.source import PassT, Source, numbered
@@ -18,7 +18,7 @@ class LayerSource(Source[PassT]):
 
     def __init__(
         self,
-        trial: Governor,
+        trial: Trial,
         num_experts: int,
         predictor: Predictor,
         network: Network[PassT] | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from moeflow.experts.predict.governor import Governor
+from moeflow.core.trial import Trial
 from moeflow.experts.prefetch.source import PassT, Source, numbered
 
 # From a pass of few tokens to the experts of each layer, likeliest first. None: the network has nothing to predict.
@@ -19,7 +19,7 @@ Network: TypeAlias = Callable[[PassT], Sequence[Sequence[int]] | None]
 class NetworkSource(Source[PassT]):
     """Ranks experts for passes of few tokens."""
 
-    def __init__(self, trial: Governor, num_experts: int, network: Network[PassT], *, first_layer: int = 0) -> None:
+    def __init__(self, trial: Trial, num_experts: int, network: Network[PassT], *, first_layer: int = 0) -> None:
         """The network's layers begin at `first_layer` of those with experts."""
         super().__init__(trial, num_experts)
         self._network, self._first_layer = network, first_layer

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from moeflow.core.request import Request
-from moeflow.experts.predict.governor import Governor
+from moeflow.core.trial import Trial
 from moeflow.experts.predict.predictor import MAX_TOKENS
 from moeflow.kernels.cpu.decoder import NOTHING, Expected
 
@@ -25,7 +25,7 @@ PassT = TypeVar("PassT", bound=Pass)
 class Source(Generic[PassT]):
     """Ranks experts before a pass begins, or layer by layer. `PrefetchDriver` prefetches them in this order."""
 
-    def __init__(self, trial: Governor, num_experts: int, *, max_tokens: float = MAX_TOKENS) -> None:
+    def __init__(self, trial: Trial, num_experts: int, *, max_tokens: float = MAX_TOKENS) -> None:
         """`trial` decides from measured times of passes whether the driver follows this source.
 
         `num_experts` is the number in a layer; `max_tokens` limits the passes that the source ranks experts for.

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from moeflow.experts.remote.running_cost import RunningCost
+from moeflow.core.running_fit import RunningFit
 
 _MEMORY_BYTES_PER_S: Final = 10e9  # assumed before the first measurement, as the two below
 _FLOPS: Final = 20e9
 _DISK_BYTES_PER_S: Final = 1e9
 _RETRY: Final = 128  # refused decisions before a trial with one expert, since measurements become outdated
 _KEEP: Final = 0.9
+_MEMORY: Final = 32.0  # observations
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,13 @@ class ExpertSize:
     hidden: int
     width: int
 
-    def computing(self) -> RunningCost:
+    def computing(self) -> RunningFit:
         """Return the assumed cost of computation, by experts and pairs."""
-        return RunningCost(self.num_bytes / _MEMORY_BYTES_PER_S, 6 * self.hidden * self.width / _FLOPS)
+        return RunningFit([self.num_bytes / _MEMORY_BYTES_PER_S, 6 * self.hidden * self.width / _FLOPS], _MEMORY)
 
-    def from_disk(self) -> RunningCost:
+    def from_disk(self) -> RunningFit:
         """Return the assumed cost of experts from disk, by experts and pairs."""
-        return RunningCost(self.num_bytes / _DISK_BYTES_PER_S, 6 * self.hidden * self.width / _FLOPS)
+        return RunningFit([self.num_bytes / _DISK_BYTES_PER_S, 6 * self.hidden * self.width / _FLOPS], _MEMORY)
 
 
 class LenderCost:
@@ -41,7 +42,7 @@ class LenderCost:
 
     def __init__(self, size: ExpertSize, round_trip_s: float, bytes_per_s: float) -> None:
         self._size = size
-        self.link = RunningCost(round_trip_s, 1 / bytes_per_s)  # messages, bytes both ways
+        self.link = RunningFit([round_trip_s, 1 / bytes_per_s], _MEMORY)  # messages, bytes both ways
         self.computing = size.computing()
         self._waited_s = 0.0  # waits for other heads' work
 
@@ -54,8 +55,8 @@ class LenderCost:
         self, num_experts: int, num_pairs: int, num_bytes: int, *, elapsed_s: float, waited_s: float, computed_s: float
     ) -> None:
         """Receive the measured times of one message of work."""
-        self.computing.observe(num_experts, num_pairs, computed_s)
-        self.link.observe(1, num_bytes, elapsed_s - waited_s - computed_s)
+        self.computing.observe(computed_s, num_experts, num_pairs)
+        self.link.observe(elapsed_s - waited_s - computed_s, 1, num_bytes)
         self._waited_s = _KEEP * self._waited_s + (1 - _KEEP) * waited_s
 
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moeflow.core.errors import GroupError
+from moeflow.core.trial import Trial
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.remote.borrowing import REACTION_S
 from moeflow.experts.remote.lender_costs import Candidate, ExpertSize, Split
-from moeflow.experts.remote.pass_trial import PassTrial
 from moeflow.experts.remote.remote_lender import Address, RemoteLender
 from moeflow.experts.remote.worth import Move, hot_enough, next_move
 from moeflow.parallel.remote.expert_work import Selection, Status, max_rows, result_bytes, work_bytes
@@ -29,8 +29,9 @@ from moeflow.parallel.remote.work_client import PendingWork
 
 _MAX_ROWS: Final = 512  # of a message: the lender computes one while the next arrives
 _MAX_MESSAGES: Final = 12  # of a layer to one lender
-_FEW_TOKENS: Final = 32  # of a pass; larger passes use nearly all experts, so hot ones do not stand out
-_PATIENCE: Final = 4.0  # times the expected seconds that a lender may take, besides REACTION_S
+_FEW_TOKENS: Final = 32  # of a pass, up to which it tells what is hot; more use nearly all experts
+_TRIAL_SHARE: Final = 0.05  # of the time of passes: `Split` already expects a gain, so tries come sooner
+_PATIENCE: Final = 4.0  # how much longer than expected a lender may take, beside REACTION_S
 
 ReadExpert = Callable[[int, memoryview], None]
 
@@ -63,21 +64,33 @@ class RemoteExperts:
         self.cache = cache
         self.num_experts, self.num_layers = borrowing.num_experts, borrowing.num_layers
         self._read = read
-        cache.use_counts()  # counts uses from now on
-        self.placed = np.zeros(borrowing.num_layers * borrowing.num_experts, bool)  # the experts that lenders have
-        self._trial = PassTrial()
-        self._is_used: bool | None = None  # whether this pass uses lenders; None: undecided
-        self._is_hot: NDArray[np.bool_] | None = None  # experts that deserve a slot here; None: not yet computed
+        cache.use_counts()  # from now on
+        self.placed = np.zeros(borrowing.num_layers * borrowing.num_experts, bool)  # what lenders have
+        self._trials: dict[int, Trial] = {}  # by octaves of tokens
+        self._judged: tuple[Trial, int] | None = None  # of this pass, with its tokens
+        self._is_used: bool | None = None  # whether this pass uses lenders; None: not asked yet
+        self._has_new_speed = False  # a lender, since the pass began
+        self._is_hot: NDArray[np.bool_] | None = None  # which experts deserve a slot here; None: not asked in this pass
         self.lenders: list[RemoteLender] = []
         self.lenders += [RemoteLender(address, token, borrowing, size, self) for address in addresses]
 
     def begin_pass(self) -> None:
-        """Begin a pass."""
-        self._is_hot = self._is_used = None
+        """Begin a pass: what is hot is looked at anew."""
+        self._is_hot = self._is_used = self._judged = None
+        if self._has_new_speed:
+            self._has_new_speed = False
+            self._trials.clear()
 
     def end_pass(self, seconds: float) -> None:
-        """Receive the time of a pass."""
-        self._trial.end(seconds)
+        """Receive how long a pass took."""
+        if self._judged is not None:
+            trial, num_tokens = self._judged
+            trial.end_pass(1, seconds / num_tokens)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Whether passes are faster with lenders, by their size."""
+        return [self._trials[octave] for octave in sorted(self._trials)]
 
     def send(
         self, layer: int, experts: Sequence[int], hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor
@@ -117,9 +130,18 @@ class RemoteExperts:
     def _uses_lenders(self, num_tokens: int) -> bool:
         """Return whether the pass uses lenders; if not, prefetching ignores them."""
         if self._is_used is None and self.placed.any():
-            self._is_used = self._trial.begin(num_tokens)
+            trial = self._trial_of(num_tokens)
+            self._judged, self._is_used = (trial, num_tokens), trial.is_on
             self._tell_cache()
         return bool(self._is_used and self.placed.any())
+
+    def _trial_of(self, num_tokens: int) -> Trial:
+        octave = num_tokens.bit_length()
+        if octave not in self._trials:
+            first = 1 << octave - 1
+            name = f"remote experts, passes of {first} to {2 * first - 1} tokens"
+            self._trials[octave] = Trial(name, share=_TRIAL_SHARE)
+        return self._trials[octave]
 
     def _tell_cache(self) -> None:
         """Keep the cache from prefetching experts that lenders compute."""
@@ -173,7 +195,7 @@ class RemoteExperts:
 
     def has_new_speed(self) -> None:
         """See `Placing`."""
-        self._trial.forget()
+        self._has_new_speed = True
 
 
 class SentWork:
@@ -210,9 +232,9 @@ class SentWork:
         read = [self._counts[expert] for expert in experts if not self._is_there[expert]]
         if read:
             resident_s = split.resident.seconds(len(pairs_here), sum(pairs_here))
-            split.disk.observe(len(read), sum(read), max(seconds - resident_s, seconds / 2))
+            split.disk.observe(max(seconds - resident_s, seconds / 2), len(read), sum(read))
         elif pairs_here:
-            split.resident.observe(len(pairs_here), sum(pairs_here), seconds)
+            split.resident.observe(seconds, len(pairs_here), sum(pairs_here))
 
     def collect(self, pairs: Tensor) -> list[int]:
         """Write results to the rows of their pairs; return the experts without results.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from moeflow.core.errors import ConfigError
-from moeflow.experts.predict.governor import Governor
+from moeflow.core.trial import Trial
 from moeflow.experts.predict.predictor import MAX_TOKENS, Predictor, RoutedModel
 from moeflow.experts.predict.registry import BY_ROUTERS, COMBINED, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.prefetch.layer_source import LayerSource
@@ -37,7 +37,7 @@ def replayed_sources(name: str, passes: Sequence[ReplayedPass], header: TraceHea
     if name == WHOLE_PASS:
         if not has_network:
             raise ConfigError(f"{WHOLE_PASS} is a network that predicts from the text: name its model (--model)")
-        return [NetworkSource(Governor(name), header.num_experts, _named)]
+        return [NetworkSource(Trial(name), header.num_experts, _named)]
     has_routers = any(one.ahead is not None for one in passes)
     if name in BY_ROUTERS and not has_routers:
         raise ConfigError(
@@ -46,7 +46,7 @@ def replayed_sources(name: str, passes: Sequence[ReplayedPass], header: TraceHea
     has_network &= name == COMBINED
     routers = [_RecordedRouter(layer) for layer in range(header.num_layers)] if has_routers else []
     predictor = PREDICTORS[name](RoutedModel(header.num_layers, header.num_experts, routers, has_network=has_network))
-    return [LayerSource(Governor(name), header.num_experts, predictor, _named if has_network else None)]
+    return [LayerSource(Trial(name), header.num_experts, predictor, _named if has_network else None)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,13 @@ class _PerfectPredictor(Predictor):
         return self._needed[self._position] if self._position < len(self._needed) else []
 
 
-class _AlwaysOn(Governor):
+class _AlwaysOn(Trial):
     """A trial that a bound always passes."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, is_trusted=True)
+        super().__init__(name, starts_on=True)
 
-    def end_pass(self, num_tokens: int, seconds: float) -> None:
+    def end_pass(self, size: int, seconds: float, waited_s: float = 0.0) -> None:
         """Ignore the time."""
 
 

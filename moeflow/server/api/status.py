@@ -12,7 +12,15 @@ from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, create_model
 
 from moeflow.engine.client import EngineState
-from moeflow.engine.messages import EncoderInfo, EngineStats, LenderStats, ModelInfo, RankStats, SpeculatorStats
+from moeflow.engine.messages import (
+    EncoderInfo,
+    EngineStats,
+    LenderStats,
+    ModelInfo,
+    RankStats,
+    SpeculatorStats,
+    TrialStats,
+)
 from moeflow.server.build import version
 from moeflow.server.served_model import ModelStatus
 from moeflow.server.service import Service, Status, get_service
@@ -48,10 +56,12 @@ ModelFacts: Any = create_model(
 RankFacts: Any = create_model("RankFacts", **_fields(RankStats))
 LenderFacts: Any = create_model("LenderFacts", **_fields(LenderStats))
 SpeculatorFacts: Any = create_model("SpeculatorFacts", **_fields(SpeculatorStats))
+TrialFacts: Any = create_model("TrialFacts", **_fields(TrialStats))
 _LISTS: Any = {
     "ranks": (list[RankFacts], ...),  # of the processes that share a model; empty if there is one
     "lenders": (list[LenderFacts], ...),  # of memory for experts
     "speculators": (list[SpeculatorFacts], ...),  # that guess tokens
+    "trials": (list[TrialFacts], ...),  # of helpers that may make passes faster
 }
 ReplicaFacts: Any = create_model(
     "ReplicaFacts",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState
-from moeflow.engine.messages import EngineStats, RankStats, SpeculatorStats, TokenOutput
+from moeflow.engine.messages import EngineStats, RankStats, SpeculatorStats, TokenOutput, TrialStats
 from moeflow.engine.process import slowness
 from moeflow.engine.process.continuation import Continuation
 from moeflow.engine.process.deaths import Death
@@ -522,12 +522,13 @@ def test_together_they_hold_as_much_as_all_of_them():
 def test_statistics_of_several_engines():
     one = EngineStats(num_running=1, kv_blocks_total=10, passes_total=7, tokens_per_second=1.5, is_prefetching=True)
     ranks = [RankStats(waited_s_total=each) for each in (1.0, 2.0)]
+    trials = [TrialStats(name="prefetching", reason="slow")]
     other = EngineStats(
-        num_running=2, kv_blocks_total=10, passes_total=3, prefetching_note="slow", ranks=ranks, rank_imbalance=1.25
+        num_running=2, kv_blocks_total=10, passes_total=3, trials=trials, ranks=ranks, rank_imbalance=1.25
     )
     both = summed([one, other])
     assert (both.num_running, both.kv_blocks_total, both.passes_total, both.tokens_per_second) == (3, 20, 10, 1.5)
-    assert (both.is_prefetching, both.is_engine_stalled, both.prefetching_note) == (True, False, "slow")
+    assert (both.is_prefetching, both.is_engine_stalled, both.trials) == (True, False, trials)
     assert (both.ranks, both.rank_imbalance) == (ranks, 1.25)
     assert summed([other, other]).ranks == ranks * 2
     assert summed([one]) == one

@@ -9,39 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeflow.core.running_fit import RunningFit
 from moeflow.experts.remote.lender_costs import Candidate, ExpertSize, LenderCost, Split
-from moeflow.experts.remote.pass_trial import PassTrial
-from moeflow.experts.remote.running_cost import RunningCost
 from moeflow.experts.remote.worth import Move, hot_enough, next_move
 
 SIZE = ExpertSize(num_bytes=1 << 20, hidden=64, width=128)
 
 
-@given(first=st.floats(1e-5, 1e-1), second=st.floats(1e-5, 1e-1), seed=st.integers(0, 2**16))
-def test_a_running_cost_tells_what_decoding_takes_from_what_prompts_take(first, second, seed):
-    """Passes of few rows an expert, and of many, in turns: what either takes is known as long as both come."""
-    cost, chance = RunningCost(1e-3, 1e-3), np.random.default_rng(seed)
-    for number in range(600):
-        x = int(chance.integers(1, 9))
-        y = x * int(chance.integers(1, 3) if number % 2 else chance.integers(50, 200))
-        cost.observe(x, y, x * first + y * second)
-    for x, y in ((8, 8), (3, 5), (8, 1000), (2, 300)):
-        assert 0.6 < cost.seconds(x, y) / (x * first + y * second) < 1.6
-
-
-def test_a_running_cost_follows_what_changes():
-    cost = RunningCost(1e-3, 0)
-    for seconds in (1e-3, 5e-2):
-        for _ in range(200):
-            cost.observe(1, 1, seconds)
-        assert cost.seconds(1, 1) == pytest.approx(seconds, rel=0.05)
-
-
 def split_of(disk_s: float, round_trip_s: float, bytes_per_s: float) -> tuple[Split, LenderCost]:
     split = Split(SIZE)
-    split.disk, split.resident = RunningCost(disk_s, 0), RunningCost(1e-4, 0)
+    split.disk, split.resident = RunningFit([disk_s, 0.0], 32), RunningFit([1e-4, 0.0], 32)
     cost = LenderCost(SIZE, round_trip_s, bytes_per_s)
-    cost.computing = RunningCost(1e-4, 1e-6)
+    cost.computing = RunningFit([1e-4, 1e-6], 32)
     return split, cost
 
 
@@ -137,33 +116,3 @@ def test_moves_end():
             if move.drop is not None:
                 held[move.drop] = False
         assert move is None
-
-
-def used(trial: PassTrial, num_tokens: int, with_s: float, without_s: float, number: int) -> list[bool]:
-    """Return which of so many passes of a size use lenders."""
-    found = []
-    for _ in range(number):
-        found.append(trial.begin(num_tokens))
-        trial.end(with_s if found[-1] else without_s)
-    return found
-
-
-@pytest.mark.parametrize("is_faster", [True, False])
-def test_passes_use_lenders_where_they_are_faster_for_it_and_try_the_other_way_now_and_then(is_faster):
-    trial = PassTrial()
-    with_s, without_s = (1.0, 2.0) if is_faster else (2.0, 1.0)
-    found = used(trial, 500, with_s, without_s, 128)
-    assert found[:2] == [True, False]
-    assert found[2:].count(not is_faster) == 4
-    other = used(trial, 1, without_s, with_s, 31)  # of another size it is otherwise
-    assert other[2:] == [not is_faster] * 29
-
-
-def test_a_trial_follows_what_changes_and_begins_anew_with_a_lender():
-    trial = PassTrial()
-    assert not used(trial, 4, 2.0, 1.0, 31)[-1]
-    used(trial, 4, 0.1, 1.0, 200)
-    assert used(trial, 4, 0.1, 1.0, 3) == [True] * 3
-    assert not used(trial, 4, 9.0, 1.0, 20)[-1]
-    trial.forget()
-    assert trial.begin(4)
