@@ -39,7 +39,7 @@ def test_a_plan_survives_json_and_names_what_runs_it(changes, pipeline):
         (('"num_threads": 3', '"num_threads": "3"'), "Expected `int`, got `str` - at `\\$.config.num_threads`"),
         (('"batch_size"', '"batch_sice"'), "missing required field `batch_size` - at `\\$.forecast.policy`"),
         (('"prefix_caching"', '"prefix_cashing"'), "a field config.scheduler.prefix_cashing that this moeflow"),
-        (('"format_version": 2', '"format_version": 1'), "is of version 1, this moeflow reads 2"),
+        (('"format_version": 3', '"format_version": 1'), "is of version 1, this moeflow reads 3"),
         (('"machine": "this machine"', '"machine": 3'), "Expected `str`, got `int` - at `\\$.machine`"),
     ],
 )
