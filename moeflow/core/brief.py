@@ -16,9 +16,9 @@ def brief(value: Any) -> str:
     return cut(_REPR.repr(value))
 
 
-def cut(text: str) -> str:
+def cut(text: str, *, longest: int = _LONGEST) -> str:
     """Return a text, of a long one both ends."""
-    if len(text) <= _LONGEST:
+    if len(text) <= longest:
         return text
-    half = _LONGEST // 2
+    half = longest // 2
     return f"{text[:half]}...{text[-half:]}"

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import bisect
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS
 from moeflow.kernels.weight_format import FORMATS
 
 DISK: Final = "disk"
@@ -31,43 +35,60 @@ DEFAULT_STOP_S: Final = 1e-3
 DEFAULT_LOAD_S: Final = 1e-4
 DEFAULT_OVERLAP: Final = 0.6
 DEFAULT_RANK_LAYER_S: Final = 5e-4  # of a layer that ranks share, beside kernels and bytes, likewise
+_LARGEST: Final = sys.float_info.max
 FAR_APART: Final = 0.5  # an uncertainty from which on figures are rather to be measured again
+
+
+def _one_of(*names: str) -> Meta:
+    return Meta(pattern=rf"^({'|'.join(names)})\Z")
+
+
+# A machine file is checked against these types.
+Name = Annotated[str, Meta(min_length=1)]
+LevelName = Annotated[str, _one_of(*LEVEL_NAMES)]
+LinkEnd = Annotated[str, _one_of(*LEVEL_NAMES, RANK, REMOTE_RANK)]
+Dtype = Annotated[str, _one_of(*DTYPES)]
+Positive = Annotated[float, Meta(gt=0, le=_LARGEST)]
+NotNegative = Annotated[float, Meta(ge=0, le=_LARGEST)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+NumBytes = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelEfficiency:
     """What share of its roof (equation 8) a kernel reaches at a shape."""
 
-    kernel: str  # one of KERNELS
-    dtype: str  # of the weights; for attention of keys and values
-    rows: float  # that meet each weight: tokens, for experts those of one; for attention, queries that share K and V
-    share: float  # measured speed over that of the roof
-    values: int = 0  # of one matrix, or of an expert's matrices combined; 0: any
+    kernel: Annotated[str, _one_of(*KERNELS)]
+    dtype: Dtype  # of the weights; for attention of keys and values
+    rows: Positive  # that meet each weight: tokens, for experts those of one; for attention, queries that share K and V
+    share: Positive  # measured speed over that of the roof
+    values: Annotated[int, Meta(ge=0)] = 0  # of one matrix, or of an expert's matrices combined; 0: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayer:
     """What a layer that ranks share takes beside kernels and the bytes of exchanges, in one pair of layouts."""
 
-    expert_layout: str  # see core/parallel_config.py
-    attention_layout: str
-    seconds: float
+    expert_layout: Annotated[str, _one_of(*EXPERT_LAYOUTS)]
+    attention_layout: Annotated[str, _one_of(*ATTENTION_LAYOUTS)]
+    seconds: NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processor:
     """What computes at a level, and what the engine's own work takes there."""
 
-    name: str
-    peak_flops_per_s: tuple[tuple[str, float], ...]  # (dtype, FLOP/s of a large matrix product)
+    name: Name
+    # (dtype, FLOP/s of a large matrix product)
+    peak_flops_per_s: Annotated[tuple[tuple[Dtype, Positive], ...], Meta(min_length=1)]
     efficiencies: tuple[KernelEfficiency, ...] = ()
-    default_efficiency: float = 1.0  # of kernels that are not in `efficiencies`
-    launch_s: float = 0.0  # from one kernel to the next
-    pass_s: float = 0.0  # of a pass outside of kernels: queue, tensors, delivery of tokens
-    token_s: float = 0.0  # the same for each token that is sampled
-    stop_s: float = DEFAULT_STOP_S  # of a layer that lacks experts on disk, beside reading and computing
-    load_s: float = DEFAULT_LOAD_S  # of each expert that is read, its read left out
-    read_overlap: float = DEFAULT_OVERLAP  # of reading with computing: 1: each as fast as alone; 0: alternately
+    default_efficiency: Positive = 1.0  # of kernels that are not in `efficiencies`
+    launch_s: NotNegative = 0.0  # from one kernel to the next
+    pass_s: NotNegative = 0.0  # of a pass outside of kernels: queue, tensors, delivery of tokens
+    token_s: NotNegative = 0.0  # the same for each token that is sampled
+    stop_s: NotNegative = DEFAULT_STOP_S  # of a layer that lacks experts on disk, beside reading and computing
+    load_s: NotNegative = DEFAULT_LOAD_S  # of each expert that is read, its read left out
+    read_overlap: Share = DEFAULT_OVERLAP  # of reading with computing: 1: each as fast as alone; 0: alternately
     rank_layers: tuple[RankLayer, ...] = ()  # of ranks on this machine; of others: a usual value
 
     def peak(self, dtype: str) -> float:
@@ -114,9 +135,9 @@ class Processor:
 class MemoryLevel:
     """One kind of memory; with several devices, that of one."""
 
-    name: str  # one of LEVEL_NAMES
-    capacity_bytes: int
-    read_bytes_per_s: float  # by the processor here; of a disk, into RAM
+    name: LevelName
+    capacity_bytes: NumBytes
+    read_bytes_per_s: Positive  # by the processor here; of a disk, into RAM
     processor: Processor | None = None  # None: nothing computes here
 
 
@@ -124,18 +145,18 @@ class MemoryLevel:
 class LinkRate:
     """How fast transfers of one size are."""
 
-    transfer_bytes: int
-    bytes_per_s: float
-    depth: int = 1  # transfers under way at once
+    transfer_bytes: NumBytes
+    bytes_per_s: Positive
+    depth: Annotated[int, Meta(ge=1)] = 1  # transfers under way at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """A way from one level to another. Opposite directions are two links that do not disturb each other."""
 
-    source: str
-    target: str
-    rates: tuple[LinkRate, ...]
+    source: LinkEnd
+    target: LinkEnd
+    rates: Annotated[tuple[LinkRate, ...], Meta(min_length=1)]
     is_shared: bool = True  # by all devices; otherwise each has one of its own
 
     @property
@@ -167,15 +188,15 @@ class Link:
 class Machine:
     """One machine. Devices are alike."""
 
-    name: str
+    name: Name
     levels: tuple[MemoryLevel, ...]  # far to near
-    links: tuple[Link, ...]
-    num_devices: int = 0
-    uncertainty: float = 0.25  # of its figures, relative: what predictions are to be taken with
+    links: tuple[Link, ...] = ()
+    num_devices: Annotated[int, Meta(ge=0)] = 0
+    uncertainty: NotNegative = 0.25  # of its figures, relative: what predictions are to be taken with
     identity: str = ""  # of the machine that was measured; empty: from data sheets
     sources: tuple[tuple[str, str], ...] = ()  # (field, where its figure is from)
     measured_at: str = ""  # when, as ISO date and time; empty: from data sheets
-    other_work: float = 0.0  # share of the processor that others had meanwhile
+    other_work: NotNegative = 0.0  # share of the processor that others had meanwhile
     is_quick: bool = False  # measured in one second, and only for the model of that start
 
     def has(self, name: str) -> bool:

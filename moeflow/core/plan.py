@@ -12,9 +12,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from moeflow.core.arrival_rate import check_rate
-from moeflow.core.brief import brief, cut
+from moeflow.core.brief import brief
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
+from moeflow.core.typed_json import convert
 from moeflow.core.untrusted import UnreadableError, parse_json
 
 GOALS: Final = ("throughput", "latency", "memory")
@@ -159,24 +160,6 @@ def plan_from_json(text: str | bytes, name: str) -> Plan:
             raise ConfigError(
                 f"plan {name} is of version {brief(version)}, this moeflow reads {FORMAT_VERSION}. {remedy}"
             )
-        plan = msgspec.convert(raw, Plan)
-    except (UnreadableError, msgspec.ValidationError) as error:  # the second: a field of the wrong kind
-        raise ConfigError(f"plan {name} cannot be read: {cut(str(error))}. {remedy}") from None
-    unknown = _unknown(raw, msgspec.to_builtins(plan))
-    if unknown:
-        raise ConfigError(f"plan {name} has a field {unknown} that this moeflow does not know. {remedy}")
-    return plan
-
-
-def _unknown(raw: Any, known: Any, place: str = "") -> str:
-    """Return the place of a field that is in `raw` only; empty: there is none."""
-    if isinstance(raw, list) and isinstance(known, list):
-        pairs = [(f"{place}[{number}]", *pair) for number, pair in enumerate(zip(raw, known, strict=False))]
-    elif isinstance(raw, dict) and isinstance(known, dict):
-        missing = next((f"{place}.{key}" for key in raw if key not in known), "")
-        if missing:
-            return missing.lstrip(".")
-        pairs = [(f"{place}.{key}", raw[key], known[key]) for key in raw]
-    else:
-        return ""
-    return next((found for at, one, other in pairs if (found := _unknown(one, other, at))), "")
+        return convert(raw, Plan)
+    except UnreadableError as error:
+        raise ConfigError(f"plan {name} cannot be read: {error}. {remedy}") from None

@@ -38,7 +38,10 @@ def test_a_plan_survives_json_and_names_what_runs_it(changes, pipeline):
         (('"goal": "throughput"', '"goal": "fun"'), "Invalid enum value 'fun' - at `\\$.goal`"),
         (('"num_threads": 3', '"num_threads": "3"'), "Expected `int`, got `str` - at `\\$.config.num_threads`"),
         (('"batch_size"', '"batch_sice"'), "missing required field `batch_size` - at `\\$.forecast.policy`"),
-        (('"prefix_caching"', '"prefix_cashing"'), "a field config.scheduler.prefix_cashing that this moeflow"),
+        (
+            ('"prefix_caching"', '"prefix_cashing"'),
+            r"`\$.config.scheduler.prefix_cashing` \(did you mean 'prefix_caching'",
+        ),
         (('"format_version": 3', '"format_version": 1'), "is of version 1, this moeflow reads 3"),
         (('"machine": "this machine"', '"machine": 3'), "Expected `str`, got `int` - at `\\$.machine`"),
     ],
