@@ -17,7 +17,6 @@ from moeflow.checkpoint.pooling_files import read_pooling
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import EncoderConfig, ModelConfig
-from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set_up
 from moeflow.engine.messages import EncoderInfo, ModelInfo
@@ -25,6 +24,9 @@ from moeflow.engine.model_runner import ModelRunner, OtherProcesses
 from moeflow.kernels.arrays import dtype_on
 from moeflow.kernels.on_demand import on_demand
 from moeflow.models.importance import known_importance
+from moeflow.models.layers.allocation.expert_homes import ExpertHome, InCache, InMemory, SharedByReplicas, home_on_ranks
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.tensors import SlabAllocator, TensorAllocator
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
@@ -173,25 +175,39 @@ def make_allocator(
 
     `replica` shares the experts with others.
     """
-    parallel = config.parallel or ParallelConfig(num_ranks=1)
     device = None if memory.is_numpy else device_of_layers(config)
-    return WeightAllocator(
-        dtype_on(config.dtype, device),
+    dtype = dtype_on(config.dtype, device)
+    on_route = None if recorder is None else recorder.on_route
+    capacity = config.expert_capacity
+    if not config.cpu_isa:
+        routers = dtype_on(config.router_format, device)
+        if config.offload is None:
+            return TensorAllocator(dtype, device, routers, on_route=on_route, expert_capacity=capacity)
+        return SlabAllocator(dtype, device, routers, memory, on_route=on_route, expert_capacity=capacity)
+    cuts = config.parallel is not None and config.parallel.attention_layout == "tensor"
+    return PackedAllocator(
+        dtype,
         device,
-        formats_of(config) if config.cpu_isa else None,
+        formats_of(config),
         memory,
-        router_dtype=None if config.cpu_isa else dtype_on(config.router_format, device),
-        has_slabs=config.offload is not None and not config.cpu_isa,
-        pool=None if experts is None else experts.pool,
-        group=None if ranks is None else ranks.layer_group,
-        expert_ranks=None if ranks is None else ranks.experts,
+        _expert_home(experts, ranks, replica),
+        tensor_group=None if ranks is None or not cuts else ranks.layer_group,
         own_layers=None if ranks is None else ranks.layers,
-        expert_shares=None if replica is None else replica.shares,
-        expert_capacity=config.expert_capacity,
-        expert_layout=parallel.expert_layout,
-        attention_layout=parallel.attention_layout,
-        on_route=None if recorder is None else recorder.on_route,
+        on_route=on_route,
+        expert_capacity=capacity,
     )
+
+
+def _expert_home(
+    experts: expert_store.ExpertStore | None,
+    ranks: rank_upkeep.RankUpkeep | None,
+    replica: expert_replica.ExpertReplica | None,
+) -> ExpertHome:
+    if experts is not None:
+        return InCache(experts.pool)
+    if replica is not None:
+        return SharedByReplicas(replica.shares)
+    return InMemory() if ranks is None else home_on_ranks(ranks.layer_group, ranks.experts)
 
 
 def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> rank_upkeep.RankUpkeep:

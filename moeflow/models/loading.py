@@ -56,7 +56,7 @@ def load_model(
     memory.
     """
     family = find_family(checkpoint)
-    if allocator.memory.is_filled:
+    if allocator.is_filled:
         model = _allocate(family, read_model_config(checkpoint), allocator)
         check_small_weights(model, checkpoint)
         return model

@@ -31,10 +31,11 @@ from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.importance import NO_IMPORTANCE, Importance
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.layer_embeddings import TABLE_NAME
 from moeflow.models.layers.moe import expert_kind
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import fill, fill_in_threads, outline
 from moeflow.models.registry import find_family, read_model_config
 
@@ -176,7 +177,7 @@ def _build_resident(
     checkpoint: Checkpoint, shape: ModelConfig, formats: WeightFormats, memory: WeightMemory
 ) -> LanguageModel:
     """Return the model without its experts."""
-    allocator = WeightAllocator(FLOAT32, None, formats, memory)
+    allocator = PackedAllocator(FLOAT32, None, formats, memory)
     return find_family(checkpoint).build(shape, allocator)
 
 

@@ -17,12 +17,12 @@ from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.recurrent.state_sequences import NO_STATE, StateSequence, StateSequences
 from moeflow.kv.state_storage import StateStorage
 from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.allocation.tensors import TensorAllocator
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_causal_lm
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.settings import BLOCK_SIZE
@@ -38,7 +38,7 @@ def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None]
     for dtype in (torch.float32, torch.bfloat16):
         need_bytes = num_values * dtype.itemsize * 9 // 8  # an eighth for a pass
         if need_bytes <= have_bytes:
-            return load_causal_lm(checkpoint, WeightAllocator(dtype, torch.device("cpu")), progress=on_bytes)
+            return load_causal_lm(checkpoint, TensorAllocator(dtype, torch.device("cpu")), progress=on_bytes)
     raise CapacityError(
         f"not enough memory for {checkpoint.path}: need {format_bytes(need_bytes)}, have {format_bytes(have_bytes)}. "
         "Close other programs, or use a smaller model"

@@ -25,13 +25,13 @@ from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.activation import activate
 from moeflow.kernels.linear import linear
 from moeflow.models.importance import Importance, load_importance, save_importance
+from moeflow.models.layers.allocation.tensors import TensorAllocator
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import ExpertTensors
 from moeflow.models.layers.mlp import MLP
 from moeflow.models.layers.moe import MoE, expert_kind
-from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_causal_lm
 from moeflow.models.registry import read_model_config
 from moeflow.planner.hardware.host import host_resources
@@ -120,7 +120,7 @@ def _embedded(ends: CausalLM, texts: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _stage(checkpoint: Checkpoint, layer_idx: int, num_threads: int) -> CausalLM:
-    allocator = WeightAllocator(torch.float32, torch.device("cpu"), own_layers=range(layer_idx, layer_idx + 1))
+    allocator = TensorAllocator(torch.float32, torch.device("cpu"), own_layers=range(layer_idx, layer_idx + 1))
     return load_causal_lm(checkpoint, allocator, num_threads=num_threads)
 
 

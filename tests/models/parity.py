@@ -26,10 +26,13 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.recurrent.state_sequences import NO_STATE, StateSequence, StateSequences
 from moeflow.kv.state_storage import StateStorage
 from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.allocation.expert_homes import home_on_ranks
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.tensors import TensorAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import pack_model
 from moeflow.parallel.blocks import with_kv_heads_of
@@ -91,7 +94,9 @@ def random_model(config: PretrainedConfig) -> PreTrainedModel:
 
 def load(folder, dtype=torch.float32, packed: WeightFormats | None = None, **more) -> CausalLM:
     with closing(open_checkpoint(folder)) as checkpoint:
-        return load_model(checkpoint, WeightAllocator(dtype, CPU, packed, **more))
+        if packed is None:
+            return load_model(checkpoint, TensorAllocator(dtype, CPU, **more))
+        return load_model(checkpoint, PackedAllocator(dtype, CPU, packed, **more))
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -261,7 +266,7 @@ class Parity:
         with closing(open_checkpoint(pair.folder)) as checkpoint:
             pack_model(checkpoint, tmp_path / "slabs", formats)
             memory = map_weights(read_slab_index(tmp_path / "slabs"))
-            mapped = load_model(checkpoint, WeightAllocator(torch.float32, CPU, formats, memory))
+            mapped = load_model(checkpoint, PackedAllocator(torch.float32, CPU, formats, memory))
         expected = in_mixed_passes(load(pair.folder, packed=formats), SEQUENCES)
         for name, logits in in_mixed_passes(mapped, SEQUENCES).items():
             assert torch.equal(logits, expected[name])
@@ -284,8 +289,10 @@ class Parity:
             memory = map_weights(read_slab_index(tmp_path / "slabs")) if is_mapped else FreshMemory()
             parallel, config = ParallelConfig(num_ranks=group.size, **layouts), pair.ours.config
             ranks = ExpertRanks.of(config, parallel, group, range(config.num_layers))
-            sharing = {"group": group, "expert_ranks": ranks}
-            model = load(pair.folder, packed=formats, memory=memory, **sharing, **layouts)
+            sharing = {"home": home_on_ranks(group, ranks)}
+            if parallel.attention_layout == "tensor":
+                sharing["tensor_group"] = group
+            model = load(pair.folder, packed=formats, memory=memory, **sharing)
             kept = with_kv_heads_of(config, parallel, group.rank)
             return in_mixed_passes(model, SEQUENCES, block_size=16, kept=kept)
 

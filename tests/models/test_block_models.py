@@ -12,7 +12,9 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import FORMATS, GGUF_BLOCK_KINDS
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.tensors import TensorAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.weight_choice import WeightChoice, own_precision
@@ -38,7 +40,8 @@ def choice_of(path, **more) -> WeightChoice:
 
 
 def logits(path, formats: WeightFormats | None):
-    model = load_model(open_checkpoint(path), WeightAllocator(torch.float32, CPU, formats))
+    allocator = TensorAllocator(torch.float32, CPU) if formats is None else PackedAllocator(torch.float32, CPU, formats)
+    model = load_model(open_checkpoint(path), allocator)
     return in_mixed_passes(model, SEQUENCES, block_size=16)  # as kernels want it
 
 
@@ -103,7 +106,7 @@ class TestMixed:
 
     def test_costs_are_what_is_held(self, path, family):
         choice = choice_of(path)
-        model = load_model(open_checkpoint(path), WeightAllocator(torch.float32, CPU, choice.formats))
+        model = load_model(open_checkpoint(path), PackedAllocator(torch.float32, CPU, choice.formats))
         costs = costs_of(model.config, choice)
         num_norms = 2 * LAYERS + 1
         assert costs.norm_bytes == num_norms * HIDDEN * 4

@@ -9,7 +9,9 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.cpu import extension
 from moeflow.kv.storage import KVStorage
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.tensors import TensorAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.pass_input import PassInput
 from moeflow.models.registry import read_model_config
@@ -45,8 +47,9 @@ def made(request, tmp_path_factory):
 
 def load(folder, packed, **options):
     with closing(open_checkpoint(folder)) as checkpoint:
-        formats = None if packed is None else WeightFormats(packed, packed)
-        return load_model(checkpoint, WeightAllocator(torch.float32, CPU, formats, **options))
+        if packed is None:
+            return load_model(checkpoint, TensorAllocator(torch.float32, CPU, **options))
+        return load_model(checkpoint, PackedAllocator(torch.float32, CPU, WeightFormats(packed, packed), **options))
 
 
 class Sequences:

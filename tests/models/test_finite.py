@@ -17,7 +17,8 @@ from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.weight_format import BLOCK_KINDS
 from moeflow.models import finite
 from moeflow.models.finite import find_not_finite, is_finite
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import pack_model
 from tests.checkpoint.tiny_models import CONFIGS, random_weights, write_folder, write_gguf
@@ -137,7 +138,7 @@ def test_small_weights_of_a_packed_model_are_looked_at(tmp_path):
         assert data.count(norm) == 1
         index.path.write_bytes(data.replace(norm, norm[:-4] + b"\x00\x00\xc0\x7f"))
         memory = map_weights(index)
-        refused(NORM, lambda: load_model(checkpoint, WeightAllocator(torch.float32, CPU, formats, memory)))
+        refused(NORM, lambda: load_model(checkpoint, PackedAllocator(torch.float32, CPU, formats, memory)))
 
 
 def test_all_bad_tensors_are_found_in_pieces(tmp_path, monkeypatch):

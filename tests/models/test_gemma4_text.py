@@ -4,7 +4,7 @@ from transformers import Gemma4TextConfig
 
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import HeadSizes
-from moeflow.models.layers.weight_allocator import WeightFormats
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from tests.models.fake_checkpoint import shape_of
 from tests.models.parity import SHAPE, Cache, Parity, close, load, make_pair, tokens
 

@@ -8,7 +8,10 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.kernels.cpu import extension
 from moeflow.models import loading
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.layers.allocation.expert_homes import SlicedOnRanks
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.tensors import TensorAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.loading import load_model
 from tests.checkpoint.tiny_models import random_weights, write_gguf
 from tests.models.fake_checkpoint import FakeCheckpoint
@@ -46,7 +49,8 @@ def checkpoint():
 
 
 def load(checkpoint, dtype=torch.float32, packed=None, **options):
-    return load_model(checkpoint, WeightAllocator(dtype, CPU, packed), **options)
+    allocator = TensorAllocator(dtype, CPU) if packed is None else PackedAllocator(dtype, CPU, packed)
+    return load_model(checkpoint, allocator, **options)
 
 
 def test_every_tensor_lands_in_its_place(checkpoint):
@@ -200,12 +204,11 @@ def test_ranks_take_over_their_rows_of_a_file_as_they_lie_there(tmp_path, kind, 
 
     def taken_over(**more):
         with closing(open_checkpoint(file)) as checkpoint:
-            model = load_model(checkpoint, WeightAllocator(torch.float32, CPU, formats, **more))
+            model = load_model(checkpoint, PackedAllocator(torch.float32, CPU, formats, **more))
         return {name: place for name, place in model.named_weights() if not isinstance(place, torch.Tensor)}
 
     whole = taken_over()
-    layouts = {"expert_layout": "sliced", "attention_layout": "tensor"}
-    ranks = run_ranks(3, lambda group: taken_over(group=group, **layouts))
+    ranks = run_ranks(3, lambda group: taken_over(home=SlicedOnRanks(group), tensor_group=group))
     for name, place in whole.items():
         wanted = place.unpack()
         seen = torch.zeros(len(wanted), dtype=torch.bool)

@@ -20,7 +20,8 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.models import packing
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import names_in_part, pack_model, slab_spec
 from moeflow.models.registry import read_model_config
@@ -47,7 +48,7 @@ def slabs(index):
 
 
 def resident(checkpoint, weight_format):
-    model = load_model(checkpoint, WeightAllocator(torch.float32, CPU, WeightFormats(weight_format, weight_format)))
+    model = load_model(checkpoint, PackedAllocator(torch.float32, CPU, WeightFormats(weight_format, weight_format)))
     return [row.numpy().tobytes() for layer in model.layers for row in layer.mlp.weights.storage]
 
 
@@ -94,9 +95,9 @@ KILLED_PACKING = """
 import sys, time
 from pathlib import Path
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.models.layers.weight_allocator import WeightFormats
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.checkpoint.packed import writer
-from moeflow.models.layers.weight_allocator import WeightFormats
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.packing import pack_model
 writer._UNSETTLED_BYTES = 1  # every slab is settled
 def slowly(done, total):

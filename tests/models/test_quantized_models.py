@@ -8,7 +8,8 @@ import torch
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import FORMATS
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.loading import load_model
 from tests.checkpoint.packings import QUANTIZATIONS
 from tests.checkpoint.quantized_models import FAMILIES, stack_experts, write_quantized_model
@@ -46,7 +47,7 @@ def test_every_quantization_stays_as_it_is(tmp_path, quantization):
 def test_memory_is_at_most_a_twentieth_more_than_the_file(tmp_path, quantization):
     path = write_quantized_model(tmp_path, "qwen3_moe", quantization) / "quantized"
     choice, checkpoint = choice_of(path), open_checkpoint(path)
-    model = load_model(checkpoint, WeightAllocator(torch.float32, CPU, choice.formats))
+    model = load_model(checkpoint, PackedAllocator(torch.float32, CPU, choice.formats))
     assert held_weights(model)
     in_file = sum(info.num_bytes for info in checkpoint.tensors.values())
     assert costs_of(model.config, choice).model_bytes <= 1.05 * in_file

@@ -21,7 +21,9 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.checkpoint.packed.mapped import map_weights
 from moeflow.core.errors import CheckpointError
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.tensors import TensorAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import pack_model
 from tests.models.parity import CPU, SHAPE, Cache, close, load, needs_extension, random_model, tokens
@@ -82,7 +84,7 @@ def test_a_packed_model_has_the_stored_head(tmp_path, stored):
     with closing(open_checkpoint(tmp_path)) as checkpoint:
         pack_model(checkpoint, tmp_path / "slabs", formats)
         memory = map_weights(read_slab_index(tmp_path / "slabs"))
-        mapped = load_model(checkpoint, WeightAllocator(torch.float32, CPU, formats, memory))
+        mapped = load_model(checkpoint, PackedAllocator(torch.float32, CPU, formats, memory))
     close(Cache(mapped).run({"a": IDS})["a"], logits_of(AutoModelForCausalLM.from_pretrained(tmp_path)))
 
 
@@ -139,7 +141,7 @@ def test_a_second_table_of_embeddings_is_refused_unless_it_is_a_copy(tmp_path, n
     save_file(tensors, file)
     with closing(open_checkpoint(tmp_path)) as checkpoint:
         for take in (
-            lambda: load_model(checkpoint, WeightAllocator(torch.float32, CPU)),
+            lambda: load_model(checkpoint, TensorAllocator(torch.float32, CPU)),
             lambda: pack_model(checkpoint, tmp_path / "slabs", WeightFormats("float32", "float32")),
         ):
             with pytest.raises(CheckpointError, match=r"differs from shared\.weight") as error:

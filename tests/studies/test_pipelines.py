@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.offload import offloaded_model
-from moeflow.models.layers.weight_allocator import WeightAllocator
+from moeflow.models.layers.allocation.tensors import SlabAllocator
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.resolve import resolve
@@ -39,7 +39,7 @@ def measured(folder, device, *more):
 
 
 def in_main_memory(config, memory):
-    return WeightAllocator(getattr(torch, config.dtype), torch.device("cpu"), memory=memory, has_slabs=True)
+    return SlabAllocator(getattr(torch, config.dtype), torch.device("cpu"), memory=memory)
 
 
 def test_experts_are_holes_but_for_a_few_values(folder):

@@ -55,7 +55,7 @@ class CausalLM:
         elsewhere = allocator.elsewhere()
         self.first_layer = own.start
         ends = allocator if self._has_ends else elsewhere  # in the order in which memory has them
-        self.embed_tokens = ends.embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = ends.matrix("embeddings", config.vocab_size, config.hidden_size)
         added = config.added_positions
         self.embed_positions = None if added is None else PositionTable(added, config.hidden_size, ends)
         sizes = config.layer_embeddings
@@ -181,7 +181,7 @@ class CausalLM:
         """Return the output projection, or of it the rows of the tokens that are this rank's."""
         config, own = self.config, None if self._vocab is None else [self._vocab.own]
         if not config.tie_word_embeddings:
-            return allocator.head(config.vocab_size, config.hidden_size, own)
+            return allocator.matrix("head", config.vocab_size, config.hidden_size, own)
         if own is None:
             return self.embed_tokens
         assert isinstance(self.embed_tokens, PackedWeight)  # ranks have nothing else

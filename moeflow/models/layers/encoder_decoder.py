@@ -68,13 +68,15 @@ class EncoderDecoderLM:
         self.config = config
         self.dtype = allocator.dtype  # of hidden states
         self.device = allocator.device
-        self.embed_tokens = allocator.embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = allocator.matrix("embeddings", config.vocab_size, config.hidden_size)
         self._encoder = _Encoder(config, allocator, config.encoder.num_layers, make_network)
         self._decoder = None if config.is_encoder_only else _Decoder(config, allocator, make_network)
         self.classifier = Classifier(allocator, config.hidden_size, len(config.labels)) if config.labels else None
         self._has_own_head = not config.tie_word_embeddings
         self.lm_head = (
-            allocator.embedding(config.vocab_size, config.hidden_size) if self._has_own_head else self.embed_tokens
+            allocator.matrix("embeddings", config.vocab_size, config.hidden_size)
+            if self._has_own_head
+            else self.embed_tokens
         )
 
     @property

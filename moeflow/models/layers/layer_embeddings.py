@@ -35,8 +35,8 @@ class LayerEmbedding:
     def __init__(self, config: ModelConfig, sizes: LayerEmbeddings, allocator: WeightAllocator) -> None:
         self._size, self._num_layers = sizes.size, config.num_layers
         num_values = config.num_layers * sizes.size
-        self._table = allocator.layer_table(sizes.vocab_size, num_values)
-        self._projection = allocator.outside_layers(num_values, config.hidden_size)
+        self._table = allocator.matrix("layer_table", sizes.vocab_size, num_values)
+        self._projection = allocator.matrix("other", num_values, config.hidden_size)
         self._projection_scale = config.hidden_size**-0.5
         self._norm = Norm(allocator, sizes.size, config.rms_norm_eps)
 

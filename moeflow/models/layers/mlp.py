@@ -18,7 +18,7 @@ from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights, MovableExperts
 from moeflow.models.layers.linear import Linear, output_linear
 from moeflow.models.layers.norm import Norm
-from moeflow.models.layers.weight_allocator import WeightAllocator
+from moeflow.models.layers.weight_allocator import ExpertShape, WeightAllocator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,5 +159,6 @@ def dense_mlp(
     """Return the network in the form that suits where its weights are."""
     if not allocator.has_networks:
         return MLP(allocator, hidden_size, intermediate_size, kind, names, bias=bias)
-    biases = allocator.expert_biases(1, hidden_size, intermediate_size, kind) if bias else None
-    return FusedMLP(allocator.network(hidden_size, intermediate_size, kind, biases), names, biases)
+    shape = ExpertShape(1, hidden_size, intermediate_size, kind)
+    biases = allocator.expert_biases(shape) if bias else None
+    return FusedMLP(allocator.network(shape, biases), names, biases)

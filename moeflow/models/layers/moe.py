@@ -27,7 +27,7 @@ from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.shared_network import SHARED_NAMES, SharedNames, SharedNetwork
-from moeflow.models.layers.weight_allocator import WeightAllocator, whole
+from moeflow.models.layers.weight_allocator import ExpertShape, WeightAllocator, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,8 @@ class MoE:
         """`choose` gets the bias that `names` has; a router in float32 is so whatever all else is in."""
         self.config = config
         self.names = names
-        size, self._kind = (config.num_experts, config.hidden_size, config.intermediate_size), expert_kind(config)
+        self._kind = expert_kind(config)
+        shape = ExpertShape(config.num_experts, config.hidden_size, config.intermediate_size, self._kind)
         self.router = allocator.router(config.num_experts, config.hidden_size, is_float32=has_float32_router)
         self.router_bias = (
             allocator.router_bias(config.num_experts, is_float32=has_float32_router) if names.router_bias else None
@@ -87,8 +88,8 @@ class MoE:
         if self.choice_bias is not None:
             assert isinstance(choose, Routing)
             self.choose = replace(choose, choice_bias=self.choice_bias)
-        self.biases = allocator.expert_biases(*size, self._kind) if config.expert_bias else None
-        self.weights = allocator.experts(*size, self._kind, self.biases)
+        self.biases = allocator.expert_biases(shape) if config.expert_bias else None
+        self.weights = allocator.experts(shape, self.biases)
         self.shared: SharedNetwork | None = None
         if config.shared_intermediate_size:
             self.shared = SharedNetwork(config, allocator, self._kind, names.shared)

@@ -50,7 +50,7 @@ class PackedLayers:
         if None in packed:
             return None
         decoder = PackedDecoder([layer for layer in packed if layer is not None], rotary, out_norm)
-        if allocator.pool is None:
+        if not allocator.has_cached_experts:
             return cls(decoder, None, allocator.on_route)
         routed = [layer for layer in layers if layer.has_router]
         return cls(decoder, _CachedLayers(decoder, routed), allocator.on_route)

@@ -19,7 +19,7 @@ from moeflow.kernels.linear import linear
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.mlp import MLP, FusedMLP, NetworkNames
-from moeflow.models.layers.weight_allocator import Weight, WeightAllocator, whole
+from moeflow.models.layers.weight_allocator import ExpertShape, Weight, WeightAllocator, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class SharedNetwork:
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, kind: ExpertKind, names: SharedNames) -> None:
         size = (config.hidden_size, config.shared_intermediate_size)
-        packed = allocator.shared_network(*size, kind)
+        packed = allocator.shared_network(ExpertShape(1, *size, kind))
         self.network: MLP | FusedMLP = (
             MLP(allocator, *size, kind, names.network) if packed is None else FusedMLP(packed, names.network)
         )

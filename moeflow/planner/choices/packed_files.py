@@ -28,7 +28,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.expert_predictor import saved
 from moeflow.models.importance import known_importance
-from moeflow.models.layers.weight_allocator import WeightFormats
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.packing import layer_table_range, names_in_part, pack_model, slab_spec
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.weight_choice import explicit_choice, own_precision

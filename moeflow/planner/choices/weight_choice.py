@@ -23,8 +23,8 @@ from moeflow.kernels.weight_format import (
     Mix,
     WeightFormat,
 )
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.loading import NamesApart, names_apart
 from moeflow.planner.choices.mixes import mixed_formats
 from moeflow.planner.costs.model_costs import Formats

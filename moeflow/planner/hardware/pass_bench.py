@@ -37,8 +37,10 @@ from moeflow.kernels.embedding import embedding
 from moeflow.kernels.sample import RowSampling, sample_rows
 from moeflow.kv.storage import KVStorage
 from moeflow.models import qwen3_moe
+from moeflow.models.layers.allocation.expert_homes import InCache, InMemory
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.pass_input import PassInput
 from moeflow.planner.hardware.tiny_layer import tiny_shape
 from moeflow.scheduler.scheduler import Scheduler
@@ -115,8 +117,9 @@ class _TinyModel:
     def __init__(self, top_k: int, pool: ExpertPool | None = None) -> None:
         self.shape = tiny_shape(num_experts=NUM_EXPERTS, top_k=top_k)
         formats = WeightFormats("float32", "float32")
+        home = InMemory() if pool is None else InCache(pool)
         self.model: CausalLM = qwen3_moe.build(
-            self.shape, WeightAllocator(torch.float32, torch.device("cpu"), formats, pool=pool)
+            self.shape, PackedAllocator(torch.float32, torch.device("cpu"), formats, home=home)
         )
         self._cache = None if pool is None else pool.cache
         layers = [packed for layer in self.model.layers if (packed := layer.packed()) is not None]

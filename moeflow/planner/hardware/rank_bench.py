@@ -28,8 +28,10 @@ from moeflow.core.units import KIB, MIB
 from moeflow.kernels.cpu import extension
 from moeflow.kv.storage import KVStorage
 from moeflow.models import qwen3_moe
+from moeflow.models.layers.allocation.expert_homes import home_on_ranks
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.pass_input import PassInput
 from moeflow.parallel.blocks import with_kv_heads_of
 from moeflow.parallel.child_processes import end_all, start_rank
@@ -151,14 +153,12 @@ def _layers(group: Group) -> list[tuple[str, str, float]]:
 def _layer(parallel: ParallelConfig, group: Group) -> Callable[[], object]:
     """Return what computes a token in a layer of zeros."""
     shape = tiny_shape(num_experts=16, top_k=2, num_kv_heads=NUM_RANKS)
-    allocator = WeightAllocator(
+    allocator = PackedAllocator(
         torch.float32,
         torch.device("cpu"),
         WeightFormats("float32", "float32"),
-        group=group,
-        expert_ranks=ExpertRanks.of(shape, parallel, group, range(shape.num_layers)),
-        expert_layout=parallel.expert_layout,
-        attention_layout=parallel.attention_layout,
+        home=home_on_ranks(group, ExpertRanks.of(shape, parallel, group, range(shape.num_layers))),
+        tensor_group=group if parallel.attention_layout == "tensor" else None,
     )
     model = qwen3_moe.build(shape, allocator)
     kv = KVStorage(

@@ -19,11 +19,11 @@ from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.embedding import embedding
 from moeflow.models.layers import attention as layers_attention
+from moeflow.models.layers.allocation.tensors import TensorAllocator
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import ExpertTensors
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.rotary import RotaryEmbeddings
-from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.registry import find_family, read_model_config
 from tests.engine.offload.offloaded_runs import FAMILIES
 from tests.models.parity import random_model
@@ -42,7 +42,7 @@ def test_a_layer_s_stages_stay_on_the_device(tmp_path, monkeypatch, family):
     monkeypatch.setattr(torch, "bincount", lambda ids, minlength: torch.empty(minlength, device=ids.device))
     monkeypatch.setattr(layers_attention, "attend", attend_in_part)
     with FakeTensorMode(), torch.inference_mode():
-        model = find_family(checkpoint).build(shape, WeightAllocator(torch.bfloat16, GPU))
+        model = find_family(checkpoint).build(shape, TensorAllocator(torch.bfloat16, GPU))
         kv = BlocksOnGpu(shape)
         for batch in cut(model):
             hidden = embedding(batch.token_ids, model.embed_tokens)

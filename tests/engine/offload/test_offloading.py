@@ -21,7 +21,7 @@ from moeflow.engine import forward
 from moeflow.engine.engine import Engine
 from moeflow.engine.runner_loading import load_runner
 from moeflow.kernels.cpu import extension
-from moeflow.models.layers.weight_allocator import WeightFormats
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.hardware.host import host_resources

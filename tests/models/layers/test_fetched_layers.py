@@ -24,8 +24,10 @@ from moeflow.experts.prefetch.layer_source import LayerSource
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.models.layers.allocation.expert_homes import InCache
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.qwen3_moe import build
 from tests.checkpoint.packed.slabs import flip_bit, make_spec, read_slab_index
 from tests.models.layers.test_packed_layers import (
@@ -82,7 +84,9 @@ class Fetched:
         if not is_lent:
             self.pool.lend_slots = lambda *_: None
         formats = WeightFormats("float32", "float32")
-        self.model = build(CONFIG, WeightAllocator(torch.float32, torch.device("cpu"), formats, pool=self.pool))
+        self.model = build(
+            CONFIG, PackedAllocator(torch.float32, torch.device("cpu"), formats, home=InCache(self.pool))
+        )
         fill(self.model)
         if predictor != NO_PREDICTOR:
             routers = [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]

@@ -27,9 +27,11 @@ from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.kv.storage import KVStorage
 from moeflow.models import gemma4_text, qwen3_moe
+from moeflow.models.layers.allocation.expert_homes import InCache
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from tests.shapes import TINY
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -113,7 +115,7 @@ def fill(model):
 
 @cache
 def resident_model(weight_format, family="qwen3_moe"):
-    place = WeightAllocator(torch.float32, torch.device("cpu"), WeightFormats(weight_format, "float32"))
+    place = PackedAllocator(torch.float32, torch.device("cpu"), WeightFormats(weight_format, "float32"))
     build, config = MODELS[family]
     model = build(config, place)
     fill(model)
@@ -169,9 +171,11 @@ class Cached:
         self.pool = ExpertPool(self.cache, slots)
         self.pool.spanned = self._spanned
         formats = WeightFormats(weight_format, "float32")
-        device = torch.device("cpu")
+        allocator = PackedAllocator(
+            torch.float32, torch.device("cpu"), formats, home=InCache(self.pool), on_route=on_route
+        )
         build, config = MODELS[family]
-        self.model = build(config, WeightAllocator(torch.float32, device, formats, pool=self.pool, on_route=on_route))
+        self.model = build(config, allocator)
         fill(self.model)
         if predictor != NO_PREDICTOR:
             routers = [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]

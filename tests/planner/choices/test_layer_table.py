@@ -10,7 +10,7 @@ import pytest
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.kernels.cpu import extension
-from moeflow.models.layers.weight_allocator import WeightFormats
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.packing import layer_table_range
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.offload_plan import costs_of

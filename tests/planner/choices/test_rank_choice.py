@@ -15,8 +15,10 @@ from moeflow.core.parallel_config import ParallelConfig, StageConfig
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import expert_bytes
 from moeflow.models import gemma4_text, llama, mixtral, qwen3_moe
+from moeflow.models.layers.allocation.expert_homes import home_on_ranks
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.parallel.blocks import even_blocks, with_kv_heads_of
 from moeflow.parallel.placement.expert_balancer import CHECK_PASSES, ExpertBalancer
 from moeflow.parallel.placement.whole_experts import WholeExperts
@@ -85,8 +87,13 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
         memory = CountedMemory()
         formats = WeightFormats("int8", "int8")
         ranks = ExpertRanks.of(shape, parallel, group, range(shape.num_layers))
-        allocator = WeightAllocator(
-            torch.float32, torch.device("cpu"), formats, memory, group=group, expert_ranks=ranks, **layouts
+        allocator = PackedAllocator(
+            torch.float32,
+            torch.device("cpu"),
+            formats,
+            memory,
+            home_on_ranks(group, ranks),
+            tensor_group=group if attention_layout == "tensor" else None,
         )
         model = family.build(shape, allocator)
         if ranks is not None:  # in memory of their own, of which this rank touches what it has
@@ -119,9 +126,15 @@ def test_weights_of_each_stage_are_counted(num_layers, ranks_per_stage, attentio
 
     def held(group, first_rank):
         memory, layers = CountedMemory(), layers_of(parallel, shape, first_rank)
-        sharing = {"group": group, **layouts} if layouts else {}
-        formats = WeightFormats("int8", "int8")
-        allocator = WeightAllocator(torch.float32, torch.device("cpu"), formats, memory, own_layers=layers, **sharing)
+        allocator = PackedAllocator(
+            torch.float32,
+            torch.device("cpu"),
+            WeightFormats("int8", "int8"),
+            memory,
+            home_on_ranks(group if layouts else None, None),
+            tensor_group=group if layouts and attention_layout == "tensor" else None,
+            own_layers=layers,
+        )
         model = family.build(shape, allocator)
         norm_bytes = sum(place.nbytes for _, place in model.named_weights() if isinstance(place, torch.Tensor))
         norms = (2 * len(model.layers) + 1) * shape.hidden_size * 4  # as costs count them

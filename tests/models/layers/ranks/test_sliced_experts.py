@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
+from moeflow.models.layers.allocation.expert_homes import SlicedOnRanks
+from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.expert_weights import ExpertWeights
-from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.layers.weight_allocator import ExpertShape
 from tests.parallel.thread_group import run_ranks
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -23,9 +26,9 @@ NUM_EXPERTS = 4
 def sliced(group, weight_format, gate_up, down, *, is_wide) -> ExpertWeights:
     """Return what a rank has of experts, filled as a loader fills it."""
     formats = WeightFormats(weight_format, weight_format, is_wide=is_wide)
-    allocator = WeightAllocator(torch.float32, torch.device("cpu"), formats, group=group, expert_layout="sliced")
+    allocator = PackedAllocator(torch.float32, torch.device("cpu"), formats, home=SlicedOnRanks(group))
     num_experts, hidden, width = down.shape
-    experts = allocator.experts(num_experts, hidden, width)
+    experts = allocator.experts(ExpertShape(num_experts, hidden, width))
     for part, up, back in zip(experts.parts(), gate_up, down, strict=True):
         for rows, source in zip(part, (*up.chunk(2), back), strict=True):
             numbers = torch.arange(rows.first, rows.first + rows.shape[0])

@@ -1,0 +1,1 @@
+"""Forms of weights: shapes alone, tensors, slabs, packed; and the homes of packed experts."""

@@ -1,0 +1,82 @@
+"""Weights as torch tensors on a device, with experts as tensors or as slabs in main memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
+from moeflow.kernels.arrays import Array
+from moeflow.kernels.expert_biases import ExpertBiases
+from moeflow.kernels.on_demand import torch
+from moeflow.models.layers.expert_weights import ExpertSlabs, slab_bytes
+from moeflow.models.layers.weight_allocator import ExpertShape, WeightAllocator
+
+if TYPE_CHECKING:
+    from moeflow.kernels.arrays import DType
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAllocator(WeightAllocator):
+    """All weights in tensors of one type, routers perhaps in another."""
+
+    router_dtype: DType | None = None  # None: as all other weights
+
+    @property
+    def bits_per_value(self) -> float:
+        """See `WeightAllocator`."""
+        return self.dtype.itemsize * 8
+
+    def empty(self, *shape: int) -> Array:
+        """See `WeightAllocator.empty`."""
+        return self._parameter(shape, self.dtype)
+
+    def empty_float32(self, *shape: int) -> Array:
+        """See `WeightAllocator.empty_float32`."""
+        return self._parameter(shape, torch.float32)
+
+    def router(self, num_experts: int, hidden_size: int, *, is_float32: bool = False) -> Array:
+        """See `WeightAllocator.router`."""
+        return self._parameter((num_experts, hidden_size), self._type_of_router(is_float32))
+
+    def router_bias(self, num_experts: int, *, is_float32: bool = False) -> Array:
+        """See `WeightAllocator.router_bias`."""
+        return self._parameter((num_experts,), self._type_of_router(is_float32))
+
+    def ones(self, size: int) -> Array:
+        """See `WeightAllocator.ones`."""
+        return torch.ones(size, dtype=self.dtype, device=self.device)
+
+    def _type_of_router(self, is_float32: bool) -> DType:
+        return torch.float32 if is_float32 else self.router_dtype or self.dtype
+
+    def _parameter(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        return torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=self.device), requires_grad=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SlabAllocator(TensorAllocator):
+    """The same with the experts and dense networks as slabs in `memory`, wherever the device is."""
+
+    memory: WeightMemory = field(default_factory=FreshMemory)
+
+    @property
+    def is_filled(self) -> bool:
+        """See `WeightAllocator`."""
+        return self.memory.is_filled
+
+    @property
+    def has_networks(self) -> bool:
+        """See `WeightAllocator`."""
+        return True
+
+    def experts(self, shape: ExpertShape, biases: ExpertBiases | None = None) -> ExpertSlabs:
+        """See `WeightAllocator.experts`."""
+        size = (shape.hidden_size, shape.intermediate_size)
+        num_bytes = shape.num_experts * slab_bytes(*size, self.dtype, shape.kind)
+        storage = self.memory.block(num_bytes).view(shape.num_experts, -1)
+        return ExpertSlabs(*size, self.dtype, storage, shape.kind, biases)
+
+    def network(self, shape: ExpertShape, biases: ExpertBiases | None = None) -> ExpertSlabs:
+        """See `WeightAllocator.network`."""
+        return self.experts(shape, biases)
