@@ -29,8 +29,10 @@ SEED = 0
 
 def layer_shapes(shape: ModelConfig, layer: int) -> Shapes:
     """Return the tensors of a layer, as Mixtral's checkpoints name them."""
-    hidden, width = shape.hidden_size, shape.intermediate_size
-    heads, kv_heads = (count * shape.head_dim for count in (shape.num_heads, shape.num_kv_heads))
+    hidden, width = shape.hidden_size, shape.feed_forward.intermediate_size
+    heads, kv_heads = (
+        count * shape.attention.head_dim for count in (shape.attention.num_heads, shape.attention.num_kv_heads)
+    )
     prefix = f"model.layers.{layer}"
     found = {
         f"{prefix}.self_attn.q_proj.weight": (heads, hidden),
@@ -39,9 +41,9 @@ def layer_shapes(shape: ModelConfig, layer: int) -> Shapes:
         f"{prefix}.self_attn.o_proj.weight": (hidden, heads),
         f"{prefix}.input_layernorm.weight": (hidden,),
         f"{prefix}.post_attention_layernorm.weight": (hidden,),
-        f"{prefix}.block_sparse_moe.gate.weight": (shape.num_experts, hidden),
+        f"{prefix}.block_sparse_moe.gate.weight": (shape.routing.num_experts, hidden),
     }
-    for expert in range(shape.num_experts):
+    for expert in range(shape.routing.num_experts):
         name = f"{prefix}.block_sparse_moe.experts.{expert}"
         found |= {f"{name}.w1.weight": (width, hidden), f"{name}.w3.weight": (width, hidden)}
         found |= {f"{name}.w2.weight": (hidden, width)}

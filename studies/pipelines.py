@@ -162,8 +162,8 @@ def made_up_kv(model: CausalLM, config: EngineConfig) -> KVStorage:
         layers=range(shape.num_layers),
         num_blocks=config.scheduler.num_blocks,
         block_size=config.scheduler.block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        num_kv_heads=shape.attention.num_kv_heads,
+        head_dim=shape.attention.head_dim,
         dtype=torch.bfloat16,
         device="cpu",
     )

@@ -66,8 +66,8 @@ def bias_routers(engine: Engine, bias: float) -> None:
     layers: Any = engine._runner.model.layers  # type: ignore[attr-defined]
     for number, layer in enumerate(layers):
         block: MoE = layer.mlp
-        added = torch.zeros(block.config.num_experts)
-        hot = block.config.num_experts // 4
+        added = torch.zeros(block.config.routing.num_experts)
+        hot = block.config.routing.num_experts // 4
         added[slice(hot) if number % 2 == 0 else slice(-hot, None)] = bias
         block.choose = lambda logits, inner=block.choose, added=added: inner(logits + added)  # type: ignore[misc]
 

@@ -5,13 +5,12 @@ Tests change what they are about with `replace`.
 
 from __future__ import annotations
 
-import dataclasses
-
+from moeflow.core.attention_config import RopeConfig
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
-from moeflow.core.model_config import ModelConfig, RopeConfig
+from moeflow.core.model_config import ModelConfig
 from moeflow.engine.messages import ModelInfo
 
-MIXTRAL = ModelConfig(  # 8x7B, as published
+MIXTRAL = ModelConfig.from_fields(  # 8x7B, as published
     model_type="mixtral",
     vocab_size=32000,
     hidden_size=4096,
@@ -21,13 +20,12 @@ MIXTRAL = ModelConfig(  # 8x7B, as published
     head_dim=128,
     intermediate_size=14336,
     max_position=32768,
-    rms_norm_eps=1e-5,
+    eps=1e-5,
     rope=RopeConfig(theta=1e6),
     num_experts=8,
     top_k=2,
 )
-TINY = dataclasses.replace(
-    MIXTRAL,
+TINY = MIXTRAL.with_fields(
     vocab_size=1000,
     hidden_size=64,
     num_layers=2,

@@ -69,7 +69,7 @@ def needs_torch(config: EngineConfig) -> bool:
 
 def device_of_arrays(config: EngineConfig, shape: ModelConfig) -> Device:
     """Return where a model's activations, keys and values are; None: in NumPy's arrays."""
-    if needs_torch(config) or shape.encoder is not None or shape.head_dim % 2:
+    if needs_torch(config) or shape.encoder is not None or shape.attention.head_dim % 2:
         return torch.device(config.device)
     return None
 

@@ -23,7 +23,7 @@ class ExpertReplica:
     def __init__(self, config: ExpertParallelConfig, shape: ModelConfig) -> None:
         """Decide which experts it has."""
         self._config = config
-        placement = ExpertPlacement.by_index(shape.num_moe_layers, shape.num_experts, config.num_replicas)
+        placement = ExpertPlacement.by_index(shape.num_moe_layers, shape.routing.num_experts, config.num_replicas)
         self.shares = ExpertShares(placement, config.replica)
         self.in_flight = InFlightChoice()
         self._service: ExpertService | None = None

@@ -104,7 +104,7 @@ class ExpertStore:
         if config is None:
             return None
         spec = self._spec
-        size = ExpertSize(spec.slab_bytes, shape.hidden_size, shape.intermediate_size)
+        size = ExpertSize(spec.slab_bytes, shape.hidden_size, shape.feed_forward.intermediate_size)
         borrowing = borrowing_of(spec, shape, cpu_isa=extension.isa_name(), is_wide=is_wide)
         token = read_token(Path(config.token_file))
         addresses = [(it.host, it.port) for it in config.lenders]
@@ -219,7 +219,7 @@ def _views(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: boo
             made[formats] = PackedExperts(
                 arena.num_slots,
                 shape.hidden_size,
-                shape.intermediate_size,
+                shape.feed_forward.intermediate_size,
                 up,
                 down_format=down,
                 kind=expert_kind(shape),

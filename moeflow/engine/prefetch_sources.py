@@ -44,7 +44,7 @@ def prefetch_sources(
     folder, _ = _folders(checkpoint, config)
     has_network = name == COMBINED and isinstance(model, CausalLM) and is_saved(folder)
     routers = [block for _, block in model.moe_blocks()]
-    num_layers, num_experts = model.config.num_moe_layers, model.config.num_experts
+    num_layers, num_experts = model.config.num_moe_layers, model.config.routing.num_experts
     predictor = PREDICTORS[name](RoutedModel(num_layers, num_experts, routers, has_network=has_network))
     network = _texts(folder, model, checkpoint).named_for if has_network else None
     return [LayerSource(_trial(name), num_experts, predictor, network)]
@@ -58,7 +58,7 @@ def _whole_pass_sources(
     model: LanguageModel, checkpoint: Checkpoint, config: EngineConfig, tables: ExpertTables | None
 ) -> Iterator[Source[Batch]]:
     """Yield the sources for an encoder's inputs and for generated tokens."""
-    (folder, of_decoder), num_experts = _folders(checkpoint, config), model.config.num_experts
+    (folder, of_decoder), num_experts = _folders(checkpoint, config), model.config.routing.num_experts
     if isinstance(model, CausalLM):
         yield NetworkSource(_trial(WHOLE_PASS), num_experts, _texts(folder, model, checkpoint).named_for)
         return

@@ -221,8 +221,8 @@ def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> routing_trace
     return routing_trace.TraceHeader(
         identity=checkpoint_identity(checkpoint),
         num_layers=shape.num_moe_layers,
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
+        num_experts=shape.routing.num_experts,
+        top_k=shape.routing.top_k,
         slab_bytes=_expert_bytes(shape, config),
     )
 
@@ -254,8 +254,8 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         eos_token_ids=read_eos_token_ids(checkpoint),
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
+        num_experts=shape.routing.num_experts,
+        top_k=shape.routing.top_k,
         num_parameters=shape.num_parameters,
         num_active_parameters=shape.num_active_parameters,
         weight_format=config.weight_format,

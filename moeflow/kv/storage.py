@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from moeflow.core.attention_config import HeadSizes
 from moeflow.core.errors import CapacityError
-from moeflow.core.model_config import HeadSizes
 from moeflow.core.units import KIB, format_bytes
 from moeflow.kernels.arrays import array_on, ids_on
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes

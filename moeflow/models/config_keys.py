@@ -6,11 +6,12 @@ Keys that would change the arithmetic in a way we do not compute are errors, nev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from moeflow.core.attention_config import AttentionKind
 from moeflow.core.brief import brief
-from moeflow.core.model_config import MAX_LAYERS, AttentionKind, ConfigReader, HiddenAct, ModelConfig
+from moeflow.core.feed_forward_config import HiddenAct
+from moeflow.core.model_config import MAX_LAYERS, ConfigReader, ModelConfig
 from moeflow.models.rope_keys import read_rope
 
 MIN_EPS = 1e-30  # far below what models have, and far from where norms would stop being numbers
@@ -59,7 +60,7 @@ def read_decoder_config(
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
         "max_position": max_position,
-        "rms_norm_eps": reader.number(eps_key, least=MIN_EPS, most=1.0),
+        "eps": reader.number(eps_key, least=MIN_EPS, most=1.0),
         "tie_word_embeddings": reader.get(bool, "tie_word_embeddings", False),
     }
     if "hidden_act" not in family:
@@ -75,9 +76,9 @@ def read_decoder_config(
             may_be_partial=may_be_partial,
             default_share=default_rotary_share,
         )
-    config = ModelConfig(**(fields | family))
-    if config.top_k > config.num_experts:
-        raise reader.error(f"'num_experts_per_tok' is {config.top_k}, of {config.num_experts} experts")
+    config = ModelConfig.from_fields(**(fields | family))
+    if config.routing.top_k > config.routing.num_experts:
+        raise reader.error(f"'num_experts_per_tok' is {config.routing.top_k}, of {config.routing.num_experts} experts")
     return config
 
 
@@ -148,11 +149,11 @@ def read_layer_types(
 def with_sliding_layers(config: ModelConfig, window: int, is_sliding: Sequence[bool]) -> ModelConfig:
     """Return a config in which those layers have a sliding window; rotary positions are those of all."""
     if all(is_sliding):
-        return replace(config, sliding_window=window)
+        return config.with_fields(sliding_window=window)
     if not any(is_sliding):
         return config
-    kinds = tuple(AttentionKind(config.rope, window if slides else None) for slides in is_sliding)
-    return replace(config, attention_kinds=kinds)
+    kinds = tuple(AttentionKind(config.attention.rope, window if slides else None) for slides in is_sliding)
+    return config.with_fields(layer_kinds=kinds)
 
 
 def _read_head_dim(reader: ConfigReader, default: int) -> int:

@@ -78,7 +78,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
+    choose = Routing(config.routing.top_k, renormalize=config.routing.norm_topk_prob)
     return DecoderLayer(
         config, allocator, Attention(config, allocator, layer_idx), MoE(config, allocator, choose, NAMES)
     )

@@ -45,10 +45,10 @@ def read_config(reader: ConfigReader) -> ModelConfig:
 
 def _routing(config: ModelConfig) -> Routing:
     return Routing(
-        config.top_k,
-        num_groups=config.num_expert_groups,
-        num_chosen_groups=config.num_chosen_groups,
-        scale=config.routed_scaling_factor,
+        config.routing.top_k,
+        num_groups=config.routing.num_expert_groups,
+        num_chosen_groups=config.routing.num_chosen_groups,
+        scale=config.routing.routed_scaling_factor,
     )
 
 

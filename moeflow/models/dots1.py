@@ -20,9 +20,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
     has_bias = reader.get(bool, "attention_bias", False)
     fields = read_routed_experts(reader, {}) | {"norm_topk_prob": reader.get(bool, "norm_topk_prob", False)}
-    config = read_decoder_config(
-        reader, model_type="dots1", attention_bias=has_bias, attention_out_bias=has_bias, **fields
-    )
+    config = read_decoder_config(reader, model_type="dots1", qkv_bias=has_bias, out_bias=has_bias, **fields)
     return _with_windows(check_sigmoid_routing(config, reader), reader)
 
 

@@ -39,9 +39,11 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         unused_prefixes=("model.mtp_",),
         tie_word_embeddings=reader.get(bool, "tie_word_embeddings", True),
     )
-    if config.head_dim > MAX_INTERLEAVED:
-        raise reader.error(f"a head has {config.head_dim} dimensions, at most {MAX_INTERLEAVED} are supported")
-    return replace(config, rope=replace(config.rotary, is_interleaved=True))
+    if config.attention.head_dim > MAX_INTERLEAVED:
+        raise reader.error(
+            f"a head has {config.attention.head_dim} dimensions, at most {MAX_INTERLEAVED} are supported"
+        )
+    return config.with_fields(rope=replace(config.attention.rotary, is_interleaved=True))
 
 
 def _dense_layers(reader: ConfigReader) -> tuple[int, ...]:
@@ -58,6 +60,6 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = Routing(config.top_k, renormalize=True, min_total=config.min_topk_total)
+    choose = Routing(config.routing.top_k, renormalize=True, min_total=config.routing.min_topk_total)
     mlp = feed_forward(config, allocator, layer_idx, choose, NAMES, has_float32_router=True)
     return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx), mlp)

@@ -7,9 +7,9 @@ second best one. What a config calls capacity, beyond which tokens skip experts,
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from moeflow.core.model_config import AddedPositions, ConfigReader, ModelConfig
+from moeflow.core.embedding_config import AddedPositions
+from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.models import gpt_moe
 from moeflow.models.config_keys import read_num_layers
 from moeflow.models.layers.decoder import CausalLM
@@ -29,7 +29,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     chooses_one = reader.get(int, "num_experts_per_tok", 2) == 1
     config = gpt_moe.read_biased_decoder(reader, "fairseq_moe", positions, dense_layers, renormalizes=not chooses_one)
     has_scale = reader.get(bool, "scales_embeddings", True)
-    return replace(config, embedding_scale=math.sqrt(config.hidden_size) if has_scale else 1.0)
+    return config.with_fields(embedding_scale=math.sqrt(config.hidden_size) if has_scale else 1.0)
 
 
 def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from moeflow.core.attention_config import AttentionKind, RopeConfig
 from moeflow.core.brief import brief
-from moeflow.core.model_config import AttentionKind, ConfigReader, HiddenAct, ModelConfig, RopeConfig
+from moeflow.core.feed_forward_config import HiddenAct
+from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.models.config_keys import read_decoder_config, read_num_layers, read_sliding_layers
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
@@ -50,10 +52,10 @@ def read_text_config(reader: ConfigReader, model_type: str) -> ModelConfig:
         reader,
         model_type=model_type,
         rope=ropes["full_attention"],
-        attention_kinds=_attention_kinds(reader, ropes),
-        attention_bias=has_bias,
-        attention_out_bias=has_bias,
-        attention_scale=reader.number("query_pre_attn_scalar", 256.0, least=_LEAST, most=_MOST) ** -0.5,
+        layer_kinds=_attention_kinds(reader, ropes),
+        qkv_bias=has_bias,
+        out_bias=has_bias,
+        score_scale=reader.number("query_pre_attn_scalar", 256.0, least=_LEAST, most=_MOST) ** -0.5,
         embedding_scale=math.sqrt(reader.positive("hidden_size")),
         logit_soft_cap=read_soft_cap(reader),
         has_post_norms=True,
@@ -108,5 +110,5 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     attention = Attention(config, allocator, layer_idx, qk_norm="per_head")
-    mlp = dense_mlp(allocator, config.hidden_size, config.intermediate_size, expert_kind(config))
+    mlp = dense_mlp(allocator, config.hidden_size, config.feed_forward.intermediate_size, expert_kind(config))
     return DecoderLayer(config, allocator, attention, mlp)

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from moeflow.core.attention_config import AttentionKind, HeadSizes, RopeConfig
 from moeflow.core.brief import brief
-from moeflow.core.model_config import AttentionKind, ConfigReader, HeadSizes, LayerEmbeddings, ModelConfig, RopeConfig
+from moeflow.core.embedding_config import LayerEmbeddings
+from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import read_decoder_config, read_num_layers, read_sliding_layers
 from moeflow.models.gemma3_text import read_activation, read_soft_cap
@@ -68,10 +70,10 @@ def read_text_config(reader: ConfigReader, model_type: str) -> ModelConfig:
         reader,
         model_type=model_type,
         rope=kinds[0].rope,
-        attention_kinds=kinds,
-        attention_bias=has_bias,
-        attention_out_bias=has_bias,
-        attention_scale=1.0,
+        layer_kinds=kinds,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
+        score_scale=1.0,
         embedding_scale=math.sqrt(reader.positive("hidden_size")),
         logit_soft_cap=read_soft_cap(reader),
         has_value_norms=True,
@@ -188,10 +190,10 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     attention = NormedValues(config, allocator, layer_idx)
-    if config.num_experts:
-        choose = Routing(config.top_k, renormalize=True)
+    if config.routing.num_experts:
+        choose = Routing(config.routing.top_k, renormalize=True)
         return DecoderLayer(config, allocator, attention, NormedExperts(config, allocator, choose, _NAMES))
     mlp = dense_mlp(allocator, config.hidden_size, config.dense_width_of(layer_idx), expert_kind(config))
-    sizes = config.layer_embeddings
+    sizes = config.embeddings.layer_embeddings
     layer_input = None if sizes is None else LayerInput(config, sizes, allocator, layer_idx)
     return DecoderLayer(config, allocator, attention, mlp, layer_input=layer_input)

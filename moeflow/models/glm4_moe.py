@@ -24,7 +24,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         may_be_partial=True,
         default_rotary_share=0.5,
         has_qk_norm=reader.get(bool, "use_qk_norm", False),
-        attention_bias=reader.get(bool, "attention_bias", False),
+        qkv_bias=reader.get(bool, "attention_bias", False),
         **read_routed_experts(reader, _DEFAULTS),
     )
     return check_sigmoid_routing(config, reader)
@@ -36,6 +36,6 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    attention = Attention(config, allocator, layer_idx, qk_norm="per_head" if config.has_qk_norm else None)
+    attention = Attention(config, allocator, layer_idx, qk_norm="per_head" if config.attention.has_qk_norm else None)
     mlp = feed_forward(config, allocator, layer_idx, sigmoid_routing(config), BIASED_NAMES, has_float32_router=True)
     return DecoderLayer(config, allocator, attention, mlp)

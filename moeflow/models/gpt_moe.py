@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from moeflow.core.brief import brief
-from moeflow.core.model_config import MAX_LAYERS, AddedPositions, ConfigReader, HiddenAct, ModelConfig
+from moeflow.core.embedding_config import AddedPositions
+from moeflow.core.feed_forward_config import HiddenAct
+from moeflow.core.model_config import MAX_LAYERS, ConfigReader, ModelConfig
 from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import MIN_EPS
 from moeflow.models.layers.attention import Attention
@@ -55,7 +57,7 @@ def read_biased_decoder(
     top_k = reader.positive("num_experts_per_tok") if num_experts else 0
     if top_k > max(num_experts, 0):
         raise reader.error(f"'num_experts_per_tok' is {top_k}, of {num_experts} experts")
-    return ModelConfig(
+    return ModelConfig.from_fields(
         model_type=model_type,
         vocab_size=reader.positive("vocab_size"),
         hidden_size=hidden_size,
@@ -69,14 +71,14 @@ def read_biased_decoder(
         max_position=positions.count,
         rope=None,
         added_positions=positions,
-        rms_norm_eps=reader.number("layer_norm_eps", least=MIN_EPS, most=1.0),
+        eps=reader.number("layer_norm_eps", least=MIN_EPS, most=1.0),
         has_layer_norms=True,
         norm_bias=True,
         num_experts=num_experts,
         top_k=top_k,
         norm_topk_prob=renormalizes,
-        attention_bias=True,
-        attention_out_bias=True,
+        qkv_bias=True,
+        out_bias=True,
         mlp_bias=True,
         expert_bias=num_experts > 0,
         hidden_act=_ACTIVATIONS[activation],
@@ -91,6 +93,6 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
+    choose = Routing(config.routing.top_k, renormalize=config.routing.norm_topk_prob)
     mlp = feed_forward(config, allocator, layer_idx, choose, _EXPERTS, dense_names=_DENSE)
     return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx), mlp)

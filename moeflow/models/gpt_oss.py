@@ -34,9 +34,9 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         default_head_dim=64,
         num_experts=read_num_experts(reader),
         top_k=reader.positive("num_experts_per_tok"),
-        attention_bias=has_bias,
-        attention_out_bias=has_bias,
-        has_attention_sinks=True,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
+        has_sinks=True,
         expert_bias=True,
         swiglu_alpha=reader.number("swiglu_alpha", 1.702, least=0.0, most=1e3),
         swiglu_limit=reader.number("swiglu_limit", 7.0, least=0.0, most=1e6),
@@ -52,7 +52,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     # A softmax over the chosen experts alone is that over all, renormalised.
-    choose = Routing(config.top_k, renormalize=True)
+    choose = Routing(config.routing.top_k, renormalize=True)
     return DecoderLayer(
         config, allocator, Attention(config, allocator, layer_idx), MoE(config, allocator, choose, NAMES)
     )

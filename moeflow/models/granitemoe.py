@@ -41,11 +41,11 @@ def read_granite_config(reader: ConfigReader, model_type: str, *, num_experts: i
         model_type=model_type,
         num_experts=num_experts,
         top_k=reader.positive("num_experts_per_tok") if num_experts else 0,
-        attention_bias=has_bias,
-        attention_out_bias=has_bias,
-        attention_scale=attention,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
+        score_scale=attention,
         embedding_scale=embedding / residual,
-        rms_norm_eps=reader.number("rms_norm_eps", least=MIN_EPS, most=1.0) / residual**2,
+        eps=reader.number("rms_norm_eps", least=MIN_EPS, most=1.0) / residual**2,
         logit_scale=1.0 / logits,
         **family,
     )
@@ -58,7 +58,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def make_experts(config: ModelConfig, allocator: WeightAllocator) -> MoE:
     """Return a layer's experts: a softmax over the chosen ones alone is that over all, renormalised."""
-    return MoE(config, allocator, Routing(config.top_k, renormalize=True), NAMES)
+    return MoE(config, allocator, Routing(config.routing.top_k, renormalize=True), NAMES)
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:

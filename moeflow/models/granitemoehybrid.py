@@ -102,8 +102,8 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     mlp = (
         make_experts(config, allocator)
-        if config.num_experts
-        else dense_mlp(allocator, config.hidden_size, config.intermediate_size, names=SHARED)
+        if config.routing.num_experts
+        else dense_mlp(allocator, config.hidden_size, config.feed_forward.intermediate_size, names=SHARED)
     )
     if config.recurrent is None or layer_idx not in config.recurrent.layers:
         return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx), mlp)

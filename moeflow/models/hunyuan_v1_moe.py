@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from moeflow.core.attention_config import RopeConfig
 from moeflow.core.brief import brief
-from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
+from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import check_supported, read_decoder_config
 from moeflow.models.layers.attention import Attention, AttentionNames
@@ -42,8 +43,8 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         num_experts=_alike(reader, "num_experts", None),
         top_k=_alike(reader, "moe_topk", 1),
         shared_intermediate_size=width,
-        attention_bias=has_bias,
-        attention_out_bias=has_bias,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
         **rope,
     )
 
@@ -83,5 +84,5 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     attention = Attention(config, allocator, layer_idx, qk_norm="per_rotated_head", names=_ATTENTION_NAMES)
-    choose = Routing(config.top_k, renormalize=True)
+    choose = Routing(config.routing.top_k, renormalize=True)
     return DecoderLayer(config, allocator, attention, MoE(config, allocator, choose, NAMES, has_float32_router=True))

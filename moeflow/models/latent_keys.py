@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from moeflow.core.model_config import ConfigReader, LatentAttention, RopeConfig
+from moeflow.core.attention_config import LatentAttention, RopeConfig
+from moeflow.core.model_config import ConfigReader
 from moeflow.models.rope_keys import read_rope
 
 _NORM_EPS: Final = 1e-6  # of norms between projections: in no config
@@ -42,9 +43,9 @@ def read_latent_fields(reader: ConfigReader, *, is_interleaved: bool) -> dict[st
         "num_kv_heads": 1,
         "head_dim": latent.kv_lora_rank + latent.rope_head_dim,
         "rope": replace(rope, rotary_dim=latent.rope_head_dim, is_interleaved=is_interleaved),
-        "attention_scale": _scale(reader, latent, rope),
-        "attention_bias": has_bias,
-        "attention_out_bias": has_bias,
+        "score_scale": _scale(reader, latent, rope),
+        "qkv_bias": has_bias,
+        "out_bias": has_bias,
     }
 
 

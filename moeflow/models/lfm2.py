@@ -82,7 +82,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     mixer, names = make_mixer(config, allocator, layer_idx)
-    mlp = dense_mlp(allocator, config.hidden_size, config.intermediate_size, names=NETWORK)
+    mlp = dense_mlp(allocator, config.hidden_size, config.feed_forward.intermediate_size, names=NETWORK)
     return DecoderLayer(config, allocator, mixer, mlp, names)
 
 

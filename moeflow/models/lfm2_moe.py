@@ -44,11 +44,11 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     mixer, names = make_mixer(config, allocator, layer_idx)
     choose = Routing(
-        config.top_k,
-        renormalize=config.norm_topk_prob,
+        config.routing.top_k,
+        renormalize=config.routing.norm_topk_prob,
         score="sigmoid",
         epsilon=_EPSILON,
-        scale=config.routed_scaling_factor,
+        scale=config.routing.routed_scaling_factor,
     )
     mlp = feed_forward(config, allocator, layer_idx, choose, NAMES, dense_names=NETWORK)
     return DecoderLayer(config, allocator, mixer, mlp, names)

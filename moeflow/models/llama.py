@@ -16,8 +16,8 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     return read_decoder_config(
         reader,
         model_type="llama",
-        attention_bias=reader.get(bool, "attention_bias", False),
-        attention_out_bias=reader.get(bool, "attention_bias", False),
+        qkv_bias=reader.get(bool, "attention_bias", False),
+        out_bias=reader.get(bool, "attention_bias", False),
         mlp_bias=reader.get(bool, "mlp_bias", False),
     )
 
@@ -28,5 +28,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    mlp = dense_mlp(allocator, config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+    mlp = dense_mlp(
+        allocator, config.hidden_size, config.feed_forward.intermediate_size, bias=config.feed_forward.mlp_bias
+    )
     return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx), mlp)

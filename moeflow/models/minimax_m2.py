@@ -44,6 +44,6 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = Routing(config.top_k, renormalize=True, score="sigmoid")
+    choose = Routing(config.routing.top_k, renormalize=True, score="sigmoid")
     attention = Attention(config, allocator, layer_idx, qk_norm="all_heads")
     return DecoderLayer(config, allocator, attention, MoE(config, allocator, choose, NAMES))

@@ -33,7 +33,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = Routing(config.top_k, renormalize=True)
+    choose = Routing(config.routing.top_k, renormalize=True)
     return DecoderLayer(
         config, allocator, Attention(config, allocator, layer_idx), MoE(config, allocator, choose, NAMES)
     )

@@ -25,8 +25,8 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         num_experts=read_num_experts(reader),
         top_k=reader.positive("num_experts_per_tok"),
         norm_topk_prob=reader.get(bool, "norm_topk_prob", False),
-        attention_bias=reader.get(bool, "attention_bias", False),
-        attention_out_bias=reader.get(bool, "attention_bias", False),
+        qkv_bias=reader.get(bool, "attention_bias", False),
+        out_bias=reader.get(bool, "attention_bias", False),
         clip_qkv=clip,
     )
 
@@ -38,5 +38,5 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     attention = Attention(config, allocator, layer_idx, qk_norm="all_heads")
-    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
+    choose = Routing(config.routing.top_k, renormalize=config.routing.norm_topk_prob)
     return DecoderLayer(config, allocator, attention, MoE(config, allocator, choose, NAMES))

@@ -48,14 +48,14 @@ def slab_spec(checkpoint: Checkpoint, formats: WeightFormats) -> SlabSpec:
     shape = read_model_config(checkpoint)
     memory = NotedMemory()
     model = _build_resident(checkpoint, shape, formats, memory)
-    has_experts = shape.num_experts > 0
+    has_experts = shape.routing.num_experts > 0
     sizes = _expert_sizes(shape, formats) if has_experts else []
     return SlabSpec(
         identity=checkpoint_identity(checkpoint),
         weight_format=formats.matrices,
         embedding_format=formats.embeddings,
         num_layers=shape.num_moe_layers,
-        num_experts=shape.num_experts,
+        num_experts=shape.routing.num_experts,
         slab_bytes=max(sizes, default=0),
         resident_bytes=memory.num_bytes,
         layout=_layout(model, memory),
@@ -71,9 +71,9 @@ def largest_expert_bytes(shape: ModelConfig, formats: WeightFormats) -> int:
 
 def _expert_sizes(shape: ModelConfig, formats: WeightFormats) -> list[int]:
     """Return what an expert takes in each layer with experts; if that is the same in all, once."""
-    size = (shape.hidden_size, shape.intermediate_size)
+    size = (shape.hidden_size, shape.feed_forward.intermediate_size)
     return [
-        expert_bytes(*size, up, down_format=down, is_gated=shape.is_gated)
+        expert_bytes(*size, up, down_format=down, is_gated=shape.feed_forward.is_gated)
         for up, down in _expert_formats(shape, formats)
     ]
 
@@ -107,7 +107,9 @@ def pack_model(
     spec = msgspec.structs.replace(slab_spec(checkpoint, formats), is_weighted=bool(importance))
     with build_packed_weights_file(target, spec, on_bytes) as writer:
         if writer.lacks_resident:
-            packed = on_bytes if model.config.num_experts == 0 else None  # otherwise most of the work is experts
+            packed = (
+                on_bytes if model.config.routing.num_experts == 0 else None
+            )  # otherwise most of the work is experts
             writer.write_resident(
                 _resident_content(checkpoint, model.config, formats, spec, num_threads, packed, importance)
             )
@@ -141,7 +143,7 @@ def _write_experts(
 ) -> None:
     shape = model.config
     blocks = list(model.moe_blocks())
-    size, kind = (shape.hidden_size, shape.intermediate_size), expert_kind(shape)
+    size, kind = (shape.hidden_size, shape.feed_forward.intermediate_size), expert_kind(shape)
     formats_of_layers = _expert_formats(shape, formats)
     are_alike = len(formats_of_layers) == 1
     free: SimpleQueue[NDArray[np.uint8]] = SimpleQueue()
@@ -199,7 +201,7 @@ def names_in_part(checkpoint: Checkpoint, formats: WeightFormats, spec: SlabSpec
 def layer_table_range(checkpoint: Checkpoint, formats: WeightFormats, spec: SlabSpec) -> range:
     """Return where the packed weights have the table that embeds tokens for each layer; empty: there is none."""
     shape = read_model_config(checkpoint)
-    if shape.layer_embeddings is None:
+    if shape.embeddings.layer_embeddings is None:
         return range(0)
     memory = NotedMemory()
     model = _build_resident(checkpoint, shape, formats, memory)

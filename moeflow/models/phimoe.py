@@ -37,8 +37,8 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         top_k=top_k,
         norm_topk_prob=False,
         sparsemixer_jitter=reader.number("router_jitter_noise", 0.01, least=0.0, most=1.0),
-        attention_bias=has_bias,
-        attention_out_bias=has_bias,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
         lm_head_bias=reader.get(bool, "lm_head_bias", False),
         sliding_window=reader.positive("sliding_window") if has_window else None,
         has_layer_norms=True,
@@ -52,8 +52,8 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    assert config.sparsemixer_jitter is not None
-    choose = Routing(config.top_k, score="sparsemixer", jitter=config.sparsemixer_jitter)
+    assert config.routing.sparsemixer_jitter is not None
+    choose = Routing(config.routing.top_k, score="sparsemixer", jitter=config.routing.sparsemixer_jitter)
     return DecoderLayer(
         config, allocator, Attention(config, allocator, layer_idx), MoE(config, allocator, choose, NAMES)
     )

@@ -22,10 +22,13 @@ _SLACK = 4  # times the weights: near enough for a loader to say which tensor is
 def check_sizes(config: ModelConfig, checkpoint: Checkpoint) -> None:
     """Raise CheckpointError if a config describes a model far larger than the weights are."""
     num_layers = config.num_layers + config.num_encoder_layers
-    num_tensors = _MIN_IN_LAYER * num_layers + config.num_ffn_matrices * config.num_moe_layers * config.num_experts
+    num_tensors = (
+        _MIN_IN_LAYER * num_layers
+        + config.feed_forward.num_matrices * config.num_moe_layers * config.routing.num_experts
+    )
     num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
     if num_tensors > _SLACK * len(checkpoint.tensors) + _MIN_IN_LAYER * _SLACK:
-        experts = f" of {config.num_experts} experts each" if config.num_experts else ""
+        experts = f" of {config.routing.num_experts} experts each" if config.routing.num_experts else ""
         raise _too_large(
             f"describes {num_layers} layers{experts}, where the weights are {len(checkpoint.tensors)} tensors",
             checkpoint,

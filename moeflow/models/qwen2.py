@@ -13,7 +13,7 @@ from moeflow.models.layers.weight_allocator import WeightAllocator
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
-    config = read_decoder_config(reader, model_type="qwen2", attention_bias=True)
+    config = read_decoder_config(reader, model_type="qwen2", qkv_bias=True)
     return with_windows(config, reader)
 
 
@@ -32,5 +32,5 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    mlp = dense_mlp(allocator, config.hidden_size, config.intermediate_size)
+    mlp = dense_mlp(allocator, config.hidden_size, config.feed_forward.intermediate_size)
     return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx), mlp)

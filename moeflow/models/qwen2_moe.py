@@ -39,7 +39,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         dense_intermediate_size=reader.positive("intermediate_size"),
         shared_intermediate_size=reader.positive("shared_expert_intermediate_size"),
         has_shared_gate=True,
-        attention_bias=reader.get(bool, "qkv_bias", True),
+        qkv_bias=reader.get(bool, "qkv_bias", True),
     )
     if not reader.get(bool, "use_sliding_window", False):
         return config
@@ -56,6 +56,6 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
+    choose = Routing(config.routing.top_k, renormalize=config.routing.norm_topk_prob)
     mlp = feed_forward(config, allocator, layer_idx, choose, NAMES)
     return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx), mlp)

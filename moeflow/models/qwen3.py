@@ -19,8 +19,8 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         reader,
         model_type="qwen3",
         default_head_dim=128,
-        attention_bias=has_bias,
-        attention_out_bias=has_bias,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
     )
     return with_windows(config, reader)
 
@@ -31,5 +31,5 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    mlp = dense_mlp(allocator, config.hidden_size, config.intermediate_size)
+    mlp = dense_mlp(allocator, config.hidden_size, config.feed_forward.intermediate_size)
     return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx, qk_norm="per_head"), mlp)

@@ -26,8 +26,8 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         intermediate_size=reader.positive("moe_intermediate_size"),
         dense_layers=read_dense_layers(reader),
         dense_intermediate_size=reader.positive("intermediate_size"),
-        attention_bias=reader.get(bool, "attention_bias", False),
-        attention_out_bias=reader.get(bool, "attention_bias", False),
+        qkv_bias=reader.get(bool, "attention_bias", False),
+        out_bias=reader.get(bool, "attention_bias", False),
         sliding_window=reader.positive("sliding_window") if reader.get(bool, "use_sliding_window", False) else None,
     )
 
@@ -38,6 +38,6 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
+    choose = Routing(config.routing.top_k, renormalize=config.routing.norm_topk_prob)
     mlp = feed_forward(config, allocator, layer_idx, choose, NAMES)
     return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx, qk_norm="per_head"), mlp)

@@ -54,9 +54,9 @@ def read_linear_config(reader: ConfigReader, *, model_type: str, **family: Any) 
         may_be_partial=True,
         default_head_dim=256,
         default_rotary_share=0.25,
-        has_attention_gate=True,
-        attention_bias=has_bias,
-        attention_out_bias=has_bias,
+        has_output_gate=True,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
         recurrent=_read_recurrent(reader),
         unused_prefixes=predictors(reader),
         **family,
@@ -105,7 +105,7 @@ def make_layer(
     config: ModelConfig, allocator: WeightAllocator, layer_idx: int, *, is_by_key_heads: bool
 ) -> DecoderLayer:
     """Return a layer; `is_by_key_heads` is as `GatedDeltaNet` has it."""
-    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
+    choose = Routing(config.routing.top_k, renormalize=config.routing.norm_topk_prob)
     mlp = feed_forward(config, allocator, layer_idx, choose, NAMES)
     if config.recurrent is None or layer_idx not in config.recurrent.layers:
         attention = GatedAttention(config, allocator, layer_idx, qk_norm="per_head")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -135,7 +134,9 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
     """
     config = find_family(checkpoint).read_config(ConfigReader(checkpoint.config, checkpoint.config_file))
     if _STORED_HEAD in checkpoint.tensors and not config.is_encoder_only:
-        config = replace(config, tie_word_embeddings=False)  # as transformers reads a config that contradicts the files
+        config = config.with_fields(
+            tie_word_embeddings=False
+        )  # as transformers reads a config that contradicts the files
     check_sizes(config, checkpoint)
     read_eos_token_ids(checkpoint)
     return config

@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from moeflow.core.attention_config import RopeConfig
 from moeflow.core.brief import brief
-from moeflow.core.model_config import ConfigReader, RopeConfig
+from moeflow.core.model_config import ConfigReader
 
 ROPE_KINDS: Final = ("default", "linear", "llama3", "yarn")
 _MSCALES: Final = ("mscale", "mscale_all_dim")

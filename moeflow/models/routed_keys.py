@@ -59,14 +59,14 @@ def count(reader: ConfigReader, key: str, default: int) -> int:
 def sigmoid_routing(config: ModelConfig) -> Routing:
     """Return DeepSeek-V3's way of routing."""
     return Routing(
-        config.top_k,
-        renormalize=config.norm_topk_prob,
+        config.routing.top_k,
+        renormalize=config.routing.norm_topk_prob,
         score="sigmoid",
-        num_groups=config.num_expert_groups,
-        num_chosen_groups=config.num_chosen_groups,
+        num_groups=config.routing.num_expert_groups,
+        num_chosen_groups=config.routing.num_chosen_groups,
         group_score="top2_sum",
         epsilon=_EPSILON,
-        scale=config.routed_scaling_factor,
+        scale=config.routing.routed_scaling_factor,
     )
 
 
@@ -79,7 +79,7 @@ def check_sigmoid_routing(config: ModelConfig, reader: ConfigReader) -> ModelCon
 def check_routing(config: ModelConfig, reader: ConfigReader, routing: Routing) -> ModelConfig:
     """Return the config; raises CheckpointError if experts cannot be chosen so."""
     try:
-        routing.check(config.num_experts)
+        routing.check(config.routing.num_experts)
     except ValueError as error:
         raise reader.error(str(error)) from None
     return config

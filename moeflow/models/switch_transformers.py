@@ -57,9 +57,11 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> EncoderDecoderLM:
 
 def _network(config: ModelConfig, allocator: WeightAllocator, place: Place) -> MLP | FusedMLP | MoE:
     assert config.encoder is not None
-    dense = config.encoder.dense_layers if place.is_encoder else config.dense_layers
+    dense = config.encoder.dense_layers if place.is_encoder else config.feed_forward.dense_layers
     if place.layer_idx in dense:
-        return dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size, expert_kind(config), _DENSE)
+        return dense_mlp(
+            allocator, config.hidden_size, config.feed_forward.dense_intermediate_size, expert_kind(config), _DENSE
+        )
     return MoE(config, allocator, Routing(1), _EXPERTS)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+from moeflow.core.attention_config import RelativePositions
 from moeflow.core.brief import brief
-from moeflow.core.model_config import MAX_LAYERS, ConfigReader, EncoderConfig, HiddenAct, ModelConfig, RelativePositions
+from moeflow.core.feed_forward_config import HiddenAct
+from moeflow.core.model_config import MAX_LAYERS, ConfigReader, EncoderConfig, ModelConfig
 from moeflow.models.config_keys import MIN_EPS
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM, Place
 from moeflow.models.layers.mlp import MLP, FusedMLP, NetworkNames, dense_mlp
@@ -62,7 +64,7 @@ def read_encoder_decoder(
     if head_dim % 2:
         raise reader.error(f"'d_kv' is {head_dim}, where an even number is expected")
     num_layers = num_decoder_layers(reader, encoder.num_layers)
-    return ModelConfig(
+    return ModelConfig.from_fields(
         vocab_size=reader.positive("vocab_size"),
         hidden_size=hidden_size,
         num_layers=num_layers,
@@ -72,7 +74,7 @@ def read_encoder_decoder(
         head_dim=head_dim,
         intermediate_size=reader.positive("d_ff"),
         max_position=MAX_POSITION,
-        rms_norm_eps=reader.number("layer_norm_epsilon", 1e-6, least=MIN_EPS, most=1.0),
+        eps=reader.number("layer_norm_epsilon", 1e-6, least=MIN_EPS, most=1.0),
         rope=None,
         relative_positions=_read_positions(reader),
         encoder=encoder,
@@ -134,5 +136,5 @@ def _read_positions(reader: ConfigReader) -> RelativePositions:
 
 
 def _network(config: ModelConfig, allocator: WeightAllocator, place: Place) -> MLP | FusedMLP | MoE:
-    names = _GATED_NAMES if config.is_gated else _NAMES
-    return dense_mlp(allocator, config.hidden_size, config.intermediate_size, expert_kind(config), names)
+    names = _GATED_NAMES if config.feed_forward.is_gated else _NAMES
+    return dense_mlp(allocator, config.hidden_size, config.feed_forward.intermediate_size, expert_kind(config), names)

@@ -11,7 +11,8 @@ from itertools import pairwise
 
 import msgspec
 
-from moeflow.core.model_config import HeadSizes, ModelConfig
+from moeflow.core.attention_config import HeadSizes
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.weight_format import BAND
 
@@ -68,13 +69,13 @@ def with_kv_heads_of(shape: ModelConfig, parallel: ParallelConfig | None, rank: 
     number = parallel.ranks_per_stage
 
     def kept(num_kv_heads: int) -> int:
-        return len(head_blocks(shape.num_heads, num_kv_heads, number).keys[rank % number])
+        return len(head_blocks(shape.attention.num_heads, num_kv_heads, number).keys[rank % number])
 
     def of_rank(heads: HeadSizes | None) -> HeadSizes | None:
         return None if heads is None else replace(heads, num_kv_heads=kept(heads.num_kv_heads))
 
-    kinds = tuple(replace(kind, heads=of_rank(kind.heads)) for kind in shape.attention_kinds)
-    return replace(shape, num_kv_heads=kept(shape.num_kv_heads), attention_kinds=kinds)
+    kinds = tuple(replace(kind, heads=of_rank(kind.heads)) for kind in shape.attention.layer_kinds)
+    return shape.with_fields(num_kv_heads=kept(shape.attention.num_kv_heads), layer_kinds=kinds)
 
 
 def scaled(block: range, factor: int) -> range:

@@ -149,7 +149,7 @@ class Decision:
         """Raises: ConfigError for what such models, or such devices, are not run with."""
         is_offloaded = self.offloads_to_torch or device != "cpu"
         check_settings(self.settings, self.shape, is_offloaded=is_offloaded)
-        if self.settings.record_routing is not None and not self.shape.num_experts:
+        if self.settings.record_routing is not None and not self.shape.routing.num_experts:
             raise ConfigError("this is a dense model: it has no routing to record (--record-routing)")
         check_expert_capacity(self.settings, self.shape)
         check_replicas(self.settings, device, offloads_to_torch=self.offloads_to_torch)
@@ -352,7 +352,7 @@ class Decision:
         if self.usage.is_interactive and self.settings.kv_cache_bytes is None:
             most = self.settings.max_num_seqs or self.usage.max_sequences(has_device=False)
             need_bytes = max(need_bytes, min(most, MIN_TOGETHER) * self.host.kv_bytes_of_request(weights))
-        if not self.shape.num_experts or self.budget.left(weights) >= need_bytes:
+        if not self.shape.routing.num_experts or self.budget.left(weights) >= need_bytes:
             return None
         if maps_together:  # after all, each engine has its own
             self.budget.take_share()

@@ -293,8 +293,8 @@ class _Described:
         )
 
     def _slots(self, policy: Policy) -> ExpertSlotsConfig:
-        num_experts = self.costs.num_moe_layers * self.shape.num_experts
-        least = min_slots(self.shape.top_k, num_experts)
+        num_experts = self.costs.num_moe_layers * self.shape.routing.num_experts
+        least = min_slots(self.shape.routing.top_k, num_experts)
         num_slots = num_slots_of_share(policy.experts_on_disk, num_experts, least=least)
         if self.checkpoint is None:
             size = ceil(self.costs.expert_bytes)
@@ -325,7 +325,7 @@ class _Described:
             device_memory_bytes=None,
             pipeline=offload.pipeline,
             micro_batch=offload.micro_batch_tokens,
-            resident_experts=offload.num_resident_experts / max(self.shape.num_experts, 1),
+            resident_experts=offload.num_resident_experts / max(self.shape.routing.num_experts, 1),
         )
 
 
@@ -346,7 +346,7 @@ def _offload(model: CostModel, policy: Policy, num_blocks: int) -> OffloadConfig
         ),
         pipeline=pipeline_of(model, policy),
         micro_batch_tokens=policy.micro_batch,
-        num_resident_experts=num_on_device(resident, shape.num_experts),
+        num_resident_experts=num_on_device(resident, shape.routing.num_experts),
         num_resident_kv_layers=kv_layers,
         window_blocks=min(window, num_blocks) if has_windows else 0,
         num_hosted_experts=0,

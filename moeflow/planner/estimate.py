@@ -67,7 +67,7 @@ class Estimator(msgspec.Struct, frozen=True):
         policy = replace(policy, batch_size=1, micro_batch=1)
         answered = [it for it in experts.remote.lenders if it.num_experts]
         rates = [RemoteRates.of(it, self.shape.hidden_size, experts.slab_bytes) for it in answered]
-        on_disk = policy.experts_on_disk * self._costs.num_moe_layers * self.shape.num_experts
+        on_disk = policy.experts_on_disk * self._costs.num_moe_layers * self.shape.routing.num_experts
         share = min(sum(it.num_experts for it in answered) / on_disk, 1.0)
         reads, step_s = model.reads(IntegerPolicy.of(policy))[0], model.predict(policy).decode_s
         with_s = step_with_lenders_s(step_s, reads, policy.experts_on_disk, share, rates)
@@ -89,7 +89,7 @@ class Estimator(msgspec.Struct, frozen=True):
         """Return what the configuration means for a batch: its keys and values take the room of experts."""
         on_disk = 0.0
         if (experts := self.config.experts) is not None:
-            total = self._costs.num_moe_layers * self.shape.num_experts
+            total = self._costs.num_moe_layers * self.shape.routing.num_experts
             tokens = batch_size * ceil(max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
             taken = min(tokens * self._costs.kv_bytes, self.config.kv_cache_bytes)
             taken += batch_size * sampled_bytes(self.shape)
@@ -174,8 +174,8 @@ def host_costs(
 
 def _min_expert_share(costs: ModelCosts) -> float:
     """Return the share of experts without which the engine computes no pass."""
-    num_experts = costs.num_moe_layers * costs.shape.num_experts
-    return min_slots(costs.shape.top_k, num_experts) / num_experts if num_experts else 0.0
+    num_experts = costs.num_moe_layers * costs.shape.routing.num_experts
+    return min_slots(costs.shape.routing.top_k, num_experts) / num_experts if num_experts else 0.0
 
 
 def machine_reasons(machine: Machine) -> list[tuple[str, str]]:

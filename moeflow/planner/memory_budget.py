@@ -151,5 +151,5 @@ class MemoryBudget:
 
     def _hint(self) -> str:
         is_alone = self._num_ranks == 1 and self._settings.memory_bytes is None
-        can_stream = is_alone and self._shape.num_experts and extension.is_available()
+        can_stream = is_alone and self._shape.routing.num_experts and extension.is_available()
         return "; or set a limit (--memory) and have experts come from disk" if can_stream else ""

@@ -65,7 +65,9 @@ def sequences_context(
     """Return the context of a pass over whole sequences, one after the other, for the model's own layers."""
     config = model.config
     layers = [it for it in config.kv_layers if it - model.first_layer in range(len(model.layers))]
-    kv, attention = _storage(model, layers, lengths, latent_dim=config.latent_dim, other_heads=config.other_heads)
+    kv, attention = _storage(
+        model, layers, lengths, latent_dim=config.attention.latent_dim, other_heads=config.attention.other_heads
+    )
     positions = torch.cat([torch.arange(length, device=model.device) for length in lengths])
     states = None
     if config.recurrent is not None:
@@ -100,8 +102,8 @@ def _storage(
         layers=layers,
         num_blocks=ends[-1],
         block_size=BLOCK_SIZE,
-        num_kv_heads=model.config.num_kv_heads,
-        head_dim=model.config.head_dim,
+        num_kv_heads=model.config.attention.num_kv_heads,
+        head_dim=model.config.attention.head_dim,
         dtype=model.dtype,
         device=model.device,
         **shape,

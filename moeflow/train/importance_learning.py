@@ -88,7 +88,7 @@ def learn_importance(
     shape = read_model_config(checkpoint)
     if shape.encoder is not None:
         raise ConfigError(f"{checkpoint.path} is an encoder-decoder; importance needs a decoder-only model")
-    if shape.layer_embeddings is not None or shape.kv_layers != shape.attention_layers:
+    if shape.embeddings.layer_embeddings is not None or shape.kv_layers != shape.attention_layers:
         raise ConfigError(
             f"{checkpoint.path} has layers with shared keys and values or own inputs; importance needs independent "
             "layers"
@@ -110,7 +110,7 @@ def learn_importance(
     last = _Sums()
     for states in hidden:
         last.add(ends.norm(states))
-    head = "model.embed_tokens.weight" if shape.tie_word_embeddings else "lm_head.weight"
+    head = "model.embed_tokens.weight" if shape.embeddings.tie_word_embeddings else "lm_head.weight"
     return found | {head: last.whole()}
 
 
@@ -176,7 +176,7 @@ class _LayerSums:
     def __init__(self, layer: DecoderLayer, prefix: str) -> None:
         self._layer = layer
         self._prefix = prefix
-        num_networks = layer.mlp.config.num_experts if isinstance(layer.mlp, MoE) else 1
+        num_networks = layer.mlp.config.routing.num_experts if isinstance(layer.mlp, MoE) else 1
         self._qkv, self._o, self._shared_up, self._shared_down = (_Sums() for _ in range(4))
         self._ups, self._downs = _Sums(num_networks), _Sums(num_networks)
 
@@ -242,7 +242,7 @@ class _LayerSums:
         """Yield the names of each network's gate and up, and of its down."""
         mlp = self._layer.mlp
         if isinstance(mlp, MoE):
-            for expert in range(mlp.config.num_experts):
+            for expert in range(mlp.config.routing.num_experts):
                 *ups, down = mlp.expert_names(self._prefix, expert)
                 yield ups, down
         else:

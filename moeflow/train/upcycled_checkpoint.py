@@ -90,7 +90,7 @@ def _config(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -
         **decoder_config(checkpoint, shape),
         "num_local_experts": recipe.num_experts,
         "num_experts_per_tok": recipe.top_k,
-        "sliding_window": shape.sliding_window,
+        "sliding_window": shape.attention.sliding_window,
         "router_jitter_noise": 0.0,
         "output_router_logits": False,
     }
@@ -122,7 +122,7 @@ def _targets(shape: ModelConfig, recipe: UpcycleRecipe) -> Iterator[_Target]:
                 source = f"{prefix}.mlp.{dense_name}.weight"
                 yield _Target(f"{block}.experts.{expert}.{name}.weight", source, layer, expert, matrix)
     yield _carried("model.norm.weight")
-    if not shape.tie_word_embeddings:
+    if not shape.embeddings.tie_word_embeddings:
         yield _carried("lm_head.weight")
 
 

@@ -78,5 +78,5 @@ def measure_quality(
 def _expert_shares(moe: MoE, inputs: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
     """Return each expert's share of the choices. Shapes: inputs [T, H] each."""
     topk_ids, _weights = moe.route(torch.cat(inputs).to(dtype))
-    counts = torch.bincount(topk_ids.flatten(), minlength=moe.config.num_experts)
+    counts = torch.bincount(topk_ids.flatten(), minlength=moe.config.routing.num_experts)
     return tuple((counts / counts.sum()).tolist())

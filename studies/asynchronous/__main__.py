@@ -111,7 +111,7 @@ def simulate_async(
         batch_size=batch_size,
         context=context,
     )
-    if at.num_layers * at.num_batches * at.num_devices * shape.num_experts > MAX_CELLS:
+    if at.num_layers * at.num_batches * at.num_devices * shape.routing.num_experts > MAX_CELLS:
         raise ConfigError(
             f"{at.num_layers} layers of {at.num_batches} batches on {ranks} devices are too much to simulate task by "
             "task: give fewer --layers or --batches"

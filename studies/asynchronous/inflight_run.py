@@ -68,7 +68,7 @@ class InFlightRun:
         self._at = at
         homes = [mapper.home(batch, at.batch_size) for batch in range(at.num_batches)]
         shape = (at.num_layers, at.num_batches, at.num_devices)
-        self._pairs = np.zeros((*shape, at.costs.shape.num_experts), np.int32)  # of each expert at each device
+        self._pairs = np.zeros((*shape, at.costs.shape.routing.num_experts), np.int32)  # of each expert at each device
         self._rows = np.zeros(shape, np.int64)  # tokens that reach each device
         for layer in range(at.num_layers):
             for batch, home in enumerate(homes):
@@ -123,7 +123,7 @@ class InFlightRun:
             return self._computed(*self._attention())
         if task.op == EXPERTS:
             pairs = self._pairs[layer, batches, device].sum(axis=0)
-            work = self._at.costs.experts(pairs.sum() / self._at.costs.shape.top_k, int((pairs > 0).sum()))
+            work = self._at.costs.experts(pairs.sum() / self._at.costs.shape.routing.top_k, int((pairs > 0).sum()))
             return self._computed(work)
         return self._sent(self._num_sent(task.op, layer, batches, device))
 

@@ -43,8 +43,9 @@ from torch import Tensor
 
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import show
+from moeflow.core.attention_config import RopeConfig
 from moeflow.core.hardware import RAM, MemoryLevel, Processor
-from moeflow.core.model_config import ModelConfig, RopeConfig
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_seconds
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weight import PackedWeight
@@ -270,7 +271,7 @@ def idle_s(runs: Sequence[Sequence[Went]]) -> list[float]:
 def simulate(study: Study, busy_s: float) -> dict[str, InFlightRun]:
     """Return both forms on the virtual clock, where devices take so long together to compute everything."""
     layer = study.layer
-    shape = ModelConfig(
+    shape = ModelConfig.from_fields(
         model_type="mixtral",
         vocab_size=1,
         hidden_size=layer.hidden,
@@ -280,7 +281,7 @@ def simulate(study: Study, busy_s: float) -> dict[str, InFlightRun]:
         head_dim=layer.hidden,  # the matrices of attention are then those of the dense product
         intermediate_size=layer.width,
         max_position=1,
-        rms_norm_eps=0.0,
+        eps=0.0,
         rope=RopeConfig(),
         num_experts=layer.num_experts,
         top_k=layer.top_k,

@@ -80,7 +80,7 @@ def shape_of(model: str) -> ModelConfig:
     if model != FINE_GRAINED:
         return read_shape(model)
     shape = read_shape("mixtral-8x7b")
-    return replace(shape, num_experts=128, top_k=8, intermediate_size=shape.intermediate_size // 16)
+    return shape.with_fields(num_experts=128, top_k=8, intermediate_size=shape.feed_forward.intermediate_size // 16)
 
 
 def layers(point: Point) -> tuple[SkewRouter, list[ParallelLayer]]:

@@ -93,11 +93,11 @@ class RankedLayer:
     @property
     def choice_bytes(self) -> int:
         """Experts of a token and their weights."""
-        return self.costs.shape.top_k * CHOICE_BYTES
+        return self.costs.shape.routing.top_k * CHOICE_BYTES
 
     def route_s(self, num_tokens: PerRank) -> PerRank:
         """Return the seconds of each rank's router and shared expert."""
-        choose_s = self.rates.choose_token_s + self.rates.choose_logit_s * self.costs.shape.num_experts
+        choose_s = self.rates.choose_token_s + self.rates.choose_logit_s * self.costs.shape.routing.num_experts
 
         def seconds(tokens: float) -> float:
             works = self.costs.until_experts(tokens)[1:]
@@ -164,7 +164,7 @@ class ParallelLayer(RankedLayer):
 
     def pairs_at(self, ranks: ExpertIds) -> NDArray[np.int64]:
         """Return how many tokens of each expert are at each rank, [P, E], if they are at `ranks`, [T, K]."""
-        num_experts = self.costs.shape.num_experts
+        num_experts = self.costs.shape.routing.num_experts
         cells = ranks * num_experts + self.topk_ids
         return np.bincount(cells.ravel(), minlength=self.num_ranks * num_experts).reshape(self.num_ranks, num_experts)
 
@@ -183,7 +183,7 @@ class ParallelLayer(RankedLayer):
         """Return the seconds of experts with so many rows each, [E], and of the activations of each call."""
         different, numbers = np.unique(counts[counts > 0], return_counts=True)
         cases = zip(different.tolist(), numbers.tolist(), strict=True)
-        works = [(num, costs.experts(rows / costs.shape.top_k, 1)) for rows, num in cases]
+        works = [(num, costs.experts(rows / costs.shape.routing.top_k, 1)) for rows, num in cases]
         more_s = num_calls * activations_s(self.level, costs, num_pairs, self.rates.measured_rows)
         return launch_seconds(self.level, works) + more_s
 
@@ -255,7 +255,7 @@ def replicated_cost(at: RankedLayer, own_tokens: PerRank, experts: Experts) -> L
         sections={"experts": at.route_s(own_tokens) + experts.seconds},
         num_flops=experts.num_pairs * _pair_flops(at.costs),
         sent_bytes=np.zeros(at.num_ranks),
-        weight_bytes=np.full(at.num_ranks, at.costs.shape.num_experts * at.costs.expert_bytes),
+        weight_bytes=np.full(at.num_ranks, at.costs.shape.routing.num_experts * at.costs.expert_bytes),
     )
 
 
@@ -263,7 +263,7 @@ def placed_cost(
     at: RankedLayer, own_tokens: PerRank, placement: ExpertPlacement, experts: Experts, rows: Moved, results: Moved
 ) -> LayerCost:
     """Return the cost of whole experts on their ranks; a rank's own rows and pairs are copied like the others'."""
-    own_pairs = own_tokens * at.costs.shape.top_k
+    own_pairs = own_tokens * at.costs.shape.routing.top_k
     return LayerCost(
         sections={
             "route": at.route_s(own_tokens),
@@ -285,11 +285,11 @@ def sliced_cost(
 ) -> LayerCost:
     """Return the cost of slices, whose widths differ by one at most; `experts_s` are those of all tokens."""
     shape = at.costs.shape
-    widths = _even_parts(shape.intermediate_size, at.num_ranks)
+    widths = _even_parts(shape.feed_forward.intermediate_size, at.num_ranks)
 
     def each_rank(function: Callable[[ModelCosts], float]) -> PerRank:
         return _each(
-            widths, lambda width: function(replace(at.costs, shape=replace(shape, intermediate_size=int(width))))
+            widths, lambda width: function(replace(at.costs, shape=shape.with_fields(intermediate_size=int(width))))
         )
 
     tokens_s = at.gather_all_s(num_tokens, at.row_bytes)
@@ -302,16 +302,18 @@ def sliced_cost(
             "experts": each_rank(experts_s),
             "combine": tokens_s + at.copy_s(at.num_ranks * own_tokens),  # added up
         },
-        num_flops=num_tokens * shape.top_k * each_rank(_pair_flops),
+        num_flops=num_tokens * shape.routing.top_k * each_rank(_pair_flops),
         sent_bytes=sent_bytes + (num_tokens - own_tokens) * at.row_bytes,
-        weight_bytes=shape.num_experts * each_rank(lambda costs: costs.expert_bytes),
+        weight_bytes=shape.routing.num_experts * each_rank(lambda costs: costs.expert_bytes),
     )
 
 
 def _capacity(at: ParallelLayer) -> LayerCost:
     """Return the cost of the padded baseline."""
     shape = at.costs.shape
-    return _padded(at, padded_rows(at.capacity_factor, shape.top_k, int(at.own_tokens.max()), shape.num_experts))
+    return _padded(
+        at, padded_rows(at.capacity_factor, shape.routing.top_k, int(at.own_tokens.max()), shape.routing.num_experts)
+    )
 
 
 def _capacity_dropless(at: ParallelLayer) -> LayerCost:
@@ -321,12 +323,12 @@ def _capacity_dropless(at: ParallelLayer) -> LayerCost:
 
 def _padded(at: ParallelLayer, capacity: int) -> LayerCost:
     shape = at.costs.shape
-    num_held = _num_held(ExpertPlacement.by_index(1, shape.num_experts, at.num_ranks))
-    is_held = np.arange(shape.num_experts) < num_held[:, None]  # any of them: all have as many rows
+    num_held = _num_held(ExpertPlacement.by_index(1, shape.routing.num_experts, at.num_ranks))
+    is_held = np.arange(shape.routing.num_experts) < num_held[:, None]  # any of them: all have as many rows
     experts = at.experts_of(is_held * at.num_ranks * capacity, num_calls=num_held)
-    sent, received = (shape.num_experts - num_held) * capacity, num_held * (at.num_ranks - 1) * capacity
-    held, own = num_held * at.num_ranks * capacity, np.full(at.num_ranks, shape.num_experts * capacity)
-    exchange_s, own_pairs = at.exchange_s(at.passing(sent, received)), at.own_tokens * shape.top_k
+    sent, received = (shape.routing.num_experts - num_held) * capacity, num_held * (at.num_ranks - 1) * capacity
+    held, own = num_held * at.num_ranks * capacity, np.full(at.num_ranks, shape.routing.num_experts * capacity)
+    exchange_s, own_pairs = at.exchange_s(at.passing(sent, received)), at.own_tokens * shape.routing.top_k
     return LayerCost(
         sections={
             "route": at.route_s(at.own_tokens),

@@ -64,7 +64,7 @@ class ExpectedLayer(RankedLayer, ExpectedExperts):
 
     def _own_s(self, num_tokens: int) -> float:
         """Return the seconds of all experts on each rank, for at most so many tokens of its own."""
-        tokens = np.full(self.costs.shape.num_experts, float(num_tokens))
+        tokens = np.full(self.costs.shape.routing.num_experts, float(num_tokens))
         mean, variance = self.routing.distinct(tokens)
         num_busy = min(self.num_ranks, self.num_tokens)
         distinct = expected_max(np.full(num_busy, mean), np.full(num_busy, variance), is_any=True)
@@ -77,7 +77,7 @@ class ExpectedLayer(RankedLayer, ExpectedExperts):
         experts that share a rank add variance: their average number, or the items' variance if it is less.
         """
         tokens = self.num_tokens // self.num_ranks + (np.arange(self.num_ranks) < self.num_tokens % self.num_ranks)
-        shared = max(min(self.costs.shape.top_k - per_token.sum(), variance.sum()), 0.0)
+        shared = max(min(self.costs.shape.routing.top_k - per_token.sum(), variance.sum()), 0.0)
         others = self.num_tokens - tokens
         sent = tokens * (per_token.sum() - per_token), tokens * (variance + shared)
         received = others * per_token, others * variance

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final
 
+from moeflow.core.attention_config import RopeConfig
 from moeflow.core.hardware import Machine
-from moeflow.core.model_config import ModelConfig, RopeConfig
+from moeflow.core.model_config import ModelConfig
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.roofline import divided
 from moeflow.planner.hardware.host import host_resources
@@ -65,7 +66,7 @@ def kernel_shapes(layer: LayerShape) -> list[KernelShape]:
 
 def _costs(layer: LayerShape) -> ModelCosts:
     """Return the costs of a model that is this layer."""
-    shape = ModelConfig(
+    shape = ModelConfig.from_fields(
         model_type="layer",
         vocab_size=1,
         hidden_size=layer.hidden,
@@ -75,7 +76,7 @@ def _costs(layer: LayerShape) -> ModelCosts:
         head_dim=1,
         intermediate_size=layer.width,
         max_position=1,
-        rms_norm_eps=1e-6,
+        eps=1e-6,
         rope=RopeConfig(),
         num_experts=layer.num_experts,
         top_k=layer.top_k,

@@ -100,7 +100,7 @@ def with_experts(level: MemoryLevel, layer: LayerShape, costs: ModelCosts, measu
     """Return a rank's level with the efficiency of experts as they are here, and of slices."""
     processor = processor_of(level)
     first, second, *_ = slice_bounds(layer.width, layer.num_ranks)
-    sliced = replace(costs, shape=replace(costs.shape, intermediate_size=second - first))
+    sliced = replace(costs, shape=costs.shape.with_fields(intermediate_size=second - first))
     found = [
         _efficiency(level, of_which, rows, seconds)
         for of_which, times in ((costs, measured.whole_s), (sliced, measured.slice_s))
@@ -111,7 +111,7 @@ def with_experts(level: MemoryLevel, layer: LayerShape, costs: ModelCosts, measu
 
 
 def _efficiency(level: MemoryLevel, costs: ModelCosts, rows: int, seconds: float) -> KernelEfficiency:
-    work, dtype = costs.experts(rows / costs.shape.top_k, 1), costs.formats.matrices
+    work, dtype = costs.experts(rows / costs.shape.routing.top_k, 1), costs.formats.matrices
     roof_s = max(work.num_bytes / level.read_bytes_per_s, work.num_flops / processor_of(level).peak(dtype))
     return KernelEfficiency(kernel="experts", dtype=dtype, rows=rows, share=roof_s / seconds, values=work.values)
 

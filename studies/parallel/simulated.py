@@ -95,13 +95,13 @@ link_option = click.option(
 
 def skew_router(shape: ModelConfig, model: str, skew: float, skew_experts: int | None, seed: int) -> SkewRouter:
     """Return a router for a model. Raises: ConfigError if it has no experts."""
-    if not shape.num_experts:
+    if not shape.routing.num_experts:
         raise ConfigError(f"{model} has no experts that could be laid out over ranks: choose a model that has")
     return SkewRouter(
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
+        num_experts=shape.routing.num_experts,
+        top_k=shape.routing.top_k,
         router_skew=skew,
-        num_experts_skew=skew_experts or max(shape.num_experts // 10, 1),
+        num_experts_skew=skew_experts or max(shape.routing.num_experts // 10, 1),
         seed=seed,
     )
 
@@ -153,7 +153,7 @@ def parallel(
         num_ranks=ranks,
         topk_ids=router.route(tokens),
         loads=loads_before(router, tokens),
-        capacity_factor=_finite(capacity_factor) or min(float(shape.num_experts), STUDY_CAPACITY_FACTOR),
+        capacity_factor=_finite(capacity_factor) or min(float(shape.routing.num_experts), STUDY_CAPACITY_FACTOR),
     )
     runs, baseline = run_layouts(layer, layouts)
     choice = choose_layout(expected_layer(layer, router), [name for name in layouts if name in ADDED_LAYOUTS])

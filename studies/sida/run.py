@@ -206,7 +206,7 @@ class SidaStudy:
 def _check_is_classifier(model: Path) -> None:
     with closing(open_checkpoint(model)) as checkpoint:
         shape = read_model_config(checkpoint)
-    if not shape.labels or not shape.num_experts:
+    if not shape.labels or not shape.routing.num_experts:
         raise ConfigError(f"{model} is no classifier with experts: make one with `moeflow train classifier`")
 
 

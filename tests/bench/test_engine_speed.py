@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from moeflow.bench.engine_speed import Case, Stopwatch
@@ -78,8 +76,7 @@ def test_what_the_engine_cannot_run_is_said_before(case, reason):
 
 def test_a_case_counts_its_passes_and_positions():
     """Two rows, prompts of 4, 3 passes: the passes see 4 + 1, 4 + 2 and 4 + 3 positions a row."""
-    shape = dataclasses.replace(
-        TINY,
+    shape = TINY.with_fields(
         vocab_size=100,
         hidden_size=8,
         num_layers=3,

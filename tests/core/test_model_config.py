@@ -12,7 +12,7 @@ def test_parameters_of_mixtral_8x7b_are_the_published_ones():
     assert config.num_parameters == pytest.approx(46.7e9, rel=1e-3)
     assert config.num_active_parameters == pytest.approx(12.9e9, rel=0.02)
     assert config.kv_bytes_per_token("bfloat16") == 131072
-    assert config.kv_bytes_per_token("int8") == 131072 // 2 + 131072 // 2 // config.head_dim * 4
+    assert config.kv_bytes_per_token("int8") == 131072 // 2 + 131072 // 2 // config.attention.head_dim * 4
 
 
 def test_wrong_keys_name_file_key_and_remedy():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -109,7 +108,7 @@ def test_work_space_grows_with_all_that_takes_some():
 
 @given(tokens=st.integers(0, 5000), heads=st.integers(1, 64), top_k=st.integers(0, 16), width=st.integers(1, 20000))
 def test_what_kernels_keep_is_a_part_of_the_work_space(tokens, heads, top_k, width):
-    shape = dataclasses.replace(TINY, num_heads=heads, num_kv_heads=heads, top_k=top_k, intermediate_size=width)
+    shape = TINY.with_fields(num_heads=heads, num_kv_heads=heads, top_k=top_k, intermediate_size=width)
     kept = kept_bytes(shape, num_tokens=tokens)
     assert 0 <= kept <= work_bytes(shape, num_tokens=tokens, num_sampled=1) / 2
 

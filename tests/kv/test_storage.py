@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeflow.core.attention_config import HeadSizes
 from moeflow.core.errors import CapacityError
-from moeflow.core.model_config import HeadSizes
 from moeflow.kv.storage import KVStorage, _runs
 from moeflow.models.pass_input import PassInput
 

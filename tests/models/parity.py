@@ -57,8 +57,8 @@ SHAPE = {
 
 def layouts_of(config: ModelConfig, num_ranks: int) -> list[dict[str, str]]:
     """Return the ways in which so many ranks can share a model."""
-    of_heads = ["replicated", "tensor"] if config.latent is None else ["replicated"]
-    found = product(["expert", "sliced"] if num_ranks <= config.num_experts else ["sliced"], of_heads)
+    of_heads = ["replicated", "tensor"] if config.attention.latent is None else ["replicated"]
+    found = product(["expert", "sliced"] if num_ranks <= config.routing.num_experts else ["sliced"], of_heads)
     return [{"expert_layout": experts, "attention_layout": attention} for experts, attention in found]
 
 
@@ -138,10 +138,10 @@ class Cache:
             layers=config.kv_layers,
             num_blocks=num_blocks,
             block_size=block_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            latent_dim=config.latent_dim,
-            other_heads=config.other_heads,
+            num_kv_heads=config.attention.num_kv_heads,
+            head_dim=config.attention.head_dim,
+            latent_dim=config.attention.latent_dim,
+            other_heads=config.attention.other_heads,
             dtype=model.dtype,
             device=CPU,
         )

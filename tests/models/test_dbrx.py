@@ -60,7 +60,7 @@ def read_shape(folder):
 
 def test_old_files_have_theta_among_the_settings_of_attention(folder):
     change_config(folder, lambda raw: (raw.pop("rope_parameters"), raw["attn_config"].update(rope_theta=5e5)))
-    assert read_shape(folder).rotary.theta == 5e5
+    assert read_shape(folder).attention.rotary.theta == 5e5
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ class Sequences:
             layers=range(config.num_layers),
             num_blocks=64,
             block_size=BLOCK_SIZE,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            num_kv_heads=config.attention.num_kv_heads,
+            head_dim=config.attention.head_dim,
             dtype=torch.float32,
             device=CPU,
         )

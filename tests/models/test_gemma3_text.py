@@ -1,8 +1,8 @@
 import pytest
 from transformers import Gemma3TextConfig
 
+from moeflow.core.attention_config import RopeConfig
 from moeflow.core.errors import CheckpointError
-from moeflow.core.model_config import RopeConfig
 from tests.models.fake_checkpoint import shape_of
 from tests.models.parity import SHAPE, Parity, make_pair
 
@@ -41,10 +41,13 @@ def test_configs_from_before_transformers_5():
     old = {"rope_theta": 2e6, "rope_local_base_freq": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     shape = shape_of(raw(rope_parameters=..., layer_types=..., num_hidden_layers=4, sliding_window_pattern=2, **old))
     everything, local = RopeConfig(2e6, "linear", 8.0), RopeConfig(500.0)
-    assert [(kind.rope, kind.sliding_window) for kind in shape.attention_kinds] == [(local, 9), (everything, None)] * 2
+    assert [(kind.rope, kind.sliding_window) for kind in shape.attention.layer_kinds] == [
+        (local, 9),
+        (everything, None),
+    ] * 2
     bare = shape_of(raw(rope_parameters=..., layer_types=..., num_hidden_layers=6))
-    assert [kind.sliding_window for kind in bare.attention_kinds] == [9] * 5 + [None]
-    assert [rope.theta for rope in bare.ropes] == [1e4, 1e6]
+    assert [kind.sliding_window for kind in bare.attention.layer_kinds] == [9] * 5 + [None]
+    assert [rope.theta for rope in bare.attention.ropes] == [1e4, 1e6]
 
 
 def test_what_google_leaves_out_is_as_transformers_has_it():
@@ -52,15 +55,15 @@ def test_what_google_leaves_out_is_as_transformers_has_it():
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
     shape, want = shape_of(config), Gemma3TextConfig(**text)
-    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (
+    assert (shape.attention.num_heads, shape.attention.num_kv_heads, shape.attention.head_dim) == (
         want.num_attention_heads,
         want.num_key_value_heads,
         want.head_dim,
     )
-    assert (shape.vocab_size, shape.rms_norm_eps) == (want.vocab_size, want.rms_norm_eps)
-    assert shape.tie_word_embeddings is want.tie_word_embeddings is True
-    assert shape.attention_scale == want.query_pre_attn_scalar**-0.5
-    assert [kind.sliding_window is None for kind in shape.attention_kinds] == [
+    assert (shape.vocab_size, shape.norms.eps) == (want.vocab_size, want.rms_norm_eps)
+    assert shape.embeddings.tie_word_embeddings is want.tie_word_embeddings is True
+    assert shape.attention.score_scale == want.query_pre_attn_scalar**-0.5
+    assert [kind.sliding_window is None for kind in shape.attention.layer_kinds] == [
         kind == "full_attention" for kind in want.layer_types
     ]
 

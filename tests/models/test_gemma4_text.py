@@ -2,8 +2,8 @@ import pytest
 import torch
 from transformers import Gemma4TextConfig
 
+from moeflow.core.attention_config import HeadSizes
 from moeflow.core.errors import CheckpointError
-from moeflow.core.model_config import HeadSizes
 from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from tests.models.fake_checkpoint import shape_of
 from tests.models.parity import SHAPE, Cache, Parity, close, load, make_pair, tokens
@@ -74,28 +74,28 @@ def test_heads_of_configs_that_speak_of_kinds_of_layers():
     """As Google publishes them; transformers writes what it made of that for each layer."""
     kinds = {"per_layer_config": ..., "global_head_dim": 24, "num_global_key_value_heads": 1}
     assert shape_of(raw(**kinds)) == shape_of(raw())
-    assert shape_of(raw(**kinds | {"attention_k_eq_v": False})).heads_of(2) == HeadSizes(2, 24)
+    assert shape_of(raw(**kinds | {"attention_k_eq_v": False})).attention.heads_of(2) == HeadSizes(2, 24)
     bare = shape_of(raw(per_layer_config=..., num_global_key_value_heads=...))
-    assert bare.heads_of(2) == HeadSizes(2, 512, values_are_keys=True)
+    assert bare.attention.heads_of(2) == HeadSizes(2, 512, values_are_keys=True)
 
 
 def test_what_google_leaves_out_is_as_transformers_has_it():
     said = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7, "hidden_size_per_layer_input": 0}
     want = Gemma4TextConfig(**said)
     shape = shape_of({"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text"} | said)
-    assert [kind.sliding_window is None for kind in shape.attention_kinds] == [
+    assert [kind.sliding_window is None for kind in shape.attention.layer_kinds] == [
         kind == "full_attention" for kind in want.layer_types
     ]
-    assert (shape.num_heads, shape.vocab_size, shape.rms_norm_eps) == (
+    assert (shape.attention.num_heads, shape.vocab_size, shape.norms.eps) == (
         want.num_attention_heads,
         want.vocab_size,
         want.rms_norm_eps,
     )
     for layer_idx in range(7):
         theirs = want.per_layer_config[layer_idx]
-        assert shape.heads_of(layer_idx) == HeadSizes(theirs.num_key_value_heads, theirs.head_dim)
-    assert {rope.theta for rope in shape.ropes} == {1e4, 1e6}
-    assert shape.tie_word_embeddings is want.tie_word_embeddings is True
+        assert shape.attention.heads_of(layer_idx) == HeadSizes(theirs.num_key_value_heads, theirs.head_dim)
+    assert {rope.theta for rope in shape.attention.ropes} == {1e4, 1e6}
+    assert shape.embeddings.tie_word_embeddings is want.tie_word_embeddings is True
 
 
 def test_experts_beside_shared_keys(tmp_path):
@@ -112,10 +112,10 @@ def test_experts_beside_shared_keys(tmp_path):
 def test_shared_keys_and_values_are_kept_once():
     shape = shape_of(CONFIGS["for phones"].to_dict() | {"architectures": ["Gemma4ForCausalLM"]})
     assert shape.kv_layers == (0, 1, 2, 3)
-    assert [shape.heads_of(layer).kv_layer for layer in range(6)] == [None] * 4 + [3, 2]
+    assert [shape.attention.heads_of(layer).kv_layer for layer in range(6)] == [None] * 4 + [3, 2]
     assert shape.kv_bytes_per_token("float32") == 4 * 2 * 2 * (12 + 12 + 24 + 12)
     assert shape.attended_bytes_per_token("float32") == 4 * 2 * 2 * (4 * 12 + 2 * 24)
-    assert shape.wide_layers == (4, 5)
+    assert shape.feed_forward.wide_layers == (4, 5)
 
 
 def test_keys_and_values_of_each_layer_are_counted():

@@ -128,7 +128,12 @@ def read_shape(folder):
 
 def test_the_settings_are_those_of_config_ini(folder):
     shape, config = read_shape(folder)
-    assert (shape.moe_layers, shape.dense_layers, shape.top_k, shape.num_experts) == ((1, 3), (0, 2), 1, EXPERTS)
+    assert (shape.moe_layers, shape.feed_forward.dense_layers, shape.routing.top_k, shape.routing.num_experts) == (
+        (1, 3),
+        (0, 2),
+        1,
+        EXPERTS,
+    )
     assert (config["bos_token_id"], config["eos_token_id"], shape.max_position) == (5, 96, LENGTH)
 
 

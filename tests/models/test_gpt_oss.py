@@ -7,8 +7,8 @@ from transformers import GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from moeflow.checkpoint.packed.layout import SlabSpec
+from moeflow.core.attention_config import RopeConfig
 from moeflow.core.errors import CheckpointError, ConfigError
-from moeflow.core.model_config import RopeConfig
 from moeflow.experts.remote.borrowing import borrowing_of
 from moeflow.kernels.cpu import extension
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
@@ -100,11 +100,11 @@ def test_configs_as_published():
     yarn = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn", "truncate": False}
     old = {"rope_theta": 150000, "rope_scaling": yarn | {"original_max_position_embeddings": 4096}}
     shape = shape_of(raw(rope_parameters=..., layer_types=..., swiglu_alpha=..., **old))
-    assert shape.rope == RopeConfig(150000.0, "yarn", 32.0, original_max_position=4096, truncate=False)
-    assert [kind.sliding_window for kind in shape.attention_kinds] == [9, None, 9]
-    assert {kind.rope for kind in shape.attention_kinds} == {shape.rope}
-    assert (shape.swiglu_alpha, shape.swiglu_limit) == (1.702, 7.0)
-    assert shape_of(raw(rope_parameters=...)).rope == shape.rope
+    assert shape.attention.rope == RopeConfig(150000.0, "yarn", 32.0, original_max_position=4096, truncate=False)
+    assert [kind.sliding_window for kind in shape.attention.layer_kinds] == [9, None, 9]
+    assert {kind.rope for kind in shape.attention.layer_kinds} == {shape.attention.rope}
+    assert (shape.feed_forward.swiglu_alpha, shape.feed_forward.swiglu_limit) == (1.702, 7.0)
+    assert shape_of(raw(rope_parameters=...)).attention.rope == shape.attention.rope
 
 
 @pytest.mark.parametrize(

@@ -92,4 +92,4 @@ def test_the_published_model_has_its_size():
     shape = shape_of(PUBLISHED)
     assert shape.num_parameters == pytest.approx(1.026e12, rel=0.002)
     assert shape.num_active_parameters == pytest.approx(32e9, rel=0.03)
-    assert shape.attention_scale == pytest.approx(192**-0.5 * (0.1 * 3.4657359 + 1) ** 2)
+    assert shape.attention.score_scale == pytest.approx(192**-0.5 * (0.1 * 3.4657359 + 1) ** 2)

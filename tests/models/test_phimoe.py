@@ -60,8 +60,8 @@ def test_factors_are_those_of_the_longest_texts():
     doubled = [2 * it for it in FACTORS]
     rope = {**LONG, "long_factor": doubled, "long_mscale": 1.5}
     long, short = read(rope_parameters=rope), read(rope_parameters=rope, max_position_embeddings=32)
-    assert (long.rotary.pair_factors, long.rotary.attention_factor) == (tuple(doubled), 1.5)
-    assert (short.rotary.pair_factors, short.rotary.attention_factor) == (tuple(FACTORS), 1.25)
+    assert (long.attention.rotary.pair_factors, long.attention.rotary.attention_factor) == (tuple(doubled), 1.5)
+    assert (short.attention.rotary.pair_factors, short.attention.rotary.attention_factor) == (tuple(FACTORS), 1.25)
 
 
 @pytest.mark.parametrize(

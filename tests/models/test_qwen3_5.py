@@ -107,10 +107,10 @@ def test_stacked_experts(tmp_path, is_misshapen):
 def test_the_whole_config_says_whether_embeddings_are_tied(stated):
     text = Qwen3_5TextConfig(**DENSE).to_dict() | {"tie_word_embeddings": True}
     config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text}
-    assert shape_of(config | {"tie_word_embeddings": stated}).tie_word_embeddings is (stated is not False)
+    assert shape_of(config | {"tie_word_embeddings": stated}).embeddings.tie_word_embeddings is (stated is not False)
 
 
 def test_widths_are_those_of_dense_networks():
     config = Qwen3_5TextConfig(**DENSE).to_dict() | {"architectures": ["Qwen3_5ForCausalLM"]}
     shape = shape_of(config)
-    assert (shape.num_experts, shape.intermediate_size) == (0, SHAPE["intermediate_size"])
+    assert (shape.routing.num_experts, shape.feed_forward.intermediate_size) == (0, SHAPE["intermediate_size"])

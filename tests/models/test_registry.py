@@ -33,8 +33,8 @@ def test_every_row_is_a_family_of_transformers_with_a_file_of_its_name(model_typ
 def test_a_config_becomes_the_models_shape():
     config = read()
     assert config.model_type == "mixtral"
-    assert (config.num_experts, config.top_k, config.head_dim) == (3, 2, 4)
-    assert config.rope.theta == 1e6
+    assert (config.routing.num_experts, config.routing.top_k, config.attention.head_dim) == (3, 2, 4)
+    assert config.attention.rope.theta == 1e6
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", 7, ["llama"]])

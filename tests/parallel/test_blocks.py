@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflow.core.model_config import AttentionKind, HeadSizes
+from moeflow.core.attention_config import AttentionKind, HeadSizes
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, shifted, with_kv_heads_of
 from tests.shapes import TINY
@@ -58,18 +58,18 @@ def test_a_block_of_a_part_is_found_in_the_whole():
 
 
 def test_a_rank_keeps_the_keys_of_its_heads_alone():
-    shape = replace(TINY, num_heads=10, num_kv_heads=5)
+    shape = TINY.with_fields(num_heads=10, num_kv_heads=5)
     cut = ParallelConfig(num_ranks=2, attention_layout="tensor")
-    assert [with_kv_heads_of(shape, cut, rank).num_kv_heads for rank in range(2)] == [2, 3]
+    assert [with_kv_heads_of(shape, cut, rank).attention.num_kv_heads for rank in range(2)] == [2, 3]
     assert with_kv_heads_of(shape, replace(cut, attention_layout="replicated"), 1) == shape
     assert with_kv_heads_of(shape, None, 0) == shape
 
 
 def test_a_rank_keeps_of_each_layer_the_keys_of_its_own_heads():
     kinds = [AttentionKind(None, None, heads) for heads in (None, HeadSizes(2, 16, values_are_keys=True))]
-    shape = replace(TINY, num_heads=6, num_kv_heads=6, head_dim=8, num_layers=2, attention_kinds=tuple(kinds))
+    shape = TINY.with_fields(num_heads=6, num_kv_heads=6, head_dim=8, num_layers=2, layer_kinds=tuple(kinds))
     cut = ParallelConfig(num_ranks=3, attention_layout="tensor")
     for rank in range(3):
         own = with_kv_heads_of(shape, cut, rank)
-        assert own.heads_of(0) == HeadSizes(2, 8)
-        assert own.heads_of(1) == HeadSizes(1, 16, values_are_keys=True)  # which some ranks share
+        assert own.attention.heads_of(0) == HeadSizes(2, 8)
+        assert own.attention.heads_of(1) == HeadSizes(1, 16, values_are_keys=True)  # which some ranks share

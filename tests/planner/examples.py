@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from moeflow.core.hardware import Link, LinkRate, Machine, MemoryLevel, Processor
 from moeflow.core.plan import Workload
 from moeflow.planner.costs.cost_model import CostModel
@@ -11,8 +9,7 @@ from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.routing_profile import PassReads, RoutingProfile
 from tests.shapes import MIXTRAL
 
-SMALL = dataclasses.replace(
-    MIXTRAL,
+SMALL = MIXTRAL.with_fields(
     vocab_size=1000,
     hidden_size=512,
     num_layers=4,

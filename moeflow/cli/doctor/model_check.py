@@ -125,7 +125,9 @@ def describe_damage(damage: Damage) -> str:
 
 def describe(shape: ModelConfig) -> str:
     """Write a model's shape in a line."""
-    experts = f"{shape.num_experts} experts, {shape.top_k} a token" if shape.num_experts else "dense"
+    experts = (
+        f"{shape.routing.num_experts} experts, {shape.routing.top_k} a token" if shape.routing.num_experts else "dense"
+    )
     total, active = shape.num_parameters / 1e6, shape.num_active_parameters / 1e6
     layers = f"{shape.num_layers} layers"
     if shape.encoder is not None:
@@ -181,7 +183,7 @@ def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list
     if config.experts is None:
         lines.append((config.kv_cache_bytes, "keys and values, at most"))
     else:
-        num_experts = shape.num_experts * shape.num_moe_layers
+        num_experts = shape.routing.num_experts * shape.num_moe_layers
         lines += [
             (config.kv_cache_bytes, "keys and values, at most; experts have what these two do not need"),
             (

@@ -67,10 +67,10 @@ def check_devices(machine: Machine, shape: ModelConfig, num_devices: int) -> Non
     """Print a note if there are more devices than the machine has. Raises: ConfigError if they cannot share a layer."""
     if num_devices > 1 and not machine.num_devices:
         raise ConfigError(f"{machine.name} has no device, but --devices {num_devices} are asked for: leave it away")
-    if shape.num_heads % num_devices:
+    if shape.attention.num_heads % num_devices:
         raise ConfigError(
             f"{num_devices} devices (--devices) cannot each have a part of every layer: this model has "
-            f"{shape.num_heads} heads, so take a number that divides {shape.num_heads}"
+            f"{shape.attention.num_heads} heads, so take a number that divides {shape.attention.num_heads}"
         )
     if num_devices > max(machine.num_devices, 1):
         others = f"{num_devices} are assumed, as if each had a link like its own"

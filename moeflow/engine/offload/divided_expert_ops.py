@@ -78,9 +78,9 @@ class DividedExpertOps(OffloadOps):
             return self._post_attention(layer, micro_batch)
         assert micro_batch.routed is not None
         tensors, shape, border = micro_batch.tensors, self._costs.shape, self._share.borders[layer]
-        used = expected_distinct(shape.num_experts, shape.top_k, micro_batch.num_tokens)
-        num_pairs = micro_batch.num_tokens * shape.top_k - micro_batch.num_hosted_pairs
-        cost = self._experts_cost(num_pairs, used * (1 - border / shape.num_experts))
+        used = expected_distinct(shape.routing.num_experts, shape.routing.top_k, micro_batch.num_tokens)
+        num_pairs = micro_batch.num_tokens * shape.routing.top_k - micro_batch.num_hosted_pairs
+        cost = self._experts_cost(num_pairs, used * (1 - border / shape.routing.num_experts))
         with self._device.computing(*cost):
             experts = self._on_device(layer).movable_experts
             assert experts is not None
@@ -91,4 +91,4 @@ class DividedExpertOps(OffloadOps):
         return cost
 
     def _experts_cost(self, num_pairs: int, num_distinct: float) -> Cost:
-        return total([self._costs.experts(num_pairs / self._costs.shape.top_k, num_distinct)])
+        return total([self._costs.experts(num_pairs / self._costs.shape.routing.top_k, num_distinct)])

@@ -112,7 +112,7 @@ class HostExpertSplit:
         """Return how long the link brings weights, what was attended, and the host's sums."""
         costs, shape, num_layers = self._costs, self._costs.shape, sum(self._has_experts)
         attended = shape.attended_size * costs.formats.activation_bytes * len(self.borders)
-        with_sums = 1 - (1 - num_hosted / num_layers / shape.num_experts) ** shape.top_k  # of tokens
+        with_sums = 1 - (1 - num_hosted / num_layers / shape.routing.num_experts) ** shape.routing.top_k  # of tokens
         small = num_tokens * (attended + 4 * shape.hidden_size * with_sums * num_layers)
         weights = (self._num_streamed * num_layers - num_hosted) * costs.expert_bytes
         return self._link.seconds(weights + small)

@@ -125,7 +125,7 @@ class OffloadedModel:
         kv_shape = KVShape(
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
-            heads=[shape.heads_of(layer) for layer in range(shape.num_layers)],
+            heads=[shape.attention.heads_of(layer) for layer in range(shape.num_layers)],
             dtype=getattr(torch, config.kv_dtype),
         )
         return OffloadedKV(
@@ -182,7 +182,7 @@ class OffloadedModel:
         """Return how many experts of a layer the host may compute: as many as are streamed."""
         if self._pipeline.make_sharing_tasks is None or not any(self._sharable_bytes):
             return 0
-        return self.config.num_experts - self._config.num_resident_experts
+        return self.config.routing.num_experts - self._config.num_resident_experts
 
 
 def make_device(config: OffloadConfig) -> EmulatedDevice | CudaDevice:
@@ -196,7 +196,9 @@ def make_device(config: OffloadConfig) -> EmulatedDevice | CudaDevice:
 def _sides(model: CausalLM, device: torch.device) -> tuple[Side, Side]:
     """Return the host, which computes in float32, and the device; one and the same where nothing differs."""
     here = torch.device("cpu")
-    host = Side(here, RotaryEmbeddings(model.config.ropes, model.config.head_dim, here), torch.float32)
+    host = Side(
+        here, RotaryEmbeddings(model.config.attention.ropes, model.config.attention.head_dim, here), torch.float32
+    )
     if device == here and model.dtype == torch.float32:
         return host, host
     return host, Side(device, model.rotary, model.dtype)

@@ -39,7 +39,9 @@ class StageForward:
         self._is_first, self._is_last = stage == 0, stage == parallel.num_stages - 1
         self._before, self._after = (group.channel(rank) for rank in neighbours(parallel, group.rank))
         self._like = torch.empty(0, model.config.hidden_size, dtype=model.dtype)
-        self._input_size = 0 if model.config.layer_embeddings is None else model.config.layer_embeddings.size
+        self._input_size = (
+            0 if model.config.embeddings.layer_embeddings is None else model.config.embeddings.layer_embeddings.size
+        )
         num_coming = (model.config.num_layers - model.first_layer) * self._input_size
         self._coming = torch.empty(0, model.config.hidden_size + num_coming, dtype=model.dtype)
         self.num_micro_batches = lru_cache(lambda tokens: num_micro_batches(tokens, parallel.num_stages, stages.costs))

@@ -29,7 +29,7 @@ class RoutingAdvice:
             for number, layer in enumerate(model.layers)
             if isinstance(layer.mlp, MoE)
         ]
-        self._num_experts = model.config.num_experts
+        self._num_experts = model.config.routing.num_experts
 
     @staticmethod
     def fits(model: CausalLM, draft: CausalLM) -> bool:

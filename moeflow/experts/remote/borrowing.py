@@ -49,7 +49,12 @@ def borrowing_of(
 
     Raises: ConfigError if lenders cannot compute this kind of experts.
     """
-    if shape.expert_bias or shape.swiglu_limit is not None or not shape.is_gated or shape.hidden_act != "silu":
+    if (
+        shape.feed_forward.expert_bias
+        or shape.feed_forward.swiglu_limit is not None
+        or not shape.feed_forward.is_gated
+        or shape.feed_forward.hidden_act != "silu"
+    ):
         raise ConfigError(
             "Lenders (--remote-experts) compute SwiGLU experts without biases, and the experts of a "
             f"{shape.model_type} model are not: remove --remote-experts"
@@ -59,7 +64,7 @@ def borrowing_of(
         processor=own_processor(),
         cpu_isa=cpu_isa,
         hidden=shape.hidden_size,
-        width=shape.intermediate_size,
+        width=shape.feed_forward.intermediate_size,
         weight_format=spec.weight_format,
         is_wide=is_wide,
         num_layers=spec.num_layers,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.core.model_config import AddedPositions
+from moeflow.core.embedding_config import AddedPositions
 from moeflow.kernels.arrays import Array, array_on, is_numpy, on_host
 from moeflow.models.layers.weight_allocator import WeightAllocator
 

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from moeflow.core.model_config import HeadSizes, ModelConfig
+from moeflow.core.attention_config import HeadSizes
+from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.attention.attention import attend
 from moeflow.kernels.attention.attention_input import attention_input
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
@@ -61,10 +62,10 @@ class Attention:
         """Take how queries and keys are normalised, and what checkpoints call these norms."""
         self.layer_idx = layer_idx
         self._names = names
-        kind = config.attention_of(layer_idx)
-        self.rotary = None if kind.rope is None else config.ropes.index(kind.rope)  # which of a pass's tables
-        sizes = config.heads_of(layer_idx)
-        q_size, kv_size = config.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        kind = config.attention.of_layer(layer_idx)
+        self.rotary = None if kind.rope is None else config.attention.ropes.index(kind.rope)  # which of a pass's tables
+        sizes = config.attention.heads_of(layer_idx)
+        q_size, kv_size = config.attention.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
         key_parts = ("k_proj", "v_proj")[: sizes.num_key_projections]
         parts = {"q_proj": self.rows_per_query * q_size} | dict.fromkeys(key_parts, kv_size)
         self._kv_layer = layer_idx if sizes.kv_layer is None else sizes.kv_layer
@@ -73,34 +74,36 @@ class Attention:
             allocator,
             config.hidden_size,
             parts,
-            bias=config.attention_bias,
+            bias=config.attention.qkv_bias,
             own=None if ranks is None else _own_rows(ranks, parts, sizes.head_dim),
         )
-        self.o_proj = output_linear(allocator, q_size, names.out, config.hidden_size, bias=config.attention_out_bias)
+        self.o_proj = output_linear(allocator, q_size, names.out, config.hidden_size, bias=config.attention.out_bias)
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
             per_head = qk_norm != "all_heads"
             self.q_norm = allocator.empty(sizes.head_dim if per_head else q_size)
             if sizes.has_keys:
                 self.k_norm = allocator.empty(sizes.head_dim if per_head else kv_size)
-        self._sinks = allocator.empty(config.num_heads) if config.has_attention_sinks else None  # ranks have all
+        self._sinks = (
+            allocator.empty(config.attention.num_heads) if config.attention.has_sinks else None
+        )  # ranks have all
         self.scores = Scores(
             sliding_window=kind.sliding_window,
-            scale=config.attention_scale,
-            soft_cap=config.attention_soft_cap,
+            scale=config.attention.score_scale,
+            soft_cap=config.attention.score_soft_cap,
             sinks=self._sinks
             if self._sinks is None or ranks is None
             else self._sinks[ranks.queries.start : ranks.queries.stop],
         )
         self._is_normed_here = ranks is None or qk_norm != "all_heads"  # else before, with the other ranks
         self.heads = Heads(
-            num_heads=config.num_heads if ranks is None else len(ranks.queries),
+            num_heads=config.attention.num_heads if ranks is None else len(ranks.queries),
             num_kv_heads=sizes.num_kv_heads if ranks is None else len(ranks.keys),
             head_dim=sizes.head_dim,
             q_norm=self.q_norm if self._is_normed_here else None,
             k_norm=self.k_norm if self._is_normed_here else None,
-            eps=config.rms_norm_eps,
-            clip=config.clip_qkv,
+            eps=config.norms.eps,
+            clip=config.attention.clip_qkv,
             norms_last=qk_norm == "per_rotated_head",
             has_keys=sizes.has_keys,
             is_interleaved=kind.rope is not None and kind.rope.is_interleaved,
@@ -187,7 +190,9 @@ def _rank_heads(config: ModelConfig, allocator: WeightAllocator, sizes: HeadSize
     group = allocator.tensor_group
     if group is None:
         return None
-    return rank_heads.RankHeads(group, head_blocks(config.num_heads, sizes.num_kv_heads, group.size), sizes.head_dim)
+    return rank_heads.RankHeads(
+        group, head_blocks(config.attention.num_heads, sizes.num_kv_heads, group.size), sizes.head_dim
+    )
 
 
 def _own_rows(ranks: rank_heads.RankHeads, parts: Iterable[str], head_dim: int) -> dict[str, range]:

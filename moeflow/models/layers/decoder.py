@@ -56,9 +56,9 @@ class CausalLM:
         self.first_layer = own.start
         ends = allocator if self._has_ends else elsewhere  # in the order in which memory has them
         self.embed_tokens = ends.matrix("embeddings", config.vocab_size, config.hidden_size)
-        added = config.added_positions
+        added = config.embeddings.added_positions
         self.embed_positions = None if added is None else PositionTable(added, config.hidden_size, ends)
-        sizes = config.layer_embeddings
+        sizes = config.embeddings.layer_embeddings
         self.embed_layers = None if sizes is None else LayerEmbedding(config, sizes, ends)
         layers = [
             make_layer(config, (allocator if layer_idx in own else elsewhere).in_layer(layer_idx), layer_idx)
@@ -68,8 +68,10 @@ class CausalLM:
         self.norm = Norm.of(config, ends)
         self._vocab = ends.columns("logits", config.vocab_size)
         self.lm_head = self._make_head(ends)
-        self.lm_head_bias = ends.empty(config.vocab_size) if config.lm_head_bias else None  # ranks have all of it
-        self.rotary = RotaryEmbeddings(config.ropes, config.head_dim, allocator.device)
+        self.lm_head_bias = (
+            ends.empty(config.vocab_size) if config.embeddings.lm_head_bias else None
+        )  # ranks have all of it
+        self.rotary = RotaryEmbeddings(config.attention.ropes, config.attention.head_dim, allocator.device)
         out_norm = self.norm.weights if len(own) == config.num_layers else None
         self._packed = PackedLayers.of(self.layers, self.rotary.kinds, out_norm, allocator)
 
@@ -100,7 +102,7 @@ class CausalLM:
     @without_gradients
     def embed(self, token_ids: Array) -> Array:
         """Return the tokens' embeddings. Shapes: token_ids [T] int64 -> [T, H]."""
-        return scaled(embedding(token_ids, self.embed_tokens), self.config.embedding_scale)
+        return scaled(embedding(token_ids, self.embed_tokens), self.config.embeddings.embedding_scale)
 
     @without_gradients
     def embed_at(self, token_ids: Array, positions: Array) -> Array:
@@ -131,8 +133,8 @@ class CausalLM:
         bias = self.lm_head_bias
         if bias is not None and self._vocab is not None:
             bias = bias[self._vocab.own.start : self._vocab.own.stop]
-        own = floats(linear(scaled(hidden, self.config.logit_scale), self.lm_head, bias))
-        cap = self.config.logit_soft_cap
+        own = floats(linear(scaled(hidden, self.config.embeddings.logit_scale), self.lm_head, bias))
+        cap = self.config.embeddings.logit_soft_cap
         capped = own if cap is None else soft_cap(own, cap)
         return capped if self._vocab is None else self._vocab.gather(capped)
 
@@ -180,7 +182,7 @@ class CausalLM:
     def _make_head(self, allocator: WeightAllocator) -> Weight:
         """Return the output projection, or of it the rows of the tokens that are this rank's."""
         config, own = self.config, None if self._vocab is None else [self._vocab.own]
-        if not config.tie_word_embeddings:
+        if not config.embeddings.tie_word_embeddings:
             return allocator.matrix("head", config.vocab_size, config.hidden_size, own)
         if own is None:
             return self.embed_tokens
@@ -206,7 +208,7 @@ class CausalLM:
         if not self._has_ends:
             return
         yield from self.norm.named_weights(self._last_norm)
-        if not self.config.tie_word_embeddings:
+        if not self.config.embeddings.tie_word_embeddings:
             own = range(self.config.vocab_size) if self._vocab is None else self._vocab.own
             (rows,) = rows_of(self.lm_head, [own])
             yield "lm_head.weight", rows

@@ -58,11 +58,13 @@ class DecoderLayer:
         self._layer_input = layer_input
         self._names = names
         self.input_layernorm = Norm.of(config, allocator)
-        has_own_norms = config.has_norms_of_experts and isinstance(mlp, MoE)
+        has_own_norms = config.norms.has_norms_of_experts and isinstance(mlp, MoE)
         # Before the feed-forward network.
         self.post_attention_layernorm = Norm.of(config, allocator, has_weight=not has_own_norms)
-        self._post_norms = (Norm.of(config, allocator), Norm.of(config, allocator)) if config.has_post_norms else None
-        self._scale = allocator.empty(1) if config.has_layer_scales and layer_input is None else None
+        self._post_norms = (
+            (Norm.of(config, allocator), Norm.of(config, allocator)) if config.norms.has_post_norms else None
+        )
+        self._scale = allocator.empty(1) if config.norms.has_layer_scales and layer_input is None else None
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:

@@ -72,7 +72,7 @@ class EncoderDecoderLM:
         self._encoder = _Encoder(config, allocator, config.encoder.num_layers, make_network)
         self._decoder = None if config.is_encoder_only else _Decoder(config, allocator, make_network)
         self.classifier = Classifier(allocator, config.hidden_size, len(config.labels)) if config.labels else None
-        self._has_own_head = not config.tie_word_embeddings
+        self._has_own_head = not config.embeddings.tie_word_embeddings
         self.lm_head = (
             allocator.matrix("embeddings", config.vocab_size, config.hidden_size)
             if self._has_own_head
@@ -122,7 +122,7 @@ class EncoderDecoderLM:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, H] of the decoder from a pass -> [S, V] float32."""
-        return linear(hidden * self.config.logit_scale, self.lm_head).float()
+        return linear(hidden * self.config.embeddings.logit_scale, self.lm_head).float()
 
     def close(self) -> None:
         """End what the model has running: nothing."""
@@ -224,8 +224,8 @@ class _SelfAttention:
     """Attention of a layer over its own sequence."""
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator) -> None:
-        self._heads = (config.num_heads, config.head_dim)
-        size = config.num_heads * config.head_dim
+        self._heads = (config.attention.num_heads, config.attention.head_dim)
+        size = config.attention.num_heads * config.attention.head_dim
         self.qkv_proj = Linear(allocator, config.hidden_size, {"q": size, "k": size, "v": size})
         self.o_proj = Linear(allocator, size, {"o": config.hidden_size})
         self.norm = Norm.of(config, allocator)
@@ -247,8 +247,8 @@ class _CrossAttention:
     """Attention of a decoder layer over the encoded input."""
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator) -> None:
-        self._heads = (config.num_heads, config.head_dim)
-        size = config.num_heads * config.head_dim
+        self._heads = (config.attention.num_heads, config.attention.head_dim)
+        size = config.attention.num_heads * config.attention.head_dim
         self.q_proj = Linear(allocator, config.hidden_size, {"q": size})
         self.kv_proj = Linear(allocator, config.hidden_size, {"k": size, "v": size})
         self.o_proj = Linear(allocator, size, {"o": config.hidden_size})
@@ -324,8 +324,10 @@ class _Stack:
         *,
         is_encoder: bool,
     ) -> None:
-        assert config.relative_positions is not None
-        self.bias = RelativeBias(allocator, config.relative_positions, config.num_heads, is_bidirectional=is_encoder)
+        assert config.attention.relative_positions is not None
+        self.bias = RelativeBias(
+            allocator, config.attention.relative_positions, config.attention.num_heads, is_bidirectional=is_encoder
+        )
         networks = (make_network(config, allocator, Place(layer_idx, is_encoder)) for layer_idx in range(num_layers))
         self.layers = tuple(_Layer(config, allocator, mlp, is_encoder=is_encoder) for mlp in networks)
         self.norm = Norm.of(config, allocator)
@@ -380,8 +382,8 @@ class _Encoder(_Stack):
                 layers=range(1),
                 num_blocks=num_blocks,
                 block_size=_BLOCK_SIZE,
-                num_kv_heads=self._config.num_kv_heads,
-                head_dim=self._config.head_dim,
+                num_kv_heads=self._config.attention.num_kv_heads,
+                head_dim=self._config.attention.head_dim,
                 dtype=self._dtype,
                 device=self._device,
             )

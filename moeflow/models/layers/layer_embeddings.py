@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from moeflow.core.model_config import LayerEmbeddings, ModelConfig
+from moeflow.core.embedding_config import LayerEmbeddings
+from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.activation import apply
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.layer_input import PackedLayerInput
@@ -38,7 +39,7 @@ class LayerEmbedding:
         self._table = allocator.matrix("layer_table", sizes.vocab_size, num_values)
         self._projection = allocator.matrix("other", num_values, config.hidden_size)
         self._projection_scale = config.hidden_size**-0.5
-        self._norm = Norm(allocator, sizes.size, config.rms_norm_eps)
+        self._norm = Norm(allocator, sizes.size, config.norms.eps)
 
     def __call__(self, token_ids: Array, embedded: Array) -> Array:
         """Return the inputs of all layers. Shapes: token_ids [T] int64, embedded [T, H] -> [T, L, P]."""
@@ -61,11 +62,11 @@ class LayerInput:
     def __init__(self, config: ModelConfig, sizes: LayerEmbeddings, allocator: WeightAllocator, layer_idx: int) -> None:
         first_layer = 0 if allocator.own_layers is None else allocator.own_layers.start
         self._number = layer_idx - first_layer  # of those whose inputs a pass brings
-        self._function = config.hidden_act
+        self._function = config.feed_forward.hidden_act
         self._gate = Linear(allocator, config.hidden_size, {"per_layer_input_gate": sizes.size})
         self._projection = Linear(allocator, sizes.size, {"per_layer_projection": config.hidden_size})
         self._norm = Norm.of(config, allocator)
-        self._scale = allocator.empty(1) if config.has_layer_scales else None
+        self._scale = allocator.empty(1) if config.norms.has_layer_scales else None
         self.packed = self._pack()
 
     def __call__(self, hidden: Tensor, inputs: Tensor) -> Tensor:

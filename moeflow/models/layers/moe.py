@@ -57,9 +57,9 @@ class ExpertNames(msgspec.Struct, frozen=True):
 
 def expert_kind(config: ModelConfig) -> ExpertKind:
     """Return what a model's experts and dense networks compute."""
-    if config.swiglu_limit is not None:
-        return ExpertKind(ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit))
-    return ExpertKind(config.hidden_act, config.is_gated)
+    if config.feed_forward.swiglu_limit is not None:
+        return ExpertKind(ClampedSwiglu(config.feed_forward.swiglu_alpha, config.feed_forward.swiglu_limit))
+    return ExpertKind(config.feed_forward.hidden_act, config.feed_forward.is_gated)
 
 
 class MoE:
@@ -78,20 +78,24 @@ class MoE:
         self.config = config
         self.names = names
         self._kind = expert_kind(config)
-        shape = ExpertShape(config.num_experts, config.hidden_size, config.intermediate_size, self._kind)
-        self.router = allocator.router(config.num_experts, config.hidden_size, is_float32=has_float32_router)
-        self.router_bias = (
-            allocator.router_bias(config.num_experts, is_float32=has_float32_router) if names.router_bias else None
+        shape = ExpertShape(
+            config.routing.num_experts, config.hidden_size, config.feed_forward.intermediate_size, self._kind
         )
-        self.choice_bias = allocator.empty_float32(config.num_experts) if names.choice_bias else None
+        self.router = allocator.router(config.routing.num_experts, config.hidden_size, is_float32=has_float32_router)
+        self.router_bias = (
+            allocator.router_bias(config.routing.num_experts, is_float32=has_float32_router)
+            if names.router_bias
+            else None
+        )
+        self.choice_bias = allocator.empty_float32(config.routing.num_experts) if names.choice_bias else None
         self.choose = choose
         if self.choice_bias is not None:
             assert isinstance(choose, Routing)
             self.choose = replace(choose, choice_bias=self.choice_bias)
-        self.biases = allocator.expert_biases(shape) if config.expert_bias else None
+        self.biases = allocator.expert_biases(shape) if config.feed_forward.expert_bias else None
         self.weights = allocator.experts(shape, self.biases)
         self.shared: SharedNetwork | None = None
-        if config.shared_intermediate_size:
+        if config.feed_forward.shared_intermediate_size:
             self.shared = SharedNetwork(config, allocator, self._kind, names.shared)
         self.on_route = allocator.on_route
         self.given: Given | None = None  # what chooses in the router's place; None: the router does
@@ -188,7 +192,7 @@ class MoE:
 
     def matrix_names(self, prefix: str) -> tuple[list[str], list[str]]:
         """Return the checkpoint names of all experts' gates and ups, and of their downs."""
-        names = [self.expert_names(prefix, expert) for expert in range(self.config.num_experts)]
+        names = [self.expert_names(prefix, expert) for expert in range(self.config.routing.num_experts)]
         return [name for ups in names for name in ups[:-1]], [name for *_, name in names]
 
     def shared_matrix_names(self, prefix: str) -> dict[str, list[str]]:

@@ -35,9 +35,9 @@ class Norm:
         return cls(
             allocator,
             config.hidden_size,
-            config.rms_norm_eps,
-            subtracts_mean=config.has_layer_norms,
-            has_bias=config.norm_bias,
+            config.norms.eps,
+            subtracts_mean=config.norms.has_layer_norms,
+            has_bias=config.norms.norm_bias,
             has_weight=has_weight,
         )
 

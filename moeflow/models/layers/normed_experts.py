@@ -26,7 +26,7 @@ class NormedExperts(MoE):
     """Returns `norm(network(a x)) + norm(experts(b x))`, where the router chooses by `c x`."""
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, choose: Routing, names: ExpertNames) -> None:
-        scales = allocator.empty_float32(config.num_experts)
+        scales = allocator.empty_float32(config.routing.num_experts)
         super().__init__(config, allocator, replace(choose, expert_scales=scales), names)
         self._choice_weights, size = scales, config.hidden_size
         self._network_weights, self._expert_weights = allocator.empty(size), allocator.empty(size)  # a and b

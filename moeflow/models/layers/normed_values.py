@@ -23,7 +23,7 @@ class NormedValues(Attention):
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> None:
         super().__init__(config, allocator, layer_idx, qk_norm="per_head")
-        sizes = config.heads_of(layer_idx)
+        sizes = config.attention.heads_of(layer_idx)
         if sizes.has_keys:
             self.heads = replace(self.heads, v_norm=allocator.ones(self.heads.head_dim))
         self._values_are_keys = sizes.values_are_keys and sizes.has_keys

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from moeflow.core.model_config import RelativePositions
+from moeflow.core.attention_config import RelativePositions
 from moeflow.kernels.relative_positions import bucket_of
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.weight_allocator import WeightAllocator

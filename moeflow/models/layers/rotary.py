@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moeflow.core.model_config import RopeConfig
+from moeflow.core.attention_config import RopeConfig
 from moeflow.kernels.arrays import Array, array_on
 from moeflow.kernels.rotary import (
     Frequencies,

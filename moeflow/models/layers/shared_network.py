@@ -41,7 +41,7 @@ class SharedNetwork:
     """The network, and the gate that weighs its results, if there is one."""
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, kind: ExpertKind, names: SharedNames) -> None:
-        size = (config.hidden_size, config.shared_intermediate_size)
+        size = (config.hidden_size, config.feed_forward.shared_intermediate_size)
         packed = allocator.shared_network(ExpertShape(1, *size, kind))
         self.network: MLP | FusedMLP = (
             MLP(allocator, *size, kind, names.network) if packed is None else FusedMLP(packed, names.network)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeflow.core.model_config import HeadSizes
+from moeflow.core.attention_config import HeadSizes
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kv.storage import KVStorage
 from moeflow.pipeline.devices.offload_device import OffloadDevice

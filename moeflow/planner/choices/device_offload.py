@@ -85,7 +85,7 @@ def with_pipeline(
             f"torch compute: --device {PREFIX}:MEMORY,LINK,torch"
         )
     how = f"{offload.pipeline}, in micro-batches of {offload.micro_batch_tokens} tokens"
-    stay = f"{offload.num_resident_experts} of {max(shape.num_experts, 1)} a layer stay on the device"
+    stay = f"{offload.num_resident_experts} of {max(shape.routing.num_experts, 1)} a layer stay on the device"
     reasons = [("pipeline", how), ("experts", stay)]
     if offload.cuda is None:
         return replace(config, offload=offload), reasons

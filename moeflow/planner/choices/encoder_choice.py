@@ -17,7 +17,7 @@ _NAME: Final = "max_num_batched_tokens"
 
 def check_expert_capacity(settings: Settings, shape: ModelConfig) -> None:
     """Raise ConfigError if a capacity is asked for of a model whose experts have none."""
-    if settings.expert_capacity is not None and not (shape.encoder and shape.num_experts):
+    if settings.expert_capacity is not None and not (shape.encoder and shape.routing.num_experts):
         raise ConfigError(
             f"--expert-capacity is for encoders with experts, which a {shape.model_type} model has not: leave it away"
         )

@@ -55,7 +55,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
             policy,
             predictor,
             spec.resident_bytes,
-            min_slots=min_slots(shape.top_k, spec.num_slabs),
+            min_slots=min_slots(shape.routing.top_k, spec.num_slabs),
         )
 
     @property

@@ -14,7 +14,7 @@ def stays_on_disk(costs: ModelCosts, packed_file: Path | None, reasons: Reasons)
 
     `packed_file` is None where weights are packed at the start.
     """
-    sizes = costs.shape.layer_embeddings
+    sizes = costs.shape.embeddings.layer_embeddings
     if sizes is None:
         return False
     size, row = format_bytes(costs.layer_table_bytes), format_bytes(costs.layer_table_bytes / sizes.vocab_size)

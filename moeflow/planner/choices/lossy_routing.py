@@ -26,10 +26,10 @@ def choose_lossy_routing(settings: Settings, checkpoint: Checkpoint, shape: Mode
     if name not in LOSSY_ROUTING:
         raise ConfigError(f"lossy_routing {name!r} is unknown; use one of {', '.join(LOSSY_ROUTING)}")
     top_k = LOSSY_ROUTING[name]
-    if shape.encoder is None or shape.num_experts < top_k:
+    if shape.encoder is None or shape.routing.num_experts < top_k:
         raise ConfigError(
             f"{_FLAG} {name} is for encoders with {top_k} experts or more, which a {shape.model_type} model of "
-            f"{shape.num_experts} has not: leave it away"
+            f"{shape.routing.num_experts} has not: leave it away"
         )
     check_is_saved(folders_of(checkpoint.path, settings.packed_weights_file)[:1], f"leave {_FLAG} away")
     reasons.append(("lossy_routing", f"{top_k} of each token by the predictor, not the routers: answers may change"))

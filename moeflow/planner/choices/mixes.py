@@ -52,18 +52,22 @@ def mixed_formats(mix: Mix, shape: ModelConfig, *, can_differ: bool = True) -> M
 def _layer(mix: Mix, shape: ModelConfig, layer: int) -> LayerFormats:
     is_medium, width = mix == "q4_k_m", _width(shape, layer)
     most = _four_bits_or_five if is_medium else _four_bits
-    q_rank = shape.latent.q_lora_rank if shape.latent is not None else None
+    q_rank = shape.attention.latent.q_lora_rank if shape.attention.latent is not None else None
     downs = _six_bits if is_medium and _matters_more(layer, shape.num_layers) else most
-    has_shared = shape.shared_intermediate_size and layer not in shape.dense_layers
+    has_shared = shape.feed_forward.shared_intermediate_size and layer not in shape.feed_forward.dense_layers
     return LayerFormats(
         q_proj=most(shape.hidden_size) if q_rank is None else most(shape.hidden_size, q_rank),
-        k_proj=most(shape.hidden_size) if shape.latent is None else _six_bits(shape.hidden_size),  # values, too
+        k_proj=most(shape.hidden_size)
+        if shape.attention.latent is None
+        else _six_bits(shape.hidden_size),  # values, too
         v_proj=_six_bits(shape.hidden_size),
         o_proj=most(_attended(shape)),
         up=most(shape.hidden_size),
         down=downs(width),
-        shared_down=downs(shape.shared_intermediate_size) if has_shared else None,
-        layer_input=most(shape.hidden_size, shape.layer_embeddings.size) if shape.layer_embeddings else None,
+        shared_down=downs(shape.feed_forward.shared_intermediate_size) if has_shared else None,
+        layer_input=most(shape.hidden_size, shape.embeddings.layer_embeddings.size)
+        if shape.embeddings.layer_embeddings
+        else None,
     )
 
 
@@ -95,8 +99,12 @@ def _are_multiples(columns: tuple[int, ...], block: int) -> bool:
 
 def _columns(shape: ModelConfig) -> tuple[int, ...]:
     """Return the columns of all matrices."""
-    others = (width for width in (shape.dense_intermediate_size, shape.shared_intermediate_size) if width)
-    return (shape.hidden_size, _attended(shape), shape.intermediate_size, *others)
+    others = (
+        width
+        for width in (shape.feed_forward.dense_intermediate_size, shape.feed_forward.shared_intermediate_size)
+        if width
+    )
+    return (shape.hidden_size, _attended(shape), shape.feed_forward.intermediate_size, *others)
 
 
 def _attended(shape: ModelConfig) -> int:
@@ -105,27 +113,35 @@ def _attended(shape: ModelConfig) -> int:
 
 def _width(shape: ModelConfig, layer: int) -> int:
     """Return the units of a layer's experts, or of its dense network."""
-    is_dense = layer in shape.dense_layers or not shape.num_experts
-    return shape.dense_width_of(layer) if is_dense else shape.intermediate_size
+    is_dense = layer in shape.feed_forward.dense_layers or not shape.routing.num_experts
+    return shape.dense_width_of(layer) if is_dense else shape.feed_forward.intermediate_size
 
 
 def _values(shape: ModelConfig, layers: tuple[LayerFormats, ...]) -> Counter[WeightFormat]:
     """Return how many values are in each format."""
     values: Counter[WeightFormat] = Counter()
-    hidden, keys = shape.hidden_size, shape.num_kv_heads * shape.head_dim
-    queries = shape.attention_input_values - shape.latent_values - hidden * keys * (2 if shape.latent is None else 1)
+    hidden, keys = shape.hidden_size, shape.attention.num_kv_heads * shape.attention.head_dim
+    queries = (
+        shape.attention_input_values
+        - shape.attention.latent_values
+        - hidden * keys * (2 if shape.attention.latent is None else 1)
+    )
     for layer, formats in enumerate(layers):
-        networks = shape.num_experts if shape.num_experts and layer not in shape.dense_layers else 1
+        networks = (
+            shape.routing.num_experts
+            if shape.routing.num_experts and layer not in shape.feed_forward.dense_layers
+            else 1
+        )
         matrix = networks * hidden * _width(shape, layer)
-        shared = 0 if layer in shape.dense_layers else hidden * shape.shared_intermediate_size
+        shared = 0 if layer in shape.feed_forward.dense_layers else hidden * shape.feed_forward.shared_intermediate_size
         for weight_format, count in (
             (formats.q_proj, queries),
             (formats.k_proj, hidden * keys),
-            (formats.v_proj, hidden * keys if shape.latent is None else 0),
+            (formats.v_proj, hidden * keys if shape.attention.latent is None else 0),
             (formats.o_proj, hidden * _attended(shape)),
-            (formats.up, (shape.num_ffn_matrices - 1) * matrix),
+            (formats.up, (shape.feed_forward.num_matrices - 1) * matrix),
             (formats.down, matrix),
-            (formats.of("shared_up"), (shape.num_ffn_matrices - 1) * shared),
+            (formats.of("shared_up"), (shape.feed_forward.num_matrices - 1) * shared),
             (formats.of("shared_down"), shared),
             (formats.of("layer_input"), 2 * shape.layer_input_values // 3),
         ):

@@ -154,7 +154,7 @@ def _may_share(device: DeviceConfig) -> bool:
 def _resident_experts(overrides: OffloadOverrides, costs: ModelCosts, fixed_bytes: float) -> int:
     """Return how many experts of each layer stay, beside room for two layers' others."""
     shape = costs.shape
-    num_experts = max(shape.num_experts, 1)
+    num_experts = max(shape.routing.num_experts, 1)
     sizes = (shape.num_layers, num_experts, _expert_bytes(costs) / num_experts * _MARGIN)
     left = overrides.device.capacity_bytes - fixed_bytes
     requested = overrides.resident_experts
@@ -176,4 +176,4 @@ def _resident_experts(overrides: OffloadOverrides, costs: ModelCosts, fixed_byte
 def _expert_bytes(costs: ModelCosts) -> float:
     """Return the bytes of a layer's experts, or of a dense layer's network; of the larger, if there are both."""
     dense = costs.dense_values * costs.formats.weight_bytes if costs.num_dense_layers else 0.0
-    return max(costs.shape.num_experts * costs.expert_bytes, dense)
+    return max(costs.shape.routing.num_experts * costs.expert_bytes, dense)

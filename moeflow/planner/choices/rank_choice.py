@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -67,7 +66,7 @@ def possible_ranks(settings: Settings, costs: ModelCosts) -> list[ParallelConfig
     if number == (1 if stages is None else len(stages.num_layers)):
         _refuse_layouts(settings)
         return [] if stages is None else [ParallelConfig(num_ranks=number, stages=stages, join=join)]
-    if not shape.num_experts:
+    if not shape.routing.num_experts:
         _refuse_layouts_of_experts(settings)
         experts = experts[:1]
     found, refused = [], []
@@ -118,24 +117,28 @@ def explain_ranks(parallel: ParallelConfig, shape: ModelConfig, reasons: Reasons
 def _shared_parts(parallel: ParallelConfig, shape: ModelConfig) -> list[str]:
     """Return what each rank has of the layers that it shares."""
     parts, number = [], parallel.ranks_per_stage
-    if shape.num_experts and parallel.expert_layout == WHOLE:
-        experts = _sizes(even_blocks(shape.num_experts, number))
-        text = f"{experts} of the {shape.num_experts} experts of a layer"
+    if shape.routing.num_experts and parallel.expert_layout == WHOLE:
+        experts = _sizes(even_blocks(shape.routing.num_experts, number))
+        text = f"{experts} of the {shape.routing.num_experts} experts of a layer"
         if parallel.num_redundant_experts:
             text += f", {parallel.num_redundant_experts} of them with a replica"
         parts.append(text + (", moved as loads call for it" if parallel.moves_experts else ""))
-    elif shape.num_experts and not parallel.has_slices:
-        held = whole_experts.WholeExperts.of(parallel, number, shape.num_moe_layers, shape.num_experts).most_held
+    elif shape.routing.num_experts and not parallel.has_slices:
+        held = whole_experts.WholeExperts.of(
+            parallel, number, shape.num_moe_layers, shape.routing.num_experts
+        ).most_held
         parts.append(
-            f"{_one_of(held)} of the {shape.num_experts} experts of a layer at most, as {parallel.expert_layout} "
-            "places them"
+            f"{_one_of(held)} of the {shape.routing.num_experts} experts of a layer at most, as "
+            f"{parallel.expert_layout} places them"
         )
-    elif shape.num_experts:
-        units = _sizes(band_blocks(shape.intermediate_size, number))
-        parts.append(f"a slice of every expert, {units} of {shape.intermediate_size} units")
+    elif shape.routing.num_experts:
+        units = _sizes(band_blocks(shape.feed_forward.intermediate_size, number))
+        parts.append(f"a slice of every expert, {units} of {shape.feed_forward.intermediate_size} units")
     if parallel.attention_layout == "tensor":
-        heads = _sizes(head_blocks(shape.num_heads, shape.num_kv_heads, number).queries)
-        parts.append(f"{heads} of the {shape.num_heads} attention heads, and as much of dense layers and the head")
+        heads = _sizes(head_blocks(shape.attention.num_heads, shape.attention.num_kv_heads, number).queries)
+        parts.append(
+            f"{heads} of the {shape.attention.num_heads} attention heads, and as much of dense layers and the head"
+        )
     return parts
 
 
@@ -184,8 +187,8 @@ def _kept_of(shape: ModelConfig, parallel: ParallelConfig, rank: int) -> ModelCo
     """Return a model whose keys and values are those that a rank has: with its layers alone, and its KV heads."""
     layers = layers_of(parallel, shape, rank)
     of_rank = with_kv_heads_of(shape, parallel, rank)
-    kinds = of_rank.attention_kinds[layers.start : layers.stop]
-    return dataclasses.replace(of_rank, num_layers=len(layers), attention_kinds=kinds)
+    kinds = of_rank.attention.layer_kinds[layers.start : layers.stop]
+    return of_rank.with_fields(num_layers=len(layers), layer_kinds=kinds)
 
 
 def _kv_values(shape: ModelConfig) -> int:

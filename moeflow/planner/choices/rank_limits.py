@@ -10,25 +10,25 @@ from moeflow.planner.choices.refused_settings import SHARED_HEADS, why_refused
 def why_not_shared(parallel: ParallelConfig, shape: ModelConfig) -> str:
     """Return why ranks cannot share a model in this way; empty: they can."""
     number = parallel.ranks_per_stage
-    if not shape.num_experts and parallel.attention_layout == "replicated":
+    if not shape.routing.num_experts and parallel.attention_layout == "replicated":
         return (
             f"{number} ranks (--ranks) cannot share the layers of a model without experts: use one, or let them share "
             "attention and dense layers (--attention-layout tensor)"
         )
     if parallel.attention_layout == "tensor" and (reason := why_refused(shape, SHARED_HEADS)):
         return reason
-    if parallel.attention_layout == "tensor" and number > shape.num_heads:
+    if parallel.attention_layout == "tensor" and number > shape.attention.num_heads:
         return (
-            f"{number} ranks (--ranks) cannot share {shape.num_heads} attention heads (--attention-layout tensor): "
-            "use fewer"
+            f"{number} ranks (--ranks) cannot share {shape.attention.num_heads} attention heads "
+            "(--attention-layout tensor): use fewer"
         )
-    if shape.num_experts and parallel.expert_layout == WHOLE and number > shape.num_experts:
+    if shape.routing.num_experts and parallel.expert_layout == WHOLE and number > shape.routing.num_experts:
         return (
-            f"{number} ranks (--ranks) cannot share the layers of a model with only {shape.num_experts} experts: use "
-            "fewer, or slices of experts (--expert-layout sliced)"
+            f"{number} ranks (--ranks) cannot share the layers of a model with only "
+            f"{shape.routing.num_experts} experts: use fewer, or slices of experts (--expert-layout sliced)"
         )
     redundant, can_move = parallel.num_redundant_experts, parallel.moves_experts and parallel.expert_layout == WHOLE
-    most = (number - 1) * shape.num_experts
+    most = (number - 1) * shape.routing.num_experts
     if redundant and not (can_move and redundant <= most):
         return (
             f"{redundant} replicas of experts (--redundant-experts) cannot be placed: give at most {most}, which is "

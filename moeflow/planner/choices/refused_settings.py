@@ -24,8 +24,8 @@ _REFUSED: Final[tuple[tuple[Callable[[ModelConfig], bool], str, tuple[str, ...]]
     # whether a model is of the kind, what such models have, and what they do not go with
     (lambda shape: shape.encoder is not None, "an encoder", (*_WHOLE_DECODERS, _RECORDS)),
     (lambda shape: shape.recurrent is not None, "recurrent layers", _WHOLE_DECODERS),
-    (lambda shape: shape.latent is not None, "latent attention", (SHARED_HEADS, PIPELINES)),
-    (lambda shape: shape.layer_embeddings is not None, "tokens embedded for each layer", (PIPELINES,)),
+    (lambda shape: shape.attention.latent is not None, "latent attention", (SHARED_HEADS, PIPELINES)),
+    (lambda shape: shape.embeddings.layer_embeddings is not None, "tokens embedded for each layer", (PIPELINES,)),
     (lambda shape: shape.kv_layers != shape.attention_layers, "layers that attend to others' keys", (PIPELINES,)),
 )
 

@@ -42,8 +42,8 @@ def choose_expert_parallel(
             "replicas that share experts (--expert-parallel) have one process each: leave --ranks and --stages away, "
             "or let ranks alone share the model"
         )
-    if number > shape.num_experts:
-        have = f"only {shape.num_experts} experts a layer" if shape.num_experts else "no experts"
+    if number > shape.routing.num_experts:
+        have = f"only {shape.routing.num_experts} experts a layer" if shape.routing.num_experts else "no experts"
         raise ConfigError(
             f"{number} replicas cannot share the experts (--expert-parallel) of a model with {have}: use fewer "
             "(--replicas), or have each compute apart"
@@ -59,7 +59,7 @@ def choose_expert_parallel(
             "too little: allow more, or have each compute apart"
         )
     shared = ExpertParallelConfig(num_replicas=number)
-    reasons.append(("experts", _what_each_computes(shared, shape.num_experts)))
+    reasons.append(("experts", _what_each_computes(shared, shape.routing.num_experts)))
     return shared
 
 

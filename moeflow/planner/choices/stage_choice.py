@@ -92,8 +92,8 @@ def _layer_loads(costs: ModelCosts) -> list[float]:
     shape = costs.shape
     attention = costs.qkv_values + costs.output_values
     all_tokens = costs.router_values + costs.shared_values
-    experts = shape.num_experts * costs.expert_values + all_tokens
-    used = shape.top_k * costs.expert_values + all_tokens
+    experts = shape.routing.num_experts * costs.expert_values + all_tokens
+    used = shape.routing.top_k * costs.expert_values + all_tokens
     moe = set(shape.moe_layers)
     held = [attention + (experts if layer in moe else costs.dense_values) for layer in range(shape.num_layers)]
     computed = [attention + (used if layer in moe else costs.dense_values) for layer in range(shape.num_layers)]

@@ -290,7 +290,7 @@ class CostModel:
         self, num_tokens: float, distinct: Callable[[float], float], misses: Callable[[float], HitCurve]
     ) -> ExpertReads:
         costs = self.costs
-        even = expected_distinct(costs.shape.num_experts, costs.shape.top_k, num_tokens)
+        even = expected_distinct(costs.shape.routing.num_experts, costs.shape.routing.top_k, num_tokens)
         processor = processor_of(self.machine.level(RAM))
         link = self.machine.link(DISK, RAM) if self.machine.has(DISK) else None
         return ExpertReads(
@@ -364,7 +364,7 @@ class CostModel:
         if (ranked := self._ranked_layers) is not None:
             sampling_s = self._host_s([(1, costs.sampling(sampled))])
             return ranked.seconds(num_tokens, attention, distinct) + ranked.head_s(sampled) + sampling_s + beside_s
-        used = distinct * expected_distinct(costs.shape.num_experts, costs.shape.top_k, num_tokens)
+        used = distinct * expected_distinct(costs.shape.routing.num_experts, costs.shape.routing.top_k, num_tokens)
         works = costs.pass_works(num_tokens, attention, sampled, used) + costs.host_works(num_tokens, sampled)
         return self._host_s(works) + beside_s
 

@@ -42,18 +42,18 @@ class ExpectedExperts:
 
     def all_s(self) -> float:
         """Return the seconds of all experts for all tokens on each rank."""
-        return self.uneven_s(np.full(self.costs.shape.num_experts, float(self.num_tokens)))
+        return self.uneven_s(np.full(self.costs.shape.routing.num_experts, float(self.num_tokens)))
 
     def served(self, placement: ExpertPlacement) -> Values:
         """Return the share of each expert's tokens that each rank computes, [P, E]."""
-        served = np.zeros((placement.num_ranks, self.costs.shape.num_experts))
+        served = np.zeros((placement.num_ranks, self.costs.shape.routing.num_experts))
         for expert, ranks in enumerate(placement.homes[0]):
             served[list(ranks), expert] = 1 / len(ranks)
         return served
 
     def even_s(self, num_pairs: float, distinct: float) -> float:
         """Return the seconds of pairs of a token and an expert, where each of `distinct` experts has as many."""
-        work = self.costs.experts(num_pairs / distinct / self.costs.shape.top_k, 1)
+        work = self.costs.experts(num_pairs / distinct / self.costs.shape.routing.top_k, 1)
         return self._launch_s([(distinct, work)], num_pairs)
 
     def uneven_s(self, tokens: Values) -> float:
@@ -63,7 +63,7 @@ class ExpectedExperts:
         pairs = tokens[some] * self.routing.chances[some]
         rows, where = np.unique(pairs / reached[some], return_inverse=True)
         numbers = np.bincount(where, weights=reached[some])
-        top_k = self.costs.shape.top_k
+        top_k = self.costs.shape.routing.top_k
         works = [(num, self.costs.experts(each / top_k, 1)) for each, num in zip(rows.tolist(), numbers, strict=True)]
         return self._launch_s(works, float(pairs.sum()))
 
@@ -110,4 +110,4 @@ def activations_s(level: MemoryLevel, costs: ModelCosts, num_pairs: float, measu
     prepared, kept = formats.weight_bytes, formats.activation_bytes
     hidden_bytes = shape.hidden_size * (kept + 2 * prepared + 5 * kept)
     unit_bytes = 2 * kept + 2 * prepared
-    return num_pairs * (hidden_bytes + shape.intermediate_size * unit_bytes) / level.read_bytes_per_s
+    return num_pairs * (hidden_bytes + shape.feed_forward.intermediate_size * unit_bytes) / level.read_bytes_per_s

@@ -29,8 +29,8 @@ def micro_batch_costs(costs: ModelCosts) -> MicroBatchCosts:
     return MicroBatchCosts(
         fixed_s=(costs.layers_bytes - costs.experts_bytes) / _READ_BYTES_PER_S,
         expert_s=costs.num_moe_layers * costs.expert_bytes / _READ_BYTES_PER_S,
-        num_experts=costs.shape.num_experts,
-        top_k=costs.shape.top_k,
+        num_experts=costs.shape.routing.num_experts,
+        top_k=costs.shape.routing.top_k,
         token_s=flops_of_token / _FLOPS_PER_S,
     )
 

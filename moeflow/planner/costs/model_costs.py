@@ -154,7 +154,7 @@ class ModelCosts:
     @property
     def expert_values(self) -> int:
         """Weights of one expert."""
-        return self.shape.num_ffn_matrices * self.shape.hidden_size * self.shape.intermediate_size
+        return self.shape.feed_forward.num_matrices * self.shape.hidden_size * self.shape.feed_forward.intermediate_size
 
     @cached_property
     def dense_values(self) -> int:
@@ -164,23 +164,29 @@ class ModelCosts:
     def _dense_values(self, layers: Sequence[int]) -> int:
         """Return the same of some layers."""
         shape, dense = self.shape, set(layers).difference(self.shape.moe_layers)
-        num_units = sum(map(shape.dense_width_of, dense)) // len(dense) if shape.wide_layers else shape.dense_width
-        return shape.num_ffn_matrices * shape.hidden_size * num_units
+        num_units = (
+            sum(map(shape.dense_width_of, dense)) // len(dense) if shape.feed_forward.wide_layers else shape.dense_width
+        )
+        return shape.feed_forward.num_matrices * shape.hidden_size * num_units
 
     @property
     def dense_width(self) -> int:
         """Hidden units of that network, on average."""
-        return self.dense_values // (self.shape.num_ffn_matrices * self.shape.hidden_size)
+        return self.dense_values // (self.shape.feed_forward.num_matrices * self.shape.hidden_size)
 
     @property
     def shared_values(self) -> int:
         """Weights of a layer's shared expert, which all tokens use."""
-        return self.shape.num_ffn_matrices * self.shape.hidden_size * self.shape.shared_intermediate_size
+        return (
+            self.shape.feed_forward.num_matrices
+            * self.shape.hidden_size
+            * self.shape.feed_forward.shared_intermediate_size
+        )
 
     @property
     def router_values(self) -> int:
         """Weights of one router, and of a shared expert's gate."""
-        return self.shape.hidden_size * (self.shape.num_experts + self.shape.has_shared_gate)
+        return self.shape.hidden_size * (self.shape.routing.num_experts + self.shape.feed_forward.has_shared_gate)
 
     @cached_property
     def expert_bytes(self) -> float:
@@ -190,7 +196,7 @@ class ModelCosts:
     @property
     def experts_bytes(self) -> float:
         """All experts of all layers."""
-        return self.num_moe_layers * self.shape.num_experts * self.expert_bytes
+        return self.num_moe_layers * self.shape.routing.num_experts * self.expert_bytes
 
     def _moe_layers(self, layers: Sequence[int]) -> list[int]:
         """Return the layers with experts among some of the decoder's layers."""
@@ -198,7 +204,7 @@ class ModelCosts:
 
     def _network_bytes(self, values: int, layers: Sequence[int], *, is_shared: bool = False) -> float:
         """Return the bytes of an expert, or dense network, of so many values, on the average of some layers."""
-        num_ups = self.shape.num_ffn_matrices - 1
+        num_ups = self.shape.feed_forward.num_matrices - 1
         up, down = ("shared_up", "shared_down") if is_shared else ("up", "down")
         per_value = num_ups * self.formats.bytes_of(up, layers=layers) + self.formats.bytes_of(down, layers=layers)
         return values / (num_ups + 1) * per_value
@@ -208,16 +214,16 @@ class ModelCosts:
         shape, formats = self.shape, self.formats
         if shape.recurrent is not None:  # whose matrices are all in one format, in one process
             return self.qkv_values * formats.weight_bytes
-        if shape.latent is not None:
-            kept, up = shape.hidden_size * shape.head_dim, shape.latent_values
+        if shape.attention.latent is not None:
+            kept, up = shape.hidden_size * shape.attention.head_dim, shape.attention.latent_values
             q_bytes = (self.qkv_values - kept - up) * formats.bytes_of("q_proj", layers=layers)
             up_bytes = up * bits_per_value(formats.of_up_projections) / 8
             return queries * (q_bytes + up_bytes) + keys * kept * formats.bytes_of("k_proj", layers=layers)
         total = 0.0
-        of_heads = Counter(map(shape.heads_of, layers)) or {shape.heads_of(0): 1}
+        of_heads = Counter(map(shape.attention.heads_of, layers)) or {shape.attention.heads_of(0): 1}
         for heads, count in of_heads.items():
             values = ("k_proj", "v_proj")[: heads.num_key_projections]
-            queries_bytes = shape.num_heads * queries * formats.bytes_of("q_proj", layers=layers)
+            queries_bytes = shape.attention.num_heads * queries * formats.bytes_of("q_proj", layers=layers)
             keys_bytes = len(values) * heads.num_kv_heads * keys * formats.bytes_of(*values, layers=layers)
             total += count * heads.head_dim * (queries_bytes + keys_bytes)
         return shape.hidden_size * total / max(len(layers), 1)
@@ -239,8 +245,8 @@ class ModelCosts:
     def _tables_bytes(self, head: float) -> float:
         """Return token embeddings, learned positions and so much of an output projection of its own."""
         values = self.shape.vocab_size * self.shape.hidden_size
-        own = 0.0 if self.shape.tie_word_embeddings else head * bits_per_value(self.formats.of_head)
-        positions = self.shape.num_learned_positions * self.shape.hidden_size * FLOAT32_BYTES
+        own = 0.0 if self.shape.embeddings.tie_word_embeddings else head * bits_per_value(self.formats.of_head)
+        positions = self.shape.embeddings.num_learned_positions * self.shape.hidden_size * FLOAT32_BYTES
         of_tokens = values * (bits_per_value(self.formats.embeddings) + own) / 8
         making = (
             self.shape.num_layers * self.shape.layer_input_values // 3 * bits_per_value(self.formats.outside_layers)
@@ -273,12 +279,12 @@ class ModelCosts:
         shape, encoder = self.shape, self.shape.encoder
         if encoder is None:
             return 0.0
-        num_dense = len(encoder.dense_layers) if shape.num_experts else encoder.num_layers
+        num_dense = len(encoder.dense_layers) if shape.routing.num_experts else encoder.num_layers
         num_moe = encoder.num_layers - num_dense
         attention = (encoder.num_layers + shape.num_layers) * (self.qkv_values + self.output_values)
         routers = num_moe * self.router_values * bits_per_value(self.formats.of_routers) / 8
         norms = (2 * encoder.num_layers + shape.num_layers + 1) * shape.hidden_size * FLOAT32_BYTES
-        experts = num_moe * shape.num_experts * self.expert_bytes
+        experts = num_moe * shape.routing.num_experts * self.expert_bytes
         return (attention + num_dense * self.dense_values) * self.formats.weight_bytes + routers + norms + experts
 
     def bytes_of(self, shares: RankShares) -> float:
@@ -306,8 +312,8 @@ class ModelCosts:
         input_values = len(layers) * shape.layer_input_values // 3 * 2
         networks += input_values * self.formats.bytes_of("layer_input", layers=layers)
         routers = len(moe) * self.router_values * bits_per_value(self.formats.of_routers) / 8
-        experts = len(moe) * shape.num_experts * self._network_bytes(self.expert_values, moe) * shares.experts
-        biases = len(moe) * shape.num_experts * shape.num_expert_biases * FLOAT32_BYTES  # a rank has all
+        experts = len(moe) * shape.routing.num_experts * self._network_bytes(self.expert_values, moe) * shares.experts
+        biases = len(moe) * shape.routing.num_experts * shape.num_expert_biases * FLOAT32_BYTES  # a rank has all
         shared = len(moe) * self._network_bytes(self.shared_values, moe, is_shared=True) * shares.shared
         return attention + networks + routers + experts + biases + shared
 
@@ -335,13 +341,15 @@ class ModelCosts:
         """Return the same of a layer; None: on the average of all."""
         if layer is None:
             return self.projected_size
-        heads = self.shape.heads_of(layer)
-        return (self.shape.num_heads + heads.num_key_projections * heads.num_kv_heads) * heads.head_dim
+        heads = self.shape.attention.heads_of(layer)
+        return (self.shape.attention.num_heads + heads.num_key_projections * heads.num_kv_heads) * heads.head_dim
 
     def attended_size_of(self, layer: int | None) -> float:
         """Return the width of attention's output in a layer; None: on the average of all."""
         shape = self.shape
-        return shape.attended_size if layer is None else shape.attended_size_of(shape.heads_of(layer))
+        return (
+            shape.attended_size if layer is None else shape.attention.attended_size_of(shape.attention.heads_of(layer))
+        )
 
     @cached_property
     def _attended_bytes(self) -> int:
@@ -364,20 +372,29 @@ class ModelCosts:
         """
         shape, num_layers = self.shape, max(self.shape.num_layers, 1)
         num_bytes = num_read * self._attended_bytes / num_layers
-        widths = shape.num_heads * (shape.head_dim + shape.latent_dim) if shape.latent else 2 * shape.attended_size
+        widths = (
+            shape.attention.num_heads * (shape.attention.head_dim + shape.attention.latent_dim)
+            if shape.attention.latent
+            else 2 * shape.attended_size
+        )
         num_flops = 2.0 * widths * num_seen
         if shape.recurrent is not None:
             share = len(shape.recurrent.layers) / num_layers
             num_bytes += num_states * 2 * shape.state_bytes / num_layers
             num_flops += share * (shape.recurrent.mixer.flops_per_token * num_tokens - num_flops)
-        queries = shape.num_heads / shape.num_kv_heads * max(num_seen / num_read if num_read else 1.0, 1.0)
+        queries = (
+            shape.attention.num_heads
+            / shape.attention.num_kv_heads
+            * max(num_seen / num_read if num_read else 1.0, 1.0)
+        )
         return Work(
             "attention",
             self.formats.kv,
             num_bytes,
             num_flops,
             queries,
-            shape.num_kv_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)),
+            shape.attention.num_kv_heads
+            * (shape.attention.head_dim + (shape.attention.latent_dim or shape.attention.head_dim)),
         )
 
     def decode_attention(self, num_sequences: float, context: float) -> Work:
@@ -408,8 +425,12 @@ class ModelCosts:
     def experts(self, num_tokens: float, distinct: float | None = None) -> Work:
         """Return one layer's experts; `distinct` is the number of used ones, None: as on average."""
         shape = self.shape
-        used = expected_distinct(shape.num_experts, shape.top_k, num_tokens) if distinct is None else distinct
-        pairs = num_tokens * shape.top_k
+        used = (
+            expected_distinct(shape.routing.num_experts, shape.routing.top_k, num_tokens)
+            if distinct is None
+            else distinct
+        )
+        pairs = num_tokens * shape.routing.top_k
         return Work(
             "experts",
             self.formats.matrices,
@@ -435,7 +456,7 @@ class ModelCosts:
 
     def until_experts(self, num_tokens: float) -> list[Work]:
         """Return the works between a layer's attention and its chosen experts."""
-        shared = [self.shared(num_tokens)] if self.shape.shared_intermediate_size else []
+        shared = [self.shared(num_tokens)] if self.shape.feed_forward.shared_intermediate_size else []
         return [self.output_projection(num_tokens), self.router(num_tokens), *shared]
 
     def head(self, num_sampled: float) -> Work:
@@ -451,7 +472,7 @@ class ModelCosts:
         num_moe = len(shape.moe_layers)
         moe = [(num_moe, work) for work in [*self.until_experts(num_tokens)[1:], experts]]
         dense = [(shape.num_layers - num_moe, self.dense(num_tokens))]
-        inputs = [(shape.num_layers if shape.layer_embeddings else 0, self.layer_input(num_tokens))]
+        inputs = [(shape.num_layers if shape.embeddings.layer_embeddings else 0, self.layer_input(num_tokens))]
         return [(count, work) for count, work in moe + dense + inputs if count]
 
     def pass_works(
@@ -498,8 +519,10 @@ class ModelCosts:
         shape = self.shape
         widest = 0 if self._mixer is None else self._mixer.in_features
         attention = 2 * shape.hidden_size + max(shape.qkv_size, widest)
-        pairs = max(shape.top_k, 1)
-        return max(attention, 2 * shape.hidden_size + pairs * (3 * shape.intermediate_size + shape.hidden_size))
+        pairs = max(shape.routing.top_k, 1)
+        return max(
+            attention, 2 * shape.hidden_size + pairs * (3 * shape.feed_forward.intermediate_size + shape.hidden_size)
+        )
 
     def _average(self, of_window: Callable[[float], float], context: float) -> float:
         """Return the average over layers of a function of the tokens that a query sees."""

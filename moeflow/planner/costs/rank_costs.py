@@ -169,9 +169,12 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
     def _experts_s(self, num_tokens: float, distinct: float) -> float:
         """Return the seconds of a layer's router and experts, and of their exchanges."""
         router_s = self._work_s(self.costs.router(num_tokens))
-        if self.costs.shape.shared_intermediate_size:
+        if self.costs.shape.feed_forward.shared_intermediate_size:
             router_s += self._network_s(
-                self.costs.shared(num_tokens), self._most.shared, self.costs.shape.shared_intermediate_size, num_tokens
+                self.costs.shared(num_tokens),
+                self._most.shared,
+                self.costs.shape.feed_forward.shared_intermediate_size,
+                num_tokens,
             )
         experts_s = self._sliced_experts_s if self.parallel.has_slices else self._whole_experts_s
         return router_s + experts_s(num_tokens, distinct)
@@ -179,10 +182,10 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
     def _whole_experts_s(self, num_tokens: float, distinct: float) -> float:
         shape, number = self.costs.shape, self.parallel.num_ranks
         layer = self._layer(num_tokens, distinct, self.costs)
-        experts = whole_experts.WholeExperts.of(self.parallel, number, 1, shape.num_experts)
+        experts = whole_experts.WholeExperts.of(self.parallel, number, 1, shape.routing.num_experts)
         placement = experts.at_first if experts.place is None else experts.place(layer.routing.chances[None])
         row_bytes = shape.hidden_size * self.costs.formats.activation_bytes
-        pairs_bytes = num_tokens * shape.top_k * row_bytes
+        pairs_bytes = num_tokens * shape.routing.top_k * row_bytes
         copied_bytes = pairs_bytes  # filled with zeros, which the kernel then replaces
         if pairs_bytes <= GATHERED_BYTES:
             exchange_s = self._exchange_s(pairs_bytes / number * (number - 1))
@@ -195,12 +198,12 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
 
     def _sliced_experts_s(self, num_tokens: float, distinct: float) -> float:
         shape, size = self.costs.shape, num_tokens * self.costs.formats.activation_bytes
-        width = max(ceil(self._most.experts * shape.intermediate_size), 1)
-        costs = replace(self.costs, shape=replace(shape, intermediate_size=width))
+        width = max(ceil(self._most.experts * shape.feed_forward.intermediate_size), 1)
+        costs = replace(self.costs, shape=shape.with_fields(intermediate_size=width))
         seconds = self._layer(num_tokens, distinct, costs).all_s()
         return (
             seconds
-            + self._gather_s(size * shape.top_k * shape.intermediate_size)
+            + self._gather_s(size * shape.routing.top_k * shape.feed_forward.intermediate_size)
             + self._gather_s(size * shape.hidden_size)
         )
 
@@ -211,7 +214,9 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
             costs=costs,
             num_ranks=self.parallel.num_ranks,
             num_tokens=max(round(num_tokens), 1),
-            routing=routing_that_reaches(shape.num_experts, shape.top_k, max(round(num_tokens), 1), round(distinct, 3)),
+            routing=routing_that_reaches(
+                shape.routing.num_experts, shape.routing.top_k, max(round(num_tokens), 1), round(distinct, 3)
+            ),
         )
 
     def _gather_s(self, num_bytes: float) -> float:

@@ -44,14 +44,18 @@ class RankShares:
         if parallel.attention_layout == "replicated":
             return own
         queries, keys = _head_shares(shape, layers, number, rank)
-        dense_width = shape.dense_intermediate_size if shape.num_experts else shape.intermediate_size
+        dense_width = (
+            shape.feed_forward.dense_intermediate_size
+            if shape.routing.num_experts
+            else shape.feed_forward.intermediate_size
+        )
         return replace(
             own,
             queries=queries,
             keys=keys,
             outputs=_band_share(shape.hidden_size, number, rank),
             dense=_slice_share(shape.hidden_size, dense_width, number, rank),
-            shared=_slice_share(shape.hidden_size, shape.shared_intermediate_size, number, rank),
+            shared=_slice_share(shape.hidden_size, shape.feed_forward.shared_intermediate_size, number, rank),
             head=_band_share(shape.vocab_size, number, rank),
         )
 
@@ -66,11 +70,11 @@ WHOLE = RankShares()
 
 def _head_shares(shape: ModelConfig, layers: range, num_ranks: int, rank: int) -> tuple[float, float]:
     """Return a rank's shares of its layers' queries, and of their keys and values."""
-    sizes = [shape.heads_of(layer) for layer in layers]
-    cut = [(it, head_blocks(shape.num_heads, it.num_kv_heads, num_ranks)) for it in sizes]
+    sizes = [shape.attention.heads_of(layer) for layer in layers]
+    cut = [(it, head_blocks(shape.attention.num_heads, it.num_kv_heads, num_ranks)) for it in sizes]
     queries = sum(it.head_dim * len(blocks.queries[rank]) for it, blocks in cut)
     keys = sum(it.head_dim * it.num_key_projections * len(blocks.keys[rank]) for it, blocks in cut)
-    all_queries = sum(it.head_dim * shape.num_heads for it in sizes)
+    all_queries = sum(it.head_dim * shape.attention.num_heads for it in sizes)
     all_keys = sum(it.head_dim * it.num_key_projections * it.num_kv_heads for it in sizes)
     return queries / all_queries, keys / max(all_keys, 1)
 
@@ -78,16 +82,16 @@ def _head_shares(shape: ModelConfig, layers: range, num_ranks: int, rank: int) -
 def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int, layers: range) -> float:
     """Return the largest possible share of its layers' experts, for a rank at this place in its stage."""
     number = parallel.ranks_per_stage
-    if not shape.num_experts:
+    if not shape.routing.num_experts:
         return 0.0
     if parallel.has_slices:
-        return _slice_share(shape.hidden_size, shape.intermediate_size, number, rank)
+        return _slice_share(shape.hidden_size, shape.feed_forward.intermediate_size, number, rank)
     if number == 1:
         return 1.0
     num_layers = len(set(layers).intersection(shape.moe_layers))
     return (
-        whole_experts.WholeExperts.of(parallel, number, num_layers, shape.num_experts).most_held[rank]
-        / shape.num_experts
+        whole_experts.WholeExperts.of(parallel, number, num_layers, shape.routing.num_experts).most_held[rank]
+        / shape.routing.num_experts
     )
 
 

@@ -32,7 +32,7 @@ class TaskShape:
     @property
     def has_experts(self) -> bool:
         """Whether the layer has experts, not a plain feed-forward network."""
-        return self.costs.num_moe_layers > 0 and self.layer not in self.costs.shape.dense_layers
+        return self.costs.num_moe_layers > 0 and self.layer not in self.costs.shape.feed_forward.dense_layers
 
 
 def decode_shape(

@@ -23,16 +23,20 @@ _NUM_LOGITS = 4  # rows of the vocabulary's size: logits, edited, as probabiliti
 def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
     """Return the most bytes of a pass over so many tokens with so many sampled rows."""
     width = max(
-        shape.intermediate_size * (2 if shape.wide_layers else 1),
-        shape.dense_intermediate_size,
-        shape.shared_intermediate_size,
+        shape.feed_forward.intermediate_size * (2 if shape.feed_forward.wide_layers else 1),
+        shape.feed_forward.dense_intermediate_size,
+        shape.feed_forward.shared_intermediate_size,
         shape.hidden_size,
     )
     attention = 3 * shape.qkv_size
     if shape.recurrent is not None:
         attention = max(attention, 3 * shape.recurrent.mixer.in_features)
-    experts = max(shape.top_k, 1) * _NUM_PAIR * width + 4 * shape.num_experts
-    inputs = _NUM_INPUTS * shape.num_layers * (0 if shape.layer_embeddings is None else shape.layer_embeddings.size)
+    experts = max(shape.routing.top_k, 1) * _NUM_PAIR * width + 4 * shape.routing.num_experts
+    inputs = (
+        _NUM_INPUTS
+        * shape.num_layers
+        * (0 if shape.embeddings.layer_embeddings is None else shape.embeddings.layer_embeddings.size)
+    )
     row_bytes = _FLOAT * (_NUM_HIDDEN * shape.hidden_size + attention + experts + inputs) + _ROW_BYTES
     return int(_BASE_BYTES + _SLACK * num_tokens * row_bytes + num_sampled * sampled_bytes(shape))
 
@@ -56,5 +60,5 @@ def kept_bytes(shape: ModelConfig, *, num_tokens: int) -> int:
     It has queries, keys and values, attention's outputs, and the hidden units of chosen experts. The units are in the
     format of the next product, at least a byte each.
     """
-    attention = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    return num_tokens * (_FLOAT * attention + shape.top_k * shape.intermediate_size)
+    attention = (2 * shape.attention.num_heads + 2 * shape.attention.num_kv_heads) * shape.attention.head_dim
+    return num_tokens * (_FLOAT * attention + shape.routing.top_k * shape.feed_forward.intermediate_size)

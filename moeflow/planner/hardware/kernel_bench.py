@@ -95,9 +95,11 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
     """Return what of a model is worth measuring: its matrices, experts and attention."""
     shape, formats = costs.shape, costs.formats
     attended = shape.attended_size
-    qkv = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
-    if shape.latent is not None:
-        qkv = shape.head_dim + (shape.latent.q_lora_rank or shape.num_heads * shape.latent.query_dim)
+    qkv = shape.attention.head_dim * (shape.attention.num_heads + 2 * shape.attention.num_kv_heads)
+    if shape.attention.latent is not None:
+        qkv = shape.attention.head_dim + (
+            shape.attention.latent.q_lora_rank or shape.attention.num_heads * shape.attention.latent.query_dim
+        )
     found = [
         KernelShape("linear", _fitting(formats.matrices, shape.hidden_size), (qkv, shape.hidden_size)),
         KernelShape("linear", _fitting(formats.matrices, attended), (shape.hidden_size, attended)),
@@ -105,10 +107,15 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
         KernelShape("attention", formats.kv, _attention_sizes(shape)),
         KernelShape("sampling", "float32", (shape.vocab_size,)),
     ]
-    if shape.num_experts:
-        sizes = (shape.num_experts, shape.top_k, shape.hidden_size, shape.intermediate_size)
+    if shape.routing.num_experts:
+        sizes = (
+            shape.routing.num_experts,
+            shape.routing.top_k,
+            shape.hidden_size,
+            shape.feed_forward.intermediate_size,
+        )
         found += [KernelShape("experts", _fitting(formats.matrices, *sizes[2:]), sizes)]
-        found += [KernelShape("linear", formats.of_routers, (shape.num_experts, shape.hidden_size))]
+        found += [KernelShape("linear", formats.of_routers, (shape.routing.num_experts, shape.hidden_size))]
     if costs.num_dense_layers:
         width = costs.dense_values // (3 * shape.hidden_size)
         dtype = _fitting(formats.matrices, shape.hidden_size, width)
@@ -117,8 +124,8 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
 
 
 def _attention_sizes(shape: ModelConfig) -> tuple[int, ...]:
-    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    return sizes if shape.latent is None else (*sizes, shape.latent_dim)
+    sizes = (shape.attention.num_heads, shape.attention.num_kv_heads, shape.attention.head_dim)
+    return sizes if shape.attention.latent is None else (*sizes, shape.attention.latent_dim)
 
 
 def _fitting(dtype: str, *columns: int) -> str:

@@ -144,7 +144,7 @@ class _TinyModel:
 def _absent_experts(count: int) -> Iterator[_TinyModel]:
     """Yield a model that lacks so many experts in each pass, and gets them at once."""
     shape = tiny_shape(num_experts=NUM_EXPERTS, top_k=count)
-    slab_bytes = expert_bytes(shape.hidden_size, shape.intermediate_size, "float32")
+    slab_bytes = expert_bytes(shape.hidden_size, shape.feed_forward.intermediate_size, "float32")
     num_slots = max(count, 2)
     arena = SlotArena(num_slots, slab_bytes)
     zeros = _Zeros(slab_bytes)
@@ -158,7 +158,9 @@ def _absent_experts(count: int) -> Iterator[_TinyModel]:
         start_loads=disk.start_loads,
         wait=disk.wait,
     )
-    slots = PackedExperts(num_slots, shape.hidden_size, shape.intermediate_size, "float32", storage=arena.slots)
+    slots = PackedExperts(
+        num_slots, shape.hidden_size, shape.feed_forward.intermediate_size, "float32", storage=arena.slots
+    )
     pool = ExpertPool(cache, slots)
     pool.fetcher = disk
     disk.serve(cache)
@@ -206,8 +208,8 @@ class _Driver:
             layers=range(shape.num_layers),
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
+            num_kv_heads=shape.attention.num_kv_heads,
+            head_dim=shape.attention.head_dim,
             dtype=torch.float32,
             device="cpu",
         )

@@ -165,8 +165,8 @@ def _layer(parallel: ParallelConfig, group: Group) -> Callable[[], object]:
         layers=range(shape.num_layers),
         num_blocks=1,
         block_size=16,
-        num_kv_heads=with_kv_heads_of(shape, parallel, group.rank).num_kv_heads,
-        head_dim=shape.head_dim,
+        num_kv_heads=with_kv_heads_of(shape, parallel, group.rank).attention.num_kv_heads,
+        head_dim=shape.attention.head_dim,
         dtype=torch.float32,
         device="cpu",
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from moeflow.core.model_config import ModelConfig, RopeConfig
+from moeflow.core.attention_config import RopeConfig
+from moeflow.core.model_config import ModelConfig
 
 
 def tiny_shape(*, num_experts: int, top_k: int, num_kv_heads: int = 1) -> ModelConfig:
     """Return the shape of a model of one such layer."""
-    return ModelConfig(
+    return ModelConfig.from_fields(
         model_type="qwen3_moe",
         vocab_size=64,
         hidden_size=64,
@@ -17,7 +18,7 @@ def tiny_shape(*, num_experts: int, top_k: int, num_kv_heads: int = 1) -> ModelC
         head_dim=32,
         intermediate_size=32,
         max_position=4096,
-        rms_norm_eps=1e-6,
+        eps=1e-6,
         rope=RopeConfig(),
         num_experts=num_experts,
         top_k=top_k,

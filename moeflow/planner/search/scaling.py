@@ -96,7 +96,9 @@ def rank_ways(model: CostModel, number: int, *, joined: bool) -> Iterator[Parall
     shape, now = model.costs.shape, model.sharing.parallel or ParallelConfig(num_ranks=number)
     if why_refused(shape, RANKS):
         return
-    for attention, experts in product(ATTENTION_LAYOUTS, EXPERT_LAYOUTS if shape.num_experts else EXPERT_LAYOUTS[:1]):
+    for attention, experts in product(
+        ATTENTION_LAYOUTS, EXPERT_LAYOUTS if shape.routing.num_experts else EXPERT_LAYOUTS[:1]
+    ):
         made = replace(
             now,
             num_ranks=number,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
+from moeflow.core.attention_config import HeadSizes
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DEVICE, Machine
-from moeflow.core.model_config import HeadSizes
 from moeflow.core.plan import Policy, Workload
 from moeflow.pipeline.catalog import Pipeline
 from moeflow.pipeline.task import Task
@@ -118,7 +118,9 @@ class PipelineRun:
         shape = self.costs.shape
         kinds: dict[tuple[bool, HeadSizes], int] = {}
         kind_of: dict[int | None, int] = {
-            layer: kinds.setdefault((layer in shape.dense_layers, shape.heads_of(layer)), len(kinds))
+            layer: kinds.setdefault(
+                (layer in shape.feed_forward.dense_layers, shape.attention.heads_of(layer)), len(kinds)
+            )
             for layer in range(shape.num_layers)
         }
         known: dict[tuple[str, int, int | None], TaskCost] = {}  # tasks of one op, size and kind of layer cost the same

@@ -147,8 +147,8 @@ def _parts(checkpoint: Checkpoint, recipe: PredictorRecipe, data: Path | None, f
     shape = PredictorShape(
         embedding_size=config.hidden_size,
         num_layers=config.num_moe_layers - config.num_encoder_moe_layers,
-        num_experts=config.num_experts,
-        top_k=config.top_k,
+        num_experts=config.routing.num_experts,
+        top_k=config.routing.top_k,
         hidden_size=recipe.hidden_size,
         window=recipe.window,
     )

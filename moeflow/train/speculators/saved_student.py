@@ -50,6 +50,6 @@ def config_of(student: Student, target: Checkpoint) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **decoder_config(target, student.shape),
-        "attention_bias": student.shape.attention_bias,
-        "mlp_bias": student.shape.mlp_bias,
+        "attention_bias": student.shape.attention.qkv_bias,
+        "mlp_bias": student.shape.feed_forward.mlp_bias,
     }

@@ -43,7 +43,7 @@ class Student:
     @property
     def head(self) -> Tensor:
         """Return the output projection [V, H]."""
-        return self.weights[EMBEDDINGS if self.shape.tie_word_embeddings else HEAD]
+        return self.weights[EMBEDDINGS if self.shape.embeddings.tie_word_embeddings else HEAD]
 
     def hidden(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
         """Return the inputs of the head for independent sequences.
@@ -51,7 +51,7 @@ class Student:
         Shapes: token_ids [N] int64, one sequence after another -> [N, H].
         """
         positions = torch.cat([torch.arange(length) for length in lengths])
-        rotary = RotaryEmbeddings([self.shape.rotary], self.shape.head_dim, token_ids.device)
+        rotary = RotaryEmbeddings([self.shape.attention.rotary], self.shape.attention.head_dim, token_ids.device)
         (table,) = rotary(positions, torch.float32)
         hidden = F.embedding(token_ids, self.weights[EMBEDDINGS])
         for layer in range(self.shape.num_layers):
@@ -65,9 +65,9 @@ class Student:
 
     def _attention(self, x: Tensor, prefix: str, cos: Tensor, sin: Tensor, lengths: Sequence[int]) -> Tensor:
         shape = self.shape
-        q = self._linear(x, f"{prefix}.q_proj").view(-1, shape.num_heads, shape.head_dim)
+        q = self._linear(x, f"{prefix}.q_proj").view(-1, shape.attention.num_heads, shape.attention.head_dim)
         k, v = (
-            self._linear(x, f"{prefix}.{name}").view(-1, shape.num_kv_heads, shape.head_dim)
+            self._linear(x, f"{prefix}.{name}").view(-1, shape.attention.num_kv_heads, shape.attention.head_dim)
             for name in _PROJECTIONS[1:3]
         )
         q, k = (apply_rotary(each.float(), cos, sin).to(v.dtype) for each in (q, k))
@@ -82,7 +82,7 @@ class Student:
         return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weights[name], self.shape.rms_norm_eps)
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weights[name], self.shape.norms.eps)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -108,13 +108,13 @@ def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
         raise not_decoder_only(checkpoint)
     sources = _source_layers(target.config, num_layers)
     weights = {EMBEDDINGS: checkpoint.read(EMBEDDINGS), NORM: checkpoint.read(NORM)}
-    if not target.config.tie_word_embeddings:
+    if not target.config.embeddings.tie_word_embeddings:
         weights[HEAD] = checkpoint.read(HEAD)
     for layer, source in enumerate(sources):
         mlp = target.layers[source].mlp
         prefix = f"model.layers.{source}"
         ffn = (
-            [mlp.expert_names(prefix, expert) for expert in range(target.config.num_experts)]
+            [mlp.expert_names(prefix, expert) for expert in range(target.config.routing.num_experts)]
             if isinstance(mlp, MoE)
             else []
         )
@@ -131,18 +131,20 @@ def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
             "draft: run them without speculators"
         )
     traits = {
-        "latent attention": target.latent is not None,
-        "partly or pairwise rotated heads": any(rope.rotary_dim or rope.is_interleaved for rope in target.ropes),
-        "no rotary positions": target.rope is None,
-        "layer norms": target.has_layer_norms,
-        "no gates": not target.is_gated,
+        "latent attention": target.attention.latent is not None,
+        "partly or pairwise rotated heads": any(
+            rope.rotary_dim or rope.is_interleaved for rope in target.attention.ropes
+        ),
+        "no rotary positions": target.attention.rope is None,
+        "layer norms": target.norms.has_layer_norms,
+        "no gates": not target.feed_forward.is_gated,
     }
     if found := [trait for trait, has_it in traits.items() if has_it]:
         raise ConfigError(
             f"{target.model_type} models have {', '.join(found)}, unlike the draft model: use a speculator without "
             "training"
         )
-    usable = [layer for layer in range(target.num_layers) if layer not in target.dense_layers]
+    usable = [layer for layer in range(target.num_layers) if layer not in target.feed_forward.dense_layers]
     if not 1 <= num_layers <= len(usable):
         raise ConfigError(f"this model has no {num_layers} layers to copy: use from 1 to {len(usable)} (--layers)")
     num_first = (num_layers + 1) // 2
@@ -176,21 +178,21 @@ def _mean(checkpoint: Checkpoint, names: Sequence[str]) -> Tensor:
 
 def _shape(target: ModelConfig, num_layers: int, weights: Mapping[str, Tensor]) -> ModelConfig:
     ffn = weights["model.layers.0.mlp.gate_proj.weight"]
-    return ModelConfig(
+    return ModelConfig.from_fields(
         model_type="llama",
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
         num_layers=num_layers,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
+        num_heads=target.attention.num_heads,
+        num_kv_heads=target.attention.num_kv_heads,
+        head_dim=target.attention.head_dim,
         intermediate_size=ffn.shape[0],
         max_position=target.max_position,
-        rms_norm_eps=target.rms_norm_eps,
-        rope=target.rope,
-        tie_word_embeddings=target.tie_word_embeddings,
-        attention_bias=target.attention_bias,
-        attention_out_bias=target.attention_bias,
-        mlp_bias=target.mlp_bias,
-        hidden_act=target.hidden_act,
+        eps=target.norms.eps,
+        rope=target.attention.rope,
+        tie_word_embeddings=target.embeddings.tie_word_embeddings,
+        qkv_bias=target.attention.qkv_bias,
+        out_bias=target.attention.qkv_bias,
+        mlp_bias=target.feed_forward.mlp_bias,
+        hidden_act=target.feed_forward.hidden_act,
     )

@@ -109,13 +109,14 @@ def write(tmp_path, case, more=None, table=None, without=()):
 def test_the_file_is_the_folder(tmp_path, case):
     folder, file = write(tmp_path, case)
     expected, found = read_model_config(folder), read_model_config(file)
-    assert found.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
-    no_factor = [dataclasses.replace(rope, factor=1.0) for rope in expected.ropes]
-    assert list(found.ropes) == no_factor
+    assert found.norms.eps == pytest.approx(expected.norms.eps)
+    no_factor = [dataclasses.replace(rope, factor=1.0) for rope in expected.attention.ropes]
+    assert list(found.attention.ropes) == no_factor
     kinds = tuple(
-        dataclasses.replace(kind, rope=dataclasses.replace(kind.rope, factor=1.0)) for kind in expected.attention_kinds
+        dataclasses.replace(kind, rope=dataclasses.replace(kind.rope, factor=1.0))
+        for kind in expected.attention.layer_kinds
     )
-    expected = dataclasses.replace(expected, rms_norm_eps=found.rms_norm_eps, attention_kinds=kinds)
+    expected = expected.with_fields(eps=found.norms.eps, layer_kinds=kinds)
     assert found == expected
     assert file.tensors.keys() == folder.tensors.keys()
     for name in folder.tensors:

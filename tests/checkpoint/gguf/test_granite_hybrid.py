@@ -49,8 +49,8 @@ def settings_of(architecture, raw, config):
         "add_embedding_length": raw["hidden_size"],
         "add_block_count": config.num_layers,
         "add_feed_forward_length": raw["intermediate_size"],
-        "add_head_count": config.num_heads,
-        "add_head_count_kv": config.num_kv_heads,
+        "add_head_count": config.attention.num_heads,
+        "add_head_count_kv": config.attention.num_kv_heads,
         "add_layer_norm_rms_eps": raw["rms_norm_eps"],
         "add_rope_freq_base": 10000.0,
         "add_rope_scaling_finetuned": raw["position_embedding_type"] == "rope",
@@ -65,7 +65,9 @@ def settings_of(architecture, raw, config):
     }
     if architecture == "granitehybrid":
         settings |= {
-            "add_head_count_kv": [config.num_kv_heads * (kind == "full_attention") for kind in raw["layer_types"]],
+            "add_head_count_kv": [
+                config.attention.num_kv_heads * (kind == "full_attention") for kind in raw["layer_types"]
+            ],
             "add_ssm_conv_kernel": raw["mamba_d_conv"],
             "add_ssm_state_size": raw["mamba_d_state"],
             "add_ssm_group_count": raw["mamba_n_groups"],
@@ -116,12 +118,11 @@ def test_the_file_is_the_folder(tmp_path, case):
     file = write(tmp_path / "model.gguf", CASES[case][0], folder)
     expected, found = read_model_config(folder), read_model_config(file)
     for one in (expected, found):
-        assert one.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
-    same_eps = {"rms_norm_eps": 1.0, "attention_scale": 1.0, "embedding_scale": 1.0, "logit_scale": 1.0}
+        assert one.norms.eps == pytest.approx(expected.norms.eps)
+    same_eps = {"eps": 1.0, "score_scale": 1.0, "embedding_scale": 1.0, "logit_scale": 1.0}
     mixers = [None if one.recurrent is None else one.recurrent.mixer for one in (found, expected)]
     rounded = [
-        dataclasses.replace(
-            one,
+        one.with_fields(
             **same_eps,
             recurrent=one.recurrent
             and dataclasses.replace(one.recurrent, mixer=dataclasses.replace(one.recurrent.mixer, norm_eps=1.0)),
@@ -129,8 +130,11 @@ def test_the_file_is_the_folder(tmp_path, case):
         for one in (found, expected)
     ]
     assert rounded[0] == rounded[1]
-    for key in ("attention_scale", "embedding_scale", "logit_scale"):
-        assert getattr(found, key) == pytest.approx(getattr(expected, key))
+    scales = [
+        (one.attention.score_scale, one.embeddings.embedding_scale, one.embeddings.logit_scale)
+        for one in (found, expected)
+    ]
+    assert scales[0] == pytest.approx(scales[1])
     assert mixers[0] is None or mixers[0].norm_eps == pytest.approx(mixers[1].norm_eps)
     assert file.tensors.keys() == folder.tensors.keys()
     for name in folder.tensors:

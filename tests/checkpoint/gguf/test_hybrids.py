@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import gguf
 import pytest
 import torch
@@ -155,16 +153,16 @@ def write(file, kind, folder, more):
         "add_context_length": config.max_position,
         "add_embedding_length": config.hidden_size,
         "add_block_count": config.num_layers,
-        "add_feed_forward_length": raw.get("intermediate_size") or config.intermediate_size,
-        "add_head_count": config.num_heads,
-        "add_head_count_kv": config.num_kv_heads,
-        "add_key_length": config.head_dim,
-        "add_value_length": config.head_dim,
-        "add_rope_freq_base": config.rope.theta,
+        "add_feed_forward_length": raw.get("intermediate_size") or config.feed_forward.intermediate_size,
+        "add_head_count": config.attention.num_heads,
+        "add_head_count_kv": config.attention.num_kv_heads,
+        "add_key_length": config.attention.head_dim,
+        "add_value_length": config.attention.head_dim,
+        "add_rope_freq_base": config.attention.rope.theta,
         "add_vocab_size": config.vocab_size,
     }
     if "add_layer_norm_eps" not in more:
-        common["add_layer_norm_rms_eps"] = config.rms_norm_eps
+        common["add_layer_norm_rms_eps"] = config.norms.eps
     for setter, value in (common | more).items():
         getattr(writer, setter)(value)
     for name, tensor in all_tensors(kind, folder, config):
@@ -200,8 +198,8 @@ def test_the_file_is_the_folder(tmp_path, kind):
     _, folder = folder_of(kind, tmp_path / "folder")
     file = write(tmp_path / "model.gguf", kind, folder, CASES[kind][1])
     expected, found = read_model_config(folder), read_model_config(file)
-    assert found.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
-    assert dataclasses.replace(found, rms_norm_eps=expected.rms_norm_eps) == expected
+    assert found.norms.eps == pytest.approx(expected.norms.eps)
+    assert found.with_fields(eps=expected.norms.eps) == expected
     assert file.tensors.keys() == folder.tensors.keys()
     for name in folder.tensors:
         assert file.tensors[name].shape == folder.tensors[name].shape, name

@@ -4,8 +4,6 @@ them, they are the Hugging Face folders that transformers writes.
 
 from __future__ import annotations
 
-import dataclasses
-
 import gguf
 import pytest
 import torch
@@ -112,12 +110,12 @@ def write(file, name, folder, more, further=None, without=()):
         "add_embedding_length": config.hidden_size,
         "add_block_count": config.num_layers,
         "add_feed_forward_length": raw["intermediate_size"],
-        "add_head_count": config.num_heads,
-        "add_head_count_kv": config.num_kv_heads,
-        "add_key_length": config.head_dim,
-        "add_value_length": config.head_dim,
-        "add_layer_norm_rms_eps": config.rms_norm_eps,
-        "add_rope_freq_base": config.rope.theta,
+        "add_head_count": config.attention.num_heads,
+        "add_head_count_kv": config.attention.num_kv_heads,
+        "add_key_length": config.attention.head_dim,
+        "add_value_length": config.attention.head_dim,
+        "add_layer_norm_rms_eps": config.norms.eps,
+        "add_rope_freq_base": config.attention.rope.theta,
         "add_vocab_size": config.vocab_size,
     }
     for setter, value in (common | more).items():
@@ -152,7 +150,7 @@ def test_phimoe(tmp_path, more, further, config):
     folder = open_checkpoint(tmp_path / "folder")
     file = write(tmp_path / "model.gguf", "phimoe", folder, PHIMOE | more, further)
     expected, found = read_model_config(folder), read_model_config(file)
-    assert dataclasses.replace(found, rms_norm_eps=expected.rms_norm_eps) == expected
+    assert found.with_fields(eps=expected.norms.eps) == expected
     assert file.tensors.keys() == folder.tensors.keys()
     for tensor_name in folder.tensors:
         assert torch.equal(file.read(tensor_name), folder.read(tensor_name)), tensor_name
@@ -177,8 +175,8 @@ def test_the_file_is_the_folder(tmp_path, name):
     file = write(tmp_path / "model.gguf", name, folder, more)
     expected = read_model_config(folder)
     found = read_model_config(file)
-    assert found.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
-    assert dataclasses.replace(found, rms_norm_eps=expected.rms_norm_eps) == expected
+    assert found.norms.eps == pytest.approx(expected.norms.eps)
+    assert found.with_fields(eps=expected.norms.eps) == expected
     assert file.tensors.keys() == folder.tensors.keys()
     for tensor_name in folder.tensors:
         assert torch.equal(file.read(tensor_name), folder.read(tensor_name)), tensor_name

@@ -53,7 +53,7 @@ def test_a_layer_s_stages_stay_on_the_device(tmp_path, monkeypatch, family):
                 qkv = layer.pre_attention(hidden)
                 for places in (batch.on_device, batch.in_window):
                     attended = layer.self_attn.attend_over(kv, qkv, places.rotary, places.attention)
-                monkeypatch.setattr(FakeTensor, "tolist", even(batch.num_tokens * (shape.top_k or 1)))
+                monkeypatch.setattr(FakeTensor, "tolist", even(batch.num_tokens * (shape.routing.top_k or 1)))
                 hidden = layer.post_attention(hidden, attended)
             logits = model.logits(model.norm(hidden))
             assert (logits.device, logits.shape) == (GPU, (batch.num_tokens, shape.vocab_size))
@@ -81,7 +81,7 @@ class BlocksOnGpu(KVBlocks):
     """Keys and values without storage, which torch views and writes to in ways that need a real GPU."""
 
     def __init__(self, shape):
-        self.block_size, self.head_dim, self.handle = 16, shape.head_dim, None
+        self.block_size, self.head_dim, self.handle = 16, shape.attention.head_dim, None
 
     def write(self, slots, k, v):
         assert {slots.device, k.device, v.device} == {GPU}
@@ -98,6 +98,8 @@ def cut(model):
     blocks = [range(sum(sizes[:number]), sum(sizes[: number + 1])) for number in range(len(sizes))]
     attention = AttentionMetadata.build(starts=STARTS, num_tokens=COUNTS, block_ids=blocks, block_size=16, device=HOST)
     context = ForwardContext(torch.arange(sum(COUNTS)), attention, None)
-    host = Side(HOST, RotaryEmbeddings(model.config.ropes, model.config.head_dim, HOST), torch.float32)
+    host = Side(
+        HOST, RotaryEmbeddings(model.config.attention.ropes, model.config.attention.head_dim, HOST), torch.float32
+    )
     device = Side(GPU, model.rotary, torch.bfloat16)
     return cut_pass(torch.arange(sum(COUNTS)), context, host, device, max_tokens=5)

@@ -16,7 +16,7 @@ COSTS = ModelCosts(
     read_bare_config(shipped_models()["mixtral-8x7b"]),
     Formats(matrices="int4", embeddings="int4", kv="bfloat16", activation_bytes=4),
 )
-LAYERS, EXPERTS = COSTS.shape.num_layers, COSTS.shape.num_experts
+LAYERS, EXPERTS = COSTS.shape.num_layers, COSTS.shape.routing.num_experts
 GB = 1e9
 
 
@@ -44,8 +44,8 @@ class Machine:
     def seconds(self, num_hosted, num_tokens, num_read):
         """Return what the slower of link and host takes."""
         shape, average = COSTS.shape, num_hosted / LAYERS
-        sums = 4 * shape.hidden_size * (1 - (1 - average / EXPERTS) ** shape.top_k)
-        small = num_tokens * LAYERS * (shape.num_heads * shape.head_dim * 4 + sums)
+        sums = 4 * shape.hidden_size * (1 - (1 - average / EXPERTS) ** shape.routing.top_k)
+        small = num_tokens * LAYERS * (shape.attention.num_heads * shape.attention.head_dim * 4 + sums)
         weights = ((EXPERTS - 2) * LAYERS - num_hosted) * COSTS.expert_bytes
         host_s = LAYERS * self.attention_s * num_read + num_hosted * self.expert_s * num_tokens
         return max((weights + small) / self.link, host_s)

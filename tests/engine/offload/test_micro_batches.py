@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflow.core.model_config import RopeConfig
+from moeflow.core.attention_config import RopeConfig
 from moeflow.engine.offload.micro_batches import Side, cut_pass, group
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Span
 from moeflow.kv.storage import KVStorage

@@ -6,8 +6,6 @@ requests are preempted.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from transformers import Gemma4TextConfig
 
@@ -26,7 +24,7 @@ from tests.shapes import TINY
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 
-TINY_EXPERTS = replace(TINY, num_experts=4)
+TINY_EXPERTS = TINY.with_fields(num_experts=4)
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 
 

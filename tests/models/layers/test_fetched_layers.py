@@ -77,7 +77,9 @@ class Fetched:
             start_loads=self.disk.start_loads,
             wait=self.disk.wait,
         )
-        slots = PackedExperts(num_slots, CONFIG.hidden_size, CONFIG.intermediate_size, "float32", storage=arena.slots)
+        slots = PackedExperts(
+            num_slots, CONFIG.hidden_size, CONFIG.feed_forward.intermediate_size, "float32", storage=arena.slots
+        )
         self.pool = ExpertPool(self.cache, slots)
         self.pool.fetcher = self.disk
         self.disk.serve(self.cache)

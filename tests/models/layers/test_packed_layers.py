@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import zlib
 from functools import cache
@@ -36,8 +35,7 @@ from tests.shapes import TINY
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 NUM_LAYERS, NUM_EXPERTS, BLOCK_SIZE = 4, 6, 16  # layers with experts; one more is dense
-CONFIG = dataclasses.replace(
-    TINY,
+CONFIG = TINY.with_fields(
     vocab_size=50,
     hidden_size=32,
     num_layers=NUM_LAYERS + 1,
@@ -50,8 +48,7 @@ CONFIG = dataclasses.replace(
     tie_word_embeddings=True,
 )
 # Experts beside a network, whose results are normalised before they are added, and all scaled.
-NORMED = dataclasses.replace(
-    CONFIG,
+NORMED = CONFIG.with_fields(
     num_layers=NUM_LAYERS,
     dense_layers=(),
     shared_intermediate_size=24,
@@ -166,7 +163,7 @@ class Cached:
             wait=self.disk.finish_one,
         )
         slots = PackedExperts(
-            num_slots, CONFIG.hidden_size, CONFIG.intermediate_size, weight_format, storage=arena.slots
+            num_slots, CONFIG.hidden_size, CONFIG.feed_forward.intermediate_size, weight_format, storage=arena.slots
         )
         self.pool = ExpertPool(self.cache, slots)
         self.pool.spanned = self._spanned
@@ -202,8 +199,8 @@ def run(model, batch):
         layers=range(model.config.num_layers),
         num_blocks=len(batch),
         block_size=BLOCK_SIZE,
-        num_kv_heads=CONFIG.num_kv_heads,
-        head_dim=CONFIG.head_dim,
+        num_kv_heads=CONFIG.attention.num_kv_heads,
+        head_dim=CONFIG.attention.head_dim,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeflow.core.attention_config import HeadSizes
 from moeflow.core.errors import CapacityError
-from moeflow.core.model_config import HeadSizes
 from moeflow.core.offload_config import EmulatedDeviceConfig, EmulatedSpeeds
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice
 from moeflow.pipeline.devices.offloaded_kv import KVShape, OffloadedKV, window_numbers

@@ -45,8 +45,8 @@ def test_the_cache_is_planned_as_it_is_allocated(kv_dtype):
         layers=range(MIXTRAL.num_layers),
         num_blocks=cache.num_blocks,
         block_size=BLOCK_SIZE,
-        num_kv_heads=MIXTRAL.num_kv_heads,
-        head_dim=MIXTRAL.head_dim,
+        num_kv_heads=MIXTRAL.attention.num_kv_heads,
+        head_dim=MIXTRAL.attention.head_dim,
         dtype=getattr(torch, kv_dtype),
         device="cpu",
     )

@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 
+from moeflow.core.attention_config import RopeConfig
 from moeflow.core.errors import ConfigError
-from moeflow.core.model_config import EncoderConfig, ModelConfig, RopeConfig
+from moeflow.core.model_config import EncoderConfig, ModelConfig
 from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats
 from moeflow.planner.choices.mixes import mixed_formats
 
-WIDE = ModelConfig(
+WIDE = ModelConfig.from_fields(
     model_type="qwen3_moe",
     vocab_size=1000,
     hidden_size=512,
@@ -19,12 +20,12 @@ WIDE = ModelConfig(
     head_dim=64,
     intermediate_size=256,
     max_position=128,
-    rms_norm_eps=1e-5,
+    eps=1e-5,
     rope=RopeConfig(),
     num_experts=4,
     top_k=2,
 )
-NARROW = dataclasses.replace(WIDE, hidden_size=576, num_heads=9, num_kv_heads=3, intermediate_size=1536)
+NARROW = WIDE.with_fields(hidden_size=576, num_heads=9, num_kv_heads=3, intermediate_size=1536)
 ENCODER = dataclasses.replace(WIDE, encoder=EncoderConfig(num_layers=2, decoder_start_token_id=0))
 
 
@@ -44,9 +45,9 @@ def test_other_columns_have_blocks_of_32(mix, small):
 
 
 def test_dense_layers_have_the_format_of_their_own_width():
-    shape = dataclasses.replace(WIDE, dense_layers=(0,), dense_intermediate_size=1000)
+    shape = WIDE.with_fields(dense_layers=(0,), dense_intermediate_size=1000)
     assert [layer.down for layer in mixed_formats("q4_k", shape).layers[:2]] == ["int4", "q4_k"]
-    shape = dataclasses.replace(shape, dense_intermediate_size=992)
+    shape = shape.with_fields(dense_intermediate_size=992)
     assert [layer.down for layer in mixed_formats("q4_k", shape).layers[:2]] == ["iq4_nl", "q4_k"]
 
 

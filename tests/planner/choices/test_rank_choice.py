@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,8 @@ import pytest
 import torch
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
-from moeflow.core.model_config import AttentionKind, HeadSizes, ModelConfig
+from moeflow.core.attention_config import AttentionKind, HeadSizes
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig, StageConfig
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import expert_bytes
@@ -29,20 +29,22 @@ from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from tests.parallel.thread_group import run_ranks
 from tests.shapes import TINY
 
-EVEN = replace(TINY, vocab_size=1008, num_experts=16)  # whole bands, and groups by two, so that no byte is filling
+EVEN = TINY.with_fields(vocab_size=1008, num_experts=16)  # whole bands, and groups by two, so that no byte is filling
 SHAPES = {
     "experts": (mixtral, EVEN),
-    "tied": (mixtral, replace(EVEN, tie_word_embeddings=True)),
-    "dense": (llama, replace(EVEN, num_experts=0, top_k=0)),
-    "mixed": (qwen3_moe, replace(EVEN, num_layers=3, dense_layers=(1,), dense_intermediate_size=128)),
+    "tied": (mixtral, EVEN.with_fields(tie_word_embeddings=True)),
+    "dense": (llama, EVEN.with_fields(num_experts=0, top_k=0)),
+    "mixed": (qwen3_moe, EVEN.with_fields(num_layers=3, dense_layers=(1,), dense_intermediate_size=128)),
 }
-KINDS = [AttentionKind(EVEN.rope, 9, HeadSizes(4, 16)), AttentionKind(EVEN.rope, None, HeadSizes(1, 32, True))]
+KINDS = [
+    AttentionKind(EVEN.attention.rope, 9, HeadSizes(4, 16)),
+    AttentionKind(EVEN.attention.rope, None, HeadSizes(1, 32, True)),
+]
 SHAPES["heads that differ"] = (
     gemma4_text,
-    replace(
-        EVEN,
+    EVEN.with_fields(
         num_kv_heads=4,
-        attention_kinds=tuple(KINDS),
+        layer_kinds=tuple(KINDS),
         shared_intermediate_size=128,
         has_value_norms=True,
         has_post_norms=True,
@@ -54,7 +56,7 @@ FORMATS = Formats(matrices="int8", embeddings="int8", kv="int8", routers="float3
 
 def kept_by(shape: ModelConfig) -> list[int]:
     """Return the KV heads of each layer."""
-    return [shape.heads_of(layer).num_kv_heads for layer in range(shape.num_layers)]
+    return [shape.attention.heads_of(layer).num_kv_heads for layer in range(shape.num_layers)]
 
 
 class CountedMemory(FreshMemory):
@@ -98,7 +100,7 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
         model = family.build(shape, allocator)
         if ranks is not None:  # in memory of their own, of which this rank touches what it has
             num_held = ranks.balancer.num_held[group.rank]
-            memory.num_bytes += num_held * expert_bytes(shape.hidden_size, shape.intermediate_size, "int8")
+            memory.num_bytes += num_held * expert_bytes(shape.hidden_size, shape.feed_forward.intermediate_size, "int8")
         norm_bytes = sum(place.nbytes for _, place in model.named_weights() if isinstance(place, torch.Tensor))
         kept = [layer.self_attn.heads.num_kv_heads for layer in model.layers]
         return memory.num_bytes - norm_bytes + costs.norm_bytes, kept
@@ -117,7 +119,7 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
 @pytest.mark.parametrize("num_layers", [(1, 2), (2, 1), (1, 1, 1)])
 def test_weights_of_each_stage_are_counted(num_layers, ranks_per_stage, attention_layout, is_tied):
     """Of layers of which one is dense."""
-    family, shape = qwen3_moe, replace(SHAPES["mixed"][1], tie_word_embeddings=is_tied)
+    family, shape = qwen3_moe, SHAPES["mixed"][1].with_fields(tie_word_embeddings=is_tied)
     stages = StageConfig(num_layers=num_layers, costs=micro_batch_costs(ModelCosts(shape, FORMATS)))
     number = len(num_layers) * ranks_per_stage
     layouts = {"expert_layout": "sliced", "attention_layout": attention_layout} if ranks_per_stage > 1 else {}
@@ -151,21 +153,21 @@ def test_weights_of_each_stage_are_counted(num_layers, ranks_per_stage, attentio
 @pytest.mark.parametrize("num_ranks", [3, 4])
 def test_experts_that_move_are_counted_where_they_may_come_to_be(num_ranks, num_redundant):
     """Loads of one expert make it have as many homes as it may."""
-    balancer = ExpertBalancer(WholeExperts.moving(num_ranks, 1, EVEN.num_experts, num_redundant))
+    balancer = ExpertBalancer(WholeExperts.moving(num_ranks, 1, EVEN.routing.num_experts, num_redundant))
     for number in range(10 * CHECK_PASSES):
-        balancer.serving_ranks(0, np.array([[0], [0], [0], [number % EVEN.num_experts]]))
+        balancer.serving_ranks(0, np.array([[0], [0], [0], [number % EVEN.routing.num_experts]]))
         balancer.switch(balancer.end_pass())
     costs = ModelCosts(EVEN, FORMATS)
     still, moving = (
         RankMemory.of(costs, ParallelConfig(num_ranks=num_ranks, moves_experts=moves, num_redundant_experts=number))
         for moves, number in ((False, 0), (True, num_redundant))
     )
-    of_expert = costs.experts_bytes / EVEN.num_experts  # in all layers
-    blocks = even_blocks(EVEN.num_experts, num_ranks)
+    of_expert = costs.experts_bytes / EVEN.routing.num_experts  # in all layers
+    blocks = even_blocks(EVEN.routing.num_experts, num_ranks)
     counted = [
         len(block) + (after - before) / of_expert
         for block, before, after in zip(blocks, still.weight_bytes, moving.weight_bytes, strict=True)
     ]
     assert all(held <= most + 1e-6 for held, most in zip(balancer.num_held, counted, strict=True))
     assert max(counted) == pytest.approx(max(balancer.num_held))
-    assert sum(balancer.num_held) == EVEN.num_experts + num_redundant
+    assert sum(balancer.num_held) == EVEN.routing.num_experts + num_redundant

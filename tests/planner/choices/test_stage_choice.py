@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeflow.core.attention_config import AttentionKind, HeadSizes
 from moeflow.core.errors import ConfigError
-from moeflow.core.model_config import AttentionKind, HeadSizes
 from moeflow.planner.choices.stage_choice import balanced, choose_stages
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.settings import Settings
@@ -52,7 +52,7 @@ def test_a_large_vocabulary_and_dense_layers_count():
         cut(wide, "2", replace(FORMATS, embeddings="int4"))[0]
         > cut(wide, "2", replace(FORMATS, embeddings="float32"))[0]
     )
-    light = replace(MIXTRAL, num_layers=8, dense_layers=(0, 1, 2), dense_intermediate_size=1024)
+    light = MIXTRAL.with_fields(num_layers=8, dense_layers=(0, 1, 2), dense_intermediate_size=1024)
     assert cut(light, "2")[0] > 4
 
 
@@ -60,11 +60,14 @@ def test_layers_by_hand_stay_as_they_are():
     assert cut(MIXTRAL, "10,22") == (10, 22)
 
 
-SHARING = replace(
-    MIXTRAL,
+SHARING = MIXTRAL.with_fields(
     num_layers=6,
-    attention_kinds=tuple(
-        AttentionKind(MIXTRAL.rope, None, HeadSizes(MIXTRAL.num_kv_heads, MIXTRAL.head_dim, kv_layer=kv_layer))
+    layer_kinds=tuple(
+        AttentionKind(
+            MIXTRAL.attention.rope,
+            None,
+            HeadSizes(MIXTRAL.attention.num_kv_heads, MIXTRAL.attention.head_dim, kv_layer=kv_layer),
+        )
         for kv_layer in (None, None, None, None, 3, 2)
     ),
 )

@@ -287,13 +287,13 @@ def test_each_task_by_hand(devices):
 
 
 def test_what_follows_attention_in_a_dense_model():
-    dense = ModelCosts(dataclasses.replace(SMALL, num_experts=0, top_k=0), COSTS.formats)
+    dense = ModelCosts(SMALL.with_fields(num_experts=0, top_k=0), COSTS.formats)
     cost = task_cost("post_attention", far_machine(), decode_shape(dense, 7, 1.0), policy(7, 7))
     assert cost.seconds == pytest.approx(on_device(*linear(OUT, 7)) + on_device(*linear(EXPERT, 7)))
 
 
 def test_a_layer_without_experts_costs_what_it_computes():
-    mixed = dataclasses.replace(SMALL, dense_layers=(1,), dense_intermediate_size=512)
+    mixed = SMALL.with_fields(dense_layers=(1,), dense_intermediate_size=512)
     of_layers = [
         task_cost(
             "post_attention",

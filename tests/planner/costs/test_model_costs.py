@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.model_config import AttentionKind
+from moeflow.core.attention_config import AttentionKind
 from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats
 from moeflow.models.registry import read_model_config
 from moeflow.planner.costs.model_costs import Formats, ModelCosts, Work, expected_distinct
@@ -21,9 +21,7 @@ from tests.planner.costs.thesis_flops import attention_flops, flops_saved, flops
 from tests.shapes import MIXTRAL, TINY
 
 FLOATS = Formats(matrices="float32", embeddings="float32", kv="float32")
-SHAPE = dataclasses.replace(
-    TINY, vocab_size=128, hidden_size=32, num_layers=3, head_dim=8, intermediate_size=48, num_experts=4
-)
+SHAPE = TINY.with_fields(vocab_size=128, hidden_size=32, num_layers=3, head_dim=8, intermediate_size=48, num_experts=4)
 
 
 def whole_pass(costs: ModelCosts, num_tokens: int, attention: Work) -> float:
@@ -60,11 +58,11 @@ def test_flops_are_those_that_torch_counts_in_transformers_model(experts):
 @given(st.integers(1, 60), st.integers(0, 60))
 def test_attention_with_projections_is_the_thesis_formula(num_new, num_before):
     length = num_before + num_new
-    dense = dataclasses.replace(SHAPE, num_kv_heads=4)
+    dense = SHAPE.with_fields(num_kv_heads=4)
     costs = ModelCosts(dense, FLOATS)
     ours = costs.attention(num_new, num_new * length, length).num_flops
     ours += costs.pre_attention(num_new).num_flops + costs.output_projection(num_new).num_flops
-    softmax = 4 * dense.num_heads * num_new * length
+    softmax = 4 * dense.attention.num_heads * num_new * length
     assert ours + softmax == attention_flops(num_new, length, num_heads=4, head_dim=8, width=32)
 
 
@@ -99,10 +97,10 @@ def test_prefill_sees_what_its_chunks_see(length, chunk, window):
     assert work.num_flops == 4 * 4 * 8 * 2 * sum(range(1, length + 1))
     whole_chunks = costs.prefill_attention(2, chunk * 3, chunk)
     assert whole_chunks.num_bytes == pytest.approx(2 * (chunk + 2 * chunk + 3 * chunk) * costs.kv_layer_bytes)
-    windowed = ModelCosts(dataclasses.replace(SHAPE, sliding_window=window), FLOATS)
+    windowed = ModelCosts(SHAPE.with_fields(sliding_window=window), FLOATS)
     assert windowed.decode_attention(1, length).num_bytes == min(length, window) * costs.kv_layer_bytes
     kinds = (AttentionKind(None, window), *[AttentionKind(None, None)] * (SHAPE.num_layers - 1))
-    mixed = ModelCosts(dataclasses.replace(SHAPE, attention_kinds=kinds), FLOATS)
+    mixed = ModelCosts(SHAPE.with_fields(layer_kinds=kinds), FLOATS)
     for seen in (lambda it: it.decode_attention(1, length), lambda it: it.prefill_attention(2, length)):
         one, others, found = (seen(it).num_flops for it in (windowed, costs, mixed))
         assert found == pytest.approx((one + others * (SHAPE.num_layers - 1)) / SHAPE.num_layers)
@@ -143,8 +141,8 @@ def test_layers_in_formats_of_their_own_are_added_up():
     )
     alike = dataclasses.replace(formats, head=None, layers=())
     costs, uniform = ModelCosts(MIXTRAL, formats), ModelCosts(MIXTRAL, alike)
-    values = MIXTRAL.hidden_size * MIXTRAL.head_dim * MIXTRAL.num_kv_heads
-    values += MIXTRAL.num_experts * MIXTRAL.hidden_size * MIXTRAL.intermediate_size
+    values = MIXTRAL.hidden_size * MIXTRAL.attention.head_dim * MIXTRAL.attention.num_kv_heads
+    values += MIXTRAL.routing.num_experts * MIXTRAL.hidden_size * MIXTRAL.feed_forward.intermediate_size
     values += MIXTRAL.vocab_size * MIXTRAL.hidden_size
     more = values * (BITS_PER_VALUE["q6_k"] - BITS_PER_VALUE["q4_k"]) / 8
     assert costs.model_bytes == pytest.approx(uniform.model_bytes + more, rel=1e-12)

@@ -247,7 +247,7 @@ def test_distinct_experts_are_the_mean_over_all_choices(num_experts, top_k, num_
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 40))
 def test_attention_looks_at_what_the_mask_shows(length, window, chunk):
     """Each pair of a query and a position that it sees costs two products of a head's width, in each head."""
-    for shape, width in ((TINY, length), (dataclasses.replace(TINY, sliding_window=window), window)):
+    for shape, width in ((TINY, length), (TINY.with_fields(sliding_window=window), window)):
         costs = ModelCosts(shape, FLOATS)
         shown = sum(position <= query < position + width for query in range(length) for position in range(length))
         assert costs.prefill_attention(3, length, chunk).num_flops == 3 * shown * 2 * 2 * 16 * 4
@@ -278,18 +278,18 @@ def test_what_passes_between_operations():
     assert costs.row_operations(5).num_bytes == 5 * (norms_and_residuals + rotated_and_stored) * 4
     gate_up_and_product = 3 * 256
     assert costs.activation_bytes(5) == 5 * (2 * 64 + 2 * (gate_up_and_product + 64)) * 4
-    narrow = dataclasses.replace(TINY, intermediate_size=1, num_experts=0, top_k=0)
+    narrow = TINY.with_fields(intermediate_size=1, num_experts=0, top_k=0)
     assert ModelCosts(narrow, FLOATS).activation_bytes(5) == 5 * (2 * 64 + (4 + 2 + 2) * 16) * 4
     half = dataclasses.replace(FLOATS, activation_bytes=2)
     assert 2 * ModelCosts(TINY, half).row_operations(5).num_bytes == costs.row_operations(5).num_bytes
 
 
 def test_a_model_without_experts_has_none_and_intensity_is_operations_a_byte():
-    dense = ModelCosts(dataclasses.replace(TINY, num_experts=0, top_k=0), FLOATS)
+    dense = ModelCosts(TINY.with_fields(num_experts=0, top_k=0), FLOATS)
     assert (dense.num_moe_layers, dense.num_dense_layers, dense.experts_bytes) == (0, 2, 0)
     assert [count for count, _ in dense.feed_forward(3)] == [2]
     assert dense.dense(3).intensity == 2 * 3 / 4  # an addition and a product for each of 3 rows, four bytes a weight
     assert dataclasses.replace(dense.dense(3), num_bytes=0).intensity == 0
-    mixed = ModelCosts(dataclasses.replace(TINY, dense_layers=(1,), dense_intermediate_size=7), FLOATS)
+    mixed = ModelCosts(TINY.with_fields(dense_layers=(1,), dense_intermediate_size=7), FLOATS)
     assert [count for count, _ in mixed.feed_forward(3)] == [1, 1, 1]
     assert mixed.dense_values == 3 * 64 * 7

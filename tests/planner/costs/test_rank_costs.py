@@ -17,7 +17,7 @@ from moeflow.planner.costs.rank_costs import RankedLayers, Sharing, link_of, rou
 from moeflow.planner.costs.roofline import divided, work_seconds
 from tests.planner.examples import HALF, SMALL, machine, small_model
 
-EVERY = dataclasses.replace(SMALL, top_k=SMALL.num_experts)  # every token takes every expert: nothing is left to chance
+EVERY = SMALL.with_fields(top_k=SMALL.routing.num_experts)  # every token takes every expert: nothing is left to chance
 JOIN = JoinConfig(host="", port=0, token_file="")
 
 
@@ -62,20 +62,22 @@ def test_what_is_whole_on_both_ranks_takes_twice_as_long_on_half_a_machine():
     it = layers(moves_experts=False)
     costs, level, count, tokens = it.costs, it.machine.level("ram"), it.costs.shape.num_layers, 64.0
     shared_s = count * work_seconds(level, costs.experts(tokens))
-    pairs_bytes = tokens * EVERY.top_k * EVERY.hidden_size * 2
+    pairs_bytes = tokens * EVERY.routing.top_k * EVERY.hidden_size * 2
     copies_s = count * 2 * (pairs_bytes + pairs_bytes + tokens * EVERY.hidden_size * 2) / (1e10 / 2)
     assert seconds(it) == pytest.approx(2 * whole_s(it) - shared_s + copies_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("shared_width", [0, 1024])
 def test_where_all_is_cut_half_a_machine_does_half_the_work_and_norms_twice(shared_width):
-    shape = dataclasses.replace(EVERY, shared_intermediate_size=shared_width)
+    shape = EVERY.with_fields(shared_intermediate_size=shared_width)
     it = layers(shape=shape, expert_layout="sliced", attention_layout="tensor")
     costs, level, count, tokens = it.costs, it.machine.level("ram"), it.costs.shape.num_layers, 64.0
     whole = (costs.row_operations(tokens), costs.router(tokens))
     again_s = count * sum(work_seconds(level, work) for work in whole)
-    gathered = EVERY.num_heads * EVERY.head_dim + EVERY.hidden_size  # heads, outputs; then units and outputs
-    gathered += EVERY.top_k * EVERY.intermediate_size + EVERY.hidden_size
+    gathered = (
+        EVERY.attention.num_heads * EVERY.attention.head_dim + EVERY.hidden_size
+    )  # heads, outputs; then units and outputs
+    gathered += EVERY.routing.top_k * EVERY.feed_forward.intermediate_size + EVERY.hidden_size
     gathered += shared_width + EVERY.hidden_size if shared_width else 0
     copies_s = count * 2 * tokens * gathered * 2 / (1e10 / 2)
     assert seconds(it) == pytest.approx(whole_s(it) + again_s + copies_s, rel=1e-6)

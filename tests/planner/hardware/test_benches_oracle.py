@@ -155,7 +155,7 @@ def test_blocks_of_files_are_measured_where_they_fit_into_the_columns():
     formats = Formats(matrices="q4_k", embeddings="q4_k", kv="float32", routers="float32", head="q6_k")
     shapes = shapes_of(ModelCosts(SMALL, formats))
     assert {shape.dtype for shape in shapes if shape.kernel == "experts"} == {"q4_k"}
-    narrow = dataclasses.replace(SMALL, intermediate_size=480)
+    narrow = SMALL.with_fields(intermediate_size=480)
     shapes = shapes_of(ModelCosts(narrow, formats))
     assert {shape.dtype for shape in shapes if shape.kernel == "experts"} == {"int4"}
     assert KernelShape("linear", "q6_k", (1000, 512)) in shapes  # the output projection
@@ -184,7 +184,7 @@ def test_the_shapes_of_a_model():
 
 
 def test_dense_layers_are_measured_as_one_expert_that_all_tokens_use():
-    mixed = dataclasses.replace(SMALL, dense_layers=(1,), dense_intermediate_size=96)
+    mixed = SMALL.with_fields(dense_layers=(1,), dense_intermediate_size=96)
     costs = ModelCosts(mixed, Formats(matrices="int4", embeddings="int8", kv="float32"))
     (shape,) = set(shapes_of(costs)) - set(shapes_of(dataclasses.replace(costs, shape=SMALL)))
     assert shape == KernelShape("experts", "int4", (1, 1, 512, 96))

@@ -16,7 +16,7 @@ def test_a_pass_is_taken_apart(monkeypatch):
     """A pass of 1 takes 100 us and 3 for its token, one of 32 takes 32 * 3; a stop 700, each of its experts 20."""
 
     def run_pass(driver, chill):
-        num_sequences, count = len(driver._scheduler.waiting), driver._tiny.shape.top_k
+        num_sequences, count = len(driver._scheduler.waiting), driver._tiny.shape.routing.top_k
         beside_s = 100e-6 + num_sequences * 3e-6
         kernels_s = 40e-6
         if not driver._tiny.comes_from_disk:

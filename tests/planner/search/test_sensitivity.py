@@ -59,7 +59,7 @@ def test_experts_are_each_in_one_place(weights, on_disk):
 def test_experts_of_a_host_are_in_memory_or_on_disk():
     _, policy = search(IN_MEMORY, Objective(max_sequences=8))
     assert dict(expert_places(IN_MEMORY, policy)) == {"ram": 1.0, "disk": 0.0}
-    shape = dataclasses.replace(IN_MEMORY.costs.shape, num_experts=0, top_k=0)
+    shape = IN_MEMORY.costs.shape.with_fields(num_experts=0, top_k=0)
     dense = dataclasses.replace(IN_MEMORY, costs=dataclasses.replace(IN_MEMORY.costs, shape=shape))
     assert expert_places(*search(dense, Objective(max_sequences=8))) == ()
 

@@ -31,13 +31,13 @@ def run(schedule, num_devices=2, num_batches=4, choose=None, num_layers=2, link=
         batch_size=SIZE,
         context=CONTEXT,
     )
-    placement = ExpertPlacement.by_index(num_layers, SHAPE.num_experts, num_devices)
+    placement = ExpertPlacement.by_index(num_layers, SHAPE.routing.num_experts, num_devices)
     return at, InFlightRun(at, choose or chosen, mapper or RoundRobinMapper(placement), schedule)
 
 
 def chosen(layer, batch):
     rng = np.random.default_rng(layer * 100 + batch)
-    return np.array([rng.permutation(SHAPE.num_experts)[: SHAPE.top_k] for _ in range(SIZE)])
+    return np.array([rng.permutation(SHAPE.routing.num_experts)[: SHAPE.routing.top_k] for _ in range(SIZE)])
 
 
 def seconds(at, *works):
@@ -64,10 +64,11 @@ def test_barriers_make_the_slowest_of_each_section_decide():
     want = 0.0
     for layer in range(2):
         for batches in ((0, 1), (2, 3)):
-            owners = {batch: chosen(layer, batch) >= SHAPE.num_experts // 2 for batch in batches}
+            owners = {batch: chosen(layer, batch) >= SHAPE.routing.num_experts // 2 for batch in batches}
             pairs = {d: np.concatenate([chosen(layer, b)[owners[b] == d] for b in batches]) for d in range(2)}
             experts = [
-                seconds(at, COSTS.experts(len(ids) / SHAPE.top_k, np.unique(ids).size)) for ids in pairs.values()
+                seconds(at, COSTS.experts(len(ids) / SHAPE.routing.top_k, np.unique(ids).size))
+                for ids in pairs.values()
             ]
             rows = [int((owners[batch] == 1 - home).any(axis=1).sum()) for home, batch in enumerate(batches)]
             want += attention_s(at) + max(experts) + 2 * max(rows) * row_s  # what goes comes back
@@ -76,8 +77,8 @@ def test_barriers_make_the_slowest_of_each_section_decide():
 
 def test_without_barriers_devices_idle_less_where_each_batch_is_uneven_by_turns():
     def by_turns(layer, batch):
-        half = SHAPE.num_experts // 2
-        return np.tile(np.arange(SHAPE.top_k) + half * ((layer + batch // 2) % 2), (SIZE, 1))
+        half = SHAPE.routing.num_experts // 2
+        return np.tile(np.arange(SHAPE.routing.top_k) + half * ((layer + batch // 2) % 2), (SIZE, 1))
 
     _, waiting = run("synchronous", num_batches=8, choose=by_turns)
     _, free = run("asynchronous", num_batches=8, choose=by_turns)
@@ -90,7 +91,7 @@ def test_all_pairs_are_computed_and_all_rows_come_back(schedule):
     at, found = run(schedule, num_devices=3, num_batches=5)
     done = [one for ones in found.line.lanes.values() for one in ones]
     by_op = {op: [one.cost for one in done if one.task.op == op] for op in (ATTEND, DISPATCH, EXPERTS, COMBINE)}
-    flops = 2 * 5 * SIZE * SHAPE.top_k * 2 * COSTS.expert_values
+    flops = 2 * 5 * SIZE * SHAPE.routing.top_k * 2 * COSTS.expert_values
     assert sum(cost.num_flops for cost in by_op[EXPERTS]) == pytest.approx(flops)
     assert sum(cost.num_bytes for cost in by_op[DISPATCH]) == sum(cost.num_bytes for cost in by_op[COMBINE]) > 0
     assert len(by_op[ATTEND]) == 2 * 5

@@ -31,10 +31,10 @@ def layer(topk_ids, num_ranks=4, shape=SMALL, loads=None, **others) -> ParallelL
     fields = {
         "level": ROUND.compute_level,
         "link": rank_link(ROUND, 1e9),
-        "costs": ModelCosts(dataclasses.replace(shape, top_k=topk_ids.shape[1]), HALF),
+        "costs": ModelCosts(shape.with_fields(top_k=topk_ids.shape[1]), HALF),
         "num_ranks": num_ranks,
         "topk_ids": topk_ids,
-        "loads": np.ones(shape.num_experts) if loads is None else loads,
+        "loads": np.ones(shape.routing.num_experts) if loads is None else loads,
         "capacity_factor": 2.0,
     }
     return ParallelLayer(**{**fields, **others})
@@ -158,7 +158,7 @@ def test_messages_go_at_the_rate_of_their_size():
 @pytest.mark.parametrize(("num_ranks", "distinct"), [(2, 1.99), (4, 3.60), (8, 5.25)])
 def test_volumes_are_those_of_the_literature(num_ranks, distinct):
     """B/P (r + k) H b for r remote ranks of the `distinct` that k = 8 even experts hit; 2 (P-1)/P B H b for slices."""
-    shape = dataclasses.replace(SMALL, num_experts=1024)
+    shape = SMALL.with_fields(num_experts=1024)
     router = SkewRouter(num_experts=1024, top_k=8, router_skew=1.0, num_experts_skew=1024)
     at = layer(router.route(8000), num_ranks, shape)
     remote = (num_ranks - 1) / num_ranks

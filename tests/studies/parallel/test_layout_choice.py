@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +17,8 @@ from studies.parallel.skew_router import SkewRouter
 from tests.planner.examples import HALF, SMALL, machine
 from tests.studies.parallel.test_layer_cost import layer
 
-FEW = dataclasses.replace(SMALL, num_experts=8)
-MANY = dataclasses.replace(SMALL, num_experts=64, intermediate_size=128)
+FEW = SMALL.with_fields(num_experts=8)
+MANY = SMALL.with_fields(num_experts=64, intermediate_size=128)
 EXPERT_BYTES = 2 * 3 * 512 * 512
 ALL_BYTES = 4 * 8 * EXPERT_BYTES  # of the small model's layers
 
@@ -29,10 +28,10 @@ def a_layer(num_tokens=64, num_ranks=4, *, room=10**10, link=1e9, skew=0.6, shap
     return ExpectedLayer(
         level=where.compute_level,
         link=rank_link(where, link),
-        costs=ModelCosts(replace(shape, top_k=top_k), HALF),
+        costs=ModelCosts(shape.with_fields(top_k=top_k), HALF),
         num_ranks=num_ranks,
         num_tokens=num_tokens,
-        routing=ExpectedRouting.skewed(shape.num_experts, top_k, skew, max(shape.num_experts // 10, 1)),
+        routing=ExpectedRouting.skewed(shape.routing.num_experts, top_k, skew, max(shape.routing.num_experts // 10, 1)),
     )
 
 
@@ -40,10 +39,10 @@ def regret(at: ExpectedLayer, skew: float) -> float:
     """Return the simulated time of what is chosen over that of the best."""
     shape = at.costs.shape
     router = SkewRouter(
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
+        num_experts=shape.routing.num_experts,
+        top_k=shape.routing.top_k,
         router_skew=skew,
-        num_experts_skew=max(shape.num_experts // 10, 1),
+        num_experts_skew=max(shape.routing.num_experts // 10, 1),
     )
     seconds = dict.fromkeys(CHOICES, 0.0)
     for seed in range(3):
@@ -103,7 +102,7 @@ def test_a_long_prompt_over_a_slow_link_is_not_sent_to_everybody():
 
 def test_room_for_one_layout_alone_is_the_reason():
     """Of 9 experts two ranks have 5 or 4, and slices of a half; no rank has room for five."""
-    shape = replace(FEW, num_experts=9)
+    shape = FEW.with_fields(num_experts=9)
     choice = choose_layout(a_layer(2048, 2, shape=shape, room=4 * 5 * EXPERT_BYTES - 1, link=1e6))
     assert choice.best is not None
     assert choice.best.layout == "sliced"

@@ -47,7 +47,7 @@ def test_without_chance_formulas_say_what_is_counted(num_tokens, num_ranks):
 @pytest.mark.parametrize("skew", [0.125, 0.7])
 @pytest.mark.parametrize(("num_tokens", "num_ranks"), [(4, 2), (16, 8), (256, 4), (4000, 16)])
 def test_formulas_are_close_to_the_mean_of_many_draws(num_experts, skew, num_tokens, num_ranks):
-    shape = dataclasses.replace(SMALL, num_experts=num_experts)
+    shape = SMALL.with_fields(num_experts=num_experts)
     num_hot, seeds = num_experts // 8, range(400 // num_tokens + 2)
     router = SkewRouter(num_experts=num_experts, top_k=2, router_skew=skew, num_experts_skew=num_hot)
     routing = ExpectedRouting.skewed(num_experts, 2, skew, num_hot)

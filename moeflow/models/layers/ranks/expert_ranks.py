@@ -35,10 +35,10 @@ class ExpertRanks:
         None: nobody has whole ones. Blocks: where another package says it, until ranks know that they agree.
         Raises: ConfigError if that layout cannot be used; GroupError.
         """
-        if not shape.num_experts or parallel.has_slices:
+        if not shape.routing.num_experts or parallel.has_slices:
             return None
         num_layers = len(set(layers).intersection(shape.moe_layers))
-        experts = WholeExperts.of(parallel, group.size, num_layers, shape.num_experts)
+        experts = WholeExperts.of(parallel, group.size, num_layers, shape.routing.num_experts)
         if parallel.expert_layout != WHOLE:
             group.barrier(f"experts as {parallel.expert_layout} lays them out ({experts.digest})")
         return cls(group, ExpertBalancer(experts))

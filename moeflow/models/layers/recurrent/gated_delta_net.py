@@ -66,7 +66,7 @@ class GatedDeltaNet(RecurrentLayer):
             steps_at=conv_size + values + heads,
             rates_at=conv_size + values,
             norm=self._norm.reshape(1, -1),
-            norm_eps=config.rms_norm_eps,
+            norm_eps=config.norms.eps,
             norm_gates_at=conv_size,
             is_gated_first=False,
         )

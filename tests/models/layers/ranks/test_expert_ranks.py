@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from tests.shapes import TINY
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 LAYERS, EXPERTS, HIDDEN, WIDTH, TOP_K = 2, 6, 64, 32, 2
-SHAPE = replace(TINY, num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K)
+SHAPE = TINY.with_fields(num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K)
 BYTES = expert_bytes(HIDDEN, WIDTH, "bfloat16")
 
 
