@@ -94,10 +94,9 @@ class ModelConfig:
     @property
     def qkv_size(self) -> int:
         """What queries, keys and values of a token take, in the layer where it is most."""
-        of_heads = Counter(self.attention.heads_of(layer_idx) for layer_idx in self.attention_layers) or [
-            self.attention.heads
-        ]
-        return max((self.attention.num_heads + 2 * heads.num_kv_heads) * heads.head_dim for heads in of_heads)
+        attention = self.attention
+        of_heads = Counter(map(attention.heads_of, self.attention_layers)) or [attention.heads]
+        return max((attention.num_heads + 2 * heads.num_kv_heads) * heads.head_dim for heads in of_heads)
 
     @property
     def kv_layers(self) -> tuple[int, ...]:
@@ -107,11 +106,8 @@ class ModelConfig:
     @property
     def stage_borders(self) -> tuple[int, ...]:
         """The layers before which the decoder can be cut: no layer from there on attends to keys before it."""
-        shared = [
-            (heads.kv_layer, it)
-            for it in self.attention_layers
-            if (heads := self.attention.heads_of(it)).kv_layer is not None
-        ]
+        sources = ((self.attention.heads_of(layer).kv_layer, layer) for layer in self.attention_layers)
+        shared = [(own, layer) for own, layer in sources if own is not None]
         return tuple(
             border for border in range(1, self.num_layers) if not any(own < border <= layer for own, layer in shared)
         )
@@ -143,23 +139,21 @@ class ModelConfig:
         return self._average_over_heads(self._attention_input_values)
 
     def _attention_input_values(self, heads: HeadSizes) -> int:
-        latent = self.attention.latent
+        attention, latent = self.attention, self.attention.latent
         if latent is None:
-            num_queries = self.attention.num_heads * (2 if self.attention.has_output_gate else 1)
+            num_queries = attention.num_heads * (2 if attention.has_output_gate else 1)
             num_keys = heads.num_key_projections * heads.num_kv_heads
             return self.hidden_size * heads.head_dim * (num_queries + num_keys)
-        queries = self.attention.num_heads * latent.query_dim
+        queries = attention.num_heads * latent.query_dim
         rank = latent.q_lora_rank
         q_values = self.hidden_size * queries if rank is None else rank * (self.hidden_size + queries)
-        return q_values + self.hidden_size * heads.head_dim + self.attention.latent_values
+        return q_values + self.hidden_size * heads.head_dim + attention.latent_values
 
     def _average_over_heads(self, of_heads: Callable[[HeadSizes], int]) -> int:
         """Return the average over all attentions of what depends on a layer's heads."""
-        return (
-            self._sum_over_heads(of_heads) // self.num_attentions
-            if self.attention.other_heads
-            else of_heads(self.attention.heads)
-        )
+        if not self.attention.other_heads:
+            return of_heads(self.attention.heads)
+        return self._sum_over_heads(of_heads) // self.num_attentions
 
     def _sum_over_heads(self, of_heads: Callable[[HeadSizes], int]) -> int:
         """Return the sum over all attentions, those of encoders included."""
@@ -179,10 +173,10 @@ class ModelConfig:
     @property
     def moe_layers(self) -> tuple[int, ...]:
         """The decoder's layers with experts, ascending."""
+        if not self.routing.num_experts:
+            return ()
         dense = frozenset(self.feed_forward.dense_layers)
-        return (
-            tuple(layer for layer in range(self.num_layers) if layer not in dense) if self.routing.num_experts else ()
-        )
+        return tuple(layer for layer in range(self.num_layers) if layer not in dense)
 
     @property
     def num_moe_layers(self) -> int:
@@ -199,12 +193,8 @@ class ModelConfig:
     @property
     def num_norms(self) -> int:
         """Norms of hidden states in a layer of the decoder."""
-        return (
-            2
-            + 2 * self.norms.has_post_norms
-            + 3 * self.norms.has_norms_of_experts
-            + (self.embeddings.layer_embeddings is not None)
-        )
+        has_input = self.embeddings.layer_embeddings is not None
+        return 2 + 2 * self.norms.has_post_norms + 3 * self.norms.has_norms_of_experts + has_input
 
     @property
     def num_expert_biases(self) -> int:
@@ -220,20 +210,17 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         """Parameters of all layers and embeddings, norms left out (under 0.1%)."""
+        networks, outputs = self.feed_forward, self.attention.attended_size_of
         attention = self._sum_over_heads(
-            lambda heads: (
-                self._attention_input_values(heads) + self.hidden_size * self.attention.attended_size_of(heads)
-            )
+            lambda heads: self._attention_input_values(heads) + self.hidden_size * outputs(heads)
         )
-        matrices = self.feed_forward.num_matrices * self.hidden_size
+        matrices = networks.num_matrices * self.hidden_size
         num_moe = self.num_moe_layers
         num_dense = self.num_layers + self.num_encoder_layers - num_moe
-        expert = matrices * self.feed_forward.intermediate_size + self.num_expert_biases
+        expert = matrices * networks.intermediate_size + self.num_expert_biases
         experts = num_moe * self.routing.num_experts * (expert + self.hidden_size)
-        shared = num_moe * (
-            matrices * self.feed_forward.shared_intermediate_size + self.hidden_size * self.feed_forward.has_shared_gate
-        )
-        dense = matrices * (num_dense * self.dense_width + len(self.feed_forward.wide_layers) * self.dense_width)
+        shared = num_moe * (matrices * networks.shared_intermediate_size + self.hidden_size * networks.has_shared_gate)
+        dense = matrices * (num_dense * self.dense_width + len(networks.wide_layers) * self.dense_width)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.embeddings.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
         embeddings += self.embeddings.num_learned_positions * self.hidden_size + self.layer_table_values
@@ -247,11 +234,8 @@ class ModelConfig:
     @property
     def dense_width(self) -> int:
         """Hidden units of the networks of layers without experts, but for wide ones."""
-        return (
-            self.feed_forward.dense_intermediate_size
-            if self.routing.num_experts
-            else self.feed_forward.intermediate_size
-        )
+        networks = self.feed_forward
+        return networks.dense_intermediate_size if self.routing.num_experts else networks.intermediate_size
 
     def dense_width_of(self, layer_idx: int) -> int:
         """Return the hidden units of a layer's network."""
@@ -266,11 +250,8 @@ class ModelConfig:
     @property
     def layer_input_values(self) -> int:
         """Weights by which a layer makes its input of token embeddings, and goes on with that."""
-        return (
-            0
-            if self.embeddings.layer_embeddings is None
-            else 3 * self.embeddings.layer_embeddings.size * self.hidden_size
-        )
+        table = self.embeddings.layer_embeddings
+        return 0 if table is None else 3 * table.size * self.hidden_size
 
     @property
     def num_active_parameters(self) -> int:

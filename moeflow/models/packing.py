@@ -107,9 +107,8 @@ def pack_model(
     spec = msgspec.structs.replace(slab_spec(checkpoint, formats), is_weighted=bool(importance))
     with build_packed_weights_file(target, spec, on_bytes) as writer:
         if writer.lacks_resident:
-            packed = (
-                on_bytes if model.config.routing.num_experts == 0 else None
-            )  # otherwise most of the work is experts
+            is_dense = model.config.routing.num_experts == 0  # otherwise most of the work is experts
+            packed = on_bytes if is_dense else None
             writer.write_resident(
                 _resident_content(checkpoint, model.config, formats, spec, num_threads, packed, importance)
             )

@@ -134,9 +134,8 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
     """
     config = find_family(checkpoint).read_config(ConfigReader(checkpoint.config, checkpoint.config_file))
     if _STORED_HEAD in checkpoint.tensors and not config.is_encoder_only:
-        config = config.with_fields(
-            tie_word_embeddings=False
-        )  # as transformers reads a config that contradicts the files
+        # As transformers reads a config that contradicts the files.
+        config = config.with_fields(tie_word_embeddings=False)
     check_sizes(config, checkpoint)
     read_eos_token_ids(checkpoint)
     return config

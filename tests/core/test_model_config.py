@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from moeflow.core.errors import CheckpointError
-from moeflow.core.model_config import ConfigReader
+from moeflow.core.model_config import ConfigReader, ModelConfig
 from tests.shapes import MIXTRAL
 
 
@@ -28,3 +28,18 @@ def test_null_counts_as_missing_and_whole_numbers_pass_as_floats():
     reader = ConfigReader({"b": None, "e": 3}, "config.json")
     assert reader.get(int, "b", 7) == 7
     assert reader.get(float, "e") == 3.0
+
+
+def test_fields_find_their_part_by_name():
+    wider = MIXTRAL.with_fields(num_kv_heads=4, num_experts=16, eps=1e-6, hidden_size=512)
+    assert (wider.attention.num_kv_heads, wider.routing.num_experts, wider.norms.eps, wider.hidden_size) == (
+        4,
+        16,
+        1e-6,
+        512,
+    )
+    assert wider.with_fields(num_kv_heads=8, num_experts=8, eps=1e-5, hidden_size=4096) == MIXTRAL
+    with pytest.raises(TypeError, match="num_hats"):
+        MIXTRAL.with_fields(num_hats=1)
+    with pytest.raises(TypeError, match="head_dim"):
+        ModelConfig.from_fields(model_type="llama", num_heads=1, num_kv_heads=1, rope=None)

@@ -62,10 +62,11 @@ class Attention:
         """Take how queries and keys are normalised, and what checkpoints call these norms."""
         self.layer_idx = layer_idx
         self._names = names
-        kind = config.attention.of_layer(layer_idx)
-        self.rotary = None if kind.rope is None else config.attention.ropes.index(kind.rope)  # which of a pass's tables
-        sizes = config.attention.heads_of(layer_idx)
-        q_size, kv_size = config.attention.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        attention = config.attention
+        kind = attention.of_layer(layer_idx)
+        self.rotary = None if kind.rope is None else attention.ropes.index(kind.rope)  # which of a pass's tables
+        sizes = attention.heads_of(layer_idx)
+        q_size, kv_size = attention.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
         key_parts = ("k_proj", "v_proj")[: sizes.num_key_projections]
         parts = {"q_proj": self.rows_per_query * q_size} | dict.fromkeys(key_parts, kv_size)
         self._kv_layer = layer_idx if sizes.kv_layer is None else sizes.kv_layer
@@ -74,36 +75,34 @@ class Attention:
             allocator,
             config.hidden_size,
             parts,
-            bias=config.attention.qkv_bias,
+            bias=attention.qkv_bias,
             own=None if ranks is None else _own_rows(ranks, parts, sizes.head_dim),
         )
-        self.o_proj = output_linear(allocator, q_size, names.out, config.hidden_size, bias=config.attention.out_bias)
+        self.o_proj = output_linear(allocator, q_size, names.out, config.hidden_size, bias=attention.out_bias)
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
             per_head = qk_norm != "all_heads"
             self.q_norm = allocator.empty(sizes.head_dim if per_head else q_size)
             if sizes.has_keys:
                 self.k_norm = allocator.empty(sizes.head_dim if per_head else kv_size)
-        self._sinks = (
-            allocator.empty(config.attention.num_heads) if config.attention.has_sinks else None
-        )  # ranks have all
+        self._sinks = allocator.empty(attention.num_heads) if attention.has_sinks else None  # ranks have all
         self.scores = Scores(
             sliding_window=kind.sliding_window,
-            scale=config.attention.score_scale,
-            soft_cap=config.attention.score_soft_cap,
+            scale=attention.score_scale,
+            soft_cap=attention.score_soft_cap,
             sinks=self._sinks
             if self._sinks is None or ranks is None
             else self._sinks[ranks.queries.start : ranks.queries.stop],
         )
         self._is_normed_here = ranks is None or qk_norm != "all_heads"  # else before, with the other ranks
         self.heads = Heads(
-            num_heads=config.attention.num_heads if ranks is None else len(ranks.queries),
+            num_heads=attention.num_heads if ranks is None else len(ranks.queries),
             num_kv_heads=sizes.num_kv_heads if ranks is None else len(ranks.keys),
             head_dim=sizes.head_dim,
             q_norm=self.q_norm if self._is_normed_here else None,
             k_norm=self.k_norm if self._is_normed_here else None,
             eps=config.norms.eps,
-            clip=config.attention.clip_qkv,
+            clip=attention.clip_qkv,
             norms_last=qk_norm == "per_rotated_head",
             has_keys=sizes.has_keys,
             is_interleaved=kind.rope is not None and kind.rope.is_interleaved,
@@ -190,9 +189,8 @@ def _rank_heads(config: ModelConfig, allocator: WeightAllocator, sizes: HeadSize
     group = allocator.tensor_group
     if group is None:
         return None
-    return rank_heads.RankHeads(
-        group, head_blocks(config.attention.num_heads, sizes.num_kv_heads, group.size), sizes.head_dim
-    )
+    blocks = head_blocks(config.attention.num_heads, sizes.num_kv_heads, group.size)
+    return rank_heads.RankHeads(group, blocks, sizes.head_dim)
 
 
 def _own_rows(ranks: rank_heads.RankHeads, parts: Iterable[str], head_dim: int) -> dict[str, range]:

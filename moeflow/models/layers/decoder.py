@@ -68,9 +68,8 @@ class CausalLM:
         self.norm = Norm.of(config, ends)
         self._vocab = ends.columns("logits", config.vocab_size)
         self.lm_head = self._make_head(ends)
-        self.lm_head_bias = (
-            ends.empty(config.vocab_size) if config.embeddings.lm_head_bias else None
-        )  # ranks have all of it
+        has_bias = config.embeddings.lm_head_bias
+        self.lm_head_bias = ends.empty(config.vocab_size) if has_bias else None  # ranks have all of it
         self.rotary = RotaryEmbeddings(config.attention.ropes, config.attention.head_dim, allocator.device)
         out_norm = self.norm.weights if len(own) == config.num_layers else None
         self._packed = PackedLayers.of(self.layers, self.rotary.kinds, out_norm, allocator)

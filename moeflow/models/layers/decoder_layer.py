@@ -61,9 +61,8 @@ class DecoderLayer:
         has_own_norms = config.norms.has_norms_of_experts and isinstance(mlp, MoE)
         # Before the feed-forward network.
         self.post_attention_layernorm = Norm.of(config, allocator, has_weight=not has_own_norms)
-        self._post_norms = (
-            (Norm.of(config, allocator), Norm.of(config, allocator)) if config.norms.has_post_norms else None
-        )
+        has_post_norms = config.norms.has_post_norms
+        self._post_norms = (Norm.of(config, allocator), Norm.of(config, allocator)) if has_post_norms else None
         self._scale = allocator.empty(1) if config.norms.has_layer_scales and layer_input is None else None
         self._stage = self._make_stage()
 

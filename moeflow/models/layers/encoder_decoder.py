@@ -224,8 +224,8 @@ class _SelfAttention:
     """Attention of a layer over its own sequence."""
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator) -> None:
-        self._heads = (config.attention.num_heads, config.attention.head_dim)
-        size = config.attention.num_heads * config.attention.head_dim
+        self._heads = heads, head_dim = config.attention.num_heads, config.attention.head_dim
+        size = heads * head_dim
         self.qkv_proj = Linear(allocator, config.hidden_size, {"q": size, "k": size, "v": size})
         self.o_proj = Linear(allocator, size, {"o": config.hidden_size})
         self.norm = Norm.of(config, allocator)
@@ -247,8 +247,8 @@ class _CrossAttention:
     """Attention of a decoder layer over the encoded input."""
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator) -> None:
-        self._heads = (config.attention.num_heads, config.attention.head_dim)
-        size = config.attention.num_heads * config.attention.head_dim
+        self._heads = heads, head_dim = config.attention.num_heads, config.attention.head_dim
+        size = heads * head_dim
         self.q_proj = Linear(allocator, config.hidden_size, {"q": size})
         self.kv_proj = Linear(allocator, config.hidden_size, {"k": size, "v": size})
         self.o_proj = Linear(allocator, size, {"o": config.hidden_size})
@@ -324,10 +324,9 @@ class _Stack:
         *,
         is_encoder: bool,
     ) -> None:
-        assert config.attention.relative_positions is not None
-        self.bias = RelativeBias(
-            allocator, config.attention.relative_positions, config.attention.num_heads, is_bidirectional=is_encoder
-        )
+        positions = config.attention.relative_positions
+        assert positions is not None
+        self.bias = RelativeBias(allocator, positions, config.attention.num_heads, is_bidirectional=is_encoder)
         networks = (make_network(config, allocator, Place(layer_idx, is_encoder)) for layer_idx in range(num_layers))
         self.layers = tuple(_Layer(config, allocator, mlp, is_encoder=is_encoder) for mlp in networks)
         self.norm = Norm.of(config, allocator)

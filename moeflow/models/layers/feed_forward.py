@@ -24,11 +24,5 @@ def feed_forward(
     """
     if layer_idx in config.moe_layers:
         return MoE(config, allocator, choose, names, has_float32_router=has_float32_router)
-    width = (
-        config.feed_forward.dense_intermediate_size
-        if config.routing.num_experts
-        else config.feed_forward.intermediate_size
-    )
-    return dense_mlp(
-        allocator, config.hidden_size, width, expert_kind(config), dense_names, bias=config.feed_forward.mlp_bias
-    )
+    kind, bias = expert_kind(config), config.feed_forward.mlp_bias
+    return dense_mlp(allocator, config.hidden_size, config.dense_width, kind, dense_names, bias=bias)

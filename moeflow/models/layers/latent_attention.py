@@ -38,33 +38,31 @@ class LatentAttention:
     """The attention of one layer of a model with `latent`."""
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> None:
-        assert config.attention.latent is not None
+        attention = config.attention
+        assert attention.latent is not None
         assert allocator.tensor_group is None, "whoever lays out ranks keeps latent attention whole"
         self.layer_idx = layer_idx
-        latent = config.attention.latent
-        kind = config.attention.of_layer(layer_idx)
+        latent = attention.latent
+        kind = attention.of_layer(layer_idx)
         assert kind.rope is not None
-        self.rotary = config.attention.ropes.index(kind.rope)  # which of a pass's tables
-        self._q_size = config.attention.num_heads * latent.query_dim
-        rank, bias = latent.q_lora_rank, config.attention.qkv_bias
+        self.rotary = attention.ropes.index(kind.rope)  # which of a pass's tables
+        self._q_size = attention.num_heads * latent.query_dim
+        rank, bias = latent.q_lora_rank, attention.qkv_bias
         first = {"q_proj": self._q_size} if rank is None else {"q_a_proj": rank}
-        self.qkv_proj = Linear(allocator, config.hidden_size, first | {KEPT: config.attention.head_dim}, bias=bias)
+        self.qkv_proj = Linear(allocator, config.hidden_size, first | {KEPT: attention.head_dim}, bias=bias)
         self._q_norm = None if rank is None else Norm(allocator, rank, latent.norm_eps)
         self._q_b = None if rank is None else Linear(allocator, rank, {"q_b_proj": self._q_size})
         self._norm = Norm(allocator, latent.kv_lora_rank, latent.norm_eps)
         self._up = allocator.up_projection(
-            UpProjectionShape(
-                config.attention.num_heads, latent.nope_head_dim, latent.value_head_dim, latent.kv_lora_rank
-            )
+            UpProjectionShape(attention.num_heads, latent.nope_head_dim, latent.value_head_dim, latent.kv_lora_rank)
         )
-        out_bias = config.attention.out_bias
+        out_bias = attention.out_bias
         self.o_proj = output_linear(allocator, config.attended_size, "o_proj", config.hidden_size, bias=out_bias)
-        self.scores = Scores(sliding_window=kind.sliding_window, scale=config.attention.score_scale)
-        self.heads = Heads(
-            config.attention.num_heads, config.attention.num_kv_heads, config.attention.head_dim
-        )  # as attention itself has them
+        self.scores = Scores(sliding_window=kind.sliding_window, scale=attention.score_scale)
+        # As attention itself has them.
+        self.heads = Heads(attention.num_heads, attention.num_kv_heads, attention.head_dim)
         self.latent_heads = LatentHeads(
-            num_heads=config.attention.num_heads,
+            num_heads=attention.num_heads,
             nope_dim=latent.nope_head_dim,
             rope_dim=latent.rope_head_dim,
             latent_dim=latent.kv_lora_rank,

@@ -57,9 +57,10 @@ class ExpertNames(msgspec.Struct, frozen=True):
 
 def expert_kind(config: ModelConfig) -> ExpertKind:
     """Return what a model's experts and dense networks compute."""
-    if config.feed_forward.swiglu_limit is not None:
-        return ExpertKind(ClampedSwiglu(config.feed_forward.swiglu_alpha, config.feed_forward.swiglu_limit))
-    return ExpertKind(config.feed_forward.hidden_act, config.feed_forward.is_gated)
+    networks = config.feed_forward
+    if networks.swiglu_limit is not None:
+        return ExpertKind(ClampedSwiglu(networks.swiglu_alpha, networks.swiglu_limit))
+    return ExpertKind(networks.hidden_act, networks.is_gated)
 
 
 class MoE:
@@ -78,24 +79,19 @@ class MoE:
         self.config = config
         self.names = names
         self._kind = expert_kind(config)
-        shape = ExpertShape(
-            config.routing.num_experts, config.hidden_size, config.feed_forward.intermediate_size, self._kind
-        )
-        self.router = allocator.router(config.routing.num_experts, config.hidden_size, is_float32=has_float32_router)
-        self.router_bias = (
-            allocator.router_bias(config.routing.num_experts, is_float32=has_float32_router)
-            if names.router_bias
-            else None
-        )
-        self.choice_bias = allocator.empty_float32(config.routing.num_experts) if names.choice_bias else None
+        number, networks = config.routing.num_experts, config.feed_forward
+        shape = ExpertShape(number, config.hidden_size, networks.intermediate_size, self._kind)
+        self.router = allocator.router(number, config.hidden_size, is_float32=has_float32_router)
+        self.router_bias = allocator.router_bias(number, is_float32=has_float32_router) if names.router_bias else None
+        self.choice_bias = allocator.empty_float32(number) if names.choice_bias else None
         self.choose = choose
         if self.choice_bias is not None:
             assert isinstance(choose, Routing)
             self.choose = replace(choose, choice_bias=self.choice_bias)
-        self.biases = allocator.expert_biases(shape) if config.feed_forward.expert_bias else None
+        self.biases = allocator.expert_biases(shape) if networks.expert_bias else None
         self.weights = allocator.experts(shape, self.biases)
         self.shared: SharedNetwork | None = None
-        if config.feed_forward.shared_intermediate_size:
+        if networks.shared_intermediate_size:
             self.shared = SharedNetwork(config, allocator, self._kind, names.shared)
         self.on_route = allocator.on_route
         self.given: Given | None = None  # what chooses in the router's place; None: the router does

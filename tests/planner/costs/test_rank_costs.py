@@ -74,9 +74,8 @@ def test_where_all_is_cut_half_a_machine_does_half_the_work_and_norms_twice(shar
     costs, level, count, tokens = it.costs, it.machine.level("ram"), it.costs.shape.num_layers, 64.0
     whole = (costs.row_operations(tokens), costs.router(tokens))
     again_s = count * sum(work_seconds(level, work) for work in whole)
-    gathered = (
-        EVERY.attention.num_heads * EVERY.attention.head_dim + EVERY.hidden_size
-    )  # heads, outputs; then units and outputs
+    # Heads and outputs; then units and outputs.
+    gathered = EVERY.attention.num_heads * EVERY.attention.head_dim + EVERY.hidden_size
     gathered += EVERY.routing.top_k * EVERY.feed_forward.intermediate_size + EVERY.hidden_size
     gathered += shared_width + EVERY.hidden_size if shared_width else 0
     copies_s = count * 2 * tokens * gathered * 2 / (1e10 / 2)
