@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.embedding_bytes import decode_embedding
@@ -46,15 +46,11 @@ from moeflow.planner.usage import OFFLINE
 from moeflow.train.builtin import with_dense_source
 from moeflow.train.making_process import make_builtin_apart
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from rich import console
     from rich import progress as bars
 
     from moeflow.checkpoint.hub import local_models
-else:
-    local_models = on_demand("moeflow.checkpoint.hub.local_models")
-    bars = on_demand("rich.progress")
-    console = on_demand("rich.console")
 
 
 class LLM:

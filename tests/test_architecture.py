@@ -161,7 +161,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "zmq": ("engine/",),
     "opentelemetry": ("server/tracing.py",),
     "click": ("cli/",),
-    "huggingface_hub": ("checkpoint/hub/hub_client.py",),
+    "huggingface_hub": ("checkpoint/hub/hub_client.py", "checkpoint/hub/local_models.py"),
     "httpx2": ("checkpoint/hub/hub_client.py",),
     "httpx": ("cli/", "bench/http_target.py"),
     "scipy": ("planner/search/milp.py",),

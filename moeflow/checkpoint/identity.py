@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
@@ -12,11 +12,8 @@ from moeflow.checkpoint.gguf.file_names import whole_name
 from moeflow.core.sha256 import sha256
 from moeflow.kernels.on_demand import on_demand, torch
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.checkpoint.hub import cache_layout, file_choice
-else:
-    cache_layout = on_demand("moeflow.checkpoint.hub.cache_layout")
-    file_choice = on_demand("moeflow.checkpoint.hub.file_choice")
 
 _NUM_SAMPLED: Final = 256  # sampled rows of matrices, or pieces of files: about a megabyte
 _PIECE_BYTES: Final = 4096

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
@@ -18,18 +17,12 @@ from moeflow.checkpoint.safetensors.folder import CONVERT_PICKLE, PICKLE_SUFFIXE
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.on_demand import on_demand
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.checkpoint.fairseq import folder as fairseq
     from moeflow.checkpoint.faster_transformer import folder as faster_transformer
     from moeflow.checkpoint.gguf import file as gguf_file
     from moeflow.checkpoint.gguf import latent as gguf_latent
     from moeflow.checkpoint.quantized import folder as quantized_folder
-else:
-    fairseq = on_demand("moeflow.checkpoint.fairseq.folder")
-    faster_transformer = on_demand("moeflow.checkpoint.faster_transformer.folder")
-    gguf_file = on_demand("moeflow.checkpoint.gguf.file")
-    gguf_latent = on_demand("moeflow.checkpoint.gguf.latent")
-    quantized_folder = on_demand("moeflow.checkpoint.quantized.folder")
 
 _WHAT_TO_NAME = "Name a Hugging Face folder (config.json and safetensors) or a .gguf file on this machine"
 _PULL = "`moeflow pull OWNER/NAME` fetches it"

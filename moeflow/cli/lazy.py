@@ -1,12 +1,15 @@
 """Names that take seconds to import, fetched when a verb first uses them: so every --help answers at once.
 
-Write `late.LLM`, not `from moeflow.cli.lazy import LLM`. A new heavy name needs one row and one import below.
+Write `late.LLM`, not `from moeflow.cli.lazy import LLM`. A new heavy name needs one import below.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import gc
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -74,74 +77,22 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.train.upcycling_quality import measure_quality
 
 _WHOLE_MODULES = {"cpu": "moeflow.kernels.cpu.extension", "torch": "torch"}
-_NAMES = {  # by module, as imported above
-    "moeflow.bench.batch_run": "BatchJob question_lengths run_batch_job run_beside",
-    "moeflow.bench.engine_run": "BATCH_SIZES PREFILL_LENS EngineRun make_cases",
-    "moeflow.bench.http_target": "HttpTarget check_address",
-    "moeflow.bench.plan_plots": "plot_policy_map plot_rooflines",
-    "moeflow.bench.plan_validation": "PlanValidation",
-    "moeflow.bench.plots": "plot_cache_replay plot_latencies plot_time_lines",
-    "moeflow.bench.quality_run": "answer compare describe_comparison in_own_precision make_task",
-    "moeflow.bench.serve_run": "Progress Sweep check_server on_and_off run_engines run_server with_policy",
-    "moeflow.checkpoint.hub.cached_models": "cached_models plan_removal unfinished_bytes",
-    "moeflow.checkpoint.identity": "called",
-    "moeflow.checkpoint.hub.cache_layout": "repositories",
-    "moeflow.checkpoint.hub.local_models": "find_model hub_cache local_path",
-    "moeflow.checkpoint.hub.model_name": "parse_model_name",
-    "moeflow.checkpoint.hub.pull": "pull",
-    "moeflow.checkpoint.hub.remote_headers": "HEADERS_PREFIX remote_headers",
-    "moeflow.checkpoint.open": "open_checkpoint",
-    "moeflow.engine.lending": "LendSettings lend",
-    "moeflow.engine.ranks.join": "JoinSettings join",
-    "moeflow.engine.recorded_forecast": "recorded_forecast",
-    "moeflow.engine.text.token_tree_dot": "to_dot",
-    "moeflow.engine.text.tokenizer": "Tokenizer",
-    "moeflow.engine.text.tokenizer_files": "read_gguf",
-    "moeflow.kv.disk.folder_usage": "clear_folder folder_bytes folder_usage",
-    "moeflow.llm": "LLM",
-    "moeflow.models.finite": "find_not_finite",
-    "moeflow.models.loading": "outline",
-    "moeflow.models.registry": "read_bare_config read_model_config",
-    "moeflow.planner.apply_plan": "apply_plan changes machine_notice settings_beside",
-    "moeflow.planner.choices.lossy_routing": "served_name",
-    "moeflow.planner.choices.packed_files": "carry_predictor find_damage pack used_packed_weights_file",
-    "moeflow.planner.made_files": "made_files",
-    "moeflow.planner.plan_text": "speed_and_memory what_to_expect",
-    "moeflow.planner.hardware.calibrate_device": "measure_device",
-    "moeflow.planner.hardware.host": "host_resources",
-    "moeflow.planner.hardware.this_machine": "how_measured known_machine was_disturbed",
-    "moeflow.planner.planning": "PlanRequest plan_for plan_for_start",
-    "moeflow.planner.choices.prompt_cache_choice": "default_prompt_folder",
-    "moeflow.planner.figures.policy_map": "num_map_points policy_map",
-    "moeflow.planner.resolve": "resolve",
-    "moeflow.planner.figures.roofline_figures": "roofline_figures",
-    "moeflow.planner.setting_values": "read_settings",
-    "moeflow.planner.settings": "Settings",
-    "moeflow.server.config": "ServerConfig",
-    "moeflow.server.jobs.journal": "Journal",
-    "moeflow.server.jobs.local": "answer_file check_input read_bodies",
-    "moeflow.server.launch": "PlannedModel serve serve_several",
-    "moeflow.server.logs": "start_logs",
-    "moeflow.train.builtin": "builtin_folder builtin_source with_dense_source",
-    "moeflow.train.classifiers.classifier": "ClassifierTexts train_classifier",
-    "moeflow.train.importance_learning": "ensure_importance",
-    "moeflow.train.making_process": "make_builtin_apart",
-    "moeflow.train.predictors.distillation": "train_predictor",
-    "moeflow.train.routing_learning": "ensure_profile",
-    "moeflow.train.speculators.distillation": "train_speculators",
-    "moeflow.train.upcycle_recipe": "UpcycleRecipe",
-    "moeflow.train.upcycling": "upcycle",
-    "moeflow.train.upcycling_quality": "measure_quality",
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+@functools.cache
+def modules() -> dict[str, str]:
+    """Return the module of each name that is imported above."""
+    block = next(node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If))
+    imports = (node for node in block.body if isinstance(node, ast.ImportFrom))
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHOLE_MODULES:
         return _import(_WHOLE_MODULES[name])
-    if name not in _MODULES:
+    if name not in modules():
         raise AttributeError(name)
-    return getattr(_import(_MODULES[name]), name)
+    return getattr(_import(modules()[name]), name)
 
 
 def _import(module: str) -> ModuleType:

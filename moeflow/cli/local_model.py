@@ -18,18 +18,16 @@ from moeflow.cli.watched import watched_bar, watched_steps
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from moeflow.cli import pulling
-    from moeflow.cli.bench import output as tables
-    from moeflow.cli.plan import output
     from moeflow.core.plan import Plan
     from moeflow.llm import LLM
     from moeflow.planner.hardware.host import HostResources
     from moeflow.planner.settings import Settings
     from moeflow.planner.usage import Usage
-else:
-    pulling = on_demand("moeflow.cli.pulling")
-    output = on_demand("moeflow.cli.plan.output")
-    tables = on_demand("moeflow.cli.bench.output")
+
+with on_demand(__name__):
+    from moeflow.cli import pulling
+    from moeflow.cli.bench import output as tables
+    from moeflow.cli.plan import output
 
 
 def prepare(overrides: dict[str, Any], **always: Any) -> Settings:

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -24,10 +24,8 @@ from moeflow.core.errors import EngineError, MoeflowError
 from moeflow.core.near_names import did_you_mean
 from moeflow.kernels.on_demand import on_demand
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from click import shell_completion
-else:
-    shell_completion = on_demand("click.shell_completion")
 
 VERBS = {
     "serve": "Serve a model: OpenAI- and Anthropic-compatible APIs and a chat page.",

@@ -7,17 +7,15 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from moeflow.cli import lazy
 from moeflow.kernels.on_demand import on_demand
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from click import shell_completion
-else:
-    shell_completion = on_demand("click.shell_completion")
 
 
 class NewFile(click.Path):

@@ -16,9 +16,9 @@ from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
     from moeflow.checkpoint.hub.model_name import ModelName
+
+with on_demand(__name__):
     from moeflow.cli import transfer_bar
-else:
-    transfer_bar = on_demand("moeflow.cli.transfer_bar")
 
 
 def model_name(text: str) -> ModelName:

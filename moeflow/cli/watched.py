@@ -6,15 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from moeflow.cli.plain_progress import PlainLines, line_of
 from moeflow.kernels.on_demand import on_demand
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.cli import progress
-else:
-    progress = on_demand("moeflow.cli.progress")
 
 
 @contextmanager

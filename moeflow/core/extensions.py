@@ -16,10 +16,10 @@ from moeflow.core.errors import ConfigError
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from importlib import metadata
     from importlib.metadata import EntryPoint
-else:
-    metadata = on_demand("importlib.metadata")  # takes a twentieth of a second, mostly to find nothing
+
+with on_demand(__name__):
+    from importlib import metadata  # takes a twentieth of a second, mostly to find nothing
 
 Value = TypeVar("Value")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -10,10 +10,8 @@ from moeflow.core.brief import cut
 from moeflow.core.untrusted import UnreadableError
 from moeflow.kernels.on_demand import on_demand
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.core import near_names
-else:
-    near_names = on_demand("moeflow.core.near_names")
 
 Made = TypeVar("Made")
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from moeflow.core.brief import brief, cut
 from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.on_demand import on_demand
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     import tomllib
-else:
-    tomllib = on_demand("tomllib")
 
 MAX_SETTINGS_BYTES: Final = 8 * MIB  # of a file that people or moeflow write
 _MAX_TOML_BYTES: Final = MIB  # which takes Python a second to read

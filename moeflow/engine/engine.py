@@ -44,13 +44,12 @@ from moeflow.speculation.counts import SpeculationCounts
 
 if TYPE_CHECKING:
     from moeflow.engine.constraints.compiled_grammar import CompiledGrammar
-    from moeflow.engine.prompt_cache import opening
     from moeflow.engine.prompt_cache.prompt_cache import PromptCache
-    from moeflow.engine.speculators import loading
     from moeflow.speculation.speculation import Speculation
-else:
-    opening = on_demand("moeflow.engine.prompt_cache.opening")
-    loading = on_demand("moeflow.engine.speculators.loading")
+
+with on_demand(__name__):
+    from moeflow.engine.prompt_cache import opening
+    from moeflow.engine.speculators import loading
 
 logger = logging.getLogger(__name__)
 

@@ -17,18 +17,16 @@ from moeflow.parallel.blocks import with_kv_heads_of
 from moeflow.parallel.stages import layers_of
 
 if TYPE_CHECKING:
-    from moeflow.engine import in_flight_forward
     from moeflow.engine.expert_replica import ExpertReplica
     from moeflow.engine.offload.offloaded_model import OffloadedModel
-    from moeflow.engine.ranks import stage_forward
     from moeflow.engine.ranks.rank_upkeep import RankUpkeep
     from moeflow.kernels.arrays import Device
-    from moeflow.kv import state_storage
     from moeflow.models.language_model import LanguageModel
-else:
-    in_flight_forward = on_demand("moeflow.engine.in_flight_forward")
-    stage_forward = on_demand("moeflow.engine.ranks.stage_forward")
-    state_storage = on_demand("moeflow.kv.state_storage")
+
+with on_demand(__name__):
+    from moeflow.engine import in_flight_forward
+    from moeflow.engine.ranks import stage_forward
+    from moeflow.kv import state_storage
 
 
 def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> KVStorage:

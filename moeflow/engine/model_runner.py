@@ -30,7 +30,6 @@ from moeflow.models.pass_input import PROMPT_CHUNK, PassInput
 from moeflow.pipeline.runtime.trace import Label, Trace
 
 if TYPE_CHECKING:
-    from moeflow.engine import expert_store, memory_limiter
     from moeflow.engine.expert_replica import ExpertReplica
     from moeflow.engine.lossy_routing import LossyRouting
     from moeflow.engine.offload import offloaded_model
@@ -38,15 +37,11 @@ if TYPE_CHECKING:
     from moeflow.engine.ranks.ranks import Ranks
     from moeflow.engine.routing_record import RoutingRecord
     from moeflow.models.language_model import LanguageModel
+
+with on_demand(__name__):
+    from moeflow.engine import expert_store, memory_limiter
     from moeflow.models.layers import encoder_decoder
     from moeflow.pipeline.runtime import dot, perfetto, traced_tasks
-else:
-    expert_store = on_demand("moeflow.engine.expert_store")
-    memory_limiter = on_demand("moeflow.engine.memory_limiter")
-    encoder_decoder = on_demand("moeflow.models.layers.encoder_decoder")
-    dot = on_demand("moeflow.pipeline.runtime.dot")
-    perfetto = on_demand("moeflow.pipeline.runtime.perfetto")
-    traced_tasks = on_demand("moeflow.pipeline.runtime.traced_tasks")
 
 PASSES = "passes"  # a trace's row of whole passes
 

@@ -39,30 +39,18 @@ from moeflow.planner.choices.packed_files import formats_of, map_packed
 from moeflow.speculation.names import short_names
 
 if TYPE_CHECKING:
+    from moeflow.engine.ranks.ranks import Ranks
+    from moeflow.experts.prefetch.expert_tables import ExpertTables
+    from moeflow.models.language_model import LanguageModel
+    from moeflow.parallel.group import Group
+
+with on_demand(__name__):
     from moeflow.checkpoint.packed import resident_reader
     from moeflow.engine import expert_replica, expert_store, lossy_routing, prefetch_sources, routing_record
     from moeflow.engine.offload import offloaded_model
     from moeflow.engine.ranks import joined_ranks, rank_processes, rank_upkeep
-    from moeflow.engine.ranks.ranks import Ranks
-    from moeflow.experts.prefetch.expert_tables import ExpertTables
-    from moeflow.models.language_model import LanguageModel
     from moeflow.models.layers import encoder_decoder
-    from moeflow.parallel.group import Group
     from moeflow.workload import routing_recorder, routing_trace
-else:
-    expert_replica = on_demand("moeflow.engine.expert_replica")
-    expert_store = on_demand("moeflow.engine.expert_store")
-    lossy_routing = on_demand("moeflow.engine.lossy_routing")
-    prefetch_sources = on_demand("moeflow.engine.prefetch_sources")
-    routing_record = on_demand("moeflow.engine.routing_record")
-    offloaded_model = on_demand("moeflow.engine.offload.offloaded_model")
-    joined_ranks = on_demand("moeflow.engine.ranks.joined_ranks")
-    rank_processes = on_demand("moeflow.engine.ranks.rank_processes")
-    rank_upkeep = on_demand("moeflow.engine.ranks.rank_upkeep")
-    encoder_decoder = on_demand("moeflow.models.layers.encoder_decoder")
-    routing_recorder = on_demand("moeflow.workload.routing_recorder")
-    routing_trace = on_demand("moeflow.workload.routing_trace")
-    resident_reader = on_demand("moeflow.checkpoint.packed.resident_reader")
 
 logger = logging.getLogger(__name__)
 

@@ -1,30 +1,29 @@
-"""Modules that are imported when something of them is first used: what takes long to import, and few starts need.
+"""Modules that are imported on first use, because their import is slow and few starts need them.
 
 `torch` is the most important one. With packed weights, the CPU kernels use NumPy's arrays, and importing torch would
-take most of the time to a first token. A module that may be needed for that token takes it from here, and
-names nothing of it at import. For others write
+take most of the time to a first token. A module that may be needed for that token imports torch from here, and
+uses nothing of it at import. For others write
 
-    if TYPE_CHECKING:
+    with on_demand(__name__):
         from moeflow.engine import lossy_routing
-    else:
-        lossy_routing = on_demand("moeflow.engine.lossy_routing")
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 import sys
-from collections.abc import Callable
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final, ParamSpec, TypeVar
 
 from moeflow.kernels.whole_import import import_whole
 
-if TYPE_CHECKING:
-    import torch as torch
-
 P = ParamSpec("P")
 T = TypeVar("T")
+_LOCK: Final = threading.RLock()  # of `__import__`, while a block replaces it
 
 
 class _OnDemand(ModuleType):
@@ -38,13 +37,32 @@ class _OnDemand(ModuleType):
         return getattr(self._module, name)
 
 
-def on_demand(name: str) -> Any:
-    """Return a proxy that imports the module on first use."""
-    return _OnDemand(name)
+@contextmanager
+def on_demand(importer: str) -> Iterator[None]:
+    """Bind a proxy for each module that the block imports; the first use of a proxy imports its module.
+
+    `importer` is the `__name__` of the module with the block. Write `from package import module`: names of anything
+    else and `import package.module` do not work.
+    """
+
+    def import_later(
+        name: str, globals: Mapping[str, Any] | None = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        if globals is None or globals.get("__name__") != importer:  # another thread's, or a finalizer's
+            return import_now(name, globals, locals, fromlist, level)
+        return SimpleNamespace(**{it: _OnDemand(f"{name}.{it}") for it in fromlist}) if fromlist else _OnDemand(name)
+
+    with _LOCK:
+        import_now = builtins.__import__
+        builtins.__import__ = import_later
+        try:
+            yield
+        finally:
+            builtins.__import__ = import_now
 
 
-if not TYPE_CHECKING:
-    torch = on_demand("torch")
+with on_demand(__name__):
+    import torch as torch
 
 
 def import_torch() -> None:

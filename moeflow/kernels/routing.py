@@ -14,9 +14,8 @@ from moeflow.kernels.on_demand import on_demand, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+with on_demand(__name__):
     from moeflow.kernels import sparsemixer
-else:
-    sparsemixer = on_demand("moeflow.kernels.sparsemixer")
 
 Score = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2_sum"]

@@ -9,19 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.kernels.on_demand import on_demand
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     import safetensors
-    import safetensors.numpy as array_files
-else:
-    safetensors = on_demand("safetensors")
-    array_files = on_demand("safetensors.numpy")
+    from safetensors import numpy as array_files
 
 Importance = Mapping[str, NDArray[np.float32]]  # by the name of a checkpoint's matrix [N, H]: [H], all above zero
 

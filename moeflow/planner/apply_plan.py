@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Plan
@@ -26,10 +26,8 @@ from moeflow.planner.resolve import resources_for
 from moeflow.planner.settings import MAX_THREADS, Settings, from_plain
 from moeflow.planner.usage import Usage
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.checkpoint.hub import local_models
-else:
-    local_models = on_demand("moeflow.checkpoint.hub.local_models")
 
 _TOGETHER: Final = (  # a change of the first setting also sets the others, which depend on it
     ("dtype", "quantize"),

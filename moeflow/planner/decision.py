@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -60,12 +59,9 @@ from moeflow.planner.memory_budget import MemoryBudget
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import Usage
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.experts.remote import borrowing
     from moeflow.planner.choices import remote_choice
-else:
-    remote_choice = on_demand("moeflow.planner.choices.remote_choice")
-    borrowing = on_demand("moeflow.experts.remote.borrowing")
 
 
 class _Held(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moeflow.core.cache_dir import cache_folder, existing_folder
 from moeflow.core.errors import CapacityError, ConfigError
@@ -32,20 +31,12 @@ from moeflow.planner.resolve import resolve, resources_for
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING, Usage
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     import shutil
 
     from moeflow.planner import described
     from moeflow.planner.hardware import calibrate_device, disk_rates, machine_files, measuring_process
     from moeflow.planner.search import sensitivity
-else:
-    measuring_process = on_demand("moeflow.planner.hardware.measuring_process")
-    shutil = on_demand("shutil")
-    machine_files = on_demand("moeflow.planner.hardware.machine_files")
-    disk_rates = on_demand("moeflow.planner.hardware.disk_rates")
-    sensitivity = on_demand("moeflow.planner.search.sensitivity")
-    described = on_demand("moeflow.planner.described")
-    calibrate_device = on_demand("moeflow.planner.hardware.calibrate_device")
 
 OnStep = Callable[[str], None]  # told what is being done
 

@@ -36,17 +36,12 @@ from moeflow.server.tracing_choice import is_tracing_wanted
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from moeflow.server.service import Service
+
+with on_demand(__name__):
     from moeflow.server import app as web_app
     from moeflow.server import http_server, model_pool, served_model, tracing
     from moeflow.server.jobs import data_folder
-    from moeflow.server.service import Service
-else:
-    web_app = on_demand("moeflow.server.app")
-    http_server = on_demand("moeflow.server.http_server")
-    model_pool = on_demand("moeflow.server.model_pool")
-    served_model = on_demand("moeflow.server.served_model")
-    data_folder = on_demand("moeflow.server.jobs.data_folder")
-    tracing = on_demand("moeflow.server.tracing")
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

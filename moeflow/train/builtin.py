@@ -12,7 +12,6 @@ import json
 import logging
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.errors import ConfigError, MoeflowError
@@ -26,16 +25,11 @@ from moeflow.train.folder_lock import folder_lock
 from moeflow.train.phases import OnDone, OnProgress, Phase
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 
-if TYPE_CHECKING:
-    import hashlib
+with on_demand(__name__):
+    import hashlib  # for large files
 
     from moeflow.planner.choices import packed_files
     from moeflow.train import builtin_routers, upcycling
-else:
-    hashlib = on_demand("hashlib")  # for large files
-    packed_files = on_demand("moeflow.planner.choices.packed_files")
-    builtin_routers = on_demand("moeflow.train.builtin_routers")
-    upcycling = on_demand("moeflow.train.upcycling")
 
 logger = logging.getLogger(__name__)
 

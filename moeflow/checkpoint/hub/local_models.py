@@ -18,7 +18,8 @@ from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.on_demand import on_demand
 
-constants = on_demand("huggingface_hub.constants")  # reads the environment, as every tool that uses the library does
+with on_demand(__name__):
+    from huggingface_hub import constants  # reads the environment, as every tool that uses the library does
 
 
 def hub_cache() -> Path:

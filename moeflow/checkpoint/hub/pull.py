@@ -30,10 +30,10 @@ from moeflow.core.units import format_bytes
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from moeflow.checkpoint.hub import hub_client
     from moeflow.checkpoint.hub.hub_client import RemoteFile, Repository
-else:
-    hub_client = on_demand("moeflow.checkpoint.hub.hub_client")
+
+with on_demand(__name__):
+    from moeflow.checkpoint.hub import hub_client
 
 _CONFIG: Final = "config.json"
 _NUM_CONNECTIONS: Final = 4

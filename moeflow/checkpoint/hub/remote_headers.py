@@ -23,10 +23,10 @@ from moeflow.core.units import KIB, MIB
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from moeflow.checkpoint.hub import hub_client
     from moeflow.checkpoint.hub.hub_client import Repository
-else:
-    hub_client = on_demand("moeflow.checkpoint.hub.hub_client")
+
+with on_demand(__name__):
+    from moeflow.checkpoint.hub import hub_client
 
 HEADERS_PREFIX: Final = "moeflow-headers-"  # of folders with headers alone
 

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.packed.file_io import PAGE_BYTES, drop_cached, read_all, reserve, write_all
 from moeflow.checkpoint.packed.layout import (
@@ -32,10 +31,8 @@ from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.on_demand import on_demand
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     import shutil
-else:
-    shutil = on_demand("shutil")
 
 _UNSETTLED_BYTES = 128 * MIB  # that an interruption may cost, and that lie in the page cache at most
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -12,21 +12,24 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.renamed.renamed_checkpoint import RenamedCheckpoint
 from moeflow.kernels.on_demand import on_demand
 
+with on_demand(__name__):
+    from moeflow.checkpoint.renamed import dbrx, gemma3, gemma4, gpt_oss, granitemoe, qwen3_next
+
 _FAMILIES: Final[Mapping[str, Any]] = {
-    "dbrx": on_demand("moeflow.checkpoint.renamed.dbrx"),
-    "gemma3": on_demand("moeflow.checkpoint.renamed.gemma3"),
-    "gemma3_text": on_demand("moeflow.checkpoint.renamed.gemma3"),
-    "gemma4": on_demand("moeflow.checkpoint.renamed.gemma4"),
-    "gemma4_text": on_demand("moeflow.checkpoint.renamed.gemma4"),
-    "gpt_oss": on_demand("moeflow.checkpoint.renamed.gpt_oss"),
-    "granitemoe": on_demand("moeflow.checkpoint.renamed.granitemoe"),
-    "granitemoehybrid": on_demand("moeflow.checkpoint.renamed.granitemoe"),
-    "granitemoeshared": on_demand("moeflow.checkpoint.renamed.granitemoe"),
-    "qwen3_next": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
-    "qwen3_5": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
-    "qwen3_5_moe": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
-    "qwen3_5_moe_text": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
-    "qwen3_5_text": on_demand("moeflow.checkpoint.renamed.qwen3_next"),
+    "dbrx": dbrx,
+    "gemma3": gemma3,
+    "gemma3_text": gemma3,
+    "gemma4": gemma4,
+    "gemma4_text": gemma4,
+    "gpt_oss": gpt_oss,
+    "granitemoe": granitemoe,
+    "granitemoehybrid": granitemoe,
+    "granitemoeshared": granitemoe,
+    "qwen3_next": qwen3_next,
+    "qwen3_5": qwen3_next,
+    "qwen3_5_moe": qwen3_next,
+    "qwen3_5_moe_text": qwen3_next,
+    "qwen3_5_text": qwen3_next,
 }
 
 

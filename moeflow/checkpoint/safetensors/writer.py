@@ -10,14 +10,11 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moeflow.kernels.on_demand import on_demand, torch
 
-if TYPE_CHECKING:
-    import safetensors.torch as tensor_files
-else:
-    tensor_files = on_demand("safetensors.torch")
+with on_demand(__name__):
+    from safetensors import torch as tensor_files
 
 MAX_SHARD_BYTES = 10**9
 _BYTES_PER_VALUE = 2

@@ -19,13 +19,11 @@ from moeflow.kernels.on_demand import on_demand
 if TYPE_CHECKING:
     import llguidance
 
-    from moeflow.engine.constraints import compiled_grammar, grammar_tokens
     from moeflow.engine.constraints.compiled_grammar import CompiledGrammar
+
+with on_demand(__name__):
+    from moeflow.engine.constraints import compiled_grammar, grammar_tokens
     from moeflow.engine.text import tokenizer
-else:
-    compiled_grammar = on_demand("moeflow.engine.constraints.compiled_grammar")
-    grammar_tokens = on_demand("moeflow.engine.constraints.grammar_tokens")
-    tokenizer = on_demand("moeflow.engine.text.tokenizer")
 
 NUM_KEPT: Final = 32  # grammars
 NUM_COMPILED: Final = 2  # at once

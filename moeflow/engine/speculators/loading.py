@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
@@ -24,13 +23,9 @@ from moeflow.speculation.registry import SPECULATORS
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Speculator
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.checkpoint import draft_vocabulary
     from moeflow.engine.speculators import draft_model, routing_advice
-else:
-    draft_vocabulary = on_demand("moeflow.checkpoint.draft_vocabulary")
-    draft_model = on_demand("moeflow.engine.speculators.draft_model")
-    routing_advice = on_demand("moeflow.engine.speculators.routing_advice")
 
 
 def load_speculators(config: EngineConfig, runner: Runner) -> list[Speculator]:

@@ -29,10 +29,10 @@ from moeflow.engine.text.tokenizer_files import TokenizerParts, read_folder, rea
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from moeflow.engine.text import chat_format
     from moeflow.engine.text.tool_syntax.tool import Tool
-else:
-    chat_format = on_demand("moeflow.engine.text.chat_format")  # with all syntaxes of calls
+
+with on_demand(__name__):
+    from moeflow.engine.text import chat_format  # with all syntaxes of calls
 
 logger = logging.getLogger(__name__)
 

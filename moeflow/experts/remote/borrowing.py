@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from moeflow.checkpoint.packed.layout import SlabSpec
 from moeflow.core.address import format_address
@@ -31,10 +31,8 @@ from moeflow.parallel.tcp.connecting import connect
 from moeflow.parallel.tcp.conversation import hear, say
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.parallel.remote import work_client
-else:
-    work_client = on_demand("moeflow.parallel.remote.work_client")
 
 REACTION_S: Final = 3.0  # longest answer time of a lender without computation
 _NUM_PROBES: Final = 5

@@ -22,10 +22,10 @@ from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from moeflow.kernels.cpu import recurrent
     from moeflow.kernels.recurrent.recurrent_mixer import RecurrentMixer
-else:
-    recurrent = on_demand("moeflow.kernels.cpu.recurrent")
+
+with on_demand(__name__):
+    from moeflow.kernels.cpu import recurrent
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu

@@ -15,15 +15,13 @@ from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
+    from moeflow.models.expert_predictor.network import ExpertPredictor
+
+with on_demand(__name__):
     import safetensors
-    import safetensors.torch as tensor_files
+    from safetensors import torch as tensor_files
 
     from moeflow.models.expert_predictor import network
-    from moeflow.models.expert_predictor.network import ExpertPredictor
-else:
-    safetensors = on_demand("safetensors")
-    tensor_files = on_demand("safetensors.torch")
-    network = on_demand("moeflow.models.expert_predictor.network")
 
 FORMAT_VERSION: Final = 1
 REMEDY: Final = "Train it with `moeflow train predictor`"

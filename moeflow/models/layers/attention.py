@@ -30,9 +30,8 @@ from moeflow.parallel.blocks import head_blocks, scaled
 if TYPE_CHECKING:
     from torch import Tensor
 
+with on_demand(__name__):
     from moeflow.models.layers.ranks import rank_heads
-else:
-    rank_heads = on_demand("moeflow.models.layers.ranks.rank_heads")
 
 QKNorm = Literal["per_head", "all_heads", "per_rotated_head"]
 

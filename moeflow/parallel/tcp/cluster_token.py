@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.on_demand import on_demand
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     import secrets
     import tempfile
-else:
-    secrets, tempfile = on_demand("secrets"), on_demand("tempfile")
 
 _SECRET_BYTES: Final = 32
 _MIN_CHARACTERS: Final = 16

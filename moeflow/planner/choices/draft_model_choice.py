@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
@@ -27,10 +27,8 @@ from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.settings import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Settings
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.checkpoint.hub import local_models
-else:
-    local_models = on_demand("moeflow.checkpoint.hub.local_models")
 
 EARLY_EXIT: Final = "early-exit"
 OWN: Final = "self"

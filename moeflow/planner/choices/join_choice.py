@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from moeflow.core.address import LOOPBACK, parse_address
 from moeflow.core.errors import ConfigError
@@ -10,10 +10,8 @@ from moeflow.core.parallel_config import RAY_PLACEMENTS, JoinConfig, RayConfig
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.settings import Settings
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.parallel.tcp import cluster_token
-else:
-    cluster_token = on_demand("moeflow.parallel.tcp.cluster_token")
 
 _OWN_CLUSTER: Final = "auto"  # as Ray's own tools call it
 

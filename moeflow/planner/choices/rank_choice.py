@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -30,10 +30,8 @@ from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.rank_shares import RankShares
 from moeflow.planner.settings import Settings, given_options
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.parallel.placement import whole_experts
-else:
-    whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
 
 _LAYOUTS_OF_EXPERTS: Final = ("expert_layout", "expert_placement", "num_redundant_experts")
 _LAYOUTS: Final = (*_LAYOUTS_OF_EXPERTS, "attention_layout")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from moeflow.core.address import format_address, parse_address
 from moeflow.core.engine_config import ExpertSlotsConfig, LenderConfig, RemoteExpertsConfig
@@ -24,10 +24,8 @@ from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.costs.remote_waits import RemoteRates
 from moeflow.planner.settings import Settings
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.experts.remote import borrowing as lenders_memory
-else:
-    lenders_memory = on_demand("moeflow.experts.remote.borrowing")
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -19,10 +19,8 @@ from moeflow.planner.settings import Settings
 from moeflow.speculation.registry import SPECULATORS
 from moeflow.speculation.suffix import SuffixSpeculator
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.planner.choices import draft_model_choice
-else:
-    draft_model_choice = on_demand("moeflow.planner.choices.draft_model_choice")
 
 AUTO: Final = "auto"
 AUTO_SHARE: Final = 0.1  # of memory, that models may take which nobody named

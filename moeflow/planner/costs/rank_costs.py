@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -24,12 +24,9 @@ from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinc
 from moeflow.planner.costs.rank_shares import RankShares
 from moeflow.planner.costs.roofline import divided, processor_of, work_seconds
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.parallel.placement import whole_experts
     from moeflow.planner.costs import expected_experts
-else:  # not needed by starts of one process
-    whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
-    expected_experts = on_demand("moeflow.planner.costs.expected_experts")
 
 COPY_PASSES: Final = 2  # through memory of a reordered byte: read, written
 _SMALL, _LARGE = 256, 2 * MIB

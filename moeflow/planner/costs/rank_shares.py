@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
@@ -11,10 +10,8 @@ from moeflow.kernels.on_demand import on_demand
 from moeflow.parallel.blocks import band_blocks, head_blocks
 from moeflow.parallel.stages import layers_of, place_in_stage
 
-if TYPE_CHECKING:
+with on_demand(__name__):
     from moeflow.parallel.placement import whole_experts
-else:
-    whole_experts = on_demand("moeflow.parallel.placement.whole_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

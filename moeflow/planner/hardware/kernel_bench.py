@@ -41,11 +41,10 @@ from moeflow.planner.costs.model_costs import ModelCosts, Work
 from moeflow.planner.hardware.host import host_resources
 
 if TYPE_CHECKING:
-    import statistics
-
     from torch import Tensor
-else:
-    statistics = on_demand("statistics")
+
+with on_demand(__name__):
+    import statistics
 
 BUFFER_BYTES: Final = 384 * MIB
 LEAST_BUFFER_BYTES: Final = 64 * MIB  # in less memory, caches are measured

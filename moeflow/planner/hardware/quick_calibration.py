@@ -20,11 +20,10 @@ from moeflow.planner.hardware.kernel_bench import QUICK, ROW_OPERATIONS, KernelS
 from moeflow.planner.hardware.other_work import DISTURBING
 
 if TYPE_CHECKING:
-    from moeflow.planner.hardware import calibrate, disk_rates
     from moeflow.planner.hardware.calibrate import OnStep
-else:
-    disk_rates = on_demand("moeflow.planner.hardware.disk_rates")
-    calibrate = on_demand("moeflow.planner.hardware.calibrate")
+
+with on_demand(__name__):
+    from moeflow.planner.hardware import calibrate, disk_rates
 
 MIN_UNCERTAINTY: Final = 0.35
 MAX_ROUNDS: Final = 3  # where others are at work; the calmest counts

@@ -28,12 +28,10 @@ from moeflow.planner.hardware.kernel_bench import KernelShape
 from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
 
 if TYPE_CHECKING:
-    from moeflow.planner.hardware import calibrate, quick_calibration, rank_bench
     from moeflow.planner.hardware.calibrate import OnStep
-else:
-    calibrate = on_demand("moeflow.planner.hardware.calibrate")
-    quick_calibration = on_demand("moeflow.planner.hardware.quick_calibration")
-    rank_bench = on_demand("moeflow.planner.hardware.rank_bench")
+
+with on_demand(__name__):
+    from moeflow.planner.hardware import calibrate, quick_calibration, rank_bench
 
 TOO_UNCERTAIN: Final = 0.8  # rounds that differ by a factor of 1.8
 CALM_S: Final = 0.2  # without other work, for which a provisional description is measured again

@@ -20,13 +20,12 @@ from moeflow.parallel.group import Group
 
 if TYPE_CHECKING:
     from moeflow.experts.cached_experts import ExpertPool
-    from moeflow.kernels.cpu import expert_slices
     from moeflow.models.layers.expert_shares import ExpertShares
-    from moeflow.models.layers.ranks import sliced_experts
     from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
-else:
-    sliced_experts = on_demand("moeflow.models.layers.ranks.sliced_experts")
-    expert_slices = on_demand("moeflow.kernels.cpu.expert_slices")
+
+with on_demand(__name__):
+    from moeflow.kernels.cpu import expert_slices
+    from moeflow.models.layers.ranks import sliced_experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ from moeflow.models.layers.token_mixer import in_order
 if TYPE_CHECKING:
     from torch import Tensor
 
+with on_demand(__name__):
     from moeflow.kernels.recurrent import mixing
-else:
-    mixing = on_demand("moeflow.kernels.recurrent.mixing")
 
 
 class RecurrentLayer:
