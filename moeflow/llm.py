@@ -15,6 +15,7 @@ from typing import Self, Unpack
 
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.embedding_bytes import decode_embedding
+from moeflow.core.engine_messages import NO_TOKENS, EngineStats, ModelInfo, Submission
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.plan import Plan
 from moeflow.core.pooling_params import PoolingParams
@@ -30,11 +31,8 @@ from moeflow.engine.given_prompts import (
     params_for_each,
     prompts_in,
 )
-from moeflow.engine.messages import NO_TOKENS, EngineStats, ModelInfo, Submission
 from moeflow.engine.pooling_choice import check_pooling, classification
 from moeflow.engine.results import CompletionOutput, RequestOutput
-from moeflow.engine.text.output_text import SequenceText, TextDelta
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.interrupts import hold_interrupts
 from moeflow.kernels.on_demand import on_demand
 from moeflow.llm_settings import LLMSettings
@@ -43,6 +41,8 @@ from moeflow.planner.setting_names import named_as_fields
 from moeflow.planner.setting_values import read_settings
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import OFFLINE
+from moeflow.text.output_text import SequenceText, TextDelta
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.builtin import with_dense_source
 from moeflow.train.making_process import make_builtin_apart
 

@@ -15,9 +15,9 @@ sys.path.insert(0, str(ROOT))
 
 from moeflow.server.api.schema.field_policy import (  # noqa: E402
     Converted,
+    FieldParts,
     Ignored,
     Mapped,
-    Parts,
     Policy,
     Refused,
     Unset,
@@ -58,7 +58,7 @@ def _section(name: str, rows: Mapping[str, Policy]) -> Iterator[str]:
 
 
 def _row(field: str, policy: Policy) -> Iterator[str]:
-    if isinstance(policy, Parts):
+    if isinstance(policy, FieldParts):
         for part, row in policy.rows.items():
             yield from _row(f"{field}.{part}", row)
     else:

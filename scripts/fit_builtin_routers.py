@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.builtin import BUILTIN_RECIPE, builtin_source, fingerprint
 from moeflow.train.builtin_routers import ROUTERS_FILE, write_routers
 from moeflow.train.calibration_text import calibration_text

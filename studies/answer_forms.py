@@ -19,9 +19,9 @@ from moeflow import LLM, SamplingParams
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table, spread_text
 from moeflow.cli.bench.output import result_options
-from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
-from moeflow.engine.text.answer_form.form import JsonForm
 from moeflow.planner.hardware.host import host_resources
+from moeflow.text.answer_form.answer_grammar import plain_grammar
+from moeflow.text.answer_form.form import JsonForm
 from studies.harness.command import run_study
 from studies.harness.interleaved import measure_interleaved
 from studies.harness.records import publish

@@ -29,9 +29,9 @@ from moeflow.bench import engine_speed
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.cli.bench.output import result_options
 from moeflow.core.engine_config import EngineConfig
+from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.kernels.ceilings import measure_read, torch_threads
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.offload_plan import costs_of
@@ -59,9 +59,9 @@ class Case:
 
     def num_bytes(self, costs: ModelCosts) -> float:
         """Return what a decoder reads at least: all prompts in one pass, then a pass for each further token."""
-        passes = [engine_speed.Case(1, self.batch_size * self.prompt_len, 0)]
+        passes = [engine_speed.SpeedCase(1, self.batch_size * self.prompt_len, 0)]
         if self.new_tokens > 1:
-            passes.append(engine_speed.Case(self.batch_size, self.prompt_len, self.new_tokens - 1))
+            passes.append(engine_speed.SpeedCase(self.batch_size, self.prompt_len, self.new_tokens - 1))
         return sum(case.cost(costs)[0] for case in passes)
 
 

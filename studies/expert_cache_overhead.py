@@ -23,15 +23,15 @@ from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
 from moeflow.cli.options import default_cache_dir
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
+from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.builtin import ensure_builtin_model
 from moeflow.train.calibration_text import calibration_text
 from studies.harness.command import run_study

@@ -32,10 +32,10 @@ from moeflow.cli.bench.output import result_options
 from moeflow.core.plan import Plan
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.runner_loading import make_allocator
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.loading import load_model
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.bare_model import run_sequence
 from moeflow.train.builtin import builtin_source
 from moeflow.train.calibration_text import calibration_text

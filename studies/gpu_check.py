@@ -40,11 +40,11 @@ STAND_INS = stand_ins.install()
 
 from moeflow.bench.records import commit, machine, versions  # noqa: E402
 from moeflow.core.engine_config import EngineConfig  # noqa: E402
+from moeflow.core.engine_messages import Submission  # noqa: E402
 from moeflow.core.offload_config import EmulatedDeviceConfig, OffloadConfig  # noqa: E402
 from moeflow.core.sampling_params import SamplingParams  # noqa: E402
 from moeflow.core.units import GIB, MIB, parse_bytes  # noqa: E402
 from moeflow.engine.engine import Engine  # noqa: E402
-from moeflow.engine.messages import Submission  # noqa: E402
 from moeflow.engine.offload import offloaded_model  # noqa: E402
 from moeflow.models.registry import read_bare_config  # noqa: E402
 from moeflow.pipeline.catalog import OFFLOADING  # noqa: E402

@@ -29,18 +29,18 @@ from moeflow.cli.bench.output import result_options
 from moeflow.cli.options import byte_count, default_cache_dir
 from moeflow.cli.plan.output import short_name
 from moeflow.cli.progress import bar
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.plan import Workload
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.apply_plan import settings_beside
 from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import Usage
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.builtin import ensure_builtin_model
 from moeflow.train.routing_learning import other_text
 from studies.harness.command import run_study

@@ -35,9 +35,9 @@ from moeflow.cli.bench.output import result_options
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.durable import sync
 from moeflow.core.units import GIB, format_bytes, format_seconds
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kv.disk.extent import SUFFIX
 from moeflow.kv.disk.folder_usage import folder_bytes
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.builtin import ensure_builtin_model
 from studies.harness.command import run_study
 from studies.harness.options import short_name

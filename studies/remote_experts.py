@@ -27,10 +27,10 @@ import torch
 
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
+from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import parse_bytes
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.parallel.tcp.cluster_token import ensure_token
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.planning import plan_for_start

@@ -28,10 +28,10 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import show
+from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.in_flight_choice import InFlightChoice
-from moeflow.engine.messages import Submission
 from moeflow.models.layers.moe import MoE
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings

@@ -20,10 +20,10 @@ from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
 from moeflow.cli.options import byte_count, default_cache_dir
+from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.runner_loading import load_runner
 from moeflow.experts.spans import untraced

@@ -81,10 +81,10 @@ def speed_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     if "moeflow.planner.planning" not in sys.modules:  # most tests need no torch
         return
     from moeflow.planner import planning
-    from moeflow.planner.hardware.this_machine import Needs, known_machine
+    from moeflow.planner.hardware.this_machine import MachineNeeds, known_machine
     from tests.planner.examples import machine
 
-    def kept_or_round(cache_dir: Path, needs: Needs, **_: object) -> object:
+    def kept_or_round(cache_dir: Path, needs: MachineNeeds, **_: object) -> object:
         return known_machine(cache_dir, needs.num_threads) or machine(ram=needs.ram_bytes)
 
     monkeypatch.setattr(planning, "machine_for_start", kept_or_round)

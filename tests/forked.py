@@ -11,7 +11,7 @@ PRELOADED = [
     "tests.checkpoint.hostile",
     "tests.parallel.ranks",
     "moeflow.planner.resolve",
-    "moeflow.engine.text.tokenizer",
+    "moeflow.text.tokenizer",
     *(f"moeflow.models.{name}" for name in FAMILIES),
 ]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from moeflow.core.attention_config import RopeConfig
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.engine_messages import ModelInfo
 from moeflow.core.model_config import ModelConfig
-from moeflow.engine.messages import ModelInfo
 
 MIXTRAL = ModelConfig.from_fields(  # 8x7B, as published
     model_type="mixtral",

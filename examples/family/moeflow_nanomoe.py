@@ -8,9 +8,9 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.moe import ExpertNames, MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
-from moeflow.models.registry import Row
+from moeflow.models.registry import FamilyRow
 
-FAMILY = Row("NanoMoeForCausalLM", __name__)  # the class that config.json names, and where the two functions are
+FAMILY = FamilyRow("NanoMoeForCausalLM", __name__)  # the class that config.json names, and where the two functions are
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:

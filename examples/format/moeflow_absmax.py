@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from moeflow.checkpoint.quantized.matrix import Found
-from moeflow.checkpoint.quantized.parts import Parts
+from moeflow.checkpoint.quantized.parts import TensorParts
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 
 SCALE = ".weight_scale"
 
 
-def find_matrices(parts: Parts, settings: QuantizationSettings, config: Mapping[str, Any]) -> Found:
+def find_matrices(parts: TensorParts, settings: QuantizationSettings, config: Mapping[str, Any]) -> Found:
     """Return the matrices of a folder. Raises: CheckpointError if their parts do not match."""
     found = Found({}, set())
     for name in parts.ending_in(SCALE):
@@ -29,7 +29,7 @@ def find_matrices(parts: Parts, settings: QuantizationSettings, config: Mapping[
 class Matrix:
     """One of them: no kernel computes from its bytes, so rows are widened as they are read."""
 
-    parts: Parts
+    parts: TensorParts
     name: str
     shape: tuple[int, int]
     num_bytes: int

@@ -14,11 +14,11 @@ from typing import Any
 
 from moeflow.bench.metrics import Served, summarize
 from moeflow.bench.replay import EngineTarget, replay
-from moeflow.bench.serve_run import NUM_WARM_UP, SHUTDOWN_S, Progress, describe
+from moeflow.bench.serve_run import NUM_WARM_UP, SHUTDOWN_S, RunCalls, describe
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError
-from moeflow.engine.process.process_client import ProcessEngine
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.processes.process_client import ProcessEngine
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.workload.offline import make_job
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 
@@ -53,7 +53,7 @@ def question_lengths(config: EngineConfig, questions: Sequence[str]) -> list[int
 
 
 async def run_batch_job(
-    config: EngineConfig, job: BatchJob, vocab_size: int, repetition: int, progress: Progress
+    config: EngineConfig, job: BatchJob, vocab_size: int, repetition: int, progress: RunCalls
 ) -> None:
     """Measure how fast one system answers a job.
 
@@ -86,7 +86,7 @@ async def run_batch_job(
 
 
 async def run_beside(
-    config: EngineConfig, job: BatchJob, traffic: WorkloadSpec, repetition: int, progress: Progress
+    config: EngineConfig, job: BatchJob, traffic: WorkloadSpec, repetition: int, progress: RunCalls
 ) -> None:
     """Measure a job alone, the same with interactive requests, and those alone, in one engine.
 

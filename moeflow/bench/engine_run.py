@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from moeflow.bench.ceilings import Ceilings
-from moeflow.bench.engine_speed import Case, Stopwatch
+from moeflow.bench.engine_speed import SpeedCase, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak, resident_bytes
 from moeflow.bench.metrics import outliers
 from moeflow.checkpoint.open import open_checkpoint
@@ -32,7 +32,7 @@ class EngineRun:
     speed is measured again. The first measurement of each case is a warm-up and does not count. Outliers are repeated.
     """
 
-    def __init__(self, settings: Settings, cases: Sequence[Case], *, repeats: int, seed: int) -> None:
+    def __init__(self, settings: Settings, cases: Sequence[SpeedCase], *, repeats: int, seed: int) -> None:
         self.config = resolve(settings).config
         with closing(open_checkpoint(self.config.model_path)) as checkpoint:
             shape = read_model_config(checkpoint)
@@ -40,8 +40,8 @@ class EngineRun:
         self._cases = list(cases)
         self._repeats = repeats
         self._seed = seed
-        self._rates: dict[Case, list[float]] = {}
-        self._outliers: dict[Case, list[float]] = {}  # that were measured again
+        self._rates: dict[SpeedCase, list[float]] = {}
+        self._outliers: dict[SpeedCase, list[float]] = {}  # that were measured again
         self._skipped: dict[str, str] = {}
         self._memory: dict[str, int | None] = {}
         self._load_s = 0.0
@@ -87,7 +87,7 @@ class EngineRun:
             self._repeat_outliers(case, on_begin)
         self._is_complete = True
 
-    def _repeat_outliers(self, case: Case, on_begin: Callable[[str], None]) -> None:
+    def _repeat_outliers(self, case: SpeedCase, on_begin: Callable[[str], None]) -> None:
         """Measure again what lies far from the case's other rates; the record keeps both."""
         rates = self._rates.get(case, [])
         for number in range(MAX_REPEATED):
@@ -140,7 +140,9 @@ class EngineRun:
         }
 
 
-def make_cases(batch_sizes: Sequence[int], prefill_lens: Sequence[int], prompt_len: int, new_tokens: int) -> list[Case]:
+def make_cases(
+    batch_sizes: Sequence[int], prefill_lens: Sequence[int], prompt_len: int, new_tokens: int
+) -> list[SpeedCase]:
     """Return the rows of the table."""
-    decodes = [Case(size, prompt_len, new_tokens) for size in batch_sizes]
-    return decodes + [Case(1, length, 0) for length in prefill_lens]
+    decodes = [SpeedCase(size, prompt_len, new_tokens) for size in batch_sizes]
+    return decodes + [SpeedCase(1, length, 0) for length in prefill_lens]

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, TokenOutput
 from moeflow.planner.costs.model_costs import ModelCosts
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SpeedCase:
     """One row of the table."""
 
     batch_size: int
@@ -89,7 +89,7 @@ class Stopwatch:
         self._temperature = temperature
         self._text = text
 
-    def why_not(self, case: Case) -> str | None:
+    def why_not(self, case: SpeedCase) -> str | None:
         """Return why the engine cannot run a case; None if it can."""
         model, limits = self._engine.model, self._engine.config.scheduler
         need = case.kv_tokens(limits.max_num_batched_tokens)
@@ -102,7 +102,7 @@ class Stopwatch:
             return f"it needs a KV cache of {need} tokens, but it holds {model.kv_capacity_tokens}: raise --kv-cache"
         return None
 
-    def measure(self, case: Case, repetition: int, on_start: Callable[[], None] = lambda: None) -> float:
+    def measure(self, case: SpeedCase, repetition: int, on_start: Callable[[], None] = lambda: None) -> float:
         """Return tokens a second; `on_start` is called where what counts begins.
 
         Raises: EngineError if a pass fails.
@@ -131,7 +131,7 @@ class Stopwatch:
             self._step()
         return self._clock() - start
 
-    def _decode(self, case: Case, prompts: list[list[int]], on_start: Callable[[], None]) -> float:
+    def _decode(self, case: SpeedCase, prompts: list[list[int]], on_start: Callable[[], None]) -> float:
         self._submit(prompts, max_tokens=None)
         started: set[str] = set()
         while len(started) < len(prompts):

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import msgspec
 
-from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.loopback import is_loopback_name
 from moeflow.core.stream_lines import async_stream_lines
+from moeflow.core.truncated_repr import truncated_repr
 from moeflow.core.untrusted import UnreadableError, parse_json
 from moeflow.workload.poisson import Arrival
 
@@ -23,18 +23,18 @@ MAX_CONNECTIONS = 1024  # requests under way; more wait here, and their waiting 
 CONNECT_TIMEOUT_S = 10.0
 
 
-class _Usage(msgspec.Struct):
+class _ReportedUsage(msgspec.Struct):
     completion_tokens: int
 
 
 class _Chunk(msgspec.Struct):
     choices: list[msgspec.Raw] = []
-    usage: _Usage | None = None
+    usage: _ReportedUsage | None = None
     error: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ReportedModel:
     """What a server reports of its model. None: it does not report."""
 
     name: str
@@ -91,19 +91,21 @@ class HttpTarget:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def model(self) -> ServedModel:
+    async def model(self) -> ReportedModel:
         """Ask what is served. Raises: EngineError if no server answers, RequestError if it refuses."""
         listed = await self._read("/v1/models")
         try:
             card = dict(listed["data"][0])
             self._model = str(card["id"])
         except (KeyError, IndexError, TypeError, ValueError):
-            raise EngineError(f"{self._url} lists no model, but {brief(listed)}. Check the address") from None
+            raise EngineError(f"{self._url} lists no model, but {truncated_repr(listed)}. Check the address") from None
         try:
             facts = (await self._read("/stats"))["model"] or {}
         except (RequestError, EngineError, KeyError, TypeError):  # another kind of server
             facts = {}
-        return ServedModel(self._model, facts.get("vocab_size"), facts.get("max_model_len", card.get("max_model_len")))
+        return ReportedModel(
+            self._model, facts.get("vocab_size"), facts.get("max_model_len", card.get("max_model_len"))
+        )
 
     async def generate(self, request_id: str, arrival: Arrival) -> AsyncGenerator[int, None]:
         """See `replay.Target`. A server's event counts as a token until it reports how many there were in all."""

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from moeflow.bench.engine_speed import Case, SetBackError, Stopwatch
+from moeflow.bench.engine_speed import SetBackError, SpeedCase, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak
+from moeflow.core.engine_messages import EngineStats
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.plan import Workload
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import EngineStats
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.costs.cost_model import DISK_OFFLOAD, HOST_COMPUTE, CostModel, IntegerPolicy
 from moeflow.planner.costs.disk_waits import ExpertReads
 from moeflow.planner.described import Planned
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.routing_learning import other_text
 
 REPEATS: Final = 5
@@ -75,7 +75,7 @@ class _Measured:
     wait_s: float = 0.0
     read_bytes: int = 0
 
-    def seconds(self, case: Case) -> float:
+    def seconds(self, case: SpeedCase) -> float:
         return case.num_tokens / statistics.median(self.rates)
 
 
@@ -91,7 +91,7 @@ class PlanValidation:
             raise ConfigError("--validate runs whole models on the processor: remove --device, or name such a model")
         config, self._expected = planned.plan.config, planned.estimator
         self.config = replace(config, scheduler=replace(config.scheduler, prefix_caching=False))
-        self._measured: dict[Case, _Measured] = {}
+        self._measured: dict[SpeedCase, _Measured] = {}
 
     def load(self, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Load the model and choose what to measure. Raises: as `Engine.load`."""
@@ -100,7 +100,7 @@ class PlanValidation:
         self._stopwatch = Stopwatch(self._engine, self._seed, temperature=1.0, text=self._text())
         sizes = sorted({1, self._max_together()})
         decodes = [case for size in sizes if (case := self._decode_case(size)) is not None]
-        self.cases = [*decodes, Case(1, self._workload.prompt_len, 0)]  # decoding ones may become smaller yet
+        self.cases = [*decodes, SpeedCase(1, self._workload.prompt_len, 0)]  # decoding ones may become smaller yet
 
     @property
     def num_steps(self) -> int:
@@ -156,15 +156,15 @@ class PlanValidation:
             size = size * 3 // 4
         return 1
 
-    def _decode_case(self, batch_size: int) -> Case | None:
+    def _decode_case(self, batch_size: int) -> SpeedCase | None:
         prompt_len = self._workload.prompt_len
-        cases = (Case(batch_size, prompt_len, num_new) for num_new in NEW_TOKENS)
+        cases = (SpeedCase(batch_size, prompt_len, num_new) for num_new in NEW_TOKENS)
         return next((case for case in cases if self._stopwatch.why_not(case) is None), None)
 
-    def _repeats(self, case: Case) -> int:
+    def _repeats(self, case: SpeedCase) -> int:
         return 1 if self._predict(case).whole_s > LONG_S else REPEATS + 1
 
-    def _run_fitting(self, case: Case, repetition: int) -> Case:
+    def _run_fitting(self, case: SpeedCase, repetition: int) -> SpeedCase:
         """Measure a case, or a smaller one if its keys and values find no room beside what else grew; return it."""
         while True:
             try:
@@ -178,14 +178,14 @@ class PlanValidation:
                 self._measured.pop(case, None)
                 case = smaller
 
-    def _run(self, case: Case, repetition: int) -> None:
+    def _run(self, case: SpeedCase, repetition: int) -> None:
         rate, timed_bytes = self._measure(case, repetition)
         measured = self._measured[case]
         if repetition or self._repeats(case) == 1:
             measured.rates.append(rate)
             measured.timed_bytes.append(timed_bytes)
 
-    def _measure(self, case: Case, repetition: int) -> tuple[float, int]:
+    def _measure(self, case: SpeedCase, repetition: int) -> tuple[float, int]:
         """Return tokens a second, and bytes read meanwhile."""
         at_start: list[EngineStats] = []
         before, start_s = self._engine.stats(), time.perf_counter()
@@ -198,7 +198,7 @@ class PlanValidation:
         measured.num_runs += 1
         return rate, _read_bytes(after) - _read_bytes(at_start[-1])
 
-    def _predict(self, case: Case) -> _Predicted:
+    def _predict(self, case: SpeedCase) -> _Predicted:
         passes = case.new_tokens
         workload = Workload(prompt_len=case.prompt_len, gen_len=max(passes, 1), max_prompt_len=case.prompt_len)
         costs = self._expected.costs(workload)
@@ -218,7 +218,7 @@ class PlanValidation:
             expert_bytes=costs.costs.expert_bytes,
         )
 
-    def _speed(self, case: Case) -> CheckRow:
+    def _speed(self, case: SpeedCase) -> CheckRow:
         predicted, measured = self._predict(case).seconds, self._measured[case].seconds(case)
         informed = self._informed_s(case) if self.config.experts is not None else None
         if case.new_tokens:
@@ -227,7 +227,7 @@ class PlanValidation:
         name = f"first token of {case.prompt_len}"
         return CheckRow(name, "ms", 1000 * predicted, 1000 * measured, informed and 1000 * informed)
 
-    def _informed_s(self, case: Case) -> float:
+    def _informed_s(self, case: SpeedCase) -> float:
         """Return what would be predicted for what is timed, knowing what it reads."""
         it = self._predict(case)
         passes = case.new_tokens or 1

@@ -20,14 +20,14 @@ from typing import Any
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
+from moeflow.core.engine_messages import Submission, TokenLogprobs, TokenOutput
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, TokenLogprobs, TokenOutput
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.settings import Settings
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, windows
 
@@ -35,7 +35,7 @@ PROMPT_LEN = 48  # tokens of a prompt that is continued
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class QualityTask:
     """What both formats are asked."""
 
     windows: list[list[int]]  # text whose tokens are predicted
@@ -65,7 +65,7 @@ def in_own_precision(settings: Settings) -> Settings:
     return dataclasses.replace(settings, dtype=dtype, quantize=None, kv_dtype="auto")
 
 
-def make_task(model_path: str, text: Path | None, *, num_prompts: int, new_tokens: int, seed: int) -> Task:
+def make_task(model_path: str, text: Path | None, *, num_prompts: int, new_tokens: int, seed: int) -> QualityTask:
     """Return the user's text, or the part of the bundled one that no router was fitted on, in windows.
 
     Raises: ConfigError if a file cannot be read or is too short.
@@ -74,7 +74,7 @@ def make_task(model_path: str, text: Path | None, *, num_prompts: int, new_token
     pieces = [list(piece) for token_ids in texts for piece in windows(token_ids, WINDOW)]
     rng = random.Random(seed)
     starts = [(rng.randrange(max(len(piece) - PROMPT_LEN, 1)), piece) for piece in _spread(pieces, num_prompts)]
-    return Task(pieces, [piece[start : start + PROMPT_LEN] for start, piece in starts], new_tokens)
+    return QualityTask(pieces, [piece[start : start + PROMPT_LEN] for start, piece in starts], new_tokens)
 
 
 def _texts(model_path: str, file: Path | None) -> list[list[int]]:
@@ -90,7 +90,7 @@ def _spread(pieces: Sequence[list[int]], count: int) -> list[list[int]]:
     return [pieces[index * len(pieces) // count % len(pieces)] for index in range(count)]
 
 
-def answer(config: EngineConfig, task: Task, on_step: Callable[[], None]) -> Answers:
+def answer(config: EngineConfig, task: QualityTask, on_step: Callable[[], None]) -> Answers:
     """Load the model, do the task, forget the model.
 
     Raises: what loading raises; EngineError if a pass fails; ConfigError if the text does not fit.

@@ -12,14 +12,14 @@ from contextlib import aclosing
 from typing import Protocol
 
 from moeflow.bench.metrics import Served
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineClient
-from moeflow.engine.messages import Submission
 from moeflow.workload.poisson import Arrival
 
 
-class Target(Protocol):
+class ReplayTarget(Protocol):
     """Somebody who generates tokens."""
 
     def generate(self, request_id: str, arrival: Arrival) -> AsyncGenerator[int, None]:
@@ -38,7 +38,7 @@ class EngineTarget:
         self._is_batch = is_batch
 
     async def generate(self, request_id: str, arrival: Arrival) -> AsyncGenerator[int, None]:
-        """See `Target`."""
+        """See `ReplayTarget`."""
         sampling = SamplingParams(max_tokens=arrival.num_new, temperature=0.0, ignore_eos=True)
         submission = Submission(request_id, arrival.prompt_token_ids, sampling, seed=0, is_batch=self._is_batch)
         async with aclosing(self._client.stream(submission)) as outputs:
@@ -48,7 +48,7 @@ class EngineTarget:
                 yield len(output.token_ids)
 
 
-async def replay(target: Target, arrivals: Sequence[Arrival], on_done: Callable[[], None]) -> list[Served]:
+async def replay(target: ReplayTarget, arrivals: Sequence[Arrival], on_done: Callable[[], None]) -> list[Served]:
     """Return how each request fared, in order of arrival. `on_done` is called whenever one has ended.
 
     Cancelling the task that awaits this cancels every request.
@@ -68,7 +68,7 @@ async def replay(target: Target, arrivals: Sequence[Arrival], on_done: Callable[
     return [task.result() for task in tasks]
 
 
-async def _send(target: Target, request_id: str, arrival: Arrival, start: float) -> Served:
+async def _send(target: ReplayTarget, request_id: str, arrival: Arrival, start: float) -> Served:
     first_s = None
     num_new = 0
     error = None

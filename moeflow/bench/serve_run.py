@@ -14,10 +14,10 @@ from typing import Any
 
 from moeflow.bench.http_target import HttpTarget
 from moeflow.bench.metrics import Served, summarize
-from moeflow.bench.replay import EngineTarget, Target, replay
+from moeflow.bench.replay import EngineTarget, ReplayTarget, replay
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
-from moeflow.engine.process.process_client import ProcessEngine
+from moeflow.processes.process_client import ProcessEngine
 from moeflow.speculation.names import short_names
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 
@@ -28,7 +28,7 @@ SERVERS = "servers, over HTTP"  # in place of a model's name: a server's engine 
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunCalls:
     """What to call while it runs."""
 
     on_bytes: Callable[[int, int], None]  # while a model is loaded
@@ -84,7 +84,7 @@ def system_name(config: EngineConfig) -> str:
     return ", ".join((config.scheduler.policy, *short_names(config.speculators).values()))
 
 
-async def run_engines(configs: Sequence[EngineConfig], sweep: Sweep, progress: Progress) -> None:
+async def run_engines(configs: Sequence[EngineConfig], sweep: Sweep, progress: RunCalls) -> None:
     """Measure engines, one configuration after the other.
 
     Raises: ConfigError if a request of the traffic could never run; what starting an engine raises.
@@ -101,7 +101,7 @@ async def run_engines(configs: Sequence[EngineConfig], sweep: Sweep, progress: P
                 await engine.shutdown(SHUTDOWN_S)
 
 
-async def run_server(target: HttpTarget, name: str, sweep: Sweep, progress: Progress) -> None:
+async def run_server(target: HttpTarget, name: str, sweep: Sweep, progress: RunCalls) -> None:
     """Measure a server that runs already. `name` is the served model's, which tells servers apart."""
     await replay(target, make_arrivals(sweep.warm_up()), lambda: None)
     about = {"model": SERVERS, "weight_format": None, "device": None, "system": name}
@@ -109,7 +109,7 @@ async def run_server(target: HttpTarget, name: str, sweep: Sweep, progress: Prog
         await _run(target, about, sweep, repetition, progress)
 
 
-async def _run(target: Target, about: dict[str, Any], sweep: Sweep, repetition: int, progress: Progress) -> None:
+async def _run(target: ReplayTarget, about: dict[str, Any], sweep: Sweep, repetition: int, progress: RunCalls) -> None:
     for rate in sweep.rates:
         spec = sweep.at(rate, repetition)
         progress.on_run(f"{about['system']}, {rate:g} requests/s")

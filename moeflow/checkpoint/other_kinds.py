@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeflow.checkpoint.json_file import read_json_object
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.core.truncated_repr import truncated_repr
 
 _ADAPTER_FILE: Final = "adapter_config.json"
 _PIPELINE_FILE: Final = "model_index.json"
@@ -36,7 +36,9 @@ def refuse_other_folder(folder: Path) -> None:
     names = [entry.name for entry in folder.iterdir()]
     if _ADAPTER_FILE in names:
         base = read_json_object(folder / _ADAPTER_FILE).get("base_model_name_or_path")
-        raise _adapter(folder, f"its base model ({brief(base)})" if isinstance(base, str) else "its base model")
+        raise _adapter(
+            folder, f"its base model ({truncated_repr(base)})" if isinstance(base, str) else "its base model"
+        )
     refuse_other_files(names, folder)
 
 
@@ -44,7 +46,7 @@ def refuse_other_config(config: Mapping[str, Any], where: Path | str) -> None:
     """Refuse a config.json of weights quantized for MLX. Raises: CheckpointError."""
     quantization = config.get("quantization")
     if isinstance(quantization, dict) and quantization.keys() >= {"bits", "group_size"}:
-        bits, group_size = (brief(quantization[key]) for key in ("bits", "group_size"))
+        bits, group_size = (truncated_repr(quantization[key]) for key in ("bits", "group_size"))
         raise _mlx(f"holds weights that are quantized for MLX ({bits} bits, groups of {group_size})", where)
 
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN
 from moeflow.checkpoint.json_file import read_json_list, read_json_object
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.pooling_params import POOLING_KINDS, PoolingKind, PoolingParams
+from moeflow.core.truncated_repr import truncated_repr
 
 _CHOOSE: Final = "Choose a pooling that there is: " + ", ".join(POOLING_KINDS)
 _KINDS: Final[dict[str, PoolingKind]] = {  # by the field of a pooling module's configuration
@@ -37,7 +37,7 @@ def read_pooling(path: Path) -> PoolingParams | None:
     names = [name for name, _ in modules]
     if names[1:] not in (["Pooling"], ["Pooling", "Normalize"]):
         raise CheckpointError(
-            f"lists the modules {brief(names)}, but only pooling and normalising can follow the model here",
+            f"lists the modules {truncated_repr(names)}, but only pooling and normalising can follow the model here",
             file=file,
             remedy=_CHOOSE,
         )
@@ -46,7 +46,7 @@ def read_pooling(path: Path) -> PoolingParams | None:
 
 def _class_name(module: Any, file: Path) -> str:
     if not isinstance(module, dict) or not isinstance(module.get("type"), str):
-        raise CheckpointError(f"lists {brief(module)}, which is no module", file=file, remedy=DOWNLOAD_AGAIN)
+        raise CheckpointError(f"lists {truncated_repr(module)}, which is no module", file=file, remedy=DOWNLOAD_AGAIN)
     name: str = module["type"].rpartition(".")[2]
     return name
 
@@ -55,7 +55,9 @@ def _folder(module: dict[str, Any], file: Path) -> str:
     name = module.get("path")
     if not isinstance(name, str) or name in ("", "..") or PurePosixPath(name).name != name:
         raise CheckpointError(
-            f"has its pooling in {brief(name)}, which is no folder next to it", file=file, remedy=DOWNLOAD_AGAIN
+            f"has its pooling in {truncated_repr(name)}, which is no folder next to it",
+            file=file,
+            remedy=DOWNLOAD_AGAIN,
         )
     return name
 
@@ -69,7 +71,7 @@ def _read_kind(folder: Path) -> PoolingKind:
         found = _KINDS.get(asked[0])
     if found is None or len(asked) > 1:
         raise CheckpointError(
-            f"asks for the pooling {brief(config.get('pooling_mode', asked))}, which is not supported",
+            f"asks for the pooling {truncated_repr(config.get('pooling_mode', asked))}, which is not supported",
             file=file,
             remedy=_CHOOSE,
         )

@@ -29,7 +29,7 @@ from moeflow.core.errors import EngineError
 
 if TYPE_CHECKING:
     from moeflow.core.plan import Plan
-    from moeflow.server.jobs.journal import Journal, Totals
+    from moeflow.server.jobs.journal import ResultJournal, Totals
     from moeflow.server.jobs.local import JobState
 
 EPILOG = """\b
@@ -121,7 +121,7 @@ class Job:
     answer_s: float = 0.0
     state: JobState | None = None  # the newest
 
-    def run(self, plan: Plan, journal: Journal) -> bool:
+    def run(self, plan: Plan, journal: ResultJournal) -> bool:
         """Answer the remaining requests; return whether all were answered.
 
         Raises: OSError if results cannot be written; EngineError; what loading raises.

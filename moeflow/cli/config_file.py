@@ -15,9 +15,9 @@ from typing import Any
 import click
 
 from moeflow.cli.help import GroupedOption
-from moeflow.core.brief import brief, cut
 from moeflow.core.errors import ConfigError
 from moeflow.core.near_names import did_you_mean
+from moeflow.core.truncated_repr import truncated, truncated_repr
 from moeflow.core.untrusted import UnreadableError, parse_toml, read_bounded
 
 _MODEL = "model"  # the one argument that a file may set
@@ -59,13 +59,13 @@ def _defaults(ctx: click.Context, config: click.Parameter, file: Path) -> dict[s
         if key not in params:
             other = "what only another verb has belongs into its table, such as [serve]"
             meant = did_you_mean(key, params, other)
-            raise ConfigError(f"{file}: {cut(name)} is not an option of `{ctx.command_path}`; {meant}")
+            raise ConfigError(f"{file}: {truncated(name)} is not an option of `{ctx.command_path}`; {meant}")
         param = params[key]
         assert param.name is not None
         try:
             found[param.name] = _checked(ctx, param, value)
         except click.BadParameter as error:
-            raise ConfigError(f"{file}: {name}: {cut(error.message)}") from None
+            raise ConfigError(f"{file}: {name}: {truncated(error.message)}") from None
     return found
 
 
@@ -93,7 +93,7 @@ def _settings(ctx: click.Context, table: dict[str, Any], file: Path) -> Iterable
                 yield words + name, value
             elif name not in verbs:
                 meant = did_you_mean(name, verbs, "tables are named after verbs, such as [serve]")
-                raise ConfigError(f"{file}: [{words}{cut(name)}] is not a verb of moeflow; {meant}")
+                raise ConfigError(f"{file}: [{words}{truncated(name)}] is not a verb of moeflow; {meant}")
 
 
 def _from_shell_to_verb(ctx: click.Context) -> list[click.Context]:
@@ -109,12 +109,12 @@ def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Return the value as text for the command line, which parses it. Raises: click.BadParameter."""
     if isinstance(param, click.Option) and param.is_flag:
         if not isinstance(value, bool):
-            raise click.BadParameter(f"must be true or false, not {brief(value)}")
+            raise click.BadParameter(f"must be true or false, not {truncated_repr(value)}")
         return value
     given: str | list[str]
     if isinstance(param, click.Option) and param.multiple:
         if not isinstance(value, list):
-            raise click.BadParameter(f"must be a list, such as [{brief(value)}]")
+            raise click.BadParameter(f"must be a list, such as [{truncated_repr(value)}]")
         given = [_text(param, item) for item in value]
     else:
         given = _text(param, value)
@@ -125,6 +125,6 @@ def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 def _text(param: click.Parameter, value: Any) -> str:
     """Return what would be typed: a `~` in front of a path is the home folder, as in a shell."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise click.BadParameter(f"must be one text or number, not {brief(value)}")
+        raise click.BadParameter(f"must be one text or number, not {truncated_repr(value)}")
     is_path = isinstance(param.type, click.Path) or param.name == _MODEL
     return os.path.expanduser(value) if is_path and isinstance(value, str) else str(value)

@@ -23,10 +23,10 @@ from moeflow.core.units import format_bytes
 from moeflow.planner.usage import requests_of
 
 if TYPE_CHECKING:
-    from moeflow.engine.messages import EngineStats
+    from moeflow.core.engine_messages import EngineStats
     from moeflow.engine.results import RequestOutput
-    from moeflow.engine.text.guessed_passes import GuessedPass
     from moeflow.llm import LLM
+    from moeflow.text.drafted_passes import GuessedPass
 
 EPILOG = """\b
 Examples:

@@ -13,7 +13,7 @@ _MADE_AGAIN = ("experts", "importance", "routing")  # folders of what is made or
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KeptFolder:
     """A folder, or several."""
 
     what: str
@@ -22,33 +22,35 @@ class Place:
     remedy: str  # how to be rid of it
 
 
-def places(cache_dir: Path) -> list[Place]:
+def places(cache_dir: Path) -> list[KeptFolder]:
     """Return where what lies. Only looks."""
     hub = lazy.hub_cache()
     prompts = lazy.default_prompt_folder(cache_dir)
     builtin = sum(map(bytes_in, cache_dir.glob("builtin-*")))
     models = sum(bytes_in(folder / "blobs") for _, folder in lazy.repositories(hub))
     return [
-        Place("pulled models", hub, models, "moeflow rm NAME"),
-        Place("the built-in model", cache_dir, builtin, "delete builtin-* there; it is made again"),
-        Place("packed weights", cache_dir / "experts", bytes_in(cache_dir / "experts"), "moeflow cache --clear-packed"),
-        Place(
+        KeptFolder("pulled models", hub, models, "moeflow rm NAME"),
+        KeptFolder("the built-in model", cache_dir, builtin, "delete builtin-* there; it is made again"),
+        KeptFolder(
+            "packed weights", cache_dir / "experts", bytes_in(cache_dir / "experts"), "moeflow cache --clear-packed"
+        ),
+        KeptFolder(
             "records of routing", cache_dir / "routing", bytes_in(cache_dir / "routing"), "moeflow cache --clear-packed"
         ),
-        Place(
+        KeptFolder(
             "what inputs matter",
             cache_dir / "importance",
             bytes_in(cache_dir / "importance"),
             "moeflow cache --clear-packed",
         ),
-        Place("prompts and answers", prompts, bytes_in(prompts), "moeflow cache --clear"),
-        Place(
+        KeptFolder("prompts and answers", prompts, bytes_in(prompts), "moeflow cache --clear"),
+        KeptFolder(
             "inputs of chats",
             cache_dir / HISTORY_FILE,
             bytes_in(cache_dir / HISTORY_FILE),
             "delete this file; moeflow chat begins anew",
         ),
-        Place("files and batch jobs", cache_dir / "jobs", bytes_in(cache_dir / "jobs"), "the server's API"),
+        KeptFolder("files and batch jobs", cache_dir / "jobs", bytes_in(cache_dir / "jobs"), "the server's API"),
     ]
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.plan_validation import PlanValidation
     from moeflow.bench.plots import plot_cache_replay, plot_latencies, plot_time_lines
     from moeflow.bench.quality_run import answer, compare, describe_comparison, in_own_precision, make_task
-    from moeflow.bench.serve_run import Progress, Sweep, check_server, on_and_off, run_engines, run_server, with_policy
+    from moeflow.bench.serve_run import RunCalls, Sweep, check_server, on_and_off, run_engines, run_server, with_policy
     from moeflow.checkpoint.hub.cache_layout import repositories
     from moeflow.checkpoint.hub.cached_models import cached_models, plan_removal, unfinished_bytes
     from moeflow.checkpoint.hub.local_models import find_model, hub_cache, local_path
@@ -37,9 +37,6 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.lending import LendSettings, lend
     from moeflow.engine.ranks.join import JoinSettings, join
     from moeflow.engine.recorded_forecast import recorded_forecast
-    from moeflow.engine.text.token_tree_dot import to_dot
-    from moeflow.engine.text.tokenizer import Tokenizer
-    from moeflow.engine.text.tokenizer_files import read_gguf
     from moeflow.kv.disk.folder_usage import clear_folder, folder_bytes, folder_usage
     from moeflow.llm import LLM
     from moeflow.models.finite import find_not_finite
@@ -61,10 +58,13 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.setting_values import read_settings
     from moeflow.planner.settings import Settings
     from moeflow.server.config import ServerConfig
-    from moeflow.server.jobs.journal import Journal
+    from moeflow.server.jobs.journal import ResultJournal
     from moeflow.server.jobs.local import answer_file, check_input, read_bodies
     from moeflow.server.launch import PlannedModel, serve, serve_several
     from moeflow.server.logs import start_logs
+    from moeflow.text.token_tree_dot import to_dot
+    from moeflow.text.tokenizer import Tokenizer
+    from moeflow.text.tokenizer_files import read_gguf
     from moeflow.train.builtin import builtin_folder, builtin_source, with_dense_source
     from moeflow.train.classifiers.classifier import ClassifierTexts, train_classifier
     from moeflow.train.importance_learning import ensure_importance

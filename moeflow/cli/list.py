@@ -32,7 +32,7 @@ DAY_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ModelRow:
     """The columns of a model."""
 
     name: str
@@ -62,7 +62,7 @@ def list_models(as_json: bool) -> None:
         click.echo(f"No models in {cache}. `moeflow pull OWNER/NAME` fetches one.", err=True)
 
 
-def row_of(model: CachedModel) -> Row:
+def row_of(model: CachedModel) -> ModelRow:
     """Return the columns of a model; reads its headers."""
     family, problem = None, None
     try:
@@ -70,7 +70,7 @@ def row_of(model: CachedModel) -> Row:
             family = lazy.read_model_config(checkpoint).model_type
     except MoeflowError as error:
         problem = str(error)
-    return Row(
+    return ModelRow(
         name=str(model.name),
         format="GGUF" if model.name.file else "safetensors",
         size_bytes=model.num_bytes,
@@ -82,7 +82,7 @@ def row_of(model: CachedModel) -> Row:
     )
 
 
-def lines_of(rows: list[Row]) -> list[str]:
+def lines_of(rows: list[ModelRow]) -> list[str]:
     """Write rows as a table."""
     if not rows:
         return []

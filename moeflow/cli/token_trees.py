@@ -14,7 +14,7 @@ from moeflow.cli import lazy
 from moeflow.cli.params import NEW_FILE
 
 if TYPE_CHECKING:
-    from moeflow.engine.text.guessed_passes import GuessedPass
+    from moeflow.text.drafted_passes import GuessedPass
 
 token_trees_option = click.option(
     "--token-trees",

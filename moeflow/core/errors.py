@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moeflow.core.brief import cut
+from moeflow.core.truncated_repr import truncated
 
 
 class MoeflowError(Exception):
@@ -52,7 +52,7 @@ class CheckpointError(MoeflowError):
         self.tensor = tensor
         self.remedy = remedy
         where = [f"file {self.file}"] if self.file else []
-        where += [f"tensor {cut(tensor)}"] if tensor else []
+        where += [f"tensor {truncated(tensor)}"] if tensor else []
         prefix = ", ".join(where) + ": " if where else ""
         super().__init__(f"{prefix}{problem}. {remedy}")
 

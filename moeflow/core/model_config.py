@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 
 from moeflow.core.attention_config import AttentionConfig, HeadSizes
-from moeflow.core.brief import brief
 from moeflow.core.embedding_config import EmbeddingConfig
 from moeflow.core.errors import CheckpointError
 from moeflow.core.feed_forward_config import FeedForwardConfig, RoutingConfig
 from moeflow.core.recurrent_config import RecurrentConfig
+from moeflow.core.truncated_repr import truncated_repr
 
 MOST = 1 << 48  # what any size may be: beyond all memory, and far from where 64 bits overflow
 MAX_LAYERS: Final = 1 << 17  # far beyond what models have
@@ -318,7 +318,7 @@ class ConfigReader:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value) if abs(value) < MOST else math.inf
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.error(f"{key!r} is {brief(value)}, where {kind.__name__} is expected")
+            raise self.error(f"{key!r} is {truncated_repr(value)}, where {kind.__name__} is expected")
         if isinstance(value, float) and not math.isfinite(value):
             raise self.error(f"{key!r} is {value!r}, which is no finite number")
         return value
@@ -335,7 +335,7 @@ class ConfigReader:
     def _within(self, key: str, value: float, least: float, most: float) -> float:
         if not least <= value <= most:
             bound = f"at least {least:g}" if value < least else f"at most {most:g}"
-            raise self.error(f"{key!r} is {brief(value)}, where {bound} is expected")
+            raise self.error(f"{key!r} is {truncated_repr(value)}, where {bound} is expected")
         return value
 
     def error(self, problem: str) -> CheckpointError:

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from moeflow.core.arrival_rate import check_rate
-from moeflow.core.brief import brief
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
+from moeflow.core.truncated_repr import truncated_repr
 from moeflow.core.typed_json import convert
 from moeflow.core.untrusted import UnreadableError, parse_json
 
@@ -158,7 +158,7 @@ def plan_from_json(text: str | bytes, name: str) -> Plan:
         version = raw.pop("format_version", None) if isinstance(raw, dict) else None
         if version != FORMAT_VERSION:
             raise ConfigError(
-                f"plan {name} is of version {brief(version)}, this moeflow reads {FORMAT_VERSION}. {remedy}"
+                f"plan {name} is of version {truncated_repr(version)}, this moeflow reads {FORMAT_VERSION}. {remedy}"
             )
         return convert(raw, Plan)
     except UnreadableError as error:

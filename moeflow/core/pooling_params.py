@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from moeflow.core.brief import brief
 from moeflow.core.errors import RequestError
+from moeflow.core.truncated_repr import truncated_repr
 
 PoolingKind = Literal["last", "mean", "first"]
 POOLING_KINDS: Final[tuple[PoolingKind, ...]] = get_args(PoolingKind)
@@ -30,13 +30,13 @@ class PoolingParams:
     def __post_init__(self) -> None:
         if self.kind not in POOLING_KINDS:
             kinds = ", ".join(POOLING_KINDS)
-            raise RequestError(f"pooling must be one of {kinds}, not {brief(self.kind)}", param="pooling")
+            raise RequestError(f"pooling must be one of {kinds}, not {truncated_repr(self.kind)}", param="pooling")
         dimensions = self.dimensions
         if dimensions is None:
             return
         if isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 1:
             raise RequestError(
-                f"dimensions must be a whole number from 1 on, not {brief(dimensions)}", param="dimensions"
+                f"dimensions must be a whole number from 1 on, not {truncated_repr(dimensions)}", param="dimensions"
             )
 
     @property

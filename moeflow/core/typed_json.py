@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from moeflow.core.brief import cut
+from moeflow.core.truncated_repr import truncated
 from moeflow.core.untrusted import UnreadableError
 from moeflow.kernels.on_demand import on_demand
 
@@ -24,7 +24,7 @@ def convert(raw: Any, kind: type[Made]) -> Made:
     try:
         made = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise UnreadableError(cut(str(error), longest=400)) from None
+        raise UnreadableError(truncated(str(error), longest=400)) from None
     _check_known(raw, msgspec.to_builtins(made), "$")
     return made
 
@@ -38,5 +38,5 @@ def _check_known(raw: Any, made: Any, place: str) -> None:
         for key, value in raw.items():
             if key not in made:
                 hint = near_names.did_you_mean(key, made, f"known are {', '.join(sorted(made))}")
-                raise UnreadableError(f"Unknown field at `{cut(f'{place}.{key}')}` ({hint})")
+                raise UnreadableError(f"Unknown field at `{truncated(f'{place}.{key}')}` ({hint})")
             _check_known(value, made[key], f"{place}.{key}")

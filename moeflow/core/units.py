@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError
+from moeflow.core.truncated_repr import truncated_repr
 
 KIB = 1024
 MIB = 1024**2
@@ -43,7 +43,7 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None or len(match[1]) > _MAX_DIGITS:
-        raise ConfigError(f"{brief(text)} is not a size in bytes; write it like 4GiB, 500MB or 1048576")
+        raise ConfigError(f"{truncated_repr(text)} is not a size in bytes; write it like 4GiB, 500MB or 1048576")
     size = int(float(match[1]) * factor)
     if size <= 0:
         raise ConfigError(f"{text!r} is not a positive size in bytes")

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from moeflow.core.brief import brief, cut
+from moeflow.core.truncated_repr import truncated, truncated_repr
 from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.on_demand import on_demand
 
@@ -51,7 +51,7 @@ def parse_json(data: bytes | str, *, allows_nan: bool = False) -> Any:
     except RecursionError:
         raise UnreadableError("it nests too deeply") from None
     except ValueError as error:
-        raise UnreadableError(cut(str(error))) from None
+        raise UnreadableError(truncated(str(error))) from None
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def parse_toml(data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise UnreadableError("it nests too deeply") from None
     except ValueError as error:
-        raise UnreadableError(cut(str(error))) from None
+        raise UnreadableError(truncated(str(error))) from None
 
 
 def _refuse(name: str) -> NoReturn:
@@ -81,6 +81,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for key, item in pairs:
         if key in value:
-            raise UnreadableError(f"the key {brief(key)} occurs twice")
+            raise UnreadableError(f"the key {truncated_repr(key)} occurs twice")
         value[key] = item
     return value

@@ -10,15 +10,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from moeflow.core.engine_messages import ModelInfo, Submission
 from moeflow.core.errors import RequestError
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.token_choice import TokenChoice
 from moeflow.engine.encoder_prompt import check_input, prompt_of
-from moeflow.engine.messages import ModelInfo, Submission
 from moeflow.engine.pooling_choice import check_generates
 from moeflow.engine.random_numbers import child_seed
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> list[int]:

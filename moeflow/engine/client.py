@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenOutput
+from moeflow.core.engine_messages import EngineStats, ModelInfo, Submission, TokenOutput
 
 
 class EngineState(StrEnum):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from moeflow.core.batch import Batch
+from moeflow.core.engine_messages import EngineStats, ExpertStats, SpeculatorStats, trial_stats
 from moeflow.core.trial import GainTrial
-from moeflow.engine.messages import EngineStats, ExpertStats, SpeculatorStats, trial_stats
 from moeflow.scheduler.policy import SchedulingPolicy
 from moeflow.speculation.counts import SpeculationCounts
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from moeflow.core.engine_messages import ModelInfo
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.messages import ModelInfo
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class EncoderPrompt(msgspec.Struct, frozen=True):
     """The tokens before a request's output."""
 
     token_ids: Sequence[int]
@@ -22,16 +22,16 @@ class Prompt(msgspec.Struct, frozen=True):
     num_together: int = 0  # the first ones, which one pass has to compute
 
 
-def prompt_of(model: ModelInfo, token_ids: Sequence[int], *, is_pooled: bool = False) -> Prompt:
+def prompt_of(model: ModelInfo, token_ids: Sequence[int], *, is_pooled: bool = False) -> EncoderPrompt:
     """Return what a request with these tokens begins with; `is_pooled`: its prompt becomes a vector, and no more."""
     encoder = model.encoder
     if encoder is None:
-        return Prompt(token_ids)
+        return EncoderPrompt(token_ids)
     if is_pooled:
-        return Prompt(token_ids, len(token_ids), len(token_ids))
+        return EncoderPrompt(token_ids, len(token_ids), len(token_ids))
     num_filling = -len(token_ids) % encoder.block_size
     whole = [*token_ids, *[encoder.decoder_start_token_id] * (num_filling + 1)]
-    return Prompt(whole, len(token_ids), len(whole))
+    return EncoderPrompt(whole, len(token_ids), len(whole))
 
 
 def check_input(model: ModelInfo, token_ids: Sequence[int], params: SamplingParams) -> None:

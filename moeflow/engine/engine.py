@@ -17,13 +17,7 @@ import msgspec
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import ConfigError, GroupError, MoeflowError, RequestError, StorageError
-from moeflow.core.request import FinishReason, Request, RequestStatus
-from moeflow.core.token_tree import TokenTree
-from moeflow.engine.constraints.constraints import Constraints
-from moeflow.engine.counters import Counters
-from moeflow.engine.encoder_prompt import check_input, prompt_of
-from moeflow.engine.messages import (
+from moeflow.core.engine_messages import (
     DraftedTree,
     EngineStats,
     ModelInfo,
@@ -32,6 +26,12 @@ from moeflow.engine.messages import (
     TokenLogprobs,
     TokenOutput,
 )
+from moeflow.core.errors import ConfigError, GroupError, MoeflowError, RequestError, StorageError
+from moeflow.core.request import FinishReason, Request, RequestStatus
+from moeflow.core.token_tree import TokenTree
+from moeflow.engine.constraints.constraints import Constraints
+from moeflow.engine.counters import Counters
+from moeflow.engine.encoder_prompt import check_input, prompt_of
 from moeflow.engine.model_runner import PassResult, Runner
 from moeflow.engine.pooling import NOT_FINITE, Pooler
 from moeflow.engine.pooling_choice import check_generates, check_pooling

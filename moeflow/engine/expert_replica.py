@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import torch
 
+from moeflow.core.engine_messages import ExpertStats, trial_stats
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ExpertParallelConfig
 from moeflow.engine.in_flight_choice import InFlightChoice
-from moeflow.engine.messages import ExpertStats, trial_stats
 from moeflow.models.layers.expert_shares import ExpertShares
 from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.parallel.remote.expert_peers import ExpertPeers, MeetingPlace

@@ -17,9 +17,9 @@ from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, RemoteExpertsConfig
+from moeflow.core.engine_messages import ExpertStats, LenderStats, trial_stats
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.request import Request
-from moeflow.engine.messages import ExpertStats, LenderStats, trial_stats
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
@@ -38,7 +38,7 @@ from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.moe import expert_kind
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.tcp.cluster_token import read_token
-from moeflow.pipeline.runtime.trace import Label, Row, Trace
+from moeflow.pipeline.runtime.trace import Label, Trace, TraceRow
 from moeflow.planner.choices.packed_files import ensure_packed_weights_file
 
 T = TypeVar("T")
@@ -229,7 +229,7 @@ def _views(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: boo
     return [made[formats] for formats in formats_of_layers]
 
 
-def traced_on(row: Row, slab_bytes: int) -> Spanned:
+def traced_on(row: TraceRow, slab_bytes: int) -> Spanned:
     """Return a caller of functions that records their times and the bytes of their experts on a row."""
 
     def spanned(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:

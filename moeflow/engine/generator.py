@@ -13,6 +13,7 @@ from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, Final
 
+from moeflow.core.engine_messages import Submission
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request, cut_prompt, encode_prompt, make_submissions
@@ -20,12 +21,11 @@ from moeflow.engine.client import EngineClient
 from moeflow.engine.constraints.checker import GrammarChecker
 from moeflow.engine.fair_turns import FairTurns
 from moeflow.engine.merging import merge
-from moeflow.engine.messages import Submission
-from moeflow.engine.text.answer_form.form import UserGrammar
-from moeflow.engine.text.output_text import SequenceText, TextDelta
-from moeflow.engine.text.text_lanes import TextLanes
-from moeflow.engine.text.tokenizer import ChatPrompt, Tokenizer
-from moeflow.engine.text.tool_syntax.tool import Tool
+from moeflow.text.answer_form.form import UserGrammar
+from moeflow.text.output_text import SequenceText, TextDelta
+from moeflow.text.text_lanes import TextLanes
+from moeflow.text.tokenizer import ChatPrompt, Tokenizer
+from moeflow.text.tool_syntax.tool import Tool
 
 NUM_CHECKS: Final = 2  # grammars compiled at once, to see whether they can be
 MAX_CHECKS_WAITING: Final = 32  # of one client

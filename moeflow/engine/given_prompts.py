@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from moeflow.core.brief import brief
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.truncated_repr import truncated_repr
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -24,7 +24,7 @@ def prompts_in(prompts: object) -> list[Prompt]:
     items = _items(prompts)
     if items is None:
         raise RequestError(
-            f"prompts must be a string, or a list of strings and of lists of token ids, not {brief(prompts)}",
+            f"prompts must be a string, or a list of strings and of lists of token ids, not {truncated_repr(prompts)}",
             param="prompts",
         )
     if items and all(type(item) is int for item in items):
@@ -46,7 +46,7 @@ def conversation_in(messages: object) -> Sequence[Message]:
     if items is None or not all(isinstance(item, Mapping) for item in items):
         raise RequestError(
             'a conversation must be a list such as [{"role": "user", "content": "Hello"}], not '
-            f"{brief(messages)}; to complete a text, use generate",
+            f"{truncated_repr(messages)}; to complete a text, use generate",
             param="messages",
         )
     return items
@@ -60,7 +60,7 @@ def params_for_each(sampling_params: Params, count: int) -> list[SamplingParams]
     if items is None or not all(isinstance(item, SamplingParams) for item in items):
         raise RequestError(
             f"sampling_params must be SamplingParams(...), or a list with one for each prompt, not "
-            f"{brief(sampling_params)}",
+            f"{truncated_repr(sampling_params)}",
             param="sampling_params",
         )
     if len(items) != count:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.model_config import ModelConfig
-from moeflow.experts.budget import MemoryBudget
+from moeflow.experts.budget import MemoryLimit
 from moeflow.experts.elastic_slots import ElasticSlots
 from moeflow.experts.slot_arena import arena_bytes
 from moeflow.kernels.cpu import extension
@@ -38,7 +38,7 @@ class MemoryLimiter:
         processes = own_processes(is_served=plan.is_served)
         self._limit_bytes = plan.limit_bytes - margin_bytes(is_served=plan.is_served)
         self._min_bytes = arena_bytes(experts.min_slots, experts.slab_bytes) + plan.work_bytes
-        self._budget = MemoryBudget(
+        self._budget = MemoryLimit(
             self._limit_bytes, slots, lambda: resident_bytes(processes), min_slots=experts.min_slots
         )
         self._shape = shape

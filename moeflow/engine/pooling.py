@@ -26,7 +26,7 @@ from moeflow.kernels.arrays import Array, on_host
 NOT_FINITE: Final = "the model's hidden states are not finite numbers, so there is no vector of this prompt"
 
 
-class _Sum(msgspec.Struct):
+class _RunningSum(msgspec.Struct):
     """Of the hidden states so far."""
 
     total: NDArray[np.float64]  # [H]
@@ -38,7 +38,7 @@ class Pooler:
 
     def __init__(self, classify: Callable[[Sequence[float]], list[float]]) -> None:
         """Take what makes probabilities of classes of a vector, where that is asked for."""
-        self._sums: dict[Request, _Sum] = {}
+        self._sums: dict[Request, _RunningSum] = {}
         self._classify = classify
 
     @property
@@ -49,7 +49,7 @@ class Pooler:
     def add(self, entry: BatchEntry, hidden_states: Array) -> None:
         """Take what a pass has computed of `entry.pooled`, [n, H] of any float type, in order of positions."""
         if entry.start == 0 or entry.request not in self._sums:  # also when it starts over after a preemption
-            self._sums[entry.request] = _Sum(np.zeros(hidden_states.shape[1]))
+            self._sums[entry.request] = _RunningSum(np.zeros(hidden_states.shape[1]))
         so_far = self._sums[entry.request]
         for row in on_host(hidden_states).astype(np.float64):
             so_far.total += row
@@ -67,7 +67,7 @@ class Pooler:
         self._sums.pop(request, None)
 
 
-def _vector(so_far: _Sum, pooling: PoolingParams) -> list[float]:
+def _vector(so_far: _RunningSum, pooling: PoolingParams) -> list[float]:
     numbers: list[float] = (so_far.total[: pooling.dimensions] / so_far.count).tolist()
     if not pooling.normalize:
         return numbers

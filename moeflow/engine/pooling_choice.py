@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from moeflow.core.engine_messages import ModelInfo
 from moeflow.core.errors import RequestError
 from moeflow.core.pooling_params import POOLING_KINDS, PoolingParams
-from moeflow.engine.messages import ModelInfo
 
 
 def check_generates(model: ModelInfo) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from moeflow.core.request import FinishReason
-from moeflow.engine.text.guessed_passes import GuessedPass
-from moeflow.engine.text.output_text import TextDelta, TokenText
+from moeflow.text.drafted_passes import GuessedPass
+from moeflow.text.output_text import TextDelta, TokenText
 
 
 class CompletionOutput(msgspec.Struct):

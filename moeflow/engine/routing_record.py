@@ -17,7 +17,7 @@ from moeflow.core.request import Request, RequestStatus
 from moeflow.experts.predict.predictor import MAX_LOOK_AHEAD, MAX_TOKENS, Routes
 from moeflow.kernels.arrays import Array, on_host
 from moeflow.workload.routing_recorder import RoutingRecorder
-from moeflow.workload.routing_trace import ExpertIds, TextPart
+from moeflow.workload.routing_trace import ExpertIds, TextShare
 
 
 class RoutingRecord:
@@ -59,11 +59,11 @@ class RoutingRecord:
         """Release the file."""
         self._recorder.close()
 
-    def _part(self, entry: BatchEntry) -> TextPart:
+    def _part(self, entry: BatchEntry) -> TextShare:
         number, end = self._known.get(entry.request) or (next(self._numbers), 0)
         known_from = min(end, entry.start)
         self._known[entry.request] = number, entry.stop
-        return TextPart(
+        return TextShare(
             number=number,
             known_from=known_from,
             start=entry.start,

@@ -15,11 +15,11 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.checkpoint.pooling_files import read_pooling
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.engine_messages import EncoderInfo, ModelInfo
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import EncoderConfig, ModelConfig
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set_up
-from moeflow.engine.messages import EncoderInfo, ModelInfo
 from moeflow.engine.model_runner import ModelRunner, OtherProcesses
 from moeflow.kernels.arrays import dtype_on
 from moeflow.kernels.on_demand import on_demand

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
+from moeflow.core.engine_messages import TokenLogprobs
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import MAX_LOGPROBS
 from moeflow.core.token_mask import TokenMask
-from moeflow.engine.messages import TokenLogprobs
 from moeflow.engine.random_numbers import uniform
 from moeflow.kernels.arrays import Array, on_host
 from moeflow.kernels.sample import Floats, RowSampling, likeliest, sample_rows

@@ -18,7 +18,7 @@ from moeflow.experts.elastic_slots import ElasticSlots
 CALM_PASSES: Final = 16  # in a row with enough memory for more slots, before slots return
 
 
-class MemoryBudget:
+class MemoryLimit:
     """Keeps one or several processes within a limit."""
 
     def __init__(self, limit_bytes: int, slots: ElasticSlots, measure: Callable[[], int], *, min_slots: int) -> None:

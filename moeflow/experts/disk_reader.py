@@ -18,12 +18,12 @@ from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.errors import StorageError
 from moeflow.core.units import MIB
 from moeflow.experts.cache.expert_cache import ExpertCache
-from moeflow.experts.cache.journal import Journal
+from moeflow.experts.cache.journal import SlotJournal
 from moeflow.experts.cache.load_job import LoadJob, OnDone
 from moeflow.experts.cache.worth import Worth
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu.slab_reads import SlabPlaces, SlabReads, SlotFetcher
-from moeflow.pipeline.runtime.trace import Label, Row, Trace
+from moeflow.pipeline.runtime.trace import Label, Trace, TraceRow
 
 READ_DEPTHS: Final = (8, 4, 16)  # numbers of threads to probe, the preferred ones first
 _CLEARLY: Final = 1.05
@@ -84,9 +84,9 @@ class DiskReader:
         arrays = None if worth is None else (worth.before, worth.used, worth.unused, worth.may_leave)
         self._fetcher.begin(free_slots, arrays, max_prefetches=max_prefetches, max_needed=max_needed)
 
-    def end(self) -> Journal:
+    def end(self) -> SlotJournal:
         """See `Fetcher`."""
-        return Journal(*self._fetcher.end())
+        return SlotJournal(*self._fetcher.end())
 
     def start_loads(self, jobs: Sequence[LoadJob], on_done: OnDone) -> list[SlabLoad]:
         """Queue the reads of some experts; see `load_job.StartLoads`.
@@ -167,7 +167,7 @@ class SlabLoad:
         return True
 
 
-def _rows(trace: Trace, num_threads: int) -> list[Row]:
+def _rows(trace: Trace, num_threads: int) -> list[TraceRow]:
     """Return a row for each thread, and one for waiting passes, which read meanwhile."""
     names = [f"disk {number}" for number in range(num_threads)]
     return [trace.row(name, lane="disk") for name in [*names, "disk, waiting pass"]]

@@ -43,7 +43,7 @@ def fused_experts(
     num_tokens, top_k = topk_ids.shape
     if num_tokens == 0:
         return torch.empty_like(x)
-    layer = _Layer(gate_up, down, function, biases)
+    layer = _GivenExperts(gate_up, down, function, biases)
     if num_tokens == 1:  # nothing to sort: spares a decode eight small operations a layer
         pairs = torch.cat([layer.run_expert(x, expert) for expert in topk_ids[0].tolist()])
     else:
@@ -68,7 +68,7 @@ def expert_pairs(
     Shapes: as for `fused_experts` -> [T, K, H] float32. Blocks: until the device knows topk_ids.
     """
     num_tokens, top_k = topk_ids.shape
-    layer, ids = _Layer(gate_up, down, function, biases), topk_ids.flatten()
+    layer, ids = _GivenExperts(gate_up, down, function, biases), topk_ids.flatten()
     pairs = ((ids >= experts.start) & (ids < experts.stop)).nonzero().flatten()
     pairs = pairs[ids[pairs].argsort(stable=True)]
     counts = torch.bincount(ids[pairs], minlength=len(gate_up)).tolist()
@@ -81,7 +81,7 @@ def expert_pairs(
     return out.view(num_tokens, top_k, x.shape[1])
 
 
-class _Layer(msgspec.Struct, frozen=True):
+class _GivenExperts(msgspec.Struct, frozen=True):
     """The weights that `fused_experts` was given."""
 
     gate_up: Tensor | Sequence[Tensor]

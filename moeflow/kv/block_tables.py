@@ -19,7 +19,7 @@ import msgspec
 from moeflow.core.batch import NO_SLOT, StateUse
 from moeflow.core.request import Request
 from moeflow.kv.prefix_tree import Node, PrefixTree, TokenBlock
-from moeflow.kv.state_slots import Checkpoint, StateSlots
+from moeflow.kv.state_slots import StateCheckpoint, StateSlots
 
 
 class _Table(msgspec.Struct):
@@ -179,7 +179,7 @@ class BlockTables:
         if self.states is not None:
             self.states.close(request)
 
-    def shared(self, request: Request) -> tuple[list[Node], list[tuple[int, Checkpoint]]]:
+    def shared(self, request: Request) -> tuple[list[Node], list[tuple[int, StateCheckpoint]]]:
         """Return the nodes with which a request's table starts and behind which others could go on.
 
         With recurrent layers also where on this path states are kept: (how many nodes it is long there, checkpoint).

@@ -19,14 +19,14 @@ from moeflow.core.request import Request
 from moeflow.kv.prefix_tree import Node
 
 
-class Checkpoint(msgspec.Struct, eq=False):
+class StateCheckpoint(msgspec.Struct, eq=False):
     """The state behind a block. Once given up it is that no more, whatever its slot has later."""
 
     slot: int
     is_kept: bool = True  # whether the slot has the state: cleared before the slot is given to anyone else
 
 
-class _Held(msgspec.Struct):
+class _RunningState(msgspec.Struct):
     """What a running request has."""
 
     slot: int = NO_SLOT  # its own
@@ -43,9 +43,9 @@ class StateSlots:
         self.num_slots = num_slots
         self.checkpoint_every = checkpoint_every
         self._free = list(range(num_slots - 1, -1, -1))
-        self._held: dict[Request, _Held] = {}
+        self._held: dict[Request, _RunningState] = {}
         self._filled: set[int] = set()  # slots that others than a pass fill
-        self._checkpoints: OrderedDict[Node, Checkpoint] = OrderedDict()  # longest unused first
+        self._checkpoints: OrderedDict[Node, StateCheckpoint] = OrderedDict()  # longest unused first
         self._fresh: list[Node] = []  # whose checkpoints the pass under way writes
 
     @property
@@ -62,7 +62,7 @@ class StateSlots:
         """Return how long a path is up to its last node with a checkpoint."""
         return next((length for length in range(len(path), 0, -1) if path[length - 1] in self._checkpoints), 0)
 
-    def of_path(self, path: Sequence[Node]) -> list[tuple[int, Checkpoint]]:
+    def of_path(self, path: Sequence[Node]) -> list[tuple[int, StateCheckpoint]]:
         """Return the checkpoints of a path, and how long it is up to each."""
         found = ((length, self._checkpoints.get(node)) for length, node in enumerate(path, 1))
         return [(length, checkpoint) for length, checkpoint in found if checkpoint is not None]
@@ -72,7 +72,7 @@ class StateSlots:
         source = path[-1] if path else None
         if source is not None:
             self._checkpoints.move_to_end(source)
-        self._held[request] = _Held(source=source)
+        self._held[request] = _RunningState(source=source)
 
     def hold(self, request: Request) -> bool:
         """Give a request its slot if it has none yet. Returns False, with nothing changed, if there is none."""
@@ -93,7 +93,7 @@ class StateSlots:
             return
         slot = self._take()
         if slot != NO_SLOT:
-            self._checkpoints[node] = Checkpoint(slot)
+            self._checkpoints[node] = StateCheckpoint(slot)
             self._fresh.append(node)
             self._held[request].saves.append((position, slot))
 
@@ -130,7 +130,7 @@ class StateSlots:
         if node is None or node in self._checkpoints:
             self._free.append(slot)
         else:
-            self._checkpoints[node] = Checkpoint(slot)
+            self._checkpoints[node] = StateCheckpoint(slot)
 
     def confirm_pass(self) -> None:
         """The pass succeeded: its kept states are valid, and its requests continue from their own slots."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from moeflow.core.attention_config import AttentionKind
-from moeflow.core.brief import brief
 from moeflow.core.feed_forward_config import HiddenAct
 from moeflow.core.model_config import MAX_LAYERS, ConfigReader, ModelConfig
+from moeflow.core.truncated_repr import truncated_repr
 from moeflow.models.rope_keys import read_rope
 
 MIN_EPS = 1e-30  # far below what models have, and far from where norms would stop being numbers
@@ -95,7 +95,9 @@ def check_supported(reader: ConfigReader, supported: Mapping[str, tuple[Any, ...
     """Raise CheckpointError if a key is there with another value than those that are computed."""
     for key, values in supported.items():
         if reader.raw.get(key, values[0]) not in values:
-            raise reader.error(f"{key!r} is {brief(reader.raw[key])}; supported is {' or '.join(map(repr, values))}")
+            raise reader.error(
+                f"{key!r} is {truncated_repr(reader.raw[key])}; supported is {' or '.join(map(repr, values))}"
+            )
 
 
 def read_num_layers(reader: ConfigReader) -> int:
@@ -113,7 +115,7 @@ def read_dense_layers(reader: ConfigReader) -> tuple[int, ...]:
     """Return the layers without experts: those listed, and all but every `decoder_sparse_step`-th (Qwen)."""
     listed = reader.raw.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(isinstance(layer_idx, int) for layer_idx in listed):
-        raise reader.error(f"'mlp_only_layers' is {brief(listed)}, where a list of layer numbers is expected")
+        raise reader.error(f"'mlp_only_layers' is {truncated_repr(listed)}, where a list of layer numbers is expected")
     step, dense = reader.positive("decoder_sparse_step", 1), set(listed)
     return tuple(
         layer_idx for layer_idx in range(read_num_layers(reader)) if layer_idx in dense or (layer_idx + 1) % step
@@ -139,10 +141,10 @@ def read_layer_types(
     if listed is None:
         return None
     if not isinstance(listed, list) or len(listed) != read_num_layers(reader):
-        raise reader.error(f"{key!r} is {brief(listed)}, where a list with one for each layer is expected")
+        raise reader.error(f"{key!r} is {truncated_repr(listed)}, where a list with one for each layer is expected")
     unknown = [kind for kind in listed if not isinstance(kind, str) or kind not in kinds]
     if unknown:
-        raise reader.error(f"a layer is {brief(unknown[0])}; supported are {', '.join(kinds)}")
+        raise reader.error(f"a layer is {truncated_repr(unknown[0])}; supported are {', '.join(kinds)}")
     return tuple(kinds[kind] for kind in listed)
 
 
@@ -166,5 +168,5 @@ def _read_head_dim(reader: ConfigReader, default: int) -> int:
 def _read_activation(reader: ConfigReader) -> HiddenAct:
     activation = reader.get(str, "hidden_act", "silu")
     if activation not in _ACTIVATIONS:
-        raise reader.error(f"'hidden_act' is {brief(activation)}, where only 'silu' is supported")
+        raise reader.error(f"'hidden_act' is {truncated_repr(activation)}, where only 'silu' is supported")
     return _ACTIVATIONS[activation]

@@ -176,7 +176,7 @@ def _allocate(family: Family, config: ModelConfig, allocator: WeightAllocator) -
         ) from error
 
 
-class _Piece(msgspec.Struct, frozen=True):
+class _LoadPiece(msgspec.Struct, frozen=True):
     """What one thread takes over at a time: a tensor, or of one that is packed some rows."""
 
     name: str
@@ -194,18 +194,18 @@ def fill(
         _take_over(checkpoint, piece, importance)
 
 
-def _pieces(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]]) -> Iterator[_Piece]:
+def _pieces(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]]) -> Iterator[_LoadPiece]:
     for name, destination in named_weights:
         info = checkpoint.tensors[name]
         if not isinstance(destination, PackedRows):
-            yield _Piece(name, destination, 0, destination.shape[0], info.num_bytes)
+            yield _LoadPiece(name, destination, 0, destination.shape[0], info.num_bytes)
             continue
         row_bytes = info.num_bytes // max(info.shape[0], 1)
         step = max(_PIECE_BYTES // max(row_bytes * _PIECE_ROWS, 1), 1) * _PIECE_ROWS
         last = destination.first + destination.shape[0]
         for start in range(destination.first, last, step):
             stop = min(start + step, last)
-            yield _Piece(name, destination, start, stop, (stop - start) * row_bytes)
+            yield _LoadPiece(name, destination, start, stop, (stop - start) * row_bytes)
 
 
 def fill_in_threads(
@@ -222,7 +222,7 @@ def fill_in_threads(
     bytes_done = 0
     has_failed = threading.Event()
 
-    def take_over(piece: _Piece) -> int:
+    def take_over(piece: _LoadPiece) -> int:
         if has_failed.is_set():  # in another thread; what comes after the piece that failed is not looked at
             return 0
         try:
@@ -241,7 +241,7 @@ def fill_in_threads(
             raise
 
 
-def _take_over(checkpoint: Checkpoint, piece: _Piece, importance: Importance) -> int:
+def _take_over(checkpoint: Checkpoint, piece: _LoadPiece, importance: Importance) -> int:
     if isinstance(piece.destination, PackedUpProjection):
         piece.destination.fill(_read(checkpoint, piece.name))
     elif not isinstance(piece.destination, PackedRows):

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import MOST, ConfigReader, ModelConfig
+from moeflow.core.truncated_repr import truncated_repr
 
 _MIN_IN_LAYER = 5  # tensors: two norms, attention's input and output, a feed-forward network
 _SLACK = 4  # times the weights: near enough for a loader to say which tensor is wrong
@@ -70,5 +70,5 @@ def _token_ids(reader: ConfigReader) -> tuple[int, ...]:
     value = reader.raw.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token_id) is int and 0 <= token_id <= MOST for token_id in ids):
-        raise reader.error(f"'eos_token_id' is {brief(value)}, no token id")
+        raise reader.error(f"'eos_token_id' is {truncated_repr(value)}, no token id")
     return tuple(ids)

@@ -15,10 +15,10 @@ import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.json_file import read_json_object
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.extensions import ExtensibleTable
 from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.core.truncated_repr import truncated_repr
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.plausibility import check_sizes, read_eos_token_ids
 
@@ -38,7 +38,7 @@ class Family(Protocol):
         ...
 
 
-class Row(msgspec.Struct, frozen=True):
+class FamilyRow(msgspec.Struct, frozen=True):
     """Where a `model_type` is implemented."""
 
     architecture: str  # the class of transformers that its checkpoints name
@@ -51,48 +51,48 @@ class Row(msgspec.Struct, frozen=True):
         return (self.architecture, *self.more_architectures)
 
 
-_OWN: Mapping[str, Row] = {
-    "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
-    "deepseek_v2": Row("DeepseekV2ForCausalLM", "moeflow.models.deepseek_v2"),
-    "deepseek_v3": Row("DeepseekV3ForCausalLM", "moeflow.models.deepseek_v3"),
-    "dots1": Row("Dots1ForCausalLM", "moeflow.models.dots1"),
-    "ernie4_5_moe": Row("Ernie4_5_MoeForCausalLM", "moeflow.models.ernie4_5_moe"),
-    "fairseq_moe": Row("TransformerLanguageModel", "moeflow.models.fairseq_moe"),
-    "gemma3": Row("Gemma3ForConditionalGeneration", "moeflow.models.gemma3"),
-    "gemma3_text": Row("Gemma3ForCausalLM", "moeflow.models.gemma3_text"),
-    "gemma4": Row("Gemma4ForConditionalGeneration", "moeflow.models.gemma4"),
-    "gemma4_text": Row("Gemma4ForCausalLM", "moeflow.models.gemma4_text"),
-    "glm4_moe": Row("Glm4MoeForCausalLM", "moeflow.models.glm4_moe"),
-    "glm4_moe_lite": Row("Glm4MoeLiteForCausalLM", "moeflow.models.glm4_moe_lite"),
-    "gpt_moe": Row("ParallelGPT", "moeflow.models.gpt_moe"),
-    "gpt_oss": Row("GptOssForCausalLM", "moeflow.models.gpt_oss"),
-    "granitemoe": Row("GraniteMoeForCausalLM", "moeflow.models.granitemoe"),
-    "granitemoehybrid": Row("GraniteMoeHybridForCausalLM", "moeflow.models.granitemoehybrid"),
-    "granitemoeshared": Row("GraniteMoeSharedForCausalLM", "moeflow.models.granitemoeshared"),
-    "hunyuan_v1_moe": Row("HunYuanMoEV1ForCausalLM", "moeflow.models.hunyuan_v1_moe"),
-    "kimi_k2": Row("DeepseekV3ForCausalLM", "moeflow.models.deepseek_v3"),
-    "lfm2": Row("Lfm2ForCausalLM", "moeflow.models.lfm2"),
-    "lfm2_moe": Row("Lfm2MoeForCausalLM", "moeflow.models.lfm2_moe"),
-    "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),
-    "minimax_m2": Row("MiniMaxM2ForCausalLM", "moeflow.models.minimax_m2"),
-    "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),
-    "olmoe": Row("OlmoeForCausalLM", "moeflow.models.olmoe"),
-    "phimoe": Row("PhimoeForCausalLM", "moeflow.models.phimoe", ("PhiMoEForCausalLM",)),
-    "qwen2": Row("Qwen2ForCausalLM", "moeflow.models.qwen2"),
-    "qwen2_moe": Row("Qwen2MoeForCausalLM", "moeflow.models.qwen2_moe"),
-    "qwen3": Row("Qwen3ForCausalLM", "moeflow.models.qwen3"),
-    "qwen3_5": Row("Qwen3_5ForConditionalGeneration", "moeflow.models.qwen3_5"),
-    "qwen3_5_moe": Row("Qwen3_5MoeForConditionalGeneration", "moeflow.models.qwen3_5_moe"),
-    "qwen3_5_moe_text": Row("Qwen3_5MoeForCausalLM", "moeflow.models.qwen3_5_moe_text"),
-    "qwen3_5_text": Row("Qwen3_5ForCausalLM", "moeflow.models.qwen3_5_text"),
-    "qwen3_moe": Row("Qwen3MoeForCausalLM", "moeflow.models.qwen3_moe"),
-    "qwen3_next": Row("Qwen3NextForCausalLM", "moeflow.models.qwen3_next"),
-    "switch_transformers": Row(
+_OWN: Mapping[str, FamilyRow] = {
+    "dbrx": FamilyRow("DbrxForCausalLM", "moeflow.models.families.dbrx"),
+    "deepseek_v2": FamilyRow("DeepseekV2ForCausalLM", "moeflow.models.families.deepseek_v2"),
+    "deepseek_v3": FamilyRow("DeepseekV3ForCausalLM", "moeflow.models.families.deepseek_v3"),
+    "dots1": FamilyRow("Dots1ForCausalLM", "moeflow.models.families.dots1"),
+    "ernie4_5_moe": FamilyRow("Ernie4_5_MoeForCausalLM", "moeflow.models.families.ernie4_5_moe"),
+    "fairseq_moe": FamilyRow("TransformerLanguageModel", "moeflow.models.families.fairseq_moe"),
+    "gemma3": FamilyRow("Gemma3ForConditionalGeneration", "moeflow.models.families.gemma3"),
+    "gemma3_text": FamilyRow("Gemma3ForCausalLM", "moeflow.models.families.gemma3_text"),
+    "gemma4": FamilyRow("Gemma4ForConditionalGeneration", "moeflow.models.families.gemma4"),
+    "gemma4_text": FamilyRow("Gemma4ForCausalLM", "moeflow.models.families.gemma4_text"),
+    "glm4_moe": FamilyRow("Glm4MoeForCausalLM", "moeflow.models.families.glm4_moe"),
+    "glm4_moe_lite": FamilyRow("Glm4MoeLiteForCausalLM", "moeflow.models.families.glm4_moe_lite"),
+    "gpt_moe": FamilyRow("ParallelGPT", "moeflow.models.families.gpt_moe"),
+    "gpt_oss": FamilyRow("GptOssForCausalLM", "moeflow.models.families.gpt_oss"),
+    "granitemoe": FamilyRow("GraniteMoeForCausalLM", "moeflow.models.families.granitemoe"),
+    "granitemoehybrid": FamilyRow("GraniteMoeHybridForCausalLM", "moeflow.models.families.granitemoehybrid"),
+    "granitemoeshared": FamilyRow("GraniteMoeSharedForCausalLM", "moeflow.models.families.granitemoeshared"),
+    "hunyuan_v1_moe": FamilyRow("HunYuanMoEV1ForCausalLM", "moeflow.models.families.hunyuan_v1_moe"),
+    "kimi_k2": FamilyRow("DeepseekV3ForCausalLM", "moeflow.models.families.deepseek_v3"),
+    "lfm2": FamilyRow("Lfm2ForCausalLM", "moeflow.models.families.lfm2"),
+    "lfm2_moe": FamilyRow("Lfm2MoeForCausalLM", "moeflow.models.families.lfm2_moe"),
+    "llama": FamilyRow("LlamaForCausalLM", "moeflow.models.families.llama"),
+    "minimax_m2": FamilyRow("MiniMaxM2ForCausalLM", "moeflow.models.families.minimax_m2"),
+    "mixtral": FamilyRow("MixtralForCausalLM", "moeflow.models.families.mixtral"),
+    "olmoe": FamilyRow("OlmoeForCausalLM", "moeflow.models.families.olmoe"),
+    "phimoe": FamilyRow("PhimoeForCausalLM", "moeflow.models.families.phimoe", ("PhiMoEForCausalLM",)),
+    "qwen2": FamilyRow("Qwen2ForCausalLM", "moeflow.models.families.qwen2"),
+    "qwen2_moe": FamilyRow("Qwen2MoeForCausalLM", "moeflow.models.families.qwen2_moe"),
+    "qwen3": FamilyRow("Qwen3ForCausalLM", "moeflow.models.families.qwen3"),
+    "qwen3_5": FamilyRow("Qwen3_5ForConditionalGeneration", "moeflow.models.families.qwen3_5"),
+    "qwen3_5_moe": FamilyRow("Qwen3_5MoeForConditionalGeneration", "moeflow.models.families.qwen3_5_moe"),
+    "qwen3_5_moe_text": FamilyRow("Qwen3_5MoeForCausalLM", "moeflow.models.families.qwen3_5_moe_text"),
+    "qwen3_5_text": FamilyRow("Qwen3_5ForCausalLM", "moeflow.models.families.qwen3_5_text"),
+    "qwen3_moe": FamilyRow("Qwen3MoeForCausalLM", "moeflow.models.families.qwen3_moe"),
+    "qwen3_next": FamilyRow("Qwen3NextForCausalLM", "moeflow.models.families.qwen3_next"),
+    "switch_transformers": FamilyRow(
         "SwitchTransformersForConditionalGeneration",
-        "moeflow.models.switch_transformers",
+        "moeflow.models.families.switch_transformers",
         ("SwitchTransformersEncoderModel", "SwitchTransformersForSequenceClassification"),
     ),
-    "t5": Row("T5ForConditionalGeneration", "moeflow.models.t5", ("T5EncoderModel",)),
+    "t5": FamilyRow("T5ForConditionalGeneration", "moeflow.models.families.t5", ("T5EncoderModel",)),
 }
 _ENCODERS: Final = frozenset(  # often met, with classes that do not tell it
     [
@@ -115,7 +115,7 @@ _ENCODERS: Final = frozenset(  # often met, with classes that do not tell it
 )
 _ENCODER_CLASSES: Final = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _STORED_HEAD: Final = "lm_head.weight"
-FAMILIES: Final = ExtensibleTable("moeflow.families", _OWN, Row)
+FAMILIES: Final = ExtensibleTable("moeflow.families", _OWN, FamilyRow)
 
 
 def find_family(checkpoint: Checkpoint) -> Family:
@@ -160,12 +160,13 @@ def _family(config: Mapping[str, Any], file: Path) -> Family:
     if row is None:
         if _makes_no_text(model_type, architectures):
             raise CheckpointError(
-                f"is for a model of the type {brief(model_type)}, which encodes or classifies text and generates none",
+                f"is for a model of the type {truncated_repr(model_type)}, which encodes or classifies text and "
+                "generates none",
                 file=file,
                 remedy="Take a model that generates; it makes vectors of text, too (/v1/embeddings)",
             )
         raise CheckpointError(
-            f"is a model of the type {brief(model_type)}, which is not supported",
+            f"is a model of the type {truncated_repr(model_type)}, which is not supported",
             file=file,
             remedy=f"Supported are {', '.join(FAMILIES)}",
         )
@@ -173,7 +174,7 @@ def _family(config: Mapping[str, Any], file: Path) -> Family:
         isinstance(architectures, list) and set(row.architectures) & set(map(str, architectures))
     ):
         raise CheckpointError(
-            f"is for {brief(architectures)}, which is not supported",
+            f"is for {truncated_repr(architectures)}, which is not supported",
             file=file,
             remedy=f"Supported of the type {model_type} are {', '.join(row.architectures)}",
         )

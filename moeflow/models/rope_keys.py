@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from moeflow.core.attention_config import RopeConfig
-from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader
+from moeflow.core.truncated_repr import truncated_repr
 
 ROPE_KINDS: Final = ("default", "linear", "llama3", "yarn")
 _MSCALES: Final = ("mscale", "mscale_all_dim")
@@ -37,7 +37,7 @@ def read_rope(
     """
     raw = reader.raw.get("rope_parameters") or reader.raw.get("rope_scaling") or {}
     if not isinstance(raw, Mapping):
-        raise reader.error(f"the rotary settings are {brief(raw)}, where an object is expected")
+        raise reader.error(f"the rotary settings are {truncated_repr(raw)}, where an object is expected")
     rope = ConfigReader(raw, reader.file)
     theta = rope.get(float, "rope_theta", reader.get(float, "rope_theta", default_theta))
     rotary_dim = _read_rotary_dim(reader, rope, head_dim, default_share)
@@ -62,7 +62,9 @@ def _read_long_rope(
         or len(factors) != head_dim // 2
         or not all(type(it) in (int, float) and 1 / _MAX_FACTOR <= it <= _MAX_FACTOR for it in factors)
     ):
-        raise reader.error(f"'{length}_factor' is {brief(factors)}, where {head_dim // 2} numbers are expected")
+        raise reader.error(
+            f"'{length}_factor' is {truncated_repr(factors)}, where {head_dim // 2} numbers are expected"
+        )
     return RopeConfig(
         theta=_check_theta(reader, theta),
         kind="longrope",
@@ -84,7 +86,9 @@ def read_rope_kind(
     """Read one set of rotary settings, which is within the config that `reader` has. Raises: CheckpointError."""
     kind = rope.get(str, "rope_type", rope.get(str, "type", "default"))
     if kind not in ROPE_KINDS:
-        raise reader.error(f"rotary positions are of the kind {brief(kind)}; supported are {', '.join(ROPE_KINDS)}")
+        raise reader.error(
+            f"rotary positions are of the kind {truncated_repr(kind)}; supported are {', '.join(ROPE_KINDS)}"
+        )
     common: dict[str, Any] = {"theta": _check_theta(reader, theta), "rotary_dim": rotary_dim}
     if kind == "default":
         return RopeConfig(**common)

@@ -7,10 +7,10 @@ greedy decoding, whatever the temperature. Other keys of sampling are ignored.
 from __future__ import annotations
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError, RequestError
 from moeflow.core.sampling_params import CHOICE_FIELDS, SamplingParams
 from moeflow.core.token_choice import TokenChoice
+from moeflow.core.truncated_repr import truncated_repr
 from moeflow.models.plausibility import generation_file
 
 
@@ -23,7 +23,7 @@ def read_sampling_defaults(checkpoint: Checkpoint) -> TokenChoice:
     given = {name: raw[name] for name in CHOICE_FIELDS if raw.get(name) is not None}
     samples = raw.get("do_sample")
     if samples is not None and not isinstance(samples, bool):
-        raise _unusable(checkpoint, f"'do_sample' is {brief(samples)}, where true or false is expected")
+        raise _unusable(checkpoint, f"'do_sample' is {truncated_repr(samples)}, where true or false is expected")
     if samples is False:
         given["temperature"] = 0.0
     try:

@@ -18,7 +18,7 @@ from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
 from moeflow.planner.hardware.this_machine import (
-    Needs,
+    MachineNeeds,
     how_measured,
     machine_for_start,
     measured_for_start,
@@ -68,7 +68,7 @@ def plan_for_start(
     here = resources or resources_for(settings)
 
     def machine(wanted: Wanted) -> Machine:
-        needs = Needs(
+        needs = MachineNeeds(
             num_threads=settings.num_threads or here.num_cores,
             ram_bytes=here.available_bytes,
             shapes=tuple(shapes_of(wanted.costs)),

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError
+from moeflow.core.truncated_repr import truncated_repr
 from moeflow.core.units import parse_bytes
 
 _FLAGS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
@@ -69,7 +69,7 @@ def _count(name: str, value: Any) -> int:
     if number is None:
         _refuse(name, value, "a whole number")
     if number < 1:
-        raise ConfigError(f"{name} must be at least 1, not {brief(number)}")
+        raise ConfigError(f"{name} must be at least 1, not {truncated_repr(number)}")
     return number
 
 
@@ -117,4 +117,4 @@ def _text(name: str, value: Any) -> str:
 
 
 def _refuse(name: str, value: Any, expected: str) -> NoReturn:
-    raise ConfigError(f"{name} is {brief(value)}, where {expected} is expected")
+    raise ConfigError(f"{name} is {truncated_repr(value)}, where {expected} is expected")

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from moeflow.core.brief import brief, cut
 from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS, RAY_PLACEMENTS
+from moeflow.core.truncated_repr import truncated, truncated_repr
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.kernels.weight_format import DTYPES, MIXES, QUANTIZED
@@ -93,10 +93,10 @@ def from_plain(given: dict[str, Any]) -> Settings:
     """Return the settings that `to_plain` made these fields of. Raises: ConfigError for any others."""
     try:
         if unknown := set(given) - {field.name for field in dataclasses.fields(Settings)}:
-            raise ConfigError(f"no setting is called {brief(min(unknown))}")
+            raise ConfigError(f"no setting is called {truncated_repr(min(unknown))}")
         return msgspec.convert(given, Settings, dec_hook=lambda kind, value: kind(value))
     except (msgspec.ValidationError, TypeError) as error:
-        raise ConfigError(f"settings cannot be read: {cut(str(error))}") from None
+        raise ConfigError(f"settings cannot be read: {truncated(str(error))}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,4 +540,6 @@ class Settings:
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
             if value is not None and value > _MOST.get(name, value):
-                raise ConfigError(f"{name} must be at most {_MOST[name]}, not {brief(value)}; take as many as cores")
+                raise ConfigError(
+                    f"{name} must be at most {_MOST[name]}, not {truncated_repr(value)}; take as many as cores"
+                )

@@ -37,10 +37,10 @@ from moeflow.core.token_tree import TokenTree
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.state_slots import StateSlots
 from moeflow.scheduler.batch_queue import BatchQueue
+from moeflow.scheduler.draft_placement import with_trees
 from moeflow.scheduler.latency_budget import LatencyBudget
 from moeflow.scheduler.prefix_reads import PrefixReads
 from moeflow.scheduler.prefix_source import PrefixSource
-from moeflow.scheduler.tree_room import with_trees
 
 _NO_TREES: Final[Mapping[Request, TokenTree]] = MappingProxyType({})
 _NONE_KEPT: Final[Mapping[Request, int]] = MappingProxyType({})

@@ -37,14 +37,14 @@ PATIENCE = Patience()
 _REFUSED_S = 1.0  # for a refused client to read its answer
 
 
-class Connection(H11Protocol):
+class TimedConnection(H11Protocol):
     """A connection that its server asks now and then to end itself if its client is too slow."""
 
     def __init__(
         self,
         *args: Any,
         patience: Patience,
-        on_open: Callable[[Connection], None],
+        on_open: Callable[[TimedConnection], None],
         on_refusal: Callable[[ApiError], None],
         **kwargs: Any,
     ) -> None:

@@ -18,11 +18,11 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.encoder_prompt import prompt_of
 from moeflow.engine.generator import Generator
 from moeflow.engine.merging import merge
-from moeflow.engine.text.output_text import TextDelta
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.admission import Ticket
 from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service
+from moeflow.text.output_text import TextDelta
 
 
 class Prepared(NamedTuple):

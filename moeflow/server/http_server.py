@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from moeflow.server.connection import PATIENCE, Connection, Patience
+from moeflow.server.connection import PATIENCE, Patience, TimedConnection
 from moeflow.server.open_connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, OpenConnections
 from moeflow.server.service import Service
 from moeflow.server.tls import load_certificate, tls_context
@@ -30,7 +30,7 @@ class HttpServer(uvicorn.Server):
         self.service: Service = app.state.service
         self._open_connections = OpenConnections(max_connections)
         self._patience = patience
-        self._handshakes: dict[Connection, TlsHandshake] = {}
+        self._handshakes: dict[TimedConnection, TlsHandshake] = {}
         config = self.service.config
         self._tls = tls_context(config)
         super().__init__(
@@ -65,18 +65,18 @@ class HttpServer(uvicorn.Server):
 
     def _protocol(self, **given: Any) -> asyncio.Protocol | TlsHandshake:
         """Return what speaks with a new client; `given` is uvicorn's."""
-        connection = Connection(
+        connection = TimedConnection(
             **given, patience=self._patience, on_open=self._admit, on_refusal=self.service.metrics.count_refusal
         )
         if self._tls is None:
             return connection
         return TlsHandshake(connection, self._tls, self._handshakes, self._admit, self._patience.patience_s)
 
-    def _admit(self, new: Connection | TlsHandshake) -> None:
-        if isinstance(new, Connection):
+    def _admit(self, new: TimedConnection | TlsHandshake) -> None:
+        if isinstance(new, TimedConnection):
             self._handshakes.pop(new, None)  # it has ended
         if len(self.server_state.connections) + len(self._handshakes) > self._open_connections.limit:
-            connections = [one for one in self.server_state.connections if isinstance(one, Connection)]
+            connections = [one for one in self.server_state.connections if isinstance(one, TimedConnection)]
             self._open_connections.admit(new, [*connections, *self._handshakes.values()])
 
     def reload(self) -> None:
@@ -91,7 +91,7 @@ class HttpServer(uvicorn.Server):
         if counter % _LOOK_TICKS == 0:
             now_s = time.monotonic()
             for connection in tuple(self.server_state.connections):
-                if isinstance(connection, Connection):
+                if isinstance(connection, TimedConnection):
                     connection.end_if_slow(now_s)
         return await super().on_tick(counter)
 

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from moeflow.core.errors import MoeflowError
 from moeflow.core.plan import Plan
 from moeflow.engine.generator import Generator
-from moeflow.engine.process.supervisor import Supervisor
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.processes.supervisor import Supervisor
 from moeflow.server.config import ServerConfig
+from moeflow.text.tokenizer import Tokenizer
 
 Loaded = TypeVar("Loaded")
 

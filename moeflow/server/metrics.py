@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from moeflow.core.engine_messages import EngineStats, LenderStats
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats, LenderStats
 from moeflow.server.build import BuildCollector
 from moeflow.server.errors import ApiError
 from moeflow.server.generation_metrics import GenerationMetrics

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from moeflow.engine.messages import EngineStats
+from moeflow.core.engine_messages import EngineStats
 from moeflow.server.model_pool import ModelPool
 from moeflow.server.served_model import ServedModel
 

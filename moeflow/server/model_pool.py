@@ -15,12 +15,12 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from moeflow.core.engine_messages import EngineStats
 from moeflow.core.errors import MoeflowError, QueueFullError
 from moeflow.core.units import format_bytes
 from moeflow.engine.client import ReplicaStatus
 from moeflow.engine.generator import Generator
-from moeflow.engine.messages import EngineStats
-from moeflow.engine.process.stats_sum import summed
+from moeflow.processes.stats_sum import summed
 from moeflow.server.errors import ApiError
 from moeflow.server.served_model import MAX_WAIT_S, RETRY_AFTER_S, ModelSource, ServedModel
 

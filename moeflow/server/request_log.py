@@ -46,7 +46,7 @@ class Failure(Protocol):
         """The reason, for people."""
 
 
-class Work(Protocol):
+class GeneratedWork(Protocol):
     """The generation of a request. Times are on the clock of time.monotonic."""
 
     num_prompt_tokens: int
@@ -73,7 +73,7 @@ class Work(Protocol):
         """Why sequences ended, each reason once."""
 
 
-class Account(Protocol):
+class SentKey(Protocol):
     """The key that a request was sent with."""
 
     name: str
@@ -91,12 +91,12 @@ class RequestRecord:
     path: str = "-"
     endpoint: str = OTHER  # its path in the API's document
     client: str | None = None
-    account: Account | None = None  # None: no key was needed, or none was right
+    account: SentKey | None = None  # None: no key was needed, or none was right
     started_s: float = field(default_factory=time.monotonic)
     status: int | None = None  # None: no answer was begun
     is_complete: bool = False  # whether the whole answer was handed to the connection
     error: Failure | None = None  # the answer's, if it is an error
-    work: Work | None = None
+    work: GeneratedWork | None = None
     prompt: Any = None  # only where prompts are logged
     trace_headers: dict[str, str] = field(default_factory=dict)  # W3C's, as the client sent them
     trace_id: str | None = None  # of the trace that the request is a part of

@@ -40,7 +40,7 @@ class History:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _StoredResponse:
     response: bytes  # JSON
     items: bytes  # JSON: the input, without earlier turns
     output: bytes  # JSON: a copy from the response, so that a history need not decode its tools
@@ -66,13 +66,13 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._lifetime_s = lifetime_s
         self._clock = clock
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the one used longest ago first
+        self._entries: OrderedDict[str, _StoredResponse] = OrderedDict()  # the one used longest ago first
         self.num_bytes = 0
 
     def put(self, response: dict[str, Any], items: bytes, previous_id: str | None) -> None:
         """Keep a response and its input items (JSON). Evict the least recently used ones for it."""
         output = msgspec.json.encode(response["output"])
-        entry = _Entry(
+        entry = _StoredResponse(
             response=msgspec.json.encode(response),
             items=items,
             output=output,
@@ -98,7 +98,7 @@ class ResponseStore:
 
     def history(self, response_id: str) -> History | None:
         """Return the conversation up to a response, its own output included; None: a part is missing."""
-        found: list[_Entry] = []
+        found: list[_StoredResponse] = []
         next_id: str | None = response_id
         while next_id is not None:
             entry = self._use(next_id)
@@ -117,7 +117,7 @@ class ResponseStore:
         self.num_bytes -= 0 if entry is None else entry.num_bytes
         return entry is not None
 
-    def _use(self, response_id: str) -> _Entry | None:
+    def _use(self, response_id: str) -> _StoredResponse | None:
         self._make_room()
         entry = self._entries.get(response_id)
         if entry is not None:

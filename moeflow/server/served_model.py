@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from moeflow.core.engine_messages import EngineStats, ModelInfo
 from moeflow.core.errors import MoeflowError
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.generator import Generator
-from moeflow.engine.messages import EngineStats, ModelInfo
-from moeflow.engine.process.stats_sum import totals_of, with_totals
 from moeflow.models.file_facts import FileFacts, read_file_facts
+from moeflow.processes.stats_sum import totals_of, with_totals
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.admission import Admission
 

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from moeflow.engine.messages import SpeculatorStats
+from moeflow.core.engine_messages import SpeculatorStats
 from moeflow.server.model_pool import ModelPool
 
 _BY_DEPTH: tuple[tuple[str, str, Callable[[SpeculatorStats], list[int]]], ...] = (

@@ -12,7 +12,7 @@ import time
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 
-from moeflow.server.connection import Connection
+from moeflow.server.connection import TimedConnection
 
 
 class TlsHandshake(SSLProtocol):
@@ -20,9 +20,9 @@ class TlsHandshake(SSLProtocol):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: TimedConnection,
         context: ssl.SSLContext,
-        handshakes: dict[Connection, TlsHandshake],
+        handshakes: dict[TimedConnection, TlsHandshake],
         on_open: Callable[[TlsHandshake], None],
         timeout_s: float,
     ) -> None:

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from moeflow.server.request_log import RequestRecord, Work
+from moeflow.server.request_log import GeneratedWork, RequestRecord
 
 Attributes = dict[str, str | int | float | list[str]]
 
@@ -105,7 +105,7 @@ def _attributes(record: RequestRecord, operation: str | None) -> Attributes:
     return found
 
 
-def _usage(work: Work) -> Attributes:
+def _usage(work: GeneratedWork) -> Attributes:
     return {
         "gen_ai.request.model": work.model_name,
         "gen_ai.response.model": work.model_name,

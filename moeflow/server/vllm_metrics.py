@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from moeflow.engine.messages import EngineStats
+from moeflow.core.engine_messages import EngineStats
 from moeflow.server.generation_metrics import GenerationMetrics
 from moeflow.server.model_metrics import kv_usage
 from moeflow.server.model_pool import ModelPool

@@ -37,7 +37,7 @@ class UsualNeeds:
         )
 
 
-class Needs:
+class ExpertNeeds:
     """The experts of a pass that is being put together."""
 
     def __init__(self, experts: Iterable[Experts], absent: Experts, usual: UsualNeeds) -> None:

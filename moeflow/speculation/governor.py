@@ -22,7 +22,7 @@ from moeflow.core.running_fit import RunningFit
 from moeflow.core.token_tree import MAX_TREE_TOKENS
 from moeflow.core.trial import SHARE
 from moeflow.speculation.draft_tree import DraftedToken
-from moeflow.speculation.expert_needs import Needs, UsualNeeds
+from moeflow.speculation.expert_needs import ExpertNeeds, UsualNeeds
 from moeflow.speculation.pass_times import PassTimes
 from moeflow.speculation.speculator import Experts
 
@@ -40,7 +40,7 @@ class Governor:
         self.times = PassTimes()
         self.expert_times = RunningFit([0.0] * 3, _MEMORY)  # a pass, its experts, the absent ones of these
         self._usual = UsualNeeds()
-        self._needs: Needs | None = None  # of the pass that is put together, if they are known
+        self._needs: ExpertNeeds | None = None  # of the pass that is put together, if they are known
         self.is_tried = False  # whether a trial needs a draft in the next pass
         self._saved = 0.0  # share of a pass, since the last with drafts
         self._in_vain = 1
@@ -71,19 +71,19 @@ class Governor:
         every = frozenset[int]().union(*[token.experts for root in roots.values() for token in root.all()])
         absent = absent_of(every)
         last = [root.experts for root in roots.values()]
-        needs, times = Needs(last, absent, self._usual), self.expert_times
+        needs, times = ExpertNeeds(last, absent, self._usual), self.expert_times
         base_s = times.seconds(1, needs.num_experts, needs.num_absent)
         if base_s and times.num_observed >= LEAST_PASSES:
             chosen = self._added_one_by_one(roots, needs, base_s, max_tokens)
         else:
             chosen = self._choose_by_rows(roots, len(roots), max_tokens)
-        self._needs = Needs(last, absent, self._usual)
+        self._needs = ExpertNeeds(last, absent, self._usual)
         for _, token in chosen:
             self._needs.add(token)
         return chosen
 
     def _added_one_by_one(
-        self, roots: Mapping[Request, DraftedToken], needs: Needs, base_s: float, max_tokens: int
+        self, roots: Mapping[Request, DraftedToken], needs: ExpertNeeds, base_s: float, max_tokens: int
     ) -> list[Choice]:
         def worth(choice: Choice) -> float:
             return choice[1].chance / max(self._added_s(needs, choice[1]), _LEAST_S)
@@ -135,7 +135,7 @@ class Governor:
         else:
             self._saved += SHARE
 
-    def _added_s(self, needs: Needs, token: DraftedToken) -> float:
+    def _added_s(self, needs: ExpertNeeds, token: DraftedToken) -> float:
         added = needs.added(token)
         return self.expert_times.seconds(0, added.experts, added.absent)
 

@@ -21,7 +21,6 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.units import format_bytes
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.activation import activate
 from moeflow.kernels.linear import linear
 from moeflow.models.importance import Importance, load_importance, save_importance
@@ -36,6 +35,7 @@ from moeflow.models.loading import load_causal_lm
 from moeflow.models.registry import read_model_config
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.known_importance import importance_place
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.bare_model import sequences_context
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.phases import OnDone

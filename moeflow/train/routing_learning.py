@@ -14,17 +14,17 @@ from typing import Final
 import numpy as np
 
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.costs.routing_profile import RoutingProfile, load_profile, save_profile
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.known_routing import routing_file
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.planner.simulator.routing_study import ROUND_TOKENS, study_routing
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.phases import OnDone
 from moeflow.workload.routing_trace import ExpertIds, RoutingTrace, read_routing_trace

@@ -18,9 +18,9 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.safetensors.writer import weight_bytes
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import MIB
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.registry import read_model_config
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.bare_model import ffn_inputs, load_bare_model, run_sequence
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, windows

@@ -11,8 +11,8 @@ from typing import cast
 import torch
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.layers.moe import MoE
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.bare_model import ffn_inputs, load_bare_model
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import perplexity

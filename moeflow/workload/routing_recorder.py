@@ -17,7 +17,7 @@ import numpy as np
 from moeflow.core.errors import ConfigError
 from moeflow.workload.routing_trace import (
     ExpertIds,
-    TextPart,
+    TextShare,
     TraceHeader,
     decode_header,
     encode_header,
@@ -38,7 +38,7 @@ class RoutingRecorder:
         """
         self._path = path
         self._header = header
-        self._texts: Sequence[TextPart] = ()
+        self._texts: Sequence[TextShare] = ()
         self._layers: list[tuple[ExpertIds, ExpertIds]] = []  # what routers chose, and those ahead
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class RoutingRecorder:
             self.close()
             raise
 
-    def begin_pass(self, texts: Sequence[TextPart]) -> None:
+    def begin_pass(self, texts: Sequence[TextShare]) -> None:
         """Begin a pass over these texts."""
         self._texts, self._layers = texts, []
 

@@ -61,7 +61,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 @dataclass(frozen=True, slots=True)
-class TextPart:
+class TextShare:
     """A text's share of a pass: its tokens from position `start` to `stop`, and behind them drafted ones."""
 
     number: int  # of the text, within a run
@@ -79,7 +79,7 @@ class RoutedPass:
     ids: ExpertIds  # [layers, tokens, K]
     num_generated: int  # tokens that came out of it
     compute_s: float  # it took, waiting for experts left out; 0: not known
-    texts: Sequence[TextPart] = ()  # in the order of their rows; none: not known
+    texts: Sequence[TextShare] = ()  # in the order of their rows; none: not known
     ahead: ExpertIds | None = None  # [layers, A, tokens, K]; None: no router was asked
 
 
@@ -112,7 +112,7 @@ def read_routing_trace(path: Path) -> RoutingTrace:
 
 def encode_pass(
     layers: Sequence[tuple[ExpertIds, ExpertIds]],
-    texts: Sequence[TextPart],
+    texts: Sequence[TextShare],
     *,
     num_generated: int,
     compute_s: float,
@@ -189,9 +189,9 @@ def whole_records(content: bytes, start: int, header: TraceHeader) -> Iterator[t
         start = end
 
 
-def _text(fields: Sequence[int], words: Iterator[int]) -> TextPart:
+def _text(fields: Sequence[int], words: Iterator[int]) -> TextShare:
     number, known_from, start, stop, num_rows = fields
-    return TextPart(number, known_from, start, stop, num_rows, list(islice(words, stop - known_from)))
+    return TextShare(number, known_from, start, stop, num_rows, list(islice(words, stop - known_from)))
 
 
 def _ids(content: bytes, header: TraceHeader, *shape: int) -> ExpertIds:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from moeflow.core.hardware import Link, MemoryLevel
 from moeflow.parallel.placement.placement import ExpertIds
 from moeflow.pipeline.task import Task
-from moeflow.planner.costs.model_costs import ModelCosts, Work
+from moeflow.planner.costs.model_costs import KernelWork, ModelCosts
 from moeflow.planner.costs.roofline import work_seconds
 from moeflow.planner.costs.task_costs import TaskCost
 from moeflow.planner.simulator.time_line import TimeLine
@@ -136,12 +136,12 @@ class InFlightRun:
         is_other = np.array([self._batches.homes[batch] != device for batch in batches])
         return int(rows[is_other, device].sum())
 
-    def _attention(self) -> tuple[Work, ...]:
+    def _attention(self) -> tuple[KernelWork, ...]:
         costs, size = self._at.costs, self._at.batch_size
         stages = costs.pre_attention(size), costs.decode_attention(size, self._at.context)
         return *stages, *costs.until_experts(size)
 
-    def _computed(self, *works: Work) -> TaskCost:
+    def _computed(self, *works: KernelWork) -> TaskCost:
         seconds = sum(work_seconds(self._at.level, work) for work in works)
         return TaskCost(sum(work.num_bytes for work in works), sum(work.num_flops for work in works), seconds)
 

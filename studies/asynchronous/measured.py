@@ -56,7 +56,7 @@ from moeflow.parallel.remote.expert_peers import ExpertPeers, MeetingPlace
 from moeflow.parallel.remote.expert_service import ExpertService
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
 from moeflow.pipeline.runtime.perfetto import write_perfetto
-from moeflow.pipeline.runtime.trace import Label, Row, Trace
+from moeflow.pipeline.runtime.trace import Label, Trace, TraceRow
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from studies.asynchronous.inflight_run import InFlight, InFlightRun
 from studies.asynchronous.mapper import RoundRobinMapper
@@ -327,7 +327,7 @@ def row(
 
 def write_trace(runs: Sequence[Went], file: Path) -> None:
     """Write what all devices did in one run for ui.perfetto.dev."""
-    trace, rows = Trace(), dict[str, Row]()
+    trace, rows = Trace(), dict[str, TraceRow]()
     for device, went in enumerate(runs):
         for name, what, start_ns, end_ns in went.spans:
             title = f"device {device}, {name}"

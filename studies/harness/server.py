@@ -32,7 +32,7 @@ class Server:
 
 def _is_engine(process: psutil.Process) -> bool:
     """Whether this is an engine that has not ended: another process of the server renders chat templates."""
-    return process.status() != psutil.STATUS_ZOMBIE and "moeflow.engine.process.main" in process.cmdline()
+    return process.status() != psutil.STATUS_ZOMBIE and "moeflow.processes.main" in process.cmdline()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moeflow.core.errors import ConfigError
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from studies.harness.needs import ROOT
 
 WORKLOADS = ("text", "noise")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moeflow.bench.engine_speed import Case
+from moeflow.bench.engine_speed import SpeedCase
 from moeflow.core.errors import MoeflowError
 from moeflow.kernels.ceilings import measure_read
 from studies.peers.contestants import Contestant, convert
@@ -17,12 +17,12 @@ from studies.peers.processes import EngineProcess
 from studies.peers.tables import MEMORY, RATE
 
 CASES = {  # by what an option calls them
-    "decode-1": Case(1, 32, 64),
-    "decode-8": Case(8, 32, 32),
-    "decode-32": Case(32, 32, 16),
-    "prefill-512": Case(1, 512, 0),
-    "prefill-4096": Case(1, 4096, 0),
-    "context-8192": Case(1, 8192, 32),
+    "decode-1": SpeedCase(1, 32, 64),
+    "decode-8": SpeedCase(8, 32, 32),
+    "decode-32": SpeedCase(32, 32, 16),
+    "prefill-512": SpeedCase(1, 512, 0),
+    "prefill-4096": SpeedCase(1, 4096, 0),
+    "context-8192": SpeedCase(1, 8192, 32),
 }
 WARM_UP_TOKENS = 2
 WARM_UP_PREFILL = 512  # at most
@@ -33,7 +33,7 @@ STARTS = {  # what an engine tells of its start -> the name of the row
 }
 
 
-def row_name(case: Case) -> str:
+def row_name(case: SpeedCase) -> str:
     """Return what a case is called in tables; a long context is named."""
     long = case.new_tokens and case.prompt_len > 32
     return f"{case.name}, {case.prompt_len} tokens of context" if long else case.name
@@ -53,7 +53,7 @@ class Turns:
         self,
         contestants: Sequence[Contestant],
         *,
-        cases: Sequence[Case],
+        cases: Sequence[SpeedCase],
         threads: int,
         seed: int,
         logs: Path,
@@ -133,7 +133,7 @@ class Turns:
         self._add(contestant, MEMORY, "MiB", process.first["resident_mib"])
         return process
 
-    def _measure(self, process: EngineProcess, case: Case, is_warm_up: bool) -> None:
+    def _measure(self, process: EngineProcess, case: SpeedCase, is_warm_up: bool) -> None:
         name = row_name(case)
         self._say(f"{process.contestant.name}: {'warming up, ' if is_warm_up else ''}{name}")
         if not case.new_tokens:

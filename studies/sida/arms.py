@@ -14,9 +14,9 @@ from typing import Final
 from torch import Tensor
 
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
+from moeflow.core.engine_messages import NO_TOKENS, Submission
 from moeflow.core.errors import EngineError
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import NO_TOKENS, Submission
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.pooling_choice import classification
 from moeflow.engine.runner_loading import load_runner

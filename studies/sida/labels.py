@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moeflow.core.errors import ConfigError
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.classifiers.labelled_text import LabelledText, labelled_text, read_lines, sorted_labels
 
 

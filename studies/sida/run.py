@@ -16,8 +16,8 @@ import numpy as np
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import SlabIndex
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
+from moeflow.core.engine_messages import ModelInfo
 from moeflow.core.errors import ConfigError, EngineError
-from moeflow.engine.messages import ModelInfo
 from moeflow.models.expert_predictor.network import ExpertPredictor
 from moeflow.models.expert_predictor.packed_network import for_serving
 from moeflow.models.expert_predictor.saved import is_saved, load_predictor, predictor_folder

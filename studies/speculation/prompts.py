@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.untrusted import UnreadableError, parse_json, read_bounded
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).parent / "prompts.json"
 

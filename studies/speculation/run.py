@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moeflow.core.engine_config import EngineConfig
+from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.messages import Submission, TokenOutput
 from moeflow.engine.runner_loading import load_runner
 from studies.speculation.arms import Arm, make_arms
 from studies.speculation.prompts import Prompt

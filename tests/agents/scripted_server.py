@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from moeflow.core.engine_messages import Submission
 from moeflow.engine.generator import Generator
-from moeflow.engine.messages import Submission
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from moeflow.text.tokenizer import Tokenizer
 from tests.agents.recording import Exchange, Recorder
 from tests.agents.templates import TemplateKind
 from tests.engine.fakes import EOS, FakeEngine, byte_level_core, wrap

@@ -9,10 +9,10 @@ import pytest
 
 from moeflow.bench import batch_run
 from moeflow.bench.batch_run import BatchJob, check_length, question_lengths, run_batch_job, run_beside
-from moeflow.bench.serve_run import Progress, with_policy
+from moeflow.bench.serve_run import RunCalls, with_policy
+from moeflow.core.engine_messages import EngineStats, TokenOutput
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.request import FinishReason
-from moeflow.engine.messages import EngineStats, TokenOutput
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
@@ -76,8 +76,8 @@ def engine(monkeypatch) -> ToldEngine:
     return engine
 
 
-def progress(results: list, said: list) -> Progress:
-    return Progress(lambda done, total: None, said.append, results.append)
+def progress(results: list, said: list) -> RunCalls:
+    return RunCalls(lambda done, total: None, said.append, results.append)
 
 
 def run(coroutine) -> None:

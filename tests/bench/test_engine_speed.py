@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moeflow.bench.engine_speed import Case, Stopwatch
+from moeflow.bench.engine_speed import SpeedCase, Stopwatch
 from moeflow.core.errors import EngineError
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from tests.engine.fake_runner import make_engine
@@ -21,7 +21,7 @@ def make_stopwatch(**changes):
 
 def test_decode_counts_only_passes_of_the_whole_batch():
     stopwatch, engine, runner = make_stopwatch()
-    case = Case(batch_size=4, prompt_len=7, new_tokens=5)
+    case = SpeedCase(batch_size=4, prompt_len=7, new_tokens=5)
     assert stopwatch.measure(case, 0) == pytest.approx(4 * 5 / (5 * PASS_S))
     timed = runner.batches[-5:]
     assert all(batch.num_tokens == 4 and all(entry.samples for entry in batch.entries) for batch in timed)
@@ -32,14 +32,14 @@ def test_decode_counts_only_passes_of_the_whole_batch():
 
 def test_prefill_counts_every_chunk_up_to_the_first_token():
     stopwatch, engine, runner = make_stopwatch()
-    assert stopwatch.measure(Case(1, 40, 0), 0) == pytest.approx(40 / (3 * PASS_S))
+    assert stopwatch.measure(SpeedCase(1, 40, 0), 0) == pytest.approx(40 / (3 * PASS_S))
     assert [batch.num_tokens for batch in runner.batches] == [16, 16, 8]
     assert not engine.has_work
 
 
 def test_prompts_are_the_same_for_a_seed_and_new_for_every_repetition():
     stopwatch, _, runner = make_stopwatch()
-    case = Case(1, 12, 0)
+    case = SpeedCase(1, 12, 0)
     for repetition in (0, 0, 1):
         stopwatch.measure(case, repetition)
     first, again, other = (batch.entries[0].request.prompt_token_ids for batch in runner.batches)
@@ -50,28 +50,28 @@ def test_a_failing_pass_is_an_error_and_leaves_nothing_behind():
     stopwatch, engine, runner = make_stopwatch()
     runner.fail_next = ValueError("boom")
     with pytest.raises(EngineError, match="boom"):
-        stopwatch.measure(Case(2, 4, 3), 0)
+        stopwatch.measure(SpeedCase(2, 4, 3), 0)
     assert not engine.has_work
 
 
 def test_a_request_set_back_spoils_the_measurement():
     stopwatch, _, _ = make_stopwatch(num_blocks=12)
     with pytest.raises(EngineError, match="--kv-cache"):
-        stopwatch.measure(Case(4, 7, 30), 0)
+        stopwatch.measure(SpeedCase(4, 7, 30), 0)
 
 
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (Case(5, 4, 2), "4 requests together at most: raise --max-num-seqs"),
-        (Case(1, 48, 0), "allows 48"),
-        (Case(4, 16, 8), "holds 96: raise --kv-cache"),
+        (SpeedCase(5, 4, 2), "4 requests together at most: raise --max-num-seqs"),
+        (SpeedCase(1, 48, 0), "allows 48"),
+        (SpeedCase(4, 16, 8), "holds 96: raise --kv-cache"),
     ],
 )
 def test_what_the_engine_cannot_run_is_said_before(case, reason):
     stopwatch, _, _ = make_stopwatch(num_blocks=24)
     assert reason in (stopwatch.why_not(case) or "")
-    assert stopwatch.why_not(Case(4, 7, 5)) is None
+    assert stopwatch.why_not(SpeedCase(4, 7, 5)) is None
 
 
 def test_a_case_counts_its_passes_and_positions():
@@ -91,17 +91,17 @@ def test_a_case_counts_its_passes_and_positions():
     )
     costs = ModelCosts(shape, Formats(matrices="bfloat16", embeddings="bfloat16", kv="bfloat16"))
     attention, expert, router, dense, head = 8 * 8 + 2 * 8 * 4 + 8 * 8, 3 * 8 * 16, 8 * 4, 3 * 8 * 32, 100 * 8
-    num_bytes, num_flops = Case(2, 4, 3).cost(costs)
+    num_bytes, num_flops = SpeedCase(2, 4, 3).cost(costs)
     distinct = 4 * (1 - (1 - 2 / 4) ** 2)
     read = 2 * (3 * attention + 2 * (router + distinct * expert) + dense) + head * 2
     assert num_bytes == pytest.approx(3 * read + 2 * (5 + 6 + 7) * 3 * 2 * 4 * 2)
     active = 3 * attention + 2 * (router + 2 * expert) + dense + head
     assert num_flops == pytest.approx(3 * 2 * 2 * active + 3 * 4 * 2 * 4 * 2 * (5 + 6 + 7))
-    num_bytes, num_flops = Case(1, 8, 0).cost(costs)
+    num_bytes, num_flops = SpeedCase(1, 8, 0).cost(costs)
     assert num_flops == pytest.approx(2 * (8 * (active - head) + head) + 3 * 4 * 2 * 4 * 36)
     all_experts = 4 * (1 - (1 - 2 / 4) ** 8)
     assert num_bytes == pytest.approx(2 * (3 * attention + 2 * (router + all_experts * expert) + dense + head))
 
 
 def test_rows_have_names():
-    assert [Case(8, 32, 16).name, Case(1, 512, 0).name] == ["decode, batch 8", "prefill 512"]
+    assert [SpeedCase(8, 32, 16).name, SpeedCase(1, 512, 0).name] == ["decode, batch 8", "prefill 512"]

@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from moeflow.bench.http_target import HttpTarget, ServedModel, check_address
+from moeflow.bench.http_target import HttpTarget, ReportedModel, check_address
 from moeflow.bench.replay import replay
 from moeflow.core.errors import ConfigError, EngineError, MoeflowError, RequestError
 from moeflow.workload.poisson import Arrival
@@ -108,12 +108,12 @@ def test_what_is_served():
     async def body(target):
         return await target.model()
 
-    assert run(serve(""), body) == ServedModel("mine", 258, 128)
+    assert run(serve(""), body) == ReportedModel("mine", 258, 128)
 
     def stranger(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=MODELS) if request.url.path == "/v1/models" else httpx.Response(404)
 
-    assert run(stranger, body) == ServedModel("mine", None, 64)
+    assert run(stranger, body) == ReportedModel("mine", None, 64)
 
 
 def test_a_server_that_still_loads_does_not_tell():
@@ -123,7 +123,7 @@ def test_a_server_that_still_loads_does_not_tell():
     def loading(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=MODELS if request.url.path == "/v1/models" else {"model": None})
 
-    assert run(loading, body) == ServedModel("mine", None, 64)
+    assert run(loading, body) == ReportedModel("mine", None, 64)
 
 
 def test_no_server_and_a_refusal_are_errors():

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from moeflow.bench.engine_speed import Case, SetBackError
+from moeflow.bench.engine_speed import SetBackError, SpeedCase
 from moeflow.bench.plan_validation import CheckRow, PlanValidation
 from moeflow.cli.main import main
 from moeflow.cli.plan.output import check_table
@@ -65,8 +65,8 @@ def test_what_was_planned_is_run(tmp_path):
 
 def test_a_batch_that_finds_no_room_becomes_smaller(monkeypatch):
     check = object.__new__(PlanValidation)
-    check.cases, check._measured = [Case(1, 8, 2), Case(16, 8, 2)], {}
-    monkeypatch.setattr(check.__class__, "_decode_case", lambda _, size: Case(size, 8, 2))
+    check.cases, check._measured = [SpeedCase(1, 8, 2), SpeedCase(16, 8, 2)], {}
+    monkeypatch.setattr(check.__class__, "_decode_case", lambda _, size: SpeedCase(size, 8, 2))
     monkeypatch.setattr(check.__class__, "_repeats", lambda *_: 2)
     ran = []
 

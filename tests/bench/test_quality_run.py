@@ -8,7 +8,15 @@ from contextlib import closing
 
 import pytest
 
-from moeflow.bench.quality_run import Answers, Task, answer, compare, describe_comparison, in_own_precision, make_task
+from moeflow.bench.quality_run import (
+    Answers,
+    QualityTask,
+    answer,
+    compare,
+    describe_comparison,
+    in_own_precision,
+    make_task,
+)
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.planner.resolve import resolve
@@ -44,7 +52,7 @@ def test_the_figures_by_hand():
 
 
 def test_the_engines_perplexity_is_the_plain_one(folder):
-    task = Task([[5 + (n * n) % 250 for n in range(start, start + 40)] for start in (0, 3)], [[5, 6, 7]], 4)
+    task = QualityTask([[5 + (n * n) % 250 for n in range(start, start + 40)] for start in (0, 3)], [[5, 6, 7]], 4)
     steps = []
     found = answer(config(folder), task, lambda: steps.append(1))
     with closing(open_checkpoint(folder)) as checkpoint:
@@ -82,4 +90,4 @@ def test_formats_and_limits(folder):
     assert (about["reference_format"], about["weight_format"]) == ("float32", "bfloat16")
     short = dataclasses.replace(half, scheduler=dataclasses.replace(half.scheduler, max_model_len=100))
     with pytest.raises(ConfigError, match="needs 512 tokens, but the engine allows 100"):
-        answer(short, Task([[5] * 9], [[5]], 4), lambda: None)
+        answer(short, QualityTask([[5] * 9], [[5]], 4), lambda: None)

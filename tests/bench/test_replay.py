@@ -9,9 +9,9 @@ import time
 import pytest
 
 from moeflow.bench.replay import EngineTarget, replay
+from moeflow.core.engine_messages import TokenOutput
 from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.request import FinishReason
-from moeflow.engine.messages import TokenOutput
 from moeflow.workload.poisson import Arrival
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from moeflow.bench.metrics import Served
 from moeflow.bench.serve_run import (
-    Progress,
+    RunCalls,
     Sweep,
     check_server,
     describe,
@@ -37,8 +37,8 @@ def config(tmp_path_factory):
     ).config
 
 
-def collect(results: list, requests: list) -> Progress:
-    return Progress(lambda done, total: None, lambda what: None, results.append, lambda: requests.append(1))
+def collect(results: list, requests: list) -> RunCalls:
+    return RunCalls(lambda done, total: None, lambda what: None, results.append, lambda: requests.append(1))
 
 
 def test_a_sweep_makes_each_rate_its_own_traffic_and_each_repetition_another():

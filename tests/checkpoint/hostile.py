@@ -359,9 +359,9 @@ def _linked(folder: Path) -> Path:
 
 def attempt(maker: str, path: str, reply: Any) -> None:
     """Open a model as the engine does, in a process of its own; tell `reply` an Outcome."""
-    from moeflow.engine.text.tokenizer import Tokenizer
     from moeflow.planner.resolve import resolve
     from moeflow.planner.settings import Settings
+    from moeflow.text.tokenizer import Tokenizer
 
     before = _peak_bytes()
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -8,14 +8,14 @@ from click.testing import CliRunner
 
 from moeflow.cli import generate as module
 from moeflow.cli.main import main
+from moeflow.core.engine_messages import EngineStats, TrialStats
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.trial import NOT_TRIED
-from moeflow.engine.messages import EngineStats, TrialStats
 from moeflow.engine.results import CompletionOutput, RequestOutput
-from moeflow.engine.text.guessed_passes import GuessedPass, GuessedToken, NamedToken
-from moeflow.engine.text.token_tree_dot import to_dot
 from moeflow.planner.usage import Usage, requests_of
+from moeflow.text.drafted_passes import GuessedPass, GuessedToken, NamedToken
+from moeflow.text.token_tree_dot import to_dot
 from tests.cli.terminal import terminal
 
 

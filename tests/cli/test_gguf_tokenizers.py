@@ -9,11 +9,11 @@ from transformers import Qwen3Config
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.cli.main import main
-from moeflow.engine.text.gguf_pre_tokenizers import PRE_TOKENIZERS
+from moeflow.text.gguf_pre_tokenizers import PRE_TOKENIZERS
 from tests.checkpoint.gguf.test_routed_families import write
 from tests.engine.fakes import byte_level_core
-from tests.engine.text.test_tokenizer import byte_level_fields
 from tests.models.parity import SHAPE, random_model
+from tests.text.test_tokenizer import byte_level_fields
 
 PROMPT = "In 1969 she'd 你好 🙂"
 

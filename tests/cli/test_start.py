@@ -78,7 +78,7 @@ import sys
 from pathlib import Path
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
+from moeflow.core.engine_messages import Submission
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 config = resolve(Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), quantize="int8")).config
@@ -171,7 +171,7 @@ def test_nor_to_be_served(packed):
 
 @pytest.mark.slow
 def test_an_engines_process_needs_few_modules():
-    found = modules_after(IMPORT, "moeflow.engine.process.main")
+    found = modules_after(IMPORT, "moeflow.processes.main")
     assert found & (UNWANTED | {"torch", "rich", "click"}) == set()
 
 

@@ -8,9 +8,9 @@ import msgspec
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.engine_messages import ExpertStats, TokenLogprobs
 from moeflow.core.errors import GroupError
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import ExpertStats, TokenLogprobs
 from moeflow.engine.model_runner import PassResult
 from moeflow.engine.sampler import SampledToken
 from moeflow.engine.verification import Verified

@@ -15,13 +15,13 @@ from pathlib import Path
 from tokenizers import Tokenizer as CoreTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from moeflow.core.engine_messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
-from moeflow.engine.text.chat_template_files import named_templates
-from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.engine.text.tokenizer_files import assemble
+from moeflow.text.chat_template_files import named_templates
+from moeflow.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer_files import assemble
 from tests.shapes import INFO
 
 EOS = 0

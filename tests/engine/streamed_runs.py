@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.experts.prefetch.driver import PrefetchDriver
 
 PROMPTS = [[5, 9, 200, 31, 7], [100], list(range(40, 90)), [3, 3, 3]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, TokenOutput
 
 
 def submission(name: str, prompt: list[int], **sampling) -> Submission:

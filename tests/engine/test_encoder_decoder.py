@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from moeflow.core.engine_config import ExpertSlotsConfig
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import ConfigError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve

@@ -11,11 +11,11 @@ import torch
 
 from moeflow import LLM
 from moeflow.core.engine_config import ExpertSlotsConfig
+from moeflow.core.engine_messages import NO_TOKENS, Submission
 from moeflow.core.errors import CheckpointError, RequestError
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import NO_TOKENS, Submission
 from moeflow.engine.pooling_choice import classification
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack

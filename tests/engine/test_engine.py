@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.core.errors import GroupError, RequestError, StorageError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.counters import WINDOW_S, Counters
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, TokenOutput
 from tests.engine.fake_runner import EOS, make_engine
 from tests.engine.submissions import run, submission, tokens
 from tests.scheduler.fake_model import VOCAB_SIZE, generate_alone

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from moeflow.checkpoint.packed.layout import read_slab_index
+from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.in_flight_choice import InFlightChoice
-from moeflow.engine.messages import Submission
 from moeflow.kernels.cpu import extension
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.parallel.remote import expert_peers, expert_service

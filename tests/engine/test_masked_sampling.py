@@ -11,8 +11,8 @@ import pytest
 from moeflow.core.request import FinishReason, RequestStatus
 from moeflow.engine import masked_sampling
 from moeflow.engine.engine import Engine
-from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
-from moeflow.engine.text.answer_form.form import JsonForm
+from moeflow.text.answer_form.answer_grammar import plain_grammar
+from moeflow.text.answer_form.form import JsonForm
 from tests.engine.submissions import run, submission, tokens
 from tests.engine.test_speculation import Guesses, load
 from tests.tiny_mixtral import write_tiny_mixtral

@@ -26,7 +26,7 @@ from pathlib import Path
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.planner.hardware.host import host_resources
-from moeflow.engine.messages import Submission
+from moeflow.core.engine_messages import Submission
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.kernels.cpu import extension

@@ -17,7 +17,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import MIB
 from moeflow.engine import memory_limiter
 from moeflow.engine.memory_limiter import MemoryLimiter
-from moeflow.experts.budget import MemoryBudget
+from moeflow.experts.budget import MemoryLimit
 from moeflow.experts.slot_arena import arena_bytes
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
@@ -125,7 +125,7 @@ def test_a_pass_announces_what_of_its_work_space_is_not_held_yet(num_tokens, kep
     keeper = MemoryLimiter(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
     request = Request("", [1] * num_tokens, SamplingParams(), max_tokens=1)
     batch = Batch((BatchEntry(request, 0, num_tokens, list(range(-(-num_tokens // BLOCK_SIZE))), samples=True),))
-    with measures(kept, lambda: FIXED_BYTES), patch.object(MemoryBudget, "make_room") as announced:
+    with measures(kept, lambda: FIXED_BYTES), patch.object(MemoryLimit, "make_room") as announced:
         keeper.make_room(batch)
     whole = work_bytes(TINY, num_tokens=num_tokens, num_sampled=1)
     (fresh,) = announced.call_args.args

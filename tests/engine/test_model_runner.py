@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 
+from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, TokenOutput
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral

@@ -10,13 +10,13 @@ import torch
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.batch import Batch, BatchEntry
+from moeflow.core.engine_messages import TrialStats
 from moeflow.core.errors import CheckpointError
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.trial import Trial
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import TrialStats
 from moeflow.experts.predict.predictor import MAX_TOKENS
 from moeflow.experts.prefetch.driver import PrefetchDriver
 from moeflow.experts.prefetch.followed_texts import FollowedTexts

@@ -25,11 +25,11 @@ from transformers import (
 )
 
 from moeflow.checkpoint.packed.large_pages import LargePages
+from moeflow.core.engine_messages import Submission
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import compute_setup
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from moeflow.core.engine_config import StateSlotsConfig
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.tiny_granite_hybrid import write_tiny_granite_hybrid

@@ -11,12 +11,12 @@ from contextlib import closing
 import pytest
 import torch
 
+from moeflow.core.engine_messages import Submission
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.token_tree import TokenTree
 from moeflow.core.trial import NOT_TRIED
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.speculation.counts import SpeculationCounts

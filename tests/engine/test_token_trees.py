@@ -9,18 +9,18 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from moeflow.core.engine_messages import DraftedTree, TokenOutput
 from moeflow.core.errors import RequestError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import DraftedTree, TokenOutput
-from moeflow.engine.text.guessed_passes import MAX_DRAFTED_TOKENS, GuessedPass
-from moeflow.engine.text.output_text import SequenceText
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.speculation.governor import Governor, ranked
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
+from moeflow.text.drafted_passes import MAX_DRAFTED_TOKENS, GuessedPass
+from moeflow.text.output_text import SequenceText
+from moeflow.text.tokenizer import Tokenizer
 from tests.engine.submissions import run, submission
 from tests.engine.test_speculation import load
 from tests.shapes import INFO

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from moeflow.core.errors import CapacityError
-from moeflow.experts.budget import CALM_PASSES, MemoryBudget
+from moeflow.experts.budget import CALM_PASSES, MemoryLimit
 
 SLOT_BYTES, CAPACITY, LEAST, LIMIT = 10, 40, 2, 300
 
@@ -41,7 +41,7 @@ class BudgetMachine(RuleBasedStateMachine):
     def start(self, fixed):
         self.slots = FakeSlots()
         self.other = fixed
-        self.budget = MemoryBudget(LIMIT, self.slots, lambda: self.held, min_slots=LEAST)
+        self.budget = MemoryLimit(LIMIT, self.slots, lambda: self.held, min_slots=LEAST)
         self.announced = 0
 
     @property
@@ -98,7 +98,7 @@ TestBudget.settings = settings(max_examples=40, stateful_step_count=20)
 
 def test_slots_take_what_is_left_and_come_back_when_it_stays_free():
     slots, other = FakeSlots(), [100]
-    budget = MemoryBudget(LIMIT, slots, lambda: other[0] + slots.taken_bytes, min_slots=LEAST)
+    budget = MemoryLimit(LIMIT, slots, lambda: other[0] + slots.taken_bytes, min_slots=LEAST)
     budget.make_room(0)
     assert slots.num_slots == 20
     slots.num_filled = 20
@@ -117,7 +117,7 @@ def test_slots_take_what_is_left_and_come_back_when_it_stays_free():
 
 def test_what_cannot_be_had_says_what_is_held():
     slots = FakeSlots()
-    budget = MemoryBudget(LIMIT, slots, lambda: 250, min_slots=LEAST)
+    budget = MemoryLimit(LIMIT, slots, lambda: 250, min_slots=LEAST)
     with pytest.raises(
         CapacityError, match=r"limit of 300 B is reached: 250 B .* 31 B more .*, and 2 experts .*--memory"
     ):
@@ -127,7 +127,7 @@ def test_what_cannot_be_had_says_what_is_held():
 
 def test_what_is_touched_between_passes_is_no_calm_pass():
     slots, other = FakeSlots(), [100]
-    budget = MemoryBudget(LIMIT, slots, lambda: other[0] + slots.taken_bytes, min_slots=LEAST)
+    budget = MemoryLimit(LIMIT, slots, lambda: other[0] + slots.taken_bytes, min_slots=LEAST)
     budget.make_room(50)
     assert slots.num_slots == 15
     for _ in range(2 * CALM_PASSES):

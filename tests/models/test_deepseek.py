@@ -7,7 +7,7 @@ from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig
 
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
-from moeflow.models import deepseek_v2, deepseek_v3, glm4_moe_lite
+from moeflow.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite
 from tests.models.parity import SHAPE, Parity, make_pair
 
 LATENT = SHAPE | {

@@ -7,7 +7,7 @@ from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.routing import Routing
-from moeflow.models.phimoe import read_config
+from moeflow.models.families.phimoe import read_config
 from tests.models.parity import SHAPE, Parity, make_pair
 
 FACTORS = [1.0, 1.5, 2.5, 4.0]

@@ -9,9 +9,9 @@ import pytest
 from fastapi import FastAPI
 
 from moeflow.engine.generator import Generator
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from moeflow.text.tokenizer import Tokenizer
 from tests.server.checked_app import CheckedApp
 from tests.server.fake_client import FakeClient
 from tests.tiny_mixtral import write_byte_tokenizer

@@ -12,9 +12,9 @@ from fastapi import FastAPI
 from hypothesis import strategies as st
 
 from moeflow.engine.generator import Generator
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from moeflow.text.tokenizer import Tokenizer
 from tests.server.fake_client import FakeClient
 from tests.server.live_server import eventually, serve_in_thread
 from tests.server.test_tools import ONE

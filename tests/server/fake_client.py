@@ -11,11 +11,18 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from moeflow.core.embedding_bytes import encode_embedding
+from moeflow.core.engine_messages import (
+    DraftedTree,
+    EngineStats,
+    PromptProgress,
+    Submission,
+    TokenLogprobs,
+    TokenOutput,
+)
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import DraftedTree, EngineStats, PromptProgress, Submission, TokenLogprobs, TokenOutput
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from tests.shapes import INFO
 from tests.tiny_mixtral import EOS
 

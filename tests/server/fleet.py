@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import msgspec
 from fastapi import FastAPI
 
+from moeflow.core.engine_messages import EngineStats
 from moeflow.core.errors import CapacityError
 from moeflow.engine.generator import Generator
-from moeflow.engine.messages import EngineStats
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from moeflow.server.model_pool import ModelPool
 from moeflow.server.served_model import Loadable, ModelSource
+from moeflow.text.tokenizer import Tokenizer
 from tests.server.fake_client import FakeClient
 
 SIZES = {"a": 60, "b": 50, "c": 40, "huge": 0}  # of 100; 0: not known

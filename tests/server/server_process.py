@@ -60,7 +60,7 @@ class Server:
     def engines(self) -> list[psutil.Process]:
         """Return the processes of engines; another renders chat templates."""
         children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "moeflow.engine.process.main" in child.cmdline()]
+        return [child for child in children if "moeflow.processes.main" in child.cmdline()]
 
     def post(self, **changes) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/completions", json=LONG | changes, timeout=60)

@@ -9,10 +9,10 @@ from llguidance import LLMatcher
 
 from moeflow.core.errors import RequestError
 from moeflow.engine.constraints.grammar_tokens import tokens_of
-from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.server.api.conversation.conversation_grammar import grammar_of
-from moeflow.server.api.conversation.tool_wish import ToolWish
-from tests.engine.text.answer_form.test_answer_grammar import TEMPLATES, tokenizer_of
+from moeflow.server.api.conversation.tool_choice import ToolChoice
+from moeflow.text.tool_syntax.tool import Tool
+from tests.text.answer_form.test_answer_grammar import TEMPLATES, tokenizer_of
 
 SCHEMA = {
     "type": "object",
@@ -43,7 +43,7 @@ class Refusing:
 
 
 def grammar(generator, tools, **wish) -> str:
-    asked = ToolWish(tools, **wish)
+    asked = ToolChoice(tools, **wish)
     around = {"form_field": "response_format", "max_reasoning_tokens": None, "is_reasoning": False, "client": None}
     return asyncio.run(grammar_of(generator, asked, None, **around))
 

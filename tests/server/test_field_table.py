@@ -12,7 +12,7 @@ from moeflow.server.api.chat.chat_objects import ChatRequest
 from moeflow.server.api.completions.completion_objects import CompletionRequest
 from moeflow.server.api.messages.message_request import MessageRequest
 from moeflow.server.api.responses.response_request import ResponseRequest
-from moeflow.server.api.schema.field_policy import Ignored, Mapped, Parts, Policy, Refused, Unset
+from moeflow.server.api.schema.field_policy import FieldParts, Ignored, Mapped, Policy, Refused, Unset
 from moeflow.server.api.schema.field_table import FIELD_TABLE
 from moeflow.server.api.schema.left_out import MAX_NOTES, LeftOut, noting
 from moeflow.server.api.schema.strict_model import StrictModel
@@ -211,7 +211,7 @@ def test_the_table_is_about_fields_that_exist_or_do_not(class_name):
     own = {field.alias or name: field for name, field in model.model_fields.items()}
     for name, policy in FIELD_TABLE[class_name].items():
         assert (name in own) == isinstance(policy, Unset), name
-        targets = policy.rows.values() if isinstance(policy, Parts) else (policy,)
+        targets = policy.rows.values() if isinstance(policy, FieldParts) else (policy,)
         for target in targets:
             heirs = [heir for heir in models().values() if issubclass(heir, model)]
             if isinstance(target, Mapped):

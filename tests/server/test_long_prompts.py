@@ -10,11 +10,11 @@ import pytest
 
 from moeflow.core.errors import QueueFullError
 from moeflow.engine.generator import Generator
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from moeflow.server.guard.large_bodies import LARGE_BYTES, MAX_LARGEST, LargeBodies
 from moeflow.server.guard.strict_json import MAX_CONTAINERS, MAX_VALUES
+from moeflow.text.tokenizer import Tokenizer
 from tests.engine.fakes import byte_level_core, wrap
 from tests.server.conftest import connect
 from tests.server.fake_client import FakeClient

@@ -8,10 +8,10 @@ from moeflow.engine.generator import Generator
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.engine.fakes import byte_level_core, wrap
-from tests.engine.text.test_message_order import ANY, FIRST_ONLY, NO_SYSTEM
 from tests.server.conftest import connect
 from tests.server.conversing import prompt_of
 from tests.server.fake_client import FakeClient
+from tests.text.test_message_order import ANY, FIRST_ONLY, NO_SYSTEM
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from moeflow.engine.messages import EngineStats
+from moeflow.core.engine_messages import EngineStats
 from tests.server.fake_client import NAME, REPLY
 from tests.server.live_server import eventually, serve_in_thread
 

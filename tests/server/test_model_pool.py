@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from moeflow.core.engine_messages import EngineStats
 from moeflow.engine.client import EngineState
-from moeflow.engine.messages import EngineStats
 from moeflow.server import sse
 from moeflow.server.guard.large_bodies import LARGE_BYTES, LargeBodies
 from tests.patience import PATIENCE_S

@@ -88,7 +88,7 @@ class Servers:
 
     def engines(self) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "moeflow.engine.process.main" in child.cmdline()]
+        return [child for child in children if "moeflow.processes.main" in child.cmdline()]
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)

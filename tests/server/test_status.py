@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from moeflow.core.engine_messages import EngineStats, RankStats, SpeculatorStats, TrialStats
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats, RankStats, SpeculatorStats, TrialStats
 from tests.server.fake_client import NAME, REPLY
 
 pytestmark = pytest.mark.anyio

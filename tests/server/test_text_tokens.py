@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflow.engine.text.output_text import TokenText
-from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Reasoning
 from moeflow.server.api.conversation.text_tokens import TextTokens
+from moeflow.text.output_text import TokenText
+from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content, Reasoning
 
 
 def tokens_of(utf8: bytes, cuts: list[int]) -> list[TokenText]:

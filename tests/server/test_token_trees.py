@@ -8,9 +8,9 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from moeflow.engine.text.token_bytes import token_label
 from moeflow.server.api.chat.chat_objects import ChatChunk, ChatResponse
 from moeflow.server.api.completions.completion_objects import CompletionChunk, CompletionResponse
+from moeflow.text.token_bytes import token_label
 from tests.server.events import read_events
 from tests.tiny_mixtral import EOS
 

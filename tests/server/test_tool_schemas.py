@@ -13,9 +13,9 @@ import pytest
 
 from moeflow.engine.constraints.checker import GrammarChecker
 from moeflow.engine.generator import Generator
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from moeflow.text.tokenizer import Tokenizer
 from tests.mcp_tools import chat_tool, chat_tools, mcp_tools
 from tests.server.fake_client import NAME
 from tests.server.live_server import serve_in_thread

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from tests.server.events import read_events
 from tests.server.fake_client import NAME, FakeClient
 from tests.server.live_server import serve_in_thread

@@ -27,7 +27,7 @@ ASKED = {"prompt": [7 * i % 250 + 3 for i in range(300)], "max_tokens": 12, "tem
 # Runs at the start of the engine's process: its N-th write ends in the middle of what is written, with both processes.
 KILLER = """
 import os, signal, sys
-if any("moeflow.engine.process.main" in argument for argument in sys.orig_argv):
+if any("moeflow.processes.main" in argument for argument in sys.orig_argv):
     from moeflow.kv.disk.extent import ExtentWriter
     left, init = int(os.environ["WRITES_LEFT"]), ExtentWriter.__init__
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from moeflow.engine.generator import Generator
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from moeflow.text.tokenizer import Tokenizer
 from tests.engine.fakes import byte_level_core, wrap
 from tests.server.fake_client import FakeClient
 

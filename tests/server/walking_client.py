@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 from llguidance import LLMatcher, LLTokenizer
 
+from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.engine.constraints.grammar_tokens import tokens_of
 from moeflow.engine.constraints.limits import LIMITS
-from moeflow.engine.messages import Submission, TokenOutput
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from tests.server.fake_client import FakeClient
 from tests.tiny_mixtral import EOS
 

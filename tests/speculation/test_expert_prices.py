@@ -9,7 +9,7 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.speculation.draft_tree import DraftedToken, merge
-from moeflow.speculation.expert_needs import Needs, UsualNeeds
+from moeflow.speculation.expert_needs import ExpertNeeds, UsualNeeds
 from moeflow.speculation.governor import LEAST_GAIN, LEAST_PASSES, Governor
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
@@ -49,7 +49,7 @@ def test_merged_drafts_keep_what_is_known():
 
 def test_what_a_token_adds_is_what_the_others_do_not_need():
     usual = UsualNeeds()
-    needs = Needs([frozenset({1, 2})], frozenset({2, 3, 4}), usual)
+    needs = ExpertNeeds([frozenset({1, 2})], frozenset({2, 3, 4}), usual)
     assert (needs.num_experts, needs.num_absent) == (2, 1)
     token = DraftedToken(5, None, experts=frozenset({2, 3, 7}))
     added = needs.added(token)

@@ -10,7 +10,7 @@ import gguf
 import pytest
 
 from moeflow.core.errors import EngineError
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from studies.peers import guessing, model
 from studies.peers.serving import Server
 from studies.speculation.prompts import Prompt

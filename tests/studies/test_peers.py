@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from moeflow.bench.engine_speed import Case
+from moeflow.bench.engine_speed import SpeedCase
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError, EngineError
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from studies.peers import checking, contestants, environments, model, quantizer, scoring, tables, turns, widened
 from studies.peers.commands.options import peer_versions
 from studies.peers.workers import protocol
@@ -226,7 +226,7 @@ def test_engines_take_turns_and_one_that_fails_is_left_out(monkeypatch, tmp_path
     )
     run = turns.Turns(
         [ours, broken, slow],
-        cases=[Case(1, 32, 8), Case(1, 4096, 0)],
+        cases=[SpeedCase(1, 32, 8), SpeedCase(1, 4096, 0)],
         threads=1,
         seed=0,
         logs=tmp_path,

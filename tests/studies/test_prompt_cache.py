@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.cpu import extension
+from moeflow.text.tokenizer import Tokenizer
 from studies import prompt_cache, random_family
 
 VOCAB = 300

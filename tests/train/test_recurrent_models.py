@@ -12,12 +12,12 @@ from moeflow.core.errors import ConfigError
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
 from moeflow.engine.runner_loading import load_runner
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.saved import is_saved, predictor_folder
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.planner.simulator.routing_study import study_routing
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train import routing_learning
 from moeflow.train.bare_model import load_bare_model, run_sequence, sequences_context
 from moeflow.train.perplexity import perplexity

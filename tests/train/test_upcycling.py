@@ -6,8 +6,8 @@ from transformers import AutoTokenizer, MixtralForCausalLM
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.hardware.host import HostResources
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train import bare_model
 from moeflow.train.bare_model import load_bare_model, run_sequence
 from moeflow.train.phases import Phase

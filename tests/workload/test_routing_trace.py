@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
 from moeflow.workload.routing_recorder import RoutingRecorder
-from moeflow.workload.routing_trace import TextPart, TraceHeader, encode_header, read_routing_trace
+from moeflow.workload.routing_trace import TextShare, TraceHeader, encode_header, read_routing_trace
 
 
 def make_header(**changes):
@@ -40,7 +40,7 @@ def make_pass(header, chance, number):
     for text in range(int(chance.integers(0, 3))):
         known_from, start, stop = sorted(map(int, chance.integers(0, 40, 3)))
         token_ids = chance.integers(0, 2**31, stop - known_from).tolist()
-        texts.append(TextPart(text, known_from, start, stop, stop - start + number, token_ids))
+        texts.append(TextShare(text, known_from, start, stop, stop - start + number, token_ids))
     return ids, ahead, texts, number
 
 

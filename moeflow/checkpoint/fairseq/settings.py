@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
+from moeflow.core.truncated_repr import truncated_repr
 
 PADDING: Final = 1  # fairseq's dictionaries begin with <s>, <pad>, </s>, <unk>
 _END: Final = 2
@@ -55,7 +55,7 @@ def translate(arguments: Mapping[str, Any], vocab_size: int, num_experts: int, f
     for name, expected in _UNSUPPORTED.items():
         value = arguments.get(name)
         if value is not None and value != expected:
-            raise reader.error(f"{name!r} is {brief(value)}, where only {expected!r} is supported")
+            raise reader.error(f"{name!r} is {truncated_repr(value)}, where only {expected!r} is supported")
     hidden_size = reader.positive("decoder_embed_dim")
     for name in ("decoder_input_dim", "decoder_output_dim"):
         if reader.get(int, name, hidden_size) != hidden_size:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeflow.checkpoint.regular_file import open_stream
-from moeflow.core.brief import cut
 from moeflow.core.errors import CheckpointError
+from moeflow.core.truncated_repr import truncated
 from moeflow.kernels.on_demand import torch
 
 _ZIP: Final = b"PK\x03\x04"
@@ -38,7 +38,7 @@ def read_tensor_file(file: Path) -> Mapping[str, Any]:
         with _namespace_allowed():
             found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever a damaged or hostile file brings about
-        reason = cut(str(error).split("\n")[0])
+        reason = truncated(str(error).split("\n")[0])
         raise CheckpointError(
             f"cannot be read as tensors and settings ({reason})", file=file, remedy=_REMEDY
         ) from error

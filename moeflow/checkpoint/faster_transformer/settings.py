@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeflow.checkpoint.regular_file import read_whole
-from moeflow.core.brief import brief, cut
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
+from moeflow.core.truncated_repr import truncated, truncated_repr
 from moeflow.core.units import MIB
 
 DTYPES: Final = {"fp16": "float16", "fp32": "float32"}
@@ -35,7 +35,7 @@ _UNSUPPORTED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class IniSettings:
     """What config.ini says."""
 
     config: dict[str, Any]
@@ -43,14 +43,14 @@ class Settings:
     num_ranks: int  # among which matrices are cut
 
 
-def read_settings(file: Path) -> Settings:
+def read_settings(file: Path) -> IniSettings:
     """Read config.ini. Raises: CheckpointError, naming the setting."""
     ini = configparser.ConfigParser(interpolation=None)
     try:
         ini.read_string(read_whole(file, MIB).decode())
     except (configparser.Error, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"is no configuration file ({cut(str(error))})", file=file, remedy="Convert the model again"
+            f"is no configuration file ({truncated(str(error))})", file=file, remedy="Convert the model again"
         ) from error
     if not ini.has_section("gpt"):
         raise CheckpointError("has no section [gpt]", file=file, remedy="Only GPT models are supported")
@@ -58,11 +58,13 @@ def read_settings(file: Path) -> Settings:
     reader = ConfigReader(_numbers(gpt) | _numbers(structure), file)
     for name, expected in _UNSUPPORTED.items():
         if name in gpt and gpt[name].lower() not in expected:
-            raise reader.error(f"{name!r} is {brief(gpt[name])}, where only {expected[0]} is supported")
+            raise reader.error(f"{name!r} is {truncated_repr(gpt[name])}, where only {expected[0]} is supported")
     dtype = gpt.get("weight_data_type", "fp32")
     if dtype not in DTYPES:
-        raise reader.error(f"'weight_data_type' is {brief(dtype)}; supported are {', '.join(DTYPES)}")
-    return Settings(_config(reader, structure), DTYPES[dtype], reader.positive("tensor_para_size", 1, most=_MAX_RANKS))
+        raise reader.error(f"'weight_data_type' is {truncated_repr(dtype)}; supported are {', '.join(DTYPES)}")
+    return IniSettings(
+        _config(reader, structure), DTYPES[dtype], reader.positive("tensor_para_size", 1, most=_MAX_RANKS)
+    )
 
 
 def _config(reader: ConfigReader, structure: Mapping[str, str]) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def _config(reader: ConfigReader, structure: Mapping[str, str]) -> dict[str, Any
     try:
         moe_layers = json.loads(structure.get("moe_layers", "[]")) if num_experts else []
     except (ValueError, RecursionError) as error:
-        raise reader.error(f"'moe_layers' is {brief(structure['moe_layers'])}, no list of numbers") from error
+        raise reader.error(f"'moe_layers' is {truncated_repr(structure['moe_layers'])}, no list of numbers") from error
     return {
         "model_type": "gpt_moe",
         "vocab_size": reader.positive("vocab_size"),

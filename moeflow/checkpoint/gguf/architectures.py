@@ -29,9 +29,9 @@ from moeflow.checkpoint.gguf.names import (
     ROUTED_NAMES,
     part_of,
 )
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
+from moeflow.core.truncated_repr import truncated_repr
 
 _ROUTED = WIDTH | TOP_K | {"n_routed_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
 _ROUTING: Mapping[str, tuple[str, float | bool]] = {
@@ -330,7 +330,7 @@ def read_architecture(header: GGUFHeader, file: Path) -> Architecture:
     kind = reader.get(str, "general.type", "model")
     if kind in _NO_MODELS:
         raise CheckpointError(
-            f"is no model, but {_NO_MODELS[kind]} (general.type {brief(kind)})",
+            f"is no model, but {_NO_MODELS[kind]} (general.type {truncated_repr(kind)})",
             file=file,
             remedy="Name the GGUF file of the model itself; such additional files are not read",
         )
@@ -345,7 +345,7 @@ def read_architecture(header: GGUFHeader, file: Path) -> Architecture:
         return _deepseek(reader, header.tensors)
     if name not in _OTHERS:
         raise CheckpointError(
-            f"is of the architecture {brief(name)}",
+            f"is of the architecture {truncated_repr(name)}",
             file=file,
             remedy=f"Supported in GGUF files are llama (dense and Mixtral), deepseek2, {', '.join(_OTHERS)}",
         )

@@ -28,9 +28,9 @@ from moeflow.checkpoint.gguf.rope import (
     scaling_from_tables,
 )
 from moeflow.checkpoint.gguf.token_ids import translate_token_ids
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import MAX_LAYERS, ConfigReader
+from moeflow.core.truncated_repr import truncated_repr
 
 # Metadata that changes the arithmetic -> values under which it does not.
 _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
@@ -73,9 +73,11 @@ def translate_config(
     understood = architecture.understood | ({"rope.scaling.attn_factor"} if is_long else set())
     for key, neutral in _NEUTRAL_VALUES.items():
         if key not in understood and reader.raw.get(key, neutral[0]) not in neutral:
-            raise reader.error(f"{key!r} is {brief(reader.raw[key])}, which is not supported")
+            raise reader.error(f"{key!r} is {truncated_repr(reader.raw[key])}, which is not supported")
     if reader.raw.get("expert_gating_func", 0) not in architecture.gatings:
-        raise reader.error(f"'expert_gating_func' is {brief(reader.raw['expert_gating_func'])}, which is not supported")
+        raise reader.error(
+            f"'expert_gating_func' is {truncated_repr(reader.raw['expert_gating_func'])}, which is not supported"
+        )
     embeddings = header.tensors.get("token_embd.weight")
     config: dict[str, Any] = {
         "architectures": [architecture.huggingface_class],

@@ -46,7 +46,7 @@ _BLOCKS: dict[TensorType, BlockKind] = {TensorType[kind]: kind for kind in GGUF_
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _GGUFPiece:
     """Where a Hugging Face tensor lies: a whole GGUF tensor or one expert's slice of it."""
 
     shape: tuple[int, ...]
@@ -83,7 +83,7 @@ class GGUFFile:
             **translate_sampling(header.metadata),
         }
         tables = {ROPE_FACTORS, *(LONG_TABLES.values() if architecture.may_be_long else ())}
-        self._pieces: dict[str, _Piece] = {}
+        self._pieces: dict[str, _GGUFPiece] = {}
         for tensor in header.tensors.values():
             check_num_tensors(len(self._pieces) + tensor.shape[0] * ("_exps" in tensor.name), tensor.file)
             if tensor.name not in tables and not is_beside_nvfp4(tensor.name, header.tensors):
@@ -135,7 +135,7 @@ class GGUFFile:
         factors: list[float] = self._read_piece(name, _whole(header.tensors[name])).tolist()
         return factors
 
-    def _read_piece(self, name: str, piece: _Piece) -> torch.Tensor:
+    def _read_piece(self, name: str, piece: _GGUFPiece) -> torch.Tensor:
         data = self._read_bytes(name, piece, 0, piece.shape[0])
         if piece.quantization == TensorType.NVFP4:
             weights = nvfp4_values(data, self._read_factor(name, piece)).reshape(piece.shape)
@@ -145,7 +145,7 @@ class GGUFFile:
             return torch.log(-weights.float())
         return _pairs_to_halves(weights, piece.pair_heads) if piece.pair_heads else weights
 
-    def _read_bytes(self, name: str, piece: _Piece, start: int, stop: int) -> torch.Tensor:
+    def _read_bytes(self, name: str, piece: _GGUFPiece, start: int, stop: int) -> torch.Tensor:
         """Return some rows as they lie in the file."""
         file = self._files[piece.file]
         row_bytes = piece.num_bytes // max(piece.shape[0], 1)
@@ -154,7 +154,7 @@ class GGUFFile:
         runs = [(piece.start + first * row_bytes, count * row_bytes) for first, count in _runs(piece.rows[start:stop])]
         return torch.cat([file.read(place, size, name) for place, size in runs])
 
-    def _read_factor(self, name: str, piece: _Piece) -> torch.Tensor:
+    def _read_factor(self, name: str, piece: _GGUFPiece) -> torch.Tensor:
         """Return what the scales of an NVFP4 matrix are multiplied by, [1] float32."""
         if piece.factor is None:
             return torch.ones(1)
@@ -165,17 +165,17 @@ class GGUFFile:
             raise CheckpointError(problem, file=file, tensor=name, remedy=DOWNLOAD_AGAIN)
         return factor
 
-    def _piece(self, name: str) -> _Piece:
+    def _piece(self, name: str) -> _GGUFPiece:
         if name not in self._pieces:
             raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
         return self._pieces[name]
 
 
-def _whole(tensor: GGUFTensor) -> _Piece:
-    return _Piece(tensor.shape, tensor.quantization, tensor.file, tensor.start, tensor.num_bytes)
+def _whole(tensor: GGUFTensor) -> _GGUFPiece:
+    return _GGUFPiece(tensor.shape, tensor.quantization, tensor.file, tensor.start, tensor.num_bytes)
 
 
-def _pieces_of(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any]) -> dict[str, _Piece]:
+def _pieces_of(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any]) -> dict[str, _GGUFPiece]:
     """Return what a GGUF tensor holds under Hugging Face names: itself, or a stack's experts."""
     names = architecture.moe_names
     cut = architecture.cuts.get(part_of(tensor.name))
@@ -196,7 +196,7 @@ def _pieces_of(tensor: GGUFTensor, architecture: Architecture, config: Mapping[s
     return dict(_experts(tensor, name, num_experts))
 
 
-def _experts(tensor: GGUFTensor, name: str, num_experts: int) -> Iterator[tuple[str, _Piece]]:
+def _experts(tensor: GGUFTensor, name: str, num_experts: int) -> Iterator[tuple[str, _GGUFPiece]]:
     """Yield the matrices of a stack; of an expert's, where `name` has several, they lie one below the other."""
     names, num_bytes = name.split("+"), tensor.num_bytes // num_experts
     rows, rest = divmod(tensor.shape[1], len(names))
@@ -206,10 +206,10 @@ def _experts(tensor: GGUFTensor, name: str, num_experts: int) -> Iterator[tuple[
         expert, matrix = divmod(number, len(names))
         size = num_bytes // len(names)
         shape, start = (rows, *tensor.shape[2:]), tensor.start + number * size
-        yield names[matrix].format(expert), _Piece(shape, tensor.quantization, tensor.file, start, size)
+        yield names[matrix].format(expert), _GGUFPiece(shape, tensor.quantization, tensor.file, start, size)
 
 
-def _with_factors(pieces: dict[str, _Piece], factors: GGUFTensor | None) -> dict[str, _Piece]:
+def _with_factors(pieces: dict[str, _GGUFPiece], factors: GGUFTensor | None) -> dict[str, _GGUFPiece]:
     """Return pieces of an NVFP4 tensor with what multiplies their scales: a number for all, or for each expert."""
     if factors is None:
         return pieces
@@ -222,7 +222,7 @@ def _with_factors(pieces: dict[str, _Piece], factors: GGUFTensor | None) -> dict
     }
 
 
-def _cut(tensor: GGUFTensor, cut: Cut, config: Mapping[str, Any]) -> dict[str, _Piece]:
+def _cut(tensor: GGUFTensor, cut: Cut, config: Mapping[str, Any]) -> dict[str, _GGUFPiece]:
     """Return the tensors of Hugging Face whose rows a GGUF tensor has."""
     num_rows = tensor.shape[0]
     try:
@@ -279,7 +279,7 @@ def _stored_as(quantization: TensorType) -> str:
     return _UNQUANTIZED.get(quantization) or LEVEL_KINDS.get(quantization) or quantization.name
 
 
-def _numbers_of_rows(piece: _Piece, start: int, stop: int) -> NDArray[np.int64]:
+def _numbers_of_rows(piece: _GGUFPiece, start: int, stop: int) -> NDArray[np.int64]:
     """Return which rows of Hugging Face's matrix the rows [start, stop) of the file are."""
     if not piece.pair_heads:
         return np.arange(start, stop)
@@ -287,7 +287,7 @@ def _numbers_of_rows(piece: _Piece, start: int, stop: int) -> NDArray[np.int64]:
     return numbers
 
 
-def _commonest_dtype(pieces: Mapping[str, _Piece]) -> str:
+def _commonest_dtype(pieces: Mapping[str, _GGUFPiece]) -> str:
     """Return the dtype most bytes are stored in; float32 for quantized ones."""
     num_bytes: Counter[str] = Counter()
     for piece in pieces.values():

@@ -23,8 +23,8 @@ import numpy as np
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors, refuse_lfs_pointer
 from moeflow.checkpoint.gguf.tensor_types import BLOCK_SIZES, SUPPORTED, TensorType
 from moeflow.checkpoint.regular_file import open_stream
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.core.truncated_repr import truncated_repr
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -101,7 +101,7 @@ def read_gguf_header(
         tensors = [_read_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise cursor.damaged(f"general.alignment is {brief(alignment)}, where a power of two is expected")
+        raise cursor.damaged(f"general.alignment is {truncated_repr(alignment)}, where a power of two is expected")
     data_start = -(-cursor.position // alignment) * alignment
     placed = [_place(tensor, data_start, alignment, cursor) for tensor in tensors]
     _check_layout(placed, data_start, alignment, cursor)
@@ -254,7 +254,9 @@ def _read_metadata(
     for _ in range(num_keys):
         key = cursor.string(_MAX_NAME)
         if not key or key in metadata:
-            raise cursor.damaged(f"has the metadata key {brief(key)} twice" if key else "has an empty metadata key")
+            raise cursor.damaged(
+                f"has the metadata key {truncated_repr(key)} twice" if key else "has an empty metadata key"
+            )
         metadata[key] = _read_value(cursor, cursor.number("I"), key, most_items, sought.get(key, ()))
     return metadata
 
@@ -283,11 +285,11 @@ def _read_scalars(cursor: _Cursor, kind: int, count: int, key: str) -> list[Any]
     if kind == _BOOL:
         flags = cursor.take(count)
         if any(flag > 1 for flag in flags):
-            raise cursor.damaged(f"has a truth value that is neither 0 nor 1 under {brief(key)}")
+            raise cursor.damaged(f"has a truth value that is neither 0 nor 1 under {truncated_repr(key)}")
         return [bool(flag) for flag in flags]
     code = _SCALARS.get(kind)
     if code is None:
-        raise cursor.damaged(f"has a value of the unknown type {kind} under {brief(key)}")
+        raise cursor.damaged(f"has a value of the unknown type {kind} under {truncated_repr(key)}")
     values = struct.unpack(f"<{count}{code}", cursor.take(count * struct.calcsize("<" + code)))
     if code == "f":  # the shortest decimal that is this float32: 1e-05, not 9.999999747378752e-06
         return [float(str(np.float32(value))) for value in values]

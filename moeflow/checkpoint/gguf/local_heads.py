@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from moeflow.checkpoint.gguf.header import GGUFTensor
 from moeflow.checkpoint.gguf.rope import ReadTable, read_factors, scaling_from_metadata, turning_share
-from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader
+from moeflow.core.truncated_repr import truncated_repr
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 LAYER_NAMES: Final = {
@@ -89,7 +89,9 @@ def _of_layers(reader: ConfigReader, key: str, kind: type) -> list[Any]:
     """Return the value of each layer."""
     found, num_layers = reader.raw.get(key), reader.positive("block_count")
     if not isinstance(found, list) or len(found) != num_layers or not all(type(it) is kind for it in found):
-        raise reader.error(f"{key!r} is {brief(found)}, where {num_layers} values of {kind.__name__} are expected")
+        raise reader.error(
+            f"{key!r} is {truncated_repr(found)}, where {num_layers} values of {kind.__name__} are expected"
+        )
     return found
 
 

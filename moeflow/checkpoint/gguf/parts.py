@@ -14,8 +14,8 @@ from moeflow.checkpoint.file_errors import MAX_TENSORS, check_num_tensors
 from moeflow.checkpoint.gguf.file_names import MAX_PARTS, PartName, parse_part_name
 from moeflow.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_gguf_header
 from moeflow.checkpoint.gguf.token_ids import TOKENS, TURN_ENDS
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.core.truncated_repr import truncated_repr
 
 _NUMBER: Final = "split.no"  # from 0 on
 _COUNT: Final = "split.count"
@@ -100,7 +100,7 @@ def _said(header: GGUFHeader, key: str, most: int) -> int:
     value = header.metadata[key]
     if type(value) is not int or not 0 <= value <= most:
         raise CheckpointError(
-            f"has {key} = {brief(value)}, where a number from 0 to {most} is expected",
+            f"has {key} = {truncated_repr(value)}, where a number from 0 to {most} is expected",
             file=header.file,
             remedy=_DOWNLOAD_ALL,
         )
@@ -111,9 +111,9 @@ def _check_metadata(part: GGUFHeader, first: GGUFHeader) -> None:
     """Check that a part says nothing of the model that the first does not say."""
     for key, value in part.metadata.items():
         if key not in _OWN and (key not in first.metadata or first.metadata[key] != value):
-            said = brief(first.metadata[key]) if key in first.metadata else "nothing"
+            said = truncated_repr(first.metadata[key]) if key in first.metadata else "nothing"
             raise CheckpointError(
-                f"has {key} = {brief(value)}, where {first.file.name} has {said}",
+                f"has {key} = {truncated_repr(value)}, where {first.file.name} has {said}",
                 file=part.file,
                 remedy="The two are not of one model. " + _DOWNLOAD_ALL,
             )

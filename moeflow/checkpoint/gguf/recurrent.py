@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader
+from moeflow.core.truncated_repr import truncated_repr
 
 LAYER_NAMES: Final = {
     "ssm_in": "mamba.in_proj",
@@ -53,7 +53,8 @@ def key_heads(reader: ConfigReader, default: int, kinds: tuple[str, str] | None)
     are_counts = all(type(count) is int and count >= 0 for count in counts)
     if len(counts) != reader.positive("block_count") or not are_counts or len({*counts} - {0}) > 1:
         raise reader.error(
-            f"'attention.head_count_kv' is {brief(counts)}, where each layer's number is expected: 0, or that of others"
+            f"'attention.head_count_kv' is {truncated_repr(counts)}, where each layer's number is expected: 0, "
+            "or that of others"
         )
     return max(counts) or default, [kinds[0] if count else kinds[1] for count in counts]
 

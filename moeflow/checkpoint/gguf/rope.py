@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeflow.checkpoint.gguf.header import GGUFTensor
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
+from moeflow.core.truncated_repr import truncated_repr
 
 ROPE_FACTORS: Final = "rope_freqs.weight"
 LONG_TABLES: Final = {"long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
@@ -34,7 +34,7 @@ def scaling_from_metadata(reader: ConfigReader) -> dict[str, Any] | None:
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
-        raise reader.error(f"'rope.scaling.type' is {brief(kind)}, where none, linear or yarn is expected")
+        raise reader.error(f"'rope.scaling.type' is {truncated_repr(kind)}, where none, linear or yarn is expected")
     return {
         "rope_type": "yarn",
         "factor": factor,

@@ -15,8 +15,8 @@ from moeflow.checkpoint.gguf.file_names import MAX_PARTS, SUFFIX, GGUFNames, ggu
 from moeflow.checkpoint.hub.model_name import ModelName
 from moeflow.checkpoint.other_kinds import refuse_other_files
 from moeflow.checkpoint.safetensors.folder import INDEX_FILE, PICKLE_SUFFIXES, SINGLE_FILE
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.core.truncated_repr import truncated_repr
 from moeflow.core.units import MIB
 
 MAX_SMALL_BYTES: Final = 64 * MIB  # of a file that describes a model; the largest that are known are tokenizers
@@ -72,7 +72,8 @@ def shards_of(index: Mapping[str, Any], name: ModelName) -> tuple[str, ...]:
     files = set(weight_map.values()) if isinstance(weight_map, dict) and _are_texts(weight_map.values()) else set()
     if not files or not all(file.endswith(".safetensors") and PurePosixPath(file).name == file for file in files):
         raise CheckpointError(
-            f"{name}: its {INDEX_FILE} names {brief(sorted(files)) if files else 'no files'}, where files of weights "
+            f"{name}: its {INDEX_FILE} names {truncated_repr(sorted(files)) if files else 'no files'}, where "
+            "files of weights "
             "beside it are expected",
             remedy="Report it to the repository's owner, or choose another one",
         )

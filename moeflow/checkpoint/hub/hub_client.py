@@ -22,8 +22,8 @@ from huggingface_hub.utils._headers import build_hf_headers
 
 from moeflow.checkpoint.hub.cache_layout import COMMIT
 from moeflow.checkpoint.hub.model_name import ModelName
-from moeflow.core.brief import brief, cut
 from moeflow.core.errors import HubConnectionError, HubError
+from moeflow.core.truncated_repr import truncated, truncated_repr
 from moeflow.core.units import MIB, format_bytes
 from moeflow.core.untrusted import UnreadableError, parse_json
 
@@ -80,9 +80,9 @@ def list_repository(name: ModelName) -> Repository:
         listing = _read_listing(response, name)
     commit, entries = listing.get("sha"), listing.get("siblings")
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
-        raise HubError(f"{endpoint()} gives {brief(commit)} as the commit of {name}, which is none. {_MIRROR}")
+        raise HubError(f"{endpoint()} gives {truncated_repr(commit)} as the commit of {name}, which is none. {_MIRROR}")
     if not isinstance(entries, list) or len(entries) > _MAX_FILES:
-        found = f"{len(entries)} files" if isinstance(entries, list) else brief(entries)
+        found = f"{len(entries)} files" if isinstance(entries, list) else truncated_repr(entries)
         raise HubError(
             f"{endpoint()} lists {found} of {name}, where a list of at most {_MAX_FILES} is expected. {_MIRROR}"
         )
@@ -169,7 +169,9 @@ def _read_listing(response: httpx2.Response, name: ModelName) -> dict[str, Any]:
     except UnreadableError as error:
         raise HubError(f"{endpoint()} sends a list of {name} that is not JSON ({error}). {_MIRROR}") from None
     if not isinstance(listing, dict):
-        raise HubError(f"{endpoint()} lists {name} as {brief(listing)}, where an object is expected. {_MIRROR}")
+        raise HubError(
+            f"{endpoint()} lists {name} as {truncated_repr(listing)}, where an object is expected. {_MIRROR}"
+        )
     return listing
 
 
@@ -190,7 +192,8 @@ def _remote_file(entry: Any, name: ModelName) -> RemoteFile:
         or not _CHECKSUM.fullmatch(checksum)
     ):
         raise HubError(
-            f"{endpoint()} lists a file of {name} as {brief((path, size, checksum))}, where a path, a size and a "
+            f"{endpoint()} lists a file of {name} as {truncated_repr((path, size, checksum))}, where a path, a "
+            "size and a "
             f"checksum are expected. {_MIRROR}"
         )
     return RemoteFile(str(path), int(size), checksum)
@@ -216,16 +219,17 @@ def _explained(name: ModelName) -> Iterator[None]:
         if _IN_REDIRECT in str(error):
             raise _no_address(name, error) from None
         raise HubConnectionError(
-            f"{endpoint()} cannot be reached or broke off ({type(error).__name__}: {cut(str(error))}). Look at the "
+            f"{endpoint()} cannot be reached or broke off ({type(error).__name__}: {truncated(str(error))}). "
+            "Look at the "
             "network; HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror"
         ) from None
     except httpx2.HTTPError as error:
-        raise HubError(f"{endpoint()} answers what cannot be understood ({cut(str(error))}). {_MIRROR}") from None
+        raise HubError(f"{endpoint()} answers what cannot be understood ({truncated(str(error))}). {_MIRROR}") from None
 
 
 def _no_address(name: ModelName, error: Exception) -> HubError:
     return HubError(
-        f"{endpoint()} cannot be asked for {name}, or leads to an address that cannot ({cut(str(error))}). "
+        f"{endpoint()} cannot be asked for {name}, or leads to an address that cannot ({truncated(str(error))}). "
         "Look at HF_ENDPOINT and HF_TOKEN"
     )
 

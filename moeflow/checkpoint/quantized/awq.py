@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from moeflow.checkpoint.quantized.integers import IntegerMatrix, Integers, unpack
 from moeflow.checkpoint.quantized.matrix import Found
-from moeflow.checkpoint.quantized.parts import Parts
+from moeflow.checkpoint.quantized.parts import TensorParts
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.kernels.on_demand import torch
 
@@ -27,7 +27,7 @@ _IN_WORD: Final = 32 // _BITS
 _PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]  # of output i in a word
 
 
-def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
+def find_matrices(parts: TensorParts, settings: QuantizationSettings) -> Found:
     """Return the linear layers. Raises: CheckpointError."""
     settings.one_of("bits" if "bits" in settings.values else "w_bit", [_BITS], _BITS)
     settings.one_of("version", ["gemm", "GEMM"], "gemm")
@@ -40,7 +40,7 @@ def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
     return found
 
 
-def _matrix(parts: Parts, name: str, group_size: int | None) -> IntegerMatrix:
+def _matrix(parts: TensorParts, name: str, group_size: int | None) -> IntegerMatrix:
     qweight, qzeros, scales = (f"{name}.{part}" for part in ("qweight", "qzeros", "scales"))
     info = parts.info(qweight, ["int32"], 2)
     num_inputs, num_words = info.shape
@@ -69,7 +69,7 @@ def _matrix(parts: Parts, name: str, group_size: int | None) -> IntegerMatrix:
     )
 
 
-def _unpack_outputs(parts: Parts, name: str, start: int, stop: int) -> Tensor:
+def _unpack_outputs(parts: TensorParts, name: str, start: int, stop: int) -> Tensor:
     """Return the stored values of outputs [start, stop): [stop - start, rows of the tensor] uint8."""
     first = start // _IN_WORD
     words = parts.columns(name, first, -(-stop // _IN_WORD))

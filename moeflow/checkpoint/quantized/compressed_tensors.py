@@ -27,7 +27,7 @@ from moeflow.checkpoint.checkpoint import TensorInfo
 from moeflow.checkpoint.quantized import float8, nvfp4
 from moeflow.checkpoint.quantized.integers import IntegerMatrix, Integers, unpack
 from moeflow.checkpoint.quantized.matrix import Found
-from moeflow.checkpoint.quantized.parts import SCALES, Parts
+from moeflow.checkpoint.quantized.parts import SCALES, TensorParts
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.kernels.on_demand import torch
 
@@ -38,7 +38,7 @@ _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantiz
 _NVFP4 = "nvfp4-pack-quantized"
 
 
-def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
+def find_matrices(parts: TensorParts, settings: QuantizationSettings) -> Found:
     """Return the linear layers. Raises: CheckpointError."""
     weights = _weights(settings)
     if weights.one_of("type", ["int", "float"], "int") == "float":
@@ -80,7 +80,7 @@ def _weights(settings: QuantizationSettings) -> QuantizationSettings:
     return settings.inner("weights", of_groups[0])
 
 
-def _packed(parts: Parts, name: str, bits: int, group_size: int | None) -> IntegerMatrix:
+def _packed(parts: TensorParts, name: str, bits: int, group_size: int | None) -> IntegerMatrix:
     packed, zero_name = f"{name}.weight_packed", f"{name}.weight_zero_point"
     in_word, middle = 32 // bits, 1 << (bits - 1)
     info = parts.info(packed, ["int32"], 2)
@@ -112,7 +112,7 @@ def _packed(parts: Parts, name: str, bits: int, group_size: int | None) -> Integ
     )
 
 
-def _plain(parts: Parts, name: str, group_size: int | None) -> IntegerMatrix:
+def _plain(parts: TensorParts, name: str, group_size: int | None) -> IntegerMatrix:
     weight, zero_name = f"{name}.weight", f"{name}.weight_zero_point"
     info = parts.info(weight, ["int8"], 2)
     num_rows, num_cols = info.shape
@@ -142,7 +142,7 @@ class _Scale:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: TensorParts,
         name: str,
         of: TensorInfo,
         num_rows: int,

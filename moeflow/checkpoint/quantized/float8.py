@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from moeflow.checkpoint.quantized.matrix import Found
-from moeflow.checkpoint.quantized.parts import SCALES, Parts
+from moeflow.checkpoint.quantized.parts import SCALES, TensorParts
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
-from moeflow.core.brief import brief
+from moeflow.core.truncated_repr import truncated_repr
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.weight_format import GroupKind
 
@@ -25,14 +25,14 @@ _COLUMNS: Final = 128  # of a block
 _NAN: Final = 0x7F  # without its sign
 
 
-def find_fp8(parts: Parts, settings: QuantizationSettings) -> Found:
+def find_fp8(parts: TensorParts, settings: QuantizationSettings) -> Found:
     """Return the linear layers of a folder in `fp8`. Raises: CheckpointError."""
     settings.one_of("fmt", ["e4m3"], "e4m3")
     block = settings.values.get("weight_block_size")
     return find_matrices(parts, settings, "_scale" if block is None else "_scale_inv", block)
 
 
-def find_matrices(parts: Parts, settings: QuantizationSettings, suffix: str, block: Any) -> Found:
+def find_matrices(parts: TensorParts, settings: QuantizationSettings, suffix: str, block: Any) -> Found:
     """Return all matrices that have scales under their name with `suffix`; `block` is rows and columns of blocks.
 
     Raises: CheckpointError.
@@ -40,7 +40,7 @@ def find_matrices(parts: Parts, settings: QuantizationSettings, suffix: str, blo
     if block is not None and not (
         isinstance(block, list) and len(block) == 2 and all(type(it) is int and it > 0 for it in block)
     ):
-        raise settings.refuse(f"where blocks of {brief(block)} are no rows and columns")
+        raise settings.refuse(f"where blocks of {truncated_repr(block)} are no rows and columns")
     found = Found({}, set())
     for name in parts.ending_in(f".weight{suffix}"):
         weight = f"{name}.weight"
@@ -49,7 +49,7 @@ def find_matrices(parts: Parts, settings: QuantizationSettings, suffix: str, blo
     return found
 
 
-def _matrix(parts: Parts, weight: str, suffix: str, block: tuple[int, int] | None) -> Float8Matrix:
+def _matrix(parts: TensorParts, weight: str, suffix: str, block: tuple[int, int] | None) -> Float8Matrix:
     info = parts.info(weight, ["float8_e4m3fn"], 2)
     num_rows, num_cols = info.shape
     scale_info = parts.info(weight + suffix, [*SCALES, "float8_e8m0fnu"])
@@ -83,7 +83,7 @@ class Float8Matrix:
     shape: tuple[int, int]
     num_bytes: int
     file: Path
-    parts: Parts
+    parts: TensorParts
     name: str
     scale_name: str
     block: tuple[int, int]  # rows and columns that share a scale

@@ -17,7 +17,7 @@ import numpy as np
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.quantized import auto_round, awq, compressed_tensors, float8, gptq, modelopt, mxfp4
 from moeflow.checkpoint.quantized.matrix import Found, QuantizedMatrix
-from moeflow.checkpoint.quantized.parts import SCALES, Parts
+from moeflow.checkpoint.quantized.parts import SCALES, TensorParts
 from moeflow.checkpoint.quantized.settings import REMEDY, QuantizationSettings
 from moeflow.checkpoint.safetensors.folder import QUANTIZATION_KEYS, SafetensorsFolder
 from moeflow.core.errors import CheckpointError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _NOT_OF_WEIGHTS = re.compile(r"\.(input|output|k|v|q|kv)_(scale|global_scale|zero_point)$")
 
 # By what quantization_config calls the method: what finds the matrices that tensors were made of.
-FORMATS: Final = ExtensibleTable[Callable[[Parts, QuantizationSettings, Mapping[str, Any]], Found]](
+FORMATS: Final = ExtensibleTable[Callable[[TensorParts, QuantizationSettings, Mapping[str, Any]], Found]](
     "moeflow.formats",
     {
         "mxfp4": lambda parts, _, config: mxfp4.find_matrices(parts, config),
@@ -58,7 +58,7 @@ class QuantizedFolder:
         self.config_file: Path = folder.config_file
         self.config: Mapping[str, Any] = {key: it for key, it in folder.config.items() if key not in QUANTIZATION_KEYS}
         self.generation_config: Mapping[str, Any] = folder.generation_config
-        found = _find(Parts(folder), settings, self.config)
+        found = _find(TensorParts(folder), settings, self.config)
         self._matrices: dict[str, QuantizedMatrix] = found.matrices
         self.tensors: Mapping[str, TensorInfo] = _described(found) | _others(folder, found)
         self.dtype: str = _commonest_dtype(self.tensors)
@@ -81,7 +81,7 @@ class QuantizedFolder:
         self._folder.close()
 
 
-def _find(parts: Parts, settings: QuantizationSettings, config: Mapping[str, Any]) -> Found:
+def _find(parts: TensorParts, settings: QuantizationSettings, config: Mapping[str, Any]) -> Found:
     if settings.method not in FORMATS:
         raise settings.refuse("which is not supported")
     found = FORMATS[settings.method](parts, settings, config)

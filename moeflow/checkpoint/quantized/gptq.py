@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from moeflow.checkpoint.quantized.integers import IntegerMatrix, Integers, unpack
 from moeflow.checkpoint.quantized.matrix import Found
-from moeflow.checkpoint.quantized.parts import Parts
+from moeflow.checkpoint.quantized.parts import TensorParts
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.kernels.on_demand import torch
 
@@ -22,7 +22,7 @@ _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _ACT_ORDER = "its inputs are not grouped in their order, as act order (desc_act) does"
 
 
-def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
+def find_matrices(parts: TensorParts, settings: QuantizationSettings) -> Found:
     """Return the linear layers. Raises: CheckpointError."""
     bits = settings.one_of("bits", [4, 8])
     may_be_moved = settings.one_of("desc_act", [False, True], False)
@@ -40,7 +40,7 @@ def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
     return found
 
 
-def _are_in_order(parts: Parts, name: str, group_size: int | None) -> bool:
+def _are_in_order(parts: TensorParts, name: str, group_size: int | None) -> bool:
     """Return whether a layer's groups are of neighbouring inputs, which it has to say."""
     if not parts.has(f"{name}.g_idx"):
         return False
@@ -48,7 +48,7 @@ def _are_in_order(parts: Parts, name: str, group_size: int | None) -> bool:
     return torch.equal(groups, torch.arange(len(groups), dtype=torch.int32) // (group_size or len(groups)))
 
 
-def _matrix(parts: Parts, name: str, bits: int, group_size: int | None, zero_offset: int) -> IntegerMatrix:
+def _matrix(parts: TensorParts, name: str, bits: int, group_size: int | None, zero_offset: int) -> IntegerMatrix:
     qweight, qzeros, scales, g_idx = (f"{name}.{part}" for part in _PARTS)
     in_word = 32 // bits
     info = parts.info(qweight, ["int32"], 2)

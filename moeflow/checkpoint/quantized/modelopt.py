@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from moeflow.checkpoint.quantized import float8, nvfp4
 from moeflow.checkpoint.quantized.matrix import Found
-from moeflow.checkpoint.quantized.parts import Parts
+from moeflow.checkpoint.quantized.parts import TensorParts
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 
 
-def find_matrices(parts: Parts, settings: QuantizationSettings) -> Found:
+def find_matrices(parts: TensorParts, settings: QuantizationSettings) -> Found:
     """Return the linear layers. Raises: CheckpointError."""
     if "quantization" in settings.values:  # as in ModelOpt's own file
         settings = settings.inner("quantization", settings.values["quantization"])

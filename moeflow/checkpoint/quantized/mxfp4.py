@@ -20,7 +20,7 @@ from moeflow.checkpoint.checkpoint import TensorInfo
 from moeflow.checkpoint.e2m1 import e2m1_values
 from moeflow.checkpoint.file_errors import check_num_tensors
 from moeflow.checkpoint.quantized.matrix import Found
-from moeflow.checkpoint.quantized.parts import Parts
+from moeflow.checkpoint.quantized.parts import TensorParts
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.weight_format import BlockKind
 
@@ -32,7 +32,7 @@ _NAN: Final = 255  # as an exponent
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
-def find_matrices(parts: Parts, config: Mapping[str, Any]) -> Found:
+def find_matrices(parts: TensorParts, config: Mapping[str, Any]) -> Found:
     """Return the matrices. Raises: CheckpointError."""
     takes_turns = config.get("model_type") == "gpt_oss"
     found = Found({}, set())
@@ -51,12 +51,12 @@ def find_matrices(parts: Parts, config: Mapping[str, Any]) -> Found:
     return found
 
 
-def _one(parts: Parts, name: str, info: TensorInfo) -> Iterator[tuple[str, MXFP4Matrix]]:
+def _one(parts: TensorParts, name: str, info: TensorInfo) -> Iterator[tuple[str, MXFP4Matrix]]:
     own = name if name.endswith(".weight") else f"{name}.weight"
     yield own, _part(parts, name, info, 0, info.shape[0], 1)
 
 
-def _experts(parts: Parts, name: str, info: TensorInfo, takes_turns: bool) -> Iterator[tuple[str, MXFP4Matrix]]:
+def _experts(parts: TensorParts, name: str, info: TensorInfo, takes_turns: bool) -> Iterator[tuple[str, MXFP4Matrix]]:
     prefix, _, matrix = name.rpartition(".")
     num_experts, num_rows = info.shape[:2]
     for expert in range(num_experts):
@@ -72,7 +72,7 @@ def _experts(parts: Parts, name: str, info: TensorInfo, takes_turns: bool) -> It
             raise parts.misfit(name + _BLOCKS, "is a stack of experts that is neither gate_up_proj nor down_proj")
 
 
-def _part(parts: Parts, name: str, info: TensorInfo, first: int, num_rows: int, step: int) -> MXFP4Matrix:
+def _part(parts: TensorParts, name: str, info: TensorInfo, first: int, num_rows: int, step: int) -> MXFP4Matrix:
     num_blocks = info.shape[-2]
     return MXFP4Matrix(
         shape=(num_rows, num_blocks * _BLOCK),
@@ -92,7 +92,7 @@ class MXFP4Matrix:
     shape: tuple[int, int]
     num_bytes: int
     file: Path
-    parts: Parts
+    parts: TensorParts
     name: str
     first: int
     step: int

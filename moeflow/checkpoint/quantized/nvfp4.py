@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from moeflow.checkpoint.e2m1 import e2m1_values
 from moeflow.checkpoint.quantized.matrix import Found
-from moeflow.checkpoint.quantized.parts import Parts
+from moeflow.checkpoint.quantized.parts import TensorParts
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.weight_format import GroupKind
 
@@ -44,7 +44,7 @@ MODELOPT: Final = Layout("weight", "weight_scale_2", divides=False)
 COMPRESSED_TENSORS: Final = Layout("weight_packed", "weight_global_scale", divides=True)
 
 
-def find_matrices(parts: Parts, layout: Layout) -> Found:
+def find_matrices(parts: TensorParts, layout: Layout) -> Found:
     """Return the layers whose numbers are stored so. Raises: CheckpointError."""
     found = Found({}, set())
     for name in parts.ending_in(f".{layout.numbers}"):
@@ -54,7 +54,7 @@ def find_matrices(parts: Parts, layout: Layout) -> Found:
     return found
 
 
-def _matrix(parts: Parts, name: str, layout: Layout) -> NVFP4Matrix:
+def _matrix(parts: TensorParts, name: str, layout: Layout) -> NVFP4Matrix:
     numbers, of_all = f"{name}.{layout.numbers}", f"{name}.{layout.of_all}"
     info = parts.info(numbers, ["uint8"], 2)
     num_rows, num_cols = info.shape[0], 2 * info.shape[1]
@@ -83,7 +83,7 @@ class NVFP4Matrix:
     shape: tuple[int, int]
     num_bytes: int
     file: Path
-    parts: Parts
+    parts: TensorParts
     numbers: str
     scales: str
     of_all: str

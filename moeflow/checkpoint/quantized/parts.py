@@ -18,7 +18,7 @@ SCALES = ("float16", "bfloat16", "float32")  # types of numbers other than weigh
 _CHUNK_BYTES = 1 << 22  # of a tensor whose columns are wanted
 
 
-class Parts:
+class TensorParts:
     """The tensors of a folder."""
 
     def __init__(self, folder: SafetensorsFolder) -> None:

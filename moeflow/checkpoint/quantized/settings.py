@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeflow.checkpoint.safetensors.folder import QUANTIZATION_KEYS
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.core.truncated_repr import truncated_repr
 
 READ: Final = (
     "mxfp4, fp8, modelopt (NVFP4 and FP8), compressed-tensors (int4, int8, float8 and NVFP4), awq (gemm), and gptq "
@@ -58,8 +58,8 @@ class QuantizationSettings:
         value = default if value is None else value
         # JSON's true is no 1.
         if not any(value == known and type(value) is type(known) for known in supported):
-            listed = ", ".join(map(brief, supported))
-            raise self.refuse(f"where {field} {brief(value)} is not supported, only {listed}")
+            listed = ", ".join(map(truncated_repr, supported))
+            raise self.refuse(f"where {field} {truncated_repr(value)} is not supported, only {listed}")
         return value
 
     def group_size(self, field: str, default: int | None = None) -> int | None:
@@ -68,7 +68,7 @@ class QuantizationSettings:
         if value in (-1, None):
             return None
         if type(value) is not int or value <= 0:
-            raise self.refuse(f"where {field} {brief(value)} is no number of values")
+            raise self.refuse(f"where {field} {truncated_repr(value)} is no number of values")
         return value
 
     def check_overrides(self, field: str) -> None:
@@ -83,7 +83,8 @@ class QuantizationSettings:
             for name in ("bits", "group_size"):
                 if name in own and own[name] != self.values.get(name):
                     raise self.refuse(
-                        f"where {field} gives {brief(layer)} a {name} of its own, {brief(own[name])}: "
+                        f"where {field} gives {truncated_repr(layer)} a {name} of its own, "
+                        f"{truncated_repr(own[name])}: "
                         "one way for all matrices is supported"
                     )
 

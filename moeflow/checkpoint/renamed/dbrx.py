@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
 from moeflow.checkpoint.file_errors import check_num_tensors
-from moeflow.checkpoint.renamed.renamed_checkpoint import Piece
+from moeflow.checkpoint.renamed.renamed_checkpoint import TensorPiece
 from moeflow.core.errors import CheckpointError
 
 _BLOCK: Final = re.compile(r"transformer\.blocks\.(\d+)\.(.+)")
@@ -27,13 +27,13 @@ _EXPERTS: Final = {
 }
 
 
-def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
+def find_pieces(stored: Checkpoint) -> dict[str, TensorPiece]:
     """Return what each tensor is in the files. Raises: CheckpointError if stacks are not as config.json says."""
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorPiece] = {}
     for name, info in stored.tensors.items():
         found = _BLOCK.fullmatch(name)
         if found is None:
-            pieces[_ENDS.get(name, name)] = Piece(name, info.shape)
+            pieces[_ENDS.get(name, name)] = TensorPiece(name, info.shape)
             continue
         prefix, part = f"model.layers.{found[1]}", found[2]
         if part == _QKV:
@@ -44,12 +44,12 @@ def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
             pieces |= _experts(f"{prefix}.mlp.experts", _EXPERTS[part], name, info, num_experts)
         else:
             renamed = f"{prefix}.{_IN_BLOCK[part]}" if part in _IN_BLOCK else name
-            pieces[renamed] = Piece(name, info.shape)
+            pieces[renamed] = TensorPiece(name, info.shape)
         check_num_tensors(len(pieces), stored.path)
     return pieces
 
 
-def _projections(prefix: str, name: str, info: TensorInfo) -> Mapping[str, Piece]:
+def _projections(prefix: str, name: str, info: TensorInfo) -> Mapping[str, TensorPiece]:
     """Cut [hidden + 2 KV * D, hidden] into queries, as wide as hidden states, keys and values."""
     if len(info.shape) != 2 or info.shape[0] <= info.shape[1] or (info.shape[0] - info.shape[1]) % 2:
         raise _misfit(name, info, "queries as wide as hidden states, keys and values")
@@ -57,12 +57,12 @@ def _projections(prefix: str, name: str, info: TensorInfo) -> Mapping[str, Piece
     sizes = {"q_proj": hidden, "k_proj": (rows - hidden) // 2, "v_proj": (rows - hidden) // 2}
     pieces, first = {}, 0
     for part, size in sizes.items():
-        pieces[f"{prefix}.self_attn.{part}.weight"] = Piece(name, (size, hidden), first)
+        pieces[f"{prefix}.self_attn.{part}.weight"] = TensorPiece(name, (size, hidden), first)
         first += size
     return pieces
 
 
-def _experts(prefix: str, part: str, name: str, info: TensorInfo, num_experts: int) -> Mapping[str, Piece]:
+def _experts(prefix: str, part: str, name: str, info: TensorInfo, num_experts: int) -> Mapping[str, TensorPiece]:
     """Cut [E * I, hidden] into experts."""
     if len(info.shape) != 2 or info.shape[0] % num_experts:
         raise _misfit(name, info, f"{num_experts} experts one below the other")
@@ -70,7 +70,7 @@ def _experts(prefix: str, part: str, name: str, info: TensorInfo, num_experts: i
     width, is_turned = rows // num_experts, part == "down_proj"
     shape = (hidden, width) if is_turned else (width, hidden)
     return {
-        f"{prefix}.{expert}.{part}.weight": Piece(name, shape, expert * width, is_turned)
+        f"{prefix}.{expert}.{part}.weight": TensorPiece(name, shape, expert * width, is_turned)
         for expert in range(num_experts)
     }
 

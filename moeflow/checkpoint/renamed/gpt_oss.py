@@ -16,20 +16,20 @@ from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
 from moeflow.checkpoint.file_errors import check_num_tensors
-from moeflow.checkpoint.renamed.renamed_checkpoint import Piece
+from moeflow.checkpoint.renamed.renamed_checkpoint import TensorPiece
 from moeflow.core.errors import CheckpointError
 
 _STACK: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 _PARTS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
-def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
+def find_pieces(stored: Checkpoint) -> dict[str, TensorPiece]:
     """Return what each tensor is in the files. Raises: CheckpointError if stacks have other shapes."""
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorPiece] = {}
     for name, info in stored.tensors.items():
         found = _STACK.fullmatch(name)
         if found is None:
-            pieces[name] = Piece(name, info.shape)
+            pieces[name] = TensorPiece(name, info.shape)
         else:
             prefix, parts, is_bias = found[1], _PARTS[found[2]], bool(found[3])
             _check_shape(name, info, 2 if is_bias else 3, len(parts))
@@ -41,17 +41,17 @@ def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
 
 def _experts(
     prefix: str, parts: tuple[str, ...], name: str, info: TensorInfo, *, is_bias: bool
-) -> Iterator[tuple[str, Piece]]:
+) -> Iterator[tuple[str, TensorPiece]]:
     step = len(parts)
     for expert in range(info.shape[0]):
         for first, part in enumerate(parts):
             rows = info.shape[-1] // step
             own = f"{prefix}.{expert}.{part}"
             if is_bias:
-                yield f"{own}.bias", Piece(name, (rows,), expert, first=first, step=step)
+                yield f"{own}.bias", TensorPiece(name, (rows,), expert, first=first, step=step)
             else:
                 cols = info.shape[1]
-                yield f"{own}.weight", Piece(name, (rows, cols), expert * cols, True, first, step)
+                yield f"{own}.weight", TensorPiece(name, (rows, cols), expert * cols, True, first, step)
 
 
 def _check_shape(name: str, info: TensorInfo, num_dims: int, step: int) -> None:

@@ -13,20 +13,20 @@ from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import check_num_tensors
-from moeflow.checkpoint.renamed.renamed_checkpoint import Piece
+from moeflow.checkpoint.renamed.renamed_checkpoint import TensorPiece
 from moeflow.checkpoint.renamed.stacks import check_stack, cut_rows
 
 _NETWORK: Final = re.compile(r"(.+)\.(block_sparse_moe|shared_mlp)\.(input_linear|output_linear)\.weight")
 _PARTS: Final = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
 
 
-def find_pieces(stored: Checkpoint) -> dict[str, Piece]:
+def find_pieces(stored: Checkpoint) -> dict[str, TensorPiece]:
     """Return what each tensor is in the files. Raises: CheckpointError if networks have other shapes."""
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorPiece] = {}
     for name, info in stored.tensors.items():
         found = _NETWORK.fullmatch(name)
         if found is None:
-            pieces[name] = Piece(name, info.shape)
+            pieces[name] = TensorPiece(name, info.shape)
         else:
             is_stack, parts = found[2] == "block_sparse_moe", _PARTS[found[3]]
             check_stack(name, info, 3 if is_stack else 2, len(parts))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _KEPT = 2  # turned matrices, which are read whole: threads take pieces of one, and then of the next
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TensorPiece(msgspec.Struct, frozen=True):
     """What a tensor is in the files: a whole one, or so many rows of one, which may be turned.
 
     Of turned matrices, and of vectors that lie in a row, it may be a part: each `step`-th number from `first` on.
@@ -48,7 +48,7 @@ class RenamedCheckpoint:
     """A `Checkpoint` over another."""
 
     def __init__(
-        self, stored: Checkpoint, pieces: Mapping[str, Piece], config: Mapping[str, Any] | None = None
+        self, stored: Checkpoint, pieces: Mapping[str, TensorPiece], config: Mapping[str, Any] | None = None
     ) -> None:
         """Take what each name stands for, within the stored tensors' shapes; `stored` is closed with this."""
         self._stored = stored
@@ -62,7 +62,7 @@ class RenamedCheckpoint:
         self._turned: dict[tuple[str, int], torch.Tensor] = {}
         self._turning = threading.Lock()
 
-    def _described(self, piece: Piece) -> TensorInfo:
+    def _described(self, piece: TensorPiece) -> TensorInfo:
         info = self._stored.tensors[piece.source]
         num_bytes = info.num_bytes * prod(piece.shape) // max(prod(info.shape), 1)
         return TensorInfo(piece.shape, num_bytes, info.stored_as, info.file)
@@ -87,15 +87,15 @@ class RenamedCheckpoint:
         rows = self._turn(piece)[start:stop] if piece.is_turned else self._rows(piece, start, stop)
         return StoredRows(rows, np.arange(start, stop))
 
-    def _piece(self, name: str) -> Piece:
+    def _piece(self, name: str) -> TensorPiece:
         if name not in self._pieces:
             raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
         return self._pieces[name]
 
-    def _rows(self, piece: Piece, start: int, stop: int) -> torch.Tensor:
+    def _rows(self, piece: TensorPiece, start: int, stop: int) -> torch.Tensor:
         return self._stored.read_rows(piece.source, piece.first_row + start, piece.first_row + stop).values
 
-    def _turn(self, piece: Piece) -> torch.Tensor:
+    def _turn(self, piece: TensorPiece) -> torch.Tensor:
         """Return a turned matrix, rows behind each other; the last ones are kept, with others' parts of them."""
         with self._turning:
             found = self._turned.get((piece.source, piece.first_row))

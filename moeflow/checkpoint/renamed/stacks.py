@@ -8,14 +8,14 @@ from typing import Final
 
 from moeflow.checkpoint.checkpoint import TensorInfo
 from moeflow.checkpoint.file_errors import check_num_tensors
-from moeflow.checkpoint.renamed.renamed_checkpoint import Piece
+from moeflow.checkpoint.renamed.renamed_checkpoint import TensorPiece
 from moeflow.core.errors import CheckpointError
 
 _STACK: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
 _PARTS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
-def find_experts(name: str, info: TensorInfo, known: str) -> Mapping[str, Piece]:
+def find_experts(name: str, info: TensorInfo, known: str) -> Mapping[str, TensorPiece]:
     """Return what a stack `gate_up_proj` [E, 2 width, hidden] or `down_proj` [E, hidden, width] holds; else nothing.
 
     `known` is its name in a text-only model.
@@ -31,12 +31,14 @@ def find_experts(name: str, info: TensorInfo, known: str) -> Mapping[str, Piece]
     return dict(cut_rows([f"{found[1]}.{expert}" for expert in range(info.shape[0])], parts, name, info))
 
 
-def cut_rows(prefixes: Sequence[str], parts: Sequence[str], name: str, info: TensorInfo) -> Iterator[tuple[str, Piece]]:
+def cut_rows(
+    prefixes: Sequence[str], parts: Sequence[str], name: str, info: TensorInfo
+) -> Iterator[tuple[str, TensorPiece]]:
     """Yield the matrices of networks that lie one below the other, as many in each as there are `parts`."""
     rows, cols = info.shape[-2] // len(parts), info.shape[-1]
     places = [f"{prefix}.{part}.weight" for prefix in prefixes for part in parts]
     for number, place in enumerate(places):
-        yield place, Piece(name, (rows, cols), number * rows)
+        yield place, TensorPiece(name, (rows, cols), number * rows)
 
 
 def check_stack(name: str, info: TensorInfo, num_dims: int, num_parts: int) -> None:

@@ -23,8 +23,8 @@ from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
 from moeflow.checkpoint.other_kinds import refuse_other_config, refuse_other_tensors
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.checkpoint.safetensors.header import SafetensorsEntry, check_num_bytes, read_safetensors_header
-from moeflow.core.brief import brief, cut
 from moeflow.core.errors import CheckpointError
+from moeflow.core.truncated_repr import truncated, truncated_repr
 from moeflow.kernels.on_demand import torch
 
 SINGLE_FILE = "model.safetensors"
@@ -173,7 +173,7 @@ def _shard_name(tensor: str, value: Any, index: Path) -> str:
     """Return `value` if it is the plain name of a safetensors file, so that nothing outside is ever opened."""
     if not isinstance(value, str) or not re.fullmatch(r"[^/\\\x00]+\.safetensors", value):
         raise CheckpointError(
-            f"its shard {brief(value)} is no plain name of a .safetensors file in this folder",
+            f"its shard {truncated_repr(value)} is no plain name of a .safetensors file in this folder",
             file=index,
             tensor=tensor,
             remedy=DOWNLOAD_AGAIN,
@@ -258,7 +258,7 @@ def _torch_dtype(entry: SafetensorsEntry) -> torch.dtype:
 def _value_bytes(name: str, entry: SafetensorsEntry, file: Path, supported: Mapping[str, str]) -> int:
     if entry.dtype not in supported:
         raise CheckpointError(
-            f"is stored in {cut(entry.dtype)}; supported are {', '.join(supported)}",
+            f"is stored in {truncated(entry.dtype)}; supported are {', '.join(supported)}",
             file=file,
             tensor=name,
             remedy="Use a version of the model with unquantized weights",

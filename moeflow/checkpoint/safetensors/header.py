@@ -19,8 +19,8 @@ import msgspec
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, refuse_lfs_pointer
 from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, parse_json_object
 from moeflow.checkpoint.regular_file import open_stream
-from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.core.truncated_repr import truncated_repr
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = MAX_INDEX_BYTES  # the format's own limit, 100 MB, is for more tensors than one can use
@@ -75,9 +75,9 @@ def _parse_entry(name: str, value: Any, data_start: int, file: Path) -> Safetens
     if not isinstance(dtype, str):
         problem = "has no dtype"
     elif not _is_counts(shape) or len(shape) > _MAX_RANK:
-        problem = f"has the shape {brief(shape)}"
+        problem = f"has the shape {truncated_repr(shape)}"
     elif not _is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        problem = f"has the data_offsets {brief(offsets)}"
+        problem = f"has the data_offsets {truncated_repr(offsets)}"
     else:
         return SafetensorsEntry(dtype, tuple(shape), data_start + offsets[0], offsets[1] - offsets[0])
     raise CheckpointError(f"{problem} in a damaged header", file=file, tensor=name, remedy=DOWNLOAD_AGAIN)
@@ -110,7 +110,8 @@ def check_num_bytes(name: str, entry: SafetensorsEntry, itemsize: int, file: Pat
     need = math.prod(entry.shape) * itemsize
     if need != entry.num_bytes or need == 0:
         raise CheckpointError(
-            f"shape {brief(list(entry.shape))} in {entry.dtype} takes {brief(need)} bytes, the header gives it "
+            f"shape {truncated_repr(list(entry.shape))} in {entry.dtype} takes {truncated_repr(need)} bytes, "
+            "the header gives it "
             f"{entry.num_bytes}",
             file=file,
             tensor=name,

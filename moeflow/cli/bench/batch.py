@@ -92,7 +92,7 @@ def batch(
     if interactive_rate is not None:
         WorkloadSpec(rate=interactive_rate, num_requests=interactive_requests, vocab_size=1)
     recorder = Recorder("batch", out, as_json)
-    run = Run(policies, repeats, seed, interactive_rate, interactive_requests, recorder)
+    run = BatchBench(policies, repeats, seed, interactive_rate, interactive_requests, recorder)
     try:
         asyncio.run(run.all(overrides, names, asked, num_requests, num_new))
         interrupted = False
@@ -103,7 +103,7 @@ def batch(
 
 
 @dataclasses.dataclass(slots=True)
-class Run:
+class BatchBench:
     """One invocation."""
 
     policies: tuple[str, ...]

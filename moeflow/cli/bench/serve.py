@@ -85,7 +85,7 @@ def serve(
     if plots is not None:
         require_matplotlib()
     recorder = Recorder("serve", out, as_json)
-    run = Run(traffic, rates, repeats, recorder)
+    run = ServeBench(traffic, rates, repeats, recorder)
     try:
         if url is not None:
             address = lazy.check_address(url, allow_remote=allow_remote)
@@ -104,7 +104,7 @@ def serve(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Run:
+class ServeBench:
     """One invocation: makes the traffic."""
 
     traffic: dict[str, int]

@@ -18,7 +18,7 @@ import click
 from moeflow.cli.api_key import api_key_option
 from moeflow.cli.chat.chat_backend import ChatBackend, LocalChat, RemoteChat
 from moeflow.cli.chat.commands import HELP, Commands, Leave, Retry
-from moeflow.cli.chat.conversation import Conversation
+from moeflow.cli.chat.conversation import ChatHistory
 from moeflow.cli.chat.typed_input import InputHistory, read_input
 from moeflow.cli.help import Command
 from moeflow.cli.kept_bytes import HISTORY_FILE
@@ -69,10 +69,10 @@ def chat(
     history = InputHistory(overrides["cache_dir"] / HISTORY_FILE) if sys.stdin.isatty() else None
     backend = RemoteChat(url, api_key) if url else LocalChat(load(overrides, CONVERSATION, explains=explains))
     with closing(backend):
-        converse(backend, Conversation(sampling, system), history)
+        converse(backend, ChatHistory(sampling, system), history)
 
 
-def converse(backend: ChatBackend, conversation: Conversation, history: InputHistory | None = None) -> None:
+def converse(backend: ChatBackend, conversation: ChatHistory, history: InputHistory | None = None) -> None:
     """Read, answer, show, until the user leaves or the input ends."""
     at_terminal = sys.stdin.isatty()
     if at_terminal:
@@ -117,7 +117,7 @@ def questions(at_terminal: bool) -> Iterator[str]:
 
 
 def answer(
-    backend: ChatBackend, conversation: Conversation, question: str, *, show_speed: bool, again: bool = False
+    backend: ChatBackend, conversation: ChatHistory, question: str, *, show_speed: bool, again: bool = False
 ) -> None:
     """Print the answer as it comes and remember it; if the question is asked `again`, in the place of the last one."""
     started = time.monotonic()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
-from moeflow.core.brief import brief, cut
 from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.sampling_params import CHOICE_FIELDS, SamplingParams
 from moeflow.core.stream_lines import stream_lines
 from moeflow.core.token_choice import TokenChoice
+from moeflow.core.truncated_repr import truncated, truncated_repr
 from moeflow.core.untrusted import UnreadableError, parse_json
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SETTABLE = ("max_tokens", *CHOICE_FIELDS, "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """What the next moment brought of an answer."""
 
     text: str
@@ -35,7 +35,7 @@ class Piece:
     finish_reason: str | None = None
 
 
-Answer = Generator[Piece, None, None]
+Answer = Generator[AnswerPiece, None, None]
 
 
 class ChatBackend(Protocol):
@@ -161,7 +161,9 @@ class RemoteChat:
         return found
 
     def _makes_no_sense(self, found: object) -> EngineError:
-        return EngineError(f"{self._url} answers {brief(found)}, as no server of OpenAI's API does. Check the address")
+        return EngineError(
+            f"{self._url} answers {truncated_repr(found)}, as no server of OpenAI's API does. Check the address"
+        )
 
 
 class LocalChat:
@@ -195,7 +197,7 @@ class LocalChat:
         for delta in self._llm.stream(messages, sampling):
             if delta.error is not None:
                 raise EngineError(delta.error)
-            yield Piece(delta.text, len(delta.token_ids), delta.finish_reason)
+            yield AnswerPiece(delta.text, len(delta.token_ids), delta.finish_reason)
 
     def close(self) -> None:
         """See `ChatBackend`."""
@@ -211,8 +213,10 @@ def full_url(url: str) -> str:
     try:
         httpx.URL(whole)
     except httpx.InvalidURL as error:
-        reason = cut(str(error))
-        raise RequestError(f"{brief(url)} is no address ({reason}); write it like http://127.0.0.1:8000") from None
+        reason = truncated(str(error))
+        raise RequestError(
+            f"{truncated_repr(url)} is no address ({reason}); write it like http://127.0.0.1:8000"
+        ) from None
     return whole
 
 
@@ -222,7 +226,7 @@ def to_json(sampling: SamplingParams) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
+def _pieces(lines: Iterator[str]) -> Iterator[AnswerPiece]:
     """Read server-sent events up to the one that says [DONE]."""
     for line in lines:
         data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
@@ -233,16 +237,16 @@ def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
         try:
             pieces = _pieces_of(parse_json(data))
         except (UnreadableError, KeyError, TypeError, AttributeError):
-            raise EngineError(f"the server sent {brief(data)}, no part of an answer") from None
+            raise EngineError(f"the server sent {truncated_repr(data)}, no part of an answer") from None
         yield from pieces
     raise EngineError("the server ended the answer before it was complete")
 
 
-def _pieces_of(event: dict[str, Any]) -> list[Piece]:
+def _pieces_of(event: dict[str, Any]) -> list[AnswerPiece]:
     if "error" in event:
         raise EngineError(str(event["error"].get("message", event["error"])))
     texts = [(choice["delta"].get("content") or "", choice.get("finish_reason")) for choice in event["choices"]]
-    return [Piece(str(text), int(bool(text)), reason) for text, reason in texts]
+    return [AnswerPiece(str(text), int(bool(text)), reason) for text, reason in texts]
 
 
 def _explain(response: httpx.Response) -> str:

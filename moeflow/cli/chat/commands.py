@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moeflow.cli.chat.chat_backend import SETTABLE, ChatBackend
-from moeflow.cli.chat.conversation import Conversation
+from moeflow.cli.chat.conversation import ChatHistory
 from moeflow.cli.chat.transcript import Transcript, load, save
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import CHOICE_FIELDS
@@ -47,7 +47,7 @@ class Retry:
 class Commands:
     """The commands of one chat."""
 
-    def __init__(self, conversation: Conversation, backend: ChatBackend) -> None:
+    def __init__(self, conversation: ChatHistory, backend: ChatBackend) -> None:
         self._conversation = conversation
         self._backend = backend
         self._by_name: dict[str, Callable[[str], str | Retry]] = {

@@ -9,7 +9,7 @@ from moeflow.core.sampling_params import SamplingParams
 
 
 @dataclass
-class Conversation:
+class ChatHistory:
     """One conversation. The turns alternate user, assistant."""
 
     sampling: SamplingParams

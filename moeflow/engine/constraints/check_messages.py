@@ -19,7 +19,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     grammar: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class GrammarRefused(msgspec.Struct, frozen=True, tag="refused"):
     """It cannot be compiled."""
 
     reason: str
@@ -29,4 +29,4 @@ class OutOfMemory(msgspec.Struct, frozen=True, tag="out_of_memory"):
     """It takes too much memory. The process ends after it."""
 
 
-Reply = Accepted | Refused | OutOfMemory
+Reply = Accepted | GrammarRefused | OutOfMemory

@@ -19,14 +19,14 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from moeflow.engine.constraints.check_messages import Accepted, CheckRequest, OutOfMemory, Refused, Reply
+from moeflow.engine.constraints.check_messages import Accepted, CheckRequest, GrammarRefused, OutOfMemory, Reply
 from moeflow.engine.constraints.grammar_tokens import for_grammars
 from moeflow.engine.constraints.limits import CHECK_CPU_S, LIMITS, MASK_CPU_S, TOO_SLOW, reason_of
 from moeflow.engine.constraints.priority import COMPILING, lower
 from moeflow.engine.constraints.vocabulary import Vocabulary
-from moeflow.engine.text.answer_form.lark import USER
-from moeflow.engine.text.template_messages import MAX_REASON, frame, receive
-from moeflow.engine.text.worker_limits import limit_cpu_time, run
+from moeflow.text.answer_form.lark import USER
+from moeflow.text.template_messages import MAX_REASON, frame, receive
+from moeflow.text.worker_limits import limit_cpu_time, run
 
 STACK_BYTES: Final = 2 * 2**20  # a quarter of what an engine's threads have
 NUM_STEPS: Final = 8  # tokens that are tried, and the masks before them
@@ -54,11 +54,11 @@ def _check(raw: bytes, tokens: LLTokenizer, eos_token_ids: Collection[int]) -> R
         grammar = _grammar(request)
         matcher = LLMatcher(tokens, grammar, limits=LIMITS, log_level=0)
         reason = _first_problem(matcher, eos_token_ids, request.lark)
-        return Accepted(grammar) if reason is None else Refused(reason[:MAX_REASON])
+        return Accepted(grammar) if reason is None else GrammarRefused(reason[:MAX_REASON])
     except MemoryError:
         return OutOfMemory()
     except Exception as error:
-        return Refused(str(error)[:MAX_REASON].encode(errors="replace").decode())
+        return GrammarRefused(str(error)[:MAX_REASON].encode(errors="replace").decode())
 
 
 def _grammar(request: CheckRequest) -> str:

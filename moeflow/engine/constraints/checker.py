@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 
 from moeflow.core.errors import RequestError
-from moeflow.engine.constraints.check_messages import Accepted, CheckRequest, OutOfMemory, Refused, Reply
+from moeflow.engine.constraints.check_messages import Accepted, CheckRequest, GrammarRefused, OutOfMemory, Reply
 from moeflow.engine.constraints.constraints import NUM_KEPT
 from moeflow.engine.constraints.vocabulary import NO_END, vocabulary_of
-from moeflow.engine.text.answer_form.form import UserGrammar
-from moeflow.engine.text.limited_process import LimitedProcesses
-from moeflow.engine.text.template_messages import frame
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.answer_form.form import UserGrammar
+from moeflow.text.limited_process import LimitedProcesses
+from moeflow.text.template_messages import frame
+from moeflow.text.tokenizer import Tokenizer
 
 _AROUND_BYTES: Final = 4096  # of a reply, in addition to the grammar
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -30,7 +30,7 @@ class GrammarChecker:
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
         # An engine keeps as many, used in the same order: an accepted grammar is compiled there only once, too.
-        self._known: OrderedDict[CheckRequest, Accepted | Refused] = OrderedDict()
+        self._known: OrderedDict[CheckRequest, Accepted | GrammarRefused] = OrderedDict()
         self._lock, self._starting = Lock(), Lock()
 
     def known(self, lark: str, users: UserGrammar | None = None) -> str | None:
@@ -72,7 +72,7 @@ class GrammarChecker:
             raise RequestError(NO_END)
         return LimitedProcesses("moeflow.engine.constraints.check_process", frame(vocabulary), _refusal_of)
 
-    def _ask(self, request: CheckRequest) -> Accepted | Refused:
+    def _ask(self, request: CheckRequest) -> Accepted | GrammarRefused:
         message = frame(request)
         with self._starting:
             processes = self._processes
@@ -92,8 +92,8 @@ def _request(lark: str, users: UserGrammar | None) -> CheckRequest:
     return CheckRequest(lark) if users is None else CheckRequest(lark, users.text, users.is_regex)
 
 
-def _grammar_of(reply: Accepted | Refused) -> str:
-    if isinstance(reply, Refused):
+def _grammar_of(reply: Accepted | GrammarRefused) -> str:
+    if isinstance(reply, GrammarRefused):
         raise RequestError(f"the form of the answer is not supported: {reply.reason}")
     return reply.grammar
 

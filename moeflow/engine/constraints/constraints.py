@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 with on_demand(__name__):
     from moeflow.engine.constraints import compiled_grammar, grammar_tokens
-    from moeflow.engine.text import tokenizer
+    from moeflow.text import tokenizer
 
 NUM_KEPT: Final = 32  # grammars
 NUM_COMPILED: Final = 2  # at once

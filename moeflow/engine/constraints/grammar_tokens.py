@@ -8,7 +8,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from moeflow.core.errors import RequestError
 from moeflow.engine.constraints.vocabulary import NO_END, Vocabulary, vocabulary_of
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 
 Encode = Callable[[str], list[int]]
 

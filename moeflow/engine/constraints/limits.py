@@ -7,7 +7,7 @@ from typing import Final
 
 from llguidance import LLParserLimits
 
-from moeflow.engine.text.answer_form.lark import PART
+from moeflow.text.answer_form.lark import PART
 
 LIMITS: Final = LLParserLimits(
     max_items_in_row=2_000,  # alternatives at one place of an answer

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 
 NO_END: Final = "this model has no token that ends an answer, so none can be held to a form"
 

@@ -11,7 +11,7 @@ import torch
 
 from moeflow.engine.offload.micro_batches import MicroBatch
 from moeflow.engine.offload.offload_ops import MicroBatchOp, OffloadOps, total
-from moeflow.models.layers.divided_experts import Routed, experts_below, experts_from
+from moeflow.models.layers.divided_experts import RoutedTokens, experts_below, experts_from
 from moeflow.pipeline.runtime.executor import Cost
 from moeflow.planner.costs.model_costs import expected_distinct
 
@@ -41,7 +41,7 @@ class DividedExpertOps(OffloadOps):
         if not self._model.layers[layer].has_router:
             return Cost()
         assert micro_batch.routed is not None
-        on_host = Routed(*(self._device.to_host(part) for part in micro_batch.routed))
+        on_host = RoutedTokens(*(self._device.to_host(part) for part in micro_batch.routed))
         micro_batch.tensors |= {f"host_{name}": part for name, part in on_host._asdict().items()}
         return Cost(sum(part.nbytes for part in on_host))
 
@@ -50,7 +50,7 @@ class DividedExpertOps(OffloadOps):
         if not self._model.layers[layer].has_router:
             return Cost()
         tensors, border = micro_batch.tensors, self._share.borders[layer]
-        routed = Routed(*(tensors.pop(f"host_{name}") for name in Routed._fields))
+        routed = RoutedTokens(*(tensors.pop(f"host_{name}") for name in RoutedTokens._fields))
         is_hosted = routed.topk_ids < border
         rows = is_hosted.any(dim=1).nonzero().flatten()
         micro_batch.num_hosted_pairs = int(is_hosted.sum())

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Span
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata, SequenceSpan
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
-from moeflow.models.layers.divided_experts import Routed
+from moeflow.models.layers.divided_experts import RoutedTokens
 from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.pipeline.devices.offloaded_kv import window_numbers
 from moeflow.scheduler.offline_batching import form_micro_batches
@@ -33,12 +33,14 @@ class Side:
     rotary: RotaryEmbeddings
     dtype: torch.dtype  # of rotation
 
-    def places(self, positions: Tensor, spans: Sequence[Span], block_size: int) -> Places:
+    def places(self, positions: Tensor, spans: Sequence[SequenceSpan], block_size: int) -> Places:
         """Return the places of some sequences' tokens. Shapes: positions [T] int64."""
         rotary = self.rotary(positions.to(self.device), self.dtype)
         return Places(rotary, self.attention(spans, [span.block_ids for span in spans], block_size))
 
-    def attention(self, spans: Sequence[Span], blocks: Sequence[Sequence[int]], block_size: int) -> AttentionMetadata:
+    def attention(
+        self, spans: Sequence[SequenceSpan], blocks: Sequence[Sequence[int]], block_size: int
+    ) -> AttentionMetadata:
         """Return metadata of the same sequences with other blocks."""
         return AttentionMetadata.build(
             starts=[span.start for span in spans],
@@ -62,7 +64,7 @@ class MicroBatch:
     in_window: Places  # on the device, over the blocks of a window
     copied_blocks: Tensor  # [n] int64: blocks within a window
     tensors: dict[str, Tensor] = field(default_factory=dict)  # "hidden", "attended", ...
-    routed: Routed | None = None  # on the device, in a pass where the host has a share of the experts
+    routed: RoutedTokens | None = None  # on the device, in a pass where the host has a share of the experts
     num_hosted_pairs: int = 0  # tokens and experts that the host computes at this layer
     unsaved_qkv: dict[int, Tensor] = field(default_factory=dict)  # by layer: the host has yet to get K and V of them
 
@@ -111,7 +113,7 @@ def cut_pass(
     return micro_batches
 
 
-def group(spans: Sequence[Span], max_tokens: int) -> list[list[Span]]:
+def group(spans: Sequence[SequenceSpan], max_tokens: int) -> list[list[SequenceSpan]]:
     """Share out sequences: each micro-batch gets about as many tokens as any other, a long sequence one of its own."""
     counts = [span.num_tokens for span in spans]
     short = [count for count in counts if count < max_tokens]

@@ -24,7 +24,7 @@ from moeflow.pipeline.devices.offloaded_kv import OffloadedKV
 from moeflow.pipeline.devices.paged_weights import PagedWeights
 from moeflow.pipeline.runtime.executor import Cost, Op
 from moeflow.pipeline.task import Task
-from moeflow.planner.costs.model_costs import ModelCosts, Work
+from moeflow.planner.costs.model_costs import KernelWork, ModelCosts
 from moeflow.planner.costs.task_costs import WORKS, TaskShape
 
 MicroBatchOp = Callable[[int, MicroBatch], Cost]
@@ -55,7 +55,7 @@ class OffloadOps:
         self._costs = costs
         self._share = share
         self._num_ended = [0] * len(model.layers)  # micro-batches that are through with a layer
-        self._attention_works: Sequence[Work] = ()  # of each micro-batch, in a layer
+        self._attention_works: Sequence[KernelWork] = ()  # of each micro-batch, in a layer
 
     def begin_pass(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Work on these from now on."""
@@ -223,7 +223,7 @@ def _layer(task: Task) -> int:
     return task.layer
 
 
-def total(works: Sequence[Work]) -> Cost:
+def total(works: Sequence[KernelWork]) -> Cost:
     """Return the total cost of works."""
     return Cost(int(sum(work.num_bytes for work in works)), int(sum(work.num_flops for work in works)))
 

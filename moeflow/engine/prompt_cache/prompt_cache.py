@@ -30,7 +30,7 @@ from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.disk.block_keys import block_keys, next_key
 from moeflow.kv.disk.extent_folder import ExtentFolder
 from moeflow.kv.prefix_tree import Node
-from moeflow.kv.state_slots import Checkpoint
+from moeflow.kv.state_slots import StateCheckpoint
 from moeflow.kv.storage import KVStorage
 from moeflow.pipeline.runtime.future import Future
 from moeflow.pipeline.runtime.lane import Lane
@@ -219,7 +219,7 @@ class PromptCache:
             self._read_bytes += self._states.state_bytes
         return read.num_filled
 
-    def _write(self, path: Sequence[Node], checkpoints: Sequence[tuple[int, Checkpoint]]) -> None:
+    def _write(self, path: Sequence[Node], checkpoints: Sequence[tuple[int, StateCheckpoint]]) -> None:
         """Write what of a prefix is not on disk yet, in the thread that writes. An error ends all writing."""
         if not self._is_writing:
             return
@@ -243,7 +243,7 @@ class PromptCache:
                 error.strerror or error,
             )
 
-    def _write_states(self, keys: Sequence[bytes], checkpoints: Sequence[tuple[int, Checkpoint]]) -> None:
+    def _write_states(self, keys: Sequence[bytes], checkpoints: Sequence[tuple[int, StateCheckpoint]]) -> None:
         """Write the states along a prefix up to which all blocks are there; earlier ones may be deleted for them."""
         num_there = self._folder.count(keys)
         for length, checkpoint in checkpoints:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from moeflow.kv.disk.block_keys import state_keys
 from moeflow.kv.disk.extent_folder import ExtentFolder
-from moeflow.kv.state_slots import Checkpoint
+from moeflow.kv.state_slots import StateCheckpoint
 from moeflow.kv.state_storage import StateStorage
 
 
@@ -47,7 +47,7 @@ class StateFiles:
         self.folder.touch(pieces)
         return is_whole
 
-    def write(self, key: bytes, checkpoint: Checkpoint, buffer: memoryview, keep: Collection[str]) -> int:
+    def write(self, key: bytes, checkpoint: StateCheckpoint, buffer: memoryview, keep: Collection[str]) -> int:
         """Write the state behind a block, as far as it is still kept; return how many bytes that took.
 
         The files `keep` are not deleted for it. If the state is there already, it is noted as used.

@@ -21,15 +21,15 @@ from moeflow.core.parallel_config import JoinConfig, ParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.engine.ranks.joining import (
     PASS,
-    Application,
     Assignment,
     Invitation,
+    JoinRequest,
     own_application,
     say,
 )
 from moeflow.engine.ranks.loading_signs import wait_until_loaded
 from moeflow.engine.ranks.ranks import Ranks
-from moeflow.engine.ranks.reception import Candidate, Reception
+from moeflow.engine.ranks.reception import RankCandidate, Reception
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.tcp.cluster_token import ensure_token
 from moeflow.parallel.tcp.connecting import Acceptor, listen
@@ -87,7 +87,7 @@ class JoinedRanks(Ranks):
         self.group.close()
 
     def _assign(
-        self, candidates: list[Candidate], config: EngineConfig, parallel: ParallelConfig, join: JoinConfig
+        self, candidates: list[RankCandidate], config: EngineConfig, parallel: ParallelConfig, join: JoinConfig
     ) -> dict[int, TcpLink]:
         """Tell each which rank it is."""
         addresses = [(join.host, join.port), *((it.link.host, it.candidacy.port) for it in candidates)]
@@ -127,7 +127,7 @@ class _Needed:
         self._num_bytes = weight_bytes + config.kv_cache_bytes + PROCESS_BYTES
         self._own = own_application(config.num_threads, config.cpu_isa, 0)
 
-    def objection(self, theirs: Application) -> str:
+    def objection(self, theirs: JoinRequest) -> str:
         """Return why a process cannot be a rank; empty: it can."""
         if reason := why_bits_differ(theirs, self._own, "the first rank"):
             return reason

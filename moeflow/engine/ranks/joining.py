@@ -1,6 +1,6 @@
 """What the first rank and a process that wants to join say to each other before there is a group.
 
-Joining: `Application` ->, <- `Invitation`, `Candidacy` ->, <- `Assignment`; either may say `Refusal` instead. Then
+Joining: `JoinRequest` ->, <- `Invitation`, `Candidacy` ->, <- `Assignment`; either may say `Refusal` instead. Then
 ranks connect to each other and load (`loading_signs.py`); then <- `PASS`, `PASS`, ...
 """
 
@@ -23,7 +23,7 @@ PASS: Final = "pass"
 MEETING_S: Final = 30.0  # for all ranks to connect
 
 
-class Application(msgspec.Struct, frozen=True, tag="application"):
+class JoinRequest(msgspec.Struct, frozen=True, tag="application"):
     """What wants to join."""
 
     software: str  # results differ in bits between versions
@@ -56,13 +56,13 @@ class Assignment(msgspec.Struct, frozen=True, tag="assignment"):
     addresses: list[Address]  # by rank
 
 
-Message = Application | Invitation | Candidacy | Assignment | Refusal
+Message = JoinRequest | Invitation | Candidacy | Assignment | Refusal
 Expected = TypeVar("Expected", bound=Message)
 
 
-def own_application(num_threads: int, cpu_isa: str, available_bytes: int) -> Application:
+def own_application(num_threads: int, cpu_isa: str, available_bytes: int) -> JoinRequest:
     """Return what this process is; it uses at most the instruction set `cpu_isa`."""
-    return Application(own_software(), own_processor(), extension.best_isa(cpu_isa), num_threads, available_bytes)
+    return JoinRequest(own_software(), own_processor(), extension.best_isa(cpu_isa), num_threads, available_bytes)
 
 
 def say(link: TcpLink, message: Message) -> None:

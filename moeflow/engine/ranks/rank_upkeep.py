@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 import msgspec
 import torch
 
+from moeflow.core.engine_messages import ExpertStats, RankStats
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
-from moeflow.engine.messages import ExpertStats, RankStats
 from moeflow.engine.ranks.slow_rank import slow_rank
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.parallel.group import Group

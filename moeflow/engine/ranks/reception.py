@@ -15,7 +15,7 @@ from typing import Final
 
 from moeflow.core.errors import GroupError
 from moeflow.core.units import format_bytes
-from moeflow.engine.ranks.joining import Application, Candidacy, Invitation, hear, say
+from moeflow.engine.ranks.joining import Candidacy, Invitation, JoinRequest, hear, say
 from moeflow.parallel.tcp.conversation import Refusal
 from moeflow.parallel.tcp.refusal_log import RefusalLog
 from moeflow.parallel.tcp.tcp_link import TcpLink
@@ -26,7 +26,7 @@ _LOOK_S: Final = 0.5  # interval of checks whether a waiting process is gone
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RankCandidate:
     """A process that can be a rank."""
 
     link: TcpLink
@@ -41,7 +41,7 @@ class Reception:
         num_wanted: int,
         invitation: Invitation,
         fingerprint: str,
-        objection: Callable[[Application], str],
+        objection: Callable[[JoinRequest], str],
     ) -> None:
         """`objection` says why a process cannot be a rank; empty: it can."""
         self._num_wanted = num_wanted
@@ -49,7 +49,7 @@ class Reception:
         self._fingerprint = fingerprint
         self._objection = objection
         self._changed = threading.Condition()
-        self._found: list[Candidate] = []
+        self._found: list[RankCandidate] = []
         self._has_begun = False
         self._refusals = RefusalLog(logger)  # a refused process may retry
         self._has_ended = False
@@ -67,7 +67,7 @@ class Reception:
         link.close()
         self._refusals.note(link.host, f"{link.address} does not join", reason)
 
-    def wait(self, timeout_s: float) -> list[Candidate]:
+    def wait(self, timeout_s: float) -> list[RankCandidate]:
         """Return as many as are wanted, by rank from 1. Raises: GroupError if they do not come in time."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
@@ -107,7 +107,7 @@ class Reception:
 
     def _examine(self, link: TcpLink) -> Refusal | None:
         """Take a process in, or return why not. Raises: GroupError if it goes or reports an error."""
-        application = hear(link, Application)
+        application = hear(link, JoinRequest)
         if reason := self._objection(application):
             return Refusal(reason)
         with self._changed:
@@ -123,7 +123,7 @@ class Reception:
         with self._changed:
             if refusal := self._no_place():
                 return refusal
-            self._found.append(Candidate(link, candidacy))
+            self._found.append(RankCandidate(link, candidacy))
             self._changed.notify_all()
         free = format_bytes(application.available_bytes)
         logger.warning("%s joins: %d threads, %s of memory free", link.address, application.num_threads, free)

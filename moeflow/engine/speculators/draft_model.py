@@ -125,7 +125,7 @@ class DraftModel:
 
     def _catch_up(self, paths: Sequence[_Path]) -> tuple[list[_Path], _Computed]:
         """Compute new tokens; return the complete requests, and the results of their last tokens."""
-        pieces: list[_Piece] = []
+        pieces: list[_DraftPiece] = []
         ready: list[_Path] = []
         rows: list[int] = []
         num_rows = 0
@@ -147,7 +147,7 @@ class DraftModel:
         self.tables.confirm_pass()
         return ready, computed
 
-    def _next_piece(self, path: _Path, younger: Sequence[_Path], max_tokens: int) -> _Piece | None:
+    def _next_piece(self, path: _Path, younger: Sequence[_Path], max_tokens: int) -> _DraftPiece | None:
         """Return what of a request is computed next; None: it has no free slot."""
         request = path.request
         cached = self._cached.get(request)
@@ -158,7 +158,7 @@ class DraftModel:
             self.forget(request)
             return None
         start = cached.num_tokens
-        return _Piece(request, start, request.token_ids(start, min(start + max_tokens, request.num_tokens)))
+        return _DraftPiece(request, start, request.token_ids(start, min(start + max_tokens, request.num_tokens)))
 
     def _has_room(self, request: Request, num_tokens: int, younger: Sequence[_Path]) -> bool:
         """Reserve blocks, if need be those of younger requests, the youngest first."""
@@ -169,7 +169,7 @@ class DraftModel:
             self.forget(others.pop())
         return True
 
-    def _compute(self, pieces: Sequence[_Piece], rows: Sequence[int]) -> _Computed:
+    def _compute(self, pieces: Sequence[_DraftPiece], rows: Sequence[int]) -> _Computed:
         """Return the results of some tokens, and keep keys and values of all."""
         last_id = self._model.config.vocab_size - 1  # stands for the engine's ids without a token that are above it
         given = PassInput(
@@ -200,7 +200,7 @@ class _Computed(NamedTuple):
     experts: list[Experts]  # that the engine's model will need for each; empty sets: that is not known
 
 
-class _Piece(NamedTuple):
+class _DraftPiece(NamedTuple):
     """Tokens of one request that are computed at once."""
 
     request: Request
@@ -258,9 +258,9 @@ class _Path:
         return len(self.token_ids) < self.max_depth and self.probability >= self.least_path
 
     @property
-    def last(self) -> _Piece:
+    def last(self) -> _DraftPiece:
         """The end of the path, from which it grows."""
-        return _Piece(self.request, self.request.num_tokens + len(self.token_ids) - 1, self.token_ids[-1:])
+        return _DraftPiece(self.request, self.request.num_tokens + len(self.token_ids) - 1, self.token_ids[-1:])
 
     @property
     def drafts(self) -> list[Draft]:

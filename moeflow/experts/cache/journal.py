@@ -27,7 +27,7 @@ class Event(IntEnum):
     FAILED = 7
 
 
-class Journal(NamedTuple):
+class SlotJournal(NamedTuple):
     """The events while slots were lent, in order."""
 
     entries: Sequence[tuple[int, int, int]]  # event, number of the expert over all layers, slot
@@ -42,7 +42,7 @@ class Fetcher(Protocol):
     def begin(self, free_slots: Sequence[int], worth: Worth | None, *, max_prefetches: int, max_needed: int) -> None:
         """Lend slots; see `SlotFetcher.begin`."""
 
-    def end(self) -> Journal:
+    def end(self) -> SlotJournal:
         """Take the slots back; return the journal."""
 
     def poll(self) -> None:

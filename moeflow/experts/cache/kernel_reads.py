@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.experts.cache.expert_loads import ExpertLoads
-from moeflow.experts.cache.journal import Event, Fetcher, Journal
+from moeflow.experts.cache.journal import Event, Fetcher, SlotJournal
 
 
 class KernelReads:
@@ -74,7 +74,7 @@ class KernelReads:
             loads.states.end_prefetches(first_layer * size, end_layer * size, ())
             loads.changed.notify_all()
 
-    def _catch_up(self, fetcher: Fetcher, journal: Journal) -> int:
+    def _catch_up(self, fetcher: Fetcher, journal: SlotJournal) -> int:
         """Repeat the journal on the records; return the number of needed experts that were not resident."""
         loads, states = self._loads, self._loads.states
         for event, number, slot in journal.entries:

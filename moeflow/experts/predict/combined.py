@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.experts.predict.frequency import FrequencyPredictor
-from moeflow.experts.predict.network_names import NetworkNames
+from moeflow.experts.predict.network_names import NamedLayers
 from moeflow.experts.predict.next_router import NextRouter
 from moeflow.experts.predict.predictor import Predictor, RoutedModel
 from moeflow.experts.predict.previous_token import PreviousTokenPredictor
@@ -46,7 +46,7 @@ class CombinedPredictor(Predictor):
         super().__init__(model)
         kinds: list[type[Predictor]] = [PreviousTokenPredictor, FrequencyPredictor]
         kinds += [NextRouter] if model.routers else []
-        kinds += [NetworkNames] if model.has_network else []
+        kinds += [NamedLayers] if model.has_network else []
         self._members = [kind(model) for kind in kinds]
         self._num_experts = model.num_experts
         size = (len(self._members), _NUM_PLACES + 2)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moeflow.experts.predict.predictor import Predictor, RoutedModel
 
 
-class NetworkNames(Predictor):
+class NamedLayers(Predictor):
     """Keeps the network's prediction for layers to come."""
 
     def __init__(self, model: RoutedModel) -> None:

@@ -21,9 +21,9 @@ from moeflow.parallel.remote.lending import (
     PIECE_BYTES,
     TAKEN,
     Borrowing,
-    Loan,
+    LenderReady,
+    MemoryLoan,
     Message,
-    Ready,
     Working,
     piece_label,
 )
@@ -91,7 +91,7 @@ class Borrowed:
         with ExitStack() as undo:
             self._link = undo.enter_context(closing(connect(*address, token)))
             say(self._link, LENDING, borrowing, ANSWER_S)
-            loan = hear(self._link, LENDING, Loan, Message, ANSWER_S)
+            loan = hear(self._link, LENDING, MemoryLoan, Message, ANSWER_S)
             self._loan_id, self.num_slots, self.free_bytes = loan.loan_id, loan.num_slots, loan.free_bytes
             if loan.num_slots > borrowing.num_wanted:
                 raise GroupError(f"{self.where} lends {loan.num_slots} slots where {borrowing.num_wanted} are wanted")
@@ -103,7 +103,7 @@ class Borrowed:
         link = connect(*self._address, self._token)
         try:
             say(link, LENDING, Working(self._loan_id), ANSWER_S)
-            hear(link, LENDING, Ready, Message, ANSWER_S)
+            hear(link, LENDING, LenderReady, Message, ANSWER_S)
         except BaseException:
             link.close()
             raise

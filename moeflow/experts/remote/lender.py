@@ -30,9 +30,9 @@ from moeflow.parallel.remote.lending import (
     SILENCE_S,
     TAKEN,
     Borrowing,
-    Loan,
+    LenderReady,
+    MemoryLoan,
     Message,
-    Ready,
     Working,
     numbers_of,
 )
@@ -52,7 +52,7 @@ class _Head:
     """A head with a loan, and its links."""
 
     link: TcpLink
-    loan: loans.Loan
+    loan: loans.SlotLoan
     clients: list[ServedClient] = field(default_factory=list)
 
 
@@ -132,7 +132,7 @@ class Lender:
 
     def _show(self, link: TcpLink) -> None:
         """Report the free memory to a head, and answer its probes of the link, until it leaves."""
-        say(link, LENDING, Loan(b"", 0, self.free_bytes), ANSWER_S)
+        say(link, LENDING, MemoryLoan(b"", 0, self.free_bytes), ANSWER_S)
         with suppress(GroupError):
             _obey(link, None)
         link.close()
@@ -142,7 +142,7 @@ class Lender:
         loan_id, reason = secrets.token_bytes(16), ""
         head = self._grant(link, borrowing, loan_id)
         try:
-            say(link, LENDING, Loan(loan_id, head.loan.num_slots, self.free_bytes), ANSWER_S)
+            say(link, LENDING, MemoryLoan(loan_id, head.loan.num_slots, self.free_bytes), ANSWER_S)
             self._say_lent(head)
             _obey(link, head.loan)
         except GroupError as error:
@@ -163,7 +163,7 @@ class Lender:
                     f"{free} of {format_bytes(self._memory_bytes)} are not lent yet, and one expert takes {need}: lend "
                     "more (--memory), or end another head"
                 )
-            head = self._heads[loan_id] = _Head(link, loans.Loan(borrowing, num_slots))
+            head = self._heads[loan_id] = _Head(link, loans.SlotLoan(borrowing, num_slots))
             return head
 
     def _take_work(self, link: TcpLink, working: Working) -> None:
@@ -172,7 +172,7 @@ class Lender:
             head = self._heads.get(working.loan_id)
             if head is None:
                 raise GroupError("work is announced for a loan that does not exist, or has ended")
-            say(link, LENDING, Ready(), ANSWER_S)
+            say(link, LENDING, LenderReady(), ANSWER_S)
             head.clients.append(
                 self._service.serve(link, head.loan, lambda _: head.link.say_farewell("work has ended"))
             )
@@ -194,7 +194,7 @@ class Lender:
         self._on_news(f"{head.link.address} borrows {lent} for {head.loan.num_slots} experts; {free} are free")
 
 
-def _obey(link: TcpLink, loan: loans.Loan | None) -> None:
+def _obey(link: TcpLink, loan: loans.SlotLoan | None) -> None:
     """Perform a head's messages about its experts, without end; loan None: it has no experts, only signs of life.
 
     Raises: GroupError when the link ends, or is silent too long.

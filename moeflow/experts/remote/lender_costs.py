@@ -70,7 +70,7 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class _Part:
+class _CostPart:
     num_experts: int = 0
     num_pairs: int = 0
 
@@ -102,14 +102,14 @@ class Split:
         """
         ordered = sorted(candidates, key=lambda it: it.num_pairs)  # fewest transferred rows for each saved read first
         resident_s = self.resident.seconds(*here)
-        reads = _Part(*on_disk)
+        reads = _CostPart(*on_disk)
         for it in ordered:
             reads.add(it.num_pairs)
-        parts: dict[int, _Part] = {}
+        parts: dict[int, _CostPart] = {}
         best, num_best = resident_s + self.disk.seconds(reads.num_experts, reads.num_pairs), 0
         for number, it in enumerate(ordered, 1):
             reads.add(it.num_pairs, -1)
-            parts.setdefault(it.lender, _Part()).add(it.num_pairs)
+            parts.setdefault(it.lender, _CostPart()).add(it.num_pairs)
             away_s = max(
                 costs[lender].seconds(part.num_experts, part.num_pairs, min(part.num_pairs, num_tokens))
                 for lender, part in parts.items()

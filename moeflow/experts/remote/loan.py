@@ -26,7 +26,7 @@ def _weight_format(borrowing: Borrowing) -> WeightFormat:
     return cast(WeightFormat, borrowing.weight_format)
 
 
-class Loan:
+class SlotLoan:
     """Slots, and the slot of each expert; an `ExpertOwner`."""
 
     def __init__(self, borrowing: Borrowing, num_slots: int) -> None:

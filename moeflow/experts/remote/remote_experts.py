@@ -22,7 +22,7 @@ from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.remote.borrowing import REACTION_S
 from moeflow.experts.remote.lender_costs import Candidate, ExpertSize, Split
 from moeflow.experts.remote.remote_lender import Address, RemoteLender
-from moeflow.experts.remote.worth import Move, hot_enough, next_move
+from moeflow.experts.remote.worth import LendingMove, hot_enough, next_move
 from moeflow.parallel.remote.expert_work import Selection, Status, max_rows, result_bytes, work_bytes
 from moeflow.parallel.remote.lending import Borrowing
 from moeflow.parallel.remote.work_client import PendingWork
@@ -172,7 +172,7 @@ class RemoteExperts:
 
     # Called by the lenders' threads.
 
-    def next_move(self, held: NDArray[np.bool_], num_slots: int) -> Move | None:
+    def next_move(self, held: NDArray[np.bool_], num_slots: int) -> LendingMove | None:
         """See `Placing`."""
         resident = self.cache.is_there(0, self.num_layers).ravel()
         return next_move(

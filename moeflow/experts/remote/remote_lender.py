@@ -22,7 +22,7 @@ from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError, GroupError, MoeflowError, StorageError
 from moeflow.experts.remote.borrowing import Borrowed
 from moeflow.experts.remote.lender_costs import ExpertSize, LenderCost
-from moeflow.experts.remote.worth import Move
+from moeflow.experts.remote.worth import LendingMove
 from moeflow.parallel.remote.lending import Borrowing
 from moeflow.parallel.remote.work_client import WorkClient
 
@@ -38,7 +38,7 @@ Address = tuple[str, int]
 class Placing(Protocol):
     """Decides which experts lenders get, and reads them."""
 
-    def next_move(self, held: NDArray[np.bool_], num_slots: int) -> Move | None:
+    def next_move(self, held: NDArray[np.bool_], num_slots: int) -> LendingMove | None:
         """Return the next expert for a lender that has `held`; None: none now."""
 
     def read(self, number: int, into: memoryview) -> None:
@@ -154,7 +154,7 @@ class RemoteLender:
                 self._place(borrowed, move, content)
         raise GroupError(f"the link to {self.where} failed")
 
-    def _place(self, borrowed: Borrowed, move: Move, content: memoryview) -> None:
+    def _place(self, borrowed: Borrowed, move: LendingMove, content: memoryview) -> None:
         try:
             self._placing.read(move.place, content)
         except StorageError as error:  # a pass that needs it reports it

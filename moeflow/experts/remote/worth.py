@@ -19,7 +19,7 @@ _AT_LEAST: Final = 1.0  # more uses, so that a first use displaces nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class LendingMove:
     """An expert for a lender, and the expert that it displaces."""
 
     place: int
@@ -46,7 +46,7 @@ def next_move(
     *,
     num_slots: int,
     num_experts: int,
-) -> Move | None:
+) -> LendingMove | None:
     """Return the next expert for a lender that has `held`; None: none deserves it.
 
     Equally used experts follow layer by layer. Resident experts come last.
@@ -61,6 +61,6 @@ def next_move(
         return None
     best = int(np.lexsort((turn, -np.where(candidates, worth, -np.inf)))[0])
     if held.sum() < num_slots:
-        return Move(best, None)
+        return LendingMove(best, None)
     worst = int(np.argmin(np.where(held, worth, np.inf)))
-    return Move(best, worst) if displaces(worth[best], worth[worst]) else None
+    return LendingMove(best, worst) if displaces(worth[best], worth[worst]) else None

@@ -62,7 +62,7 @@ class AttentionPlan(msgspec.Struct, frozen=True):
         return not self.chunks and len(self.groups) == 1
 
 
-class Span(msgspec.Struct, frozen=True):
+class SequenceSpan(msgspec.Struct, frozen=True):
     """One sequence's share of the pass."""
 
     first_token: int  # in the pass
@@ -86,7 +86,7 @@ class AttentionMetadata(msgspec.Struct):
     """The sequences of one pass."""
 
     slots: Array  # [T] int64: block * block_size + offset, where each token's K and V go
-    spans: tuple[Span, ...]
+    spans: tuple[SequenceSpan, ...]
     block_size: int
     tree_masks: Array | None = None  # [T] int64; None: plainly causal
     lengths: array[int] | None = (
@@ -114,12 +114,12 @@ class AttentionMetadata(msgspec.Struct):
         holds
         a tree mask for each token (see above), on `device`. If not `is_causal`, tokens see all of their sequence.
         """
-        spans: list[Span] = []
+        spans: list[SequenceSpan] = []
         slots: list[int] = []
         for start, count, blocks in zip(starts, num_tokens, block_ids, strict=True):
             assert count >= 1, "a sequence of a pass has at least one token"
             assert len(blocks) * block_size >= start + count, "blocks must cover the sequence"
-            spans.append(Span(len(slots), start, count, blocks))
+            spans.append(SequenceSpan(len(slots), start, count, blocks))
             slots += [blocks[p // block_size] * block_size + p % block_size for p in range(start, start + count)]
         assert tree_masks is None or (tree_masks.shape == (len(slots),) and is_int64(tree_masks))
         lengths = None if is_causal else array("i", [span.stop for span in spans])
@@ -141,7 +141,8 @@ class AttentionMetadata(msgspec.Struct):
         """
         ends = accumulate(num_tokens)
         spans = [
-            Span(end - count, 0, count, blocks) for end, count, blocks in zip(ends, num_tokens, block_ids, strict=True)
+            SequenceSpan(end - count, 0, count, blocks)
+            for end, count, blocks in zip(ends, num_tokens, block_ids, strict=True)
         ]
         return cls(ids_on([], device), tuple(spans), block_size, lengths=array("i", lengths))
 
@@ -170,7 +171,7 @@ class AttentionMetadata(msgspec.Struct):
         return self._plans[key]
 
     def _make_plan(self, sliding_window: int | None, dtype: torch.dtype) -> AttentionPlan:
-        buckets: dict[int, list[Span]] = defaultdict(list)
+        buckets: dict[int, list[SequenceSpan]] = defaultdict(list)
         chunks = []
         for span in self.spans:
             if span.num_tokens > 1 or self.tree_masks is not None:
@@ -181,7 +182,7 @@ class AttentionMetadata(msgspec.Struct):
         groups = [self._make_group(buckets[size], sliding_window, dtype) for size in sorted(buckets)]
         return AttentionPlan(tuple(chunks), tuple(groups))
 
-    def _make_chunk(self, span: Span, sliding_window: int | None, dtype: torch.dtype) -> PrefillChunk:
+    def _make_chunk(self, span: SequenceSpan, sliding_window: int | None, dtype: torch.dtype) -> PrefillChunk:
         tokens = slice(span.first_token, span.first_token + span.num_tokens)
         is_plain = self.tree_masks is None
         block_ids, first = span.visible_blocks(sliding_window if is_plain else None, self.block_size)
@@ -198,7 +199,7 @@ class AttentionMetadata(msgspec.Struct):
             seen &= seen.flip(1).cumsum(1).flip(1) <= sliding_window
         return PrefillChunk(tokens, blocks, span.stop - first, _additive(seen, dtype))
 
-    def _make_group(self, spans: list[Span], sliding_window: int | None, dtype: torch.dtype) -> DecodeGroup:
+    def _make_group(self, spans: list[SequenceSpan], sliding_window: int | None, dtype: torch.dtype) -> DecodeGroup:
         device = self.slots.device
         visible = [span.visible_blocks(sliding_window, self.block_size) for span in spans]
         longest = max(len(block_ids) for block_ids, _ in visible)

@@ -15,7 +15,7 @@ from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
-from moeflow.models.layers.divided_experts import Routed
+from moeflow.models.layers.divided_experts import RoutedTokens
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.latent_attention import LatentAttention
 from moeflow.models.layers.layer_embeddings import LayerInput
@@ -175,7 +175,7 @@ class DecoderLayer:
         """Whether it has experts to choose from."""
         return isinstance(self.mlp, MoE)
 
-    def route(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Routed]:
+    def route(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, RoutedTokens]:
         """Return what experts are to be added to, [T, H], and what they compute with. Shapes: as `post_attention`.
 
         The shared expert's result is added already, unless that is normalised before.
@@ -184,7 +184,7 @@ class DecoderLayer:
         assert isinstance(mlp, MoE)
         hidden = self.after_attention(hidden, attended)
         normed = self.post_attention_layernorm(hidden)
-        routed = Routed(mlp.expert_input(normed), *mlp.route(normed))
+        routed = RoutedTokens(mlp.expert_input(normed), *mlp.route(normed))
         return hidden if self.has_post_norms else mlp.with_shared(normed, hidden), routed
 
     def add_divided(self, sums: Callable[[Tensor | None], Tensor], hidden: Tensor) -> Tensor:

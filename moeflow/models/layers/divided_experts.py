@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Routed(NamedTuple):
+class RoutedTokens(NamedTuple):
     """What experts compute with."""
 
     hidden: Tensor  # [T, H], normalised
     topk_ids: Tensor  # [T, K] int64
     topk_weights: Tensor  # [T, K] float32
 
-    def rows(self, numbers: Tensor) -> Routed:
+    def rows(self, numbers: Tensor) -> RoutedTokens:
         """Return some tokens. Shapes: numbers [n] int64."""
-        return Routed(*(part.index_select(0, numbers) for part in self))
+        return RoutedTokens(*(part.index_select(0, numbers) for part in self))
 
 
-def experts_below(border: int, experts: MovableExperts, routed: Routed) -> Tensor:
+def experts_below(border: int, experts: MovableExperts, routed: RoutedTokens) -> Tensor:
     """Return the weighted sum over each token's experts with a number below the border: [T, H] float32."""
     pairs = _pairs(experts, routed, range(border))
     return pairs.sum(dim=1) if isinstance(experts, ExpertSlabs) else _added_up(pairs, routed)
 
 
 def experts_from(
-    border: int, experts: MovableExperts, routed: Routed, below: tuple[Tensor, Tensor], residual: Tensor | None
+    border: int, experts: MovableExperts, routed: RoutedTokens, below: tuple[Tensor, Tensor], residual: Tensor | None
 ) -> Tensor:
     """Return the weighted sum over each token's experts, of which those below the border were computed before.
 
@@ -53,7 +53,7 @@ def experts_from(
     return _added_up(pairs, routed, residual)
 
 
-def _pairs(experts: MovableExperts, routed: Routed, some: range) -> Tensor:
+def _pairs(experts: MovableExperts, routed: RoutedTokens, some: range) -> Tensor:
     """Return the weighted results of some experts, and 0 for others: [T, K, H] float32."""
     if isinstance(experts, ExpertSlabs):
         return expert_pairs(
@@ -72,5 +72,5 @@ def _pairs(experts: MovableExperts, routed: Routed, some: range) -> Tensor:
     return pairs.view(*routed.topk_ids.shape, routed.hidden.shape[1])
 
 
-def _added_up(pairs: Tensor, routed: Routed, residual: Tensor | None = None) -> Tensor:
+def _added_up(pairs: Tensor, routed: RoutedTokens, residual: Tensor | None = None) -> Tensor:
     return add_pairs(pairs.flatten(0, 1), routed.topk_ids, residual)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.attention.attention import attend, write_kv
-from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Span
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata, SequenceSpan
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu.stages import MoEStage
@@ -43,14 +43,14 @@ _BLOCK_SIZE = 16  # of what the encoder attends to
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayerPlace:
     """Which layer is being made."""
 
     layer_idx: int
     is_encoder: bool
 
 
-MakeNetwork = Callable[[ModelConfig, WeightAllocator, Place], MLP | FusedMLP | MoE]
+MakeNetwork = Callable[[ModelConfig, WeightAllocator, LayerPlace], MLP | FusedMLP | MoE]
 
 
 class EncoderDecoderLM:
@@ -69,7 +69,7 @@ class EncoderDecoderLM:
         self.dtype = allocator.dtype  # of hidden states
         self.device = allocator.device
         self.embed_tokens = allocator.matrix("embeddings", config.vocab_size, config.hidden_size)
-        self._encoder = _Encoder(config, allocator, config.encoder.num_layers, make_network)
+        self._encoder = _EncoderStack(config, allocator, config.encoder.num_layers, make_network)
         self._decoder = None if config.is_encoder_only else _Decoder(config, allocator, make_network)
         self.classifier = Classifier(allocator, config.hidden_size, len(config.labels)) if config.labels else None
         self._has_own_head = not config.embeddings.tie_word_embeddings
@@ -80,12 +80,12 @@ class EncoderDecoderLM:
         )
 
     @property
-    def encoder_layers(self) -> tuple[_Layer, ...]:
+    def encoder_layers(self) -> tuple[_StackLayer, ...]:
         """The encoder's, in order."""
         return self._encoder.layers
 
     @property
-    def decoder_layers(self) -> tuple[_Layer, ...]:
+    def decoder_layers(self) -> tuple[_StackLayer, ...]:
         """The decoder's, in order; none if there is no decoder."""
         return () if self._decoder is None else self._decoder.layers
 
@@ -208,7 +208,7 @@ class _Output:
     input_blocks: Sequence[int]
 
     @classmethod
-    def of(cls, span: Span, input_length: int, block_size: int) -> _Output:
+    def of(cls, span: SequenceSpan, input_length: int, block_size: int) -> _Output:
         num_blocks = -(-input_length // block_size)
         begin = num_blocks * block_size
         return cls(
@@ -272,7 +272,7 @@ class _CrossAttention:
         yield from self.norm.named_weights(f"{prefix}.layer_norm")
 
 
-class _Layer:
+class _StackLayer:
     """Attention over the own sequence, in a decoder then over the input, then experts or a dense network."""
 
     def __init__(
@@ -327,8 +327,10 @@ class _Stack:
         positions = config.attention.relative_positions
         assert positions is not None
         self.bias = RelativeBias(allocator, positions, config.attention.num_heads, is_bidirectional=is_encoder)
-        networks = (make_network(config, allocator, Place(layer_idx, is_encoder)) for layer_idx in range(num_layers))
-        self.layers = tuple(_Layer(config, allocator, mlp, is_encoder=is_encoder) for mlp in networks)
+        networks = (
+            make_network(config, allocator, LayerPlace(layer_idx, is_encoder)) for layer_idx in range(num_layers)
+        )
+        self.layers = tuple(_StackLayer(config, allocator, mlp, is_encoder=is_encoder) for mlp in networks)
         self.norm = Norm.of(config, allocator)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
@@ -339,7 +341,7 @@ class _Stack:
         yield from self.norm.named_weights(f"{prefix}.final_layer_norm")
 
 
-class _Encoder(_Stack):
+class _EncoderStack(_Stack):
     """Inputs, each of which is seen whole by all its tokens."""
 
     def __init__(

@@ -20,7 +20,7 @@ from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights
 from moeflow.parallel.placement.placement import ExpertPlacement
-from moeflow.parallel.remote.baton import Baton
+from moeflow.parallel.remote.compute_lock import ComputeLock
 from moeflow.parallel.remote.expert_peers import Peer
 from moeflow.parallel.remote.expert_work import Selection, max_rows
 from moeflow.parallel.remote.work_client import PendingWork, scatter
@@ -44,7 +44,7 @@ class ExpertShares:
         self.hidden = 0  # once a layer has been added
         self.peers: Sequence[Peer] = ()  # once the model is loaded
         self.stats = ShareStats()
-        self.baton = Baton()  # of micro-batches that are in flight at once
+        self.baton = ComputeLock()  # of micro-batches that are in flight at once
         self._layers: list[PeerExperts] = []
 
     def add_layer(self, experts: PackedExperts) -> PeerExperts:
@@ -89,7 +89,7 @@ class PeerExperts(ExpertWeights):
         step = max_rows(hidden.shape[1], top_k)
         for start in range(0, num_tokens, step):
             rows = slice(start, min(start + step, num_tokens))
-            part = _Part(
+            part = _TokenShare(
                 hidden[rows], topk_ids[rows], topk_weights[rows], pairs[rows.start * top_k : rows.stop * top_k]
             )
             self._fill(part)
@@ -99,7 +99,7 @@ class PeerExperts(ExpertWeights):
         """Return the parts of all experts: their memory is a file's."""
         return self.all.parts()
 
-    def _fill(self, part: _Part) -> None:
+    def _fill(self, part: _TokenShare) -> None:
         """Compute the pairs of some tokens, here and elsewhere at once."""
         left = self._is_of[self._shares.replica].clone()
         sent: list[tuple[Peer, Tensor, PendingWork]] = []
@@ -119,7 +119,7 @@ class PeerExperts(ExpertWeights):
         self._count_taken_over(part.topk_ids, lost)
         self._compute_here(part, lost)
 
-    def _collect(self, sent: Sequence[tuple[Peer, Tensor, PendingWork]], part: _Part) -> Tensor:
+    def _collect(self, sent: Sequence[tuple[Peer, Tensor, PendingWork]], part: _TokenShare) -> Tensor:
         """Take the results of others as they come; return the experts that none came of, [E] bool."""
         lost = torch.zeros_like(self._is_of[0])
         for peer, positions, pending in sent:
@@ -131,7 +131,7 @@ class PeerExperts(ExpertWeights):
                 scatter(part.pairs, result, positions)
         return lost
 
-    def _compute_here(self, part: _Part, is_wanted: Tensor) -> None:
+    def _compute_here(self, part: _TokenShare, is_wanted: Tensor) -> None:
         """Compute the pairs of some experts, [E] bool."""
         is_here = is_wanted[part.topk_ids]
         if is_here.any():
@@ -145,7 +145,7 @@ class PeerExperts(ExpertWeights):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _TokenShare:
     """Some tokens of a pass, and where the results of their pairs go."""
 
     hidden: Tensor  # [T, H]

@@ -13,7 +13,7 @@ import numpy as np
 
 from moeflow.parallel.placement.expert_load import LoadTracker, imbalance, rank_loads
 from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement, Loads, ServingTable
-from moeflow.parallel.placement.rebalancing import Move, apply_moves, moves
+from moeflow.parallel.placement.rebalancing import ReplicaMove, apply_moves, moves
 from moeflow.parallel.placement.whole_experts import WholeExperts
 
 CHECK_PASSES: Final = 64  # passes between two looks at the loads
@@ -44,7 +44,7 @@ class ExpertBalancer:
         self._tracker.add_layer(layer, topk_ids)
         return self._tables[layer].ranks(topk_ids)
 
-    def end_pass(self) -> list[Move]:
+    def end_pass(self) -> list[ReplicaMove]:
         """Return the steps to take before the next pass; `switch` is called when the copies are complete."""
         self._tracker.end_pass()
         self._passes += 1
@@ -57,7 +57,7 @@ class ExpertBalancer:
             self._target = self.placement
         return steps
 
-    def switch(self, steps: Sequence[Move]) -> None:
+    def switch(self, steps: Sequence[ReplicaMove]) -> None:
         """Go on with the placement that some steps lead to."""
         self.placement = apply_moves(self.placement, steps)
         for layer in {step.layer for step in steps}:

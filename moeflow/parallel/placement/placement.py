@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError
+from moeflow.core.truncated_repr import truncated_repr
 from moeflow.parallel.blocks import even_blocks
 
 ExpertIds: TypeAlias = NDArray[np.integer]
@@ -35,7 +35,8 @@ class ExpertPlacement(msgspec.Struct, frozen=True):
             for expert, ranks in enumerate(experts):
                 if not ranks or list(ranks) != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < self.num_ranks:
                     raise ConfigError(
-                        f"expert {expert} of layer {layer} is placed on ranks {brief(list(ranks))}: name at least one "
+                        f"expert {expert} of layer {layer} is placed on ranks {truncated_repr(list(ranks))}: "
+                        "name at least one "
                         f"of 0 to {self.num_ranks - 1}, in ascending order and none twice"
                     )
 

@@ -14,7 +14,7 @@ from moeflow.parallel.placement.placement import ExpertPlacement
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ReplicaMove:
     """One replica that goes from a rank to another."""
 
     layer: int
@@ -23,7 +23,7 @@ class Move:
     to_rank: int | None  # gets it; None: a replica too many is dropped
 
 
-def moves(old: ExpertPlacement, new: ExpertPlacement, max_moves: int) -> list[Move]:
+def moves(old: ExpertPlacement, new: ExpertPlacement, max_moves: int) -> list[ReplicaMove]:
     """Return the first steps that lead from `old` to `new`, layer by layer; [] if they are the same.
 
     After each, every expert has a home. A rank has at most as many experts of a layer as in `old`, or one more than in
@@ -33,7 +33,7 @@ def moves(old: ExpertPlacement, new: ExpertPlacement, max_moves: int) -> list[Mo
     return list(islice(steps, max_moves))
 
 
-def apply_moves(placement: ExpertPlacement, steps: Sequence[Move]) -> ExpertPlacement:
+def apply_moves(placement: ExpertPlacement, steps: Sequence[ReplicaMove]) -> ExpertPlacement:
     """Return the placement that some steps lead to."""
     homes = [[set(ranks) for ranks in experts] for experts in placement.homes]
     for step in steps:
@@ -44,10 +44,10 @@ def apply_moves(placement: ExpertPlacement, steps: Sequence[Move]) -> ExpertPlac
     return ExpertPlacement(placement.num_ranks, tables)
 
 
-def _layer_moves(old: ExpertPlacement, new: ExpertPlacement, layer: int) -> Iterator[Move]:
+def _layer_moves(old: ExpertPlacement, new: ExpertPlacement, layer: int) -> Iterator[ReplicaMove]:
     """Yield drops, then steps into free slots; only where all is full, one into the staging slot."""
     room = [0] * old.num_ranks
-    waiting: list[Move] = []
+    waiting: list[ReplicaMove] = []
     for expert, (had, has) in enumerate(zip(old.homes[layer], new.homes[layer], strict=True)):
         leaving, arriving = [rank for rank in had if rank not in has], [rank for rank in has if rank not in had]
         for rank in leaving:
@@ -55,10 +55,10 @@ def _layer_moves(old: ExpertPlacement, new: ExpertPlacement, layer: int) -> Iter
         for rank in arriving:
             room[rank] += 1
         for number, to_rank in enumerate(arriving):
-            waiting.append(Move(layer, expert, leaving[number] if number < len(leaving) else None, to_rank))
+            waiting.append(ReplicaMove(layer, expert, leaving[number] if number < len(leaving) else None, to_rank))
         for from_rank in leaving[len(arriving) :]:
             room[from_rank] += 1
-            yield Move(layer, expert, from_rank, None)
+            yield ReplicaMove(layer, expert, from_rank, None)
     while waiting:
         number = next((i for i, step in enumerate(waiting) if step.to_rank is not None and room[step.to_rank] > 0), 0)
         step = waiting.pop(number)

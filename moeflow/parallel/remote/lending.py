@@ -1,8 +1,9 @@
 """What a head and a lender of memory for experts say to each other.
 
-    first link      `Borrowing` ->, <- `Loan`; then the head sends pieces of experts, drops some, or says that it is
+    first link      `Borrowing` ->, <- `MemoryLoan`; then the head sends pieces of experts, drops some, or says that it
+    is
                     there, and each message is answered by `TAKEN`
-    second link     `Working` ->, <- `Ready`; then work and results (`expert_work.py`)
+    second link     `Working` ->, <- `LenderReady`; then work and results (`expert_work.py`)
 
 Either may say `Refusal` instead. A loan ends with either link, or when the head has said nothing for `SILENCE_S`.
 """
@@ -43,7 +44,7 @@ class Borrowing(msgspec.Struct, frozen=True, tag="borrowing"):
     num_wanted: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]  # 0: only to see whether it can be
 
 
-class Loan(msgspec.Struct, frozen=True, tag="loan"):
+class MemoryLoan(msgspec.Struct, frozen=True, tag="loan"):
     """Room for experts."""
 
     loan_id: bytes
@@ -57,11 +58,11 @@ class Working(msgspec.Struct, frozen=True, tag="working"):
     loan_id: bytes
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class LenderReady(msgspec.Struct, frozen=True, tag="ready"):
     """Work may come."""
 
 
-Message = Borrowing | Loan | Working | Ready | Refusal
+Message = Borrowing | MemoryLoan | Working | LenderReady | Refusal
 
 
 def piece_label(number: int, start: int) -> str:

@@ -119,7 +119,7 @@ class PagedWeights:
         return part[number * step : (number + 1) * step]
 
 
-class _Layer:
+class _PageRow:
     """A row of a page table."""
 
     def __init__(self, half: int, num_pages: int) -> None:
@@ -134,7 +134,7 @@ class _Halves:
     def __init__(self, memory: Tensor, name: str) -> None:
         self.memory = memory  # [2, bytes] uint8
         self._name = name
-        self._table: dict[int, _Layer] = {}
+        self._table: dict[int, _PageRow] = {}
         self._turns = list(range(_HALVES))  # the least recently assigned first
 
     def place(self, layer: int, page: int, num_pages: int) -> Tensor:
@@ -150,7 +150,7 @@ class _Halves:
                 raise RuntimeError(f"the pipeline wants layer {layer} in {self._name}, which holds layers {layers}")
             self._turns.remove(half)
             self._turns.append(half)
-            self._table[layer] = _Layer(half, num_pages)
+            self._table[layer] = _PageRow(half, num_pages)
         if self._table[layer].is_there[page]:
             raise RuntimeError(f"the pipeline overwrites page {page} of layer {layer} in {self._name}")
         return self.memory[self._table[layer].half]

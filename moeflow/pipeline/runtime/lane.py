@@ -17,7 +17,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from moeflow.pipeline.priority import DEMAND
 from moeflow.pipeline.runtime.future import Future
-from moeflow.pipeline.runtime.trace import Label, Row, Trace
+from moeflow.pipeline.runtime.trace import Label, Trace, TraceRow
 from moeflow.pipeline.runtime.urgent_first import UrgentFirst
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Lane:
     ) -> None:
         self.close()
 
-    def _serve(self, row: Row | None) -> None:
+    def _serve(self, row: TraceRow | None) -> None:
         while True:
             self._bell.get()
             is_last = self._is_closed  # read first: after it nothing is added
@@ -123,7 +123,7 @@ class _Job(Future[T]):
         self._work, self._args = None, ()
         return True
 
-    def run(self, row: Row | None) -> None:
+    def run(self, row: TraceRow | None) -> None:
         """Do the work, unless it was cancelled."""
         if not self.begin():
             return
@@ -141,7 +141,7 @@ class _Job(Future[T]):
             self._record(row, start_ns, value)
             self.set_result(value)
 
-    def _record(self, row: Row | None, start_ns: int, value: T | None) -> None:
+    def _record(self, row: TraceRow | None, start_ns: int, value: T | None) -> None:
         if row is not None:
             end_ns = perf_counter_ns()
             label = self._label if isinstance(self._label, Label) else self._label(value)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moeflow.pipeline.runtime.trace import Row, Trace, TraceSpan
+from moeflow.pipeline.runtime.trace import Trace, TraceRow, TraceSpan
 
 Event = dict[str, Any]
 _PROCESS = 1
@@ -48,7 +48,7 @@ def _by_start(span: TraceSpan) -> tuple[int, int]:
     return span.start_ns, -span.end_ns  # an inner span comes after its outer one
 
 
-def _row_names(number: int, row: Row) -> Iterator[Event]:
+def _row_names(number: int, row: TraceRow) -> Iterator[Event]:
     common = {"ph": "M", "pid": _PROCESS, "tid": number}
     yield {**common, "name": "thread_name", "args": {"name": row.name}}
     yield {**common, "name": "thread_sort_index", "args": {"sort_index": number}}

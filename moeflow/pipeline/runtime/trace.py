@@ -37,7 +37,7 @@ class TraceSpan(NamedTuple):
     is_blocked: bool  # it waited
 
 
-class Row:
+class TraceRow:
     """One thread of a lane."""
 
     __slots__ = ("lane", "name", "spans")
@@ -56,16 +56,16 @@ class Trace:
     """The rows of all lanes, oldest first."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[TraceRow] = []
 
-    def row(self, name: str, *, lane: str | None = None) -> Row:
+    def row(self, name: str, *, lane: str | None = None) -> TraceRow:
         """Add a row; a lane of one thread has one of its own name."""
-        row = Row(name, lane or name)
+        row = TraceRow(name, lane or name)
         self.rows.append(row)
         return row
 
 
-def waiting(row: Row | None, label: Label) -> AbstractContextManager[None]:
+def waiting(row: TraceRow | None, label: Label) -> AbstractContextManager[None]:
     """Return a `with` block whose time is recorded as blocked, if there is a row."""
     return _NOTHING if row is None else _Waiting(row, label)
 
@@ -73,7 +73,7 @@ def waiting(row: Row | None, label: Label) -> AbstractContextManager[None]:
 class _Waiting(AbstractContextManager[None]):
     __slots__ = ("_label", "_row", "_start_ns")
 
-    def __init__(self, row: Row, label: Label) -> None:
+    def __init__(self, row: TraceRow, label: Label) -> None:
         self._row = row
         self._label = label
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from moeflow.pipeline.runtime.trace import Label, Row, Trace, TraceSpan
+from moeflow.pipeline.runtime.trace import Label, Trace, TraceRow, TraceSpan
 from moeflow.pipeline.task import Task, TaskMaker
 
 
@@ -43,7 +43,7 @@ def _end(span: TraceSpan) -> int:
     return span.end_ns
 
 
-def _numbered(spans: list[tuple[Row, TraceSpan]]) -> Iterator[Task]:
+def _numbered(spans: list[tuple[TraceRow, TraceSpan]]) -> Iterator[Task]:
     for row, span in spans:
         label = span.label
         if label.task_id is not None:
@@ -59,7 +59,7 @@ class _Done:
     read: list[tuple[int, Task]] = field(default_factory=list)  # likewise; no computation has used it yet
 
 
-def _by_time(spans: list[tuple[Row, TraceSpan]], computing: str) -> Iterator[Task]:
+def _by_time(spans: list[tuple[TraceRow, TraceSpan]], computing: str) -> Iterator[Task]:
     make, done = TaskMaker(), _Done()
     for row, span in spans:
         after = [done.in_row.get(id(row))]

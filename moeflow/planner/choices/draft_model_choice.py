@@ -14,10 +14,10 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.vocabulary import read_vocabulary
-from moeflow.core.brief import brief
 from moeflow.core.engine_config import DraftModelConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.truncated_repr import truncated_repr
 from moeflow.core.units import format_bytes
 from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.weight_format import BITS_PER_VALUE, DTYPES, QUANTIZED, WEIGHT_FORMATS, WeightFormat
@@ -81,7 +81,8 @@ def _early_exit(name: str, detail: str, settings: Settings, shape: ModelConfig, 
     number = int(detail) if is_number else max(shape.num_layers // _EXIT_SHARE, 1)
     if (detail and not is_number) or not 1 <= number <= most:
         raise ConfigError(
-            f"speculator {brief(name)} is not possible: after {EARLY_EXIT}: comes a number of layers from 1 to {most}"
+            f"speculator {truncated_repr(name)} is not possible: after {EARLY_EXIT}: comes a number of layers "
+            f"from 1 to {most}"
         )
     if settings.record_routing is not None:
         raise ConfigError(f"{EARLY_EXIT} would be recorded, too (--record-routing): leave one of the two away")

@@ -23,7 +23,7 @@ from moeflow.core.plan import Policy, Workload
 from moeflow.core.units import MIB
 from moeflow.planner.costs.disk_waits import DiskRates, ExpertReads
 from moeflow.planner.costs.hit_curve import HitCurve
-from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
+from moeflow.planner.costs.model_costs import KernelWork, ModelCosts, expected_distinct
 from moeflow.planner.costs.rank_costs import ALONE, RankedLayers, Sharing
 from moeflow.planner.costs.roofline import processor_of, work_seconds
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
@@ -351,7 +351,7 @@ class CostModel:
         }
 
     def _host_pass_s(
-        self, num_tokens: float, attention: Work, distinct: float, num_sampled: float | None = None
+        self, num_tokens: float, attention: KernelWork, distinct: float, num_sampled: float | None = None
     ) -> float:
         """Return the seconds of a pass of a host that computes everything sequentially.
 
@@ -384,7 +384,7 @@ class CostModel:
         num_prompts, tokens = choice.batch_size, self._prompt_pass(choice)
         passes = self._num_prompt_passes(choice)
         whole = self.costs.prefill_attention(num_prompts, self.workload.prompt_len, self.chunk_tokens)
-        part = Work(
+        part = KernelWork(
             whole.kernel, whole.dtype, whole.num_bytes / passes, whole.num_flops / passes, whole.rows, whole.values
         )
         compute_s = self._host_pass_s(tokens, part, self.routing.prefill_distinct(tokens), num_prompts / passes)
@@ -393,11 +393,11 @@ class CostModel:
             DISK_OFFLOAD: LinearCost(streamed=self.reads(choice)[1].waits.all_on_disk_s * passes),
         }
 
-    def _device_s(self, works: Iterable[tuple[int, Work]]) -> float:
+    def _device_s(self, works: Iterable[tuple[int, KernelWork]]) -> float:
         level = self.machine.level(DEVICE)
         return sum(count * work_seconds(level, work, self.num_devices) for count, work in works)
 
-    def _host_s(self, works: Iterable[tuple[int, Work]]) -> float:
+    def _host_s(self, works: Iterable[tuple[int, KernelWork]]) -> float:
         return sum(count * work_seconds(self._host_level, work) for count, work in works)
 
     def _link_s(self, link: Link, transfer_bytes: float) -> float:

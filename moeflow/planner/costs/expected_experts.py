@@ -17,7 +17,7 @@ import numpy as np
 from moeflow.core.hardware import MemoryLevel
 from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.planner.costs.expected_routing import ExpectedRouting, Values, expected_max
-from moeflow.planner.costs.model_costs import ModelCosts, Work
+from moeflow.planner.costs.model_costs import KernelWork, ModelCosts
 from moeflow.planner.costs.roofline import launch_seconds, processor_of
 
 MEASURED_ROWS: Final = 512  # of a call: a kernel's measured speed includes its activations up to here
@@ -67,7 +67,7 @@ class ExpectedExperts:
         works = [(num, self.costs.experts(each / top_k, 1)) for each, num in zip(rows.tolist(), numbers, strict=True)]
         return self._launch_s(works, float(pairs.sum()))
 
-    def _launch_s(self, works: Sequence[tuple[float, Work]], num_pairs: float) -> float:
+    def _launch_s(self, works: Sequence[tuple[float, KernelWork]], num_pairs: float) -> float:
         return launch_seconds(self.level, works) + activations_s(self.level, self.costs, num_pairs)
 
     def _most_pairs(self, served: Values) -> float:

@@ -1,7 +1,7 @@
 """The bytes and operations of each stage of a model, from its shape and the formats of its weights.
 
-A stage becomes `Work`: bytes of weights or of keys and values, each read once, and operations. Activations within a
-stage are left out; `row_operations` has those between stages. Knows no machine. The stages are those of MoE-Lightning
+A stage becomes `KernelWork`: bytes of weights or of keys and values, each read once, and operations. Activations within
+a stage are left out; `row_operations` has those between stages. Knows no machine. The stages are those of MoE-Lightning
 4.1: pre-attention (QKV), attention, post-attention (output projection, router, experts), and the head. A stage is the
 average over layers, recurrent layers included.
 """
@@ -23,7 +23,7 @@ FLOAT32_BYTES = 4  # of a norm's weight, in every format
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """A computation: its kernel, the bytes that it reads and its operations."""
 
     kernel: str  # one of core.hardware.KERNELS
@@ -359,11 +359,11 @@ class ModelCosts:
     def _sliding_windows(self) -> Counter[int | None]:
         return self.shape.sliding_windows
 
-    def pre_attention(self, num_tokens: float) -> Work:
+    def pre_attention(self, num_tokens: float) -> KernelWork:
         """Return one layer's query, key and value projection."""
         return self._matrix(self.qkv_values, num_tokens, self._all_qkv_bytes)
 
-    def attention(self, num_tokens: float, num_seen: float, num_read: float, num_states: float = 0.0) -> Work:
+    def attention(self, num_tokens: float, num_seen: float, num_read: float, num_states: float = 0.0) -> KernelWork:
         """Return one layer's attention, softmax part (thesis 4.25 without projections).
 
         num_seen: positions that queries attend to, summed over all tokens.
@@ -387,7 +387,7 @@ class ModelCosts:
             / shape.attention.num_kv_heads
             * max(num_seen / num_read if num_read else 1.0, 1.0)
         )
-        return Work(
+        return KernelWork(
             "attention",
             self.formats.kv,
             num_bytes,
@@ -397,12 +397,12 @@ class ModelCosts:
             * (shape.attention.head_dim + (shape.attention.latent_dim or shape.attention.head_dim)),
         )
 
-    def decode_attention(self, num_sequences: float, context: float) -> Work:
+    def decode_attention(self, num_sequences: float, context: float) -> KernelWork:
         """Return one layer's attention of one new token each, on average over layers."""
         seen = num_sequences * self._average(lambda window: window, context)
         return self.attention(num_sequences, seen, seen, num_sequences)
 
-    def prefill_attention(self, num_prompts: float, length: float, chunk: float | None = None) -> Work:
+    def prefill_attention(self, num_prompts: float, length: float, chunk: float | None = None) -> KernelWork:
         """Return one layer's attention of whole prompts, each in chunks of so many tokens; None: in one.
 
         Where layers differ it is their average.
@@ -413,16 +413,16 @@ class ModelCosts:
         read = num_prompts * (length / chunk + 1) / 2 * length
         return self.attention(num_prompts * length, seen, min(read, seen), num_prompts * length / chunk)
 
-    def output_projection(self, num_tokens: float) -> Work:
+    def output_projection(self, num_tokens: float) -> KernelWork:
         """Return one layer's output projection."""
         num_bytes = self.output_values * self.formats.bytes_of("o_proj")
         return self._matrix(self.output_values, num_tokens, num_bytes)
 
-    def router(self, num_tokens: float) -> Work:
+    def router(self, num_tokens: float) -> KernelWork:
         """Return one layer's router."""
         return self._linear(self.router_values, num_tokens, self.formats.of_routers)
 
-    def experts(self, num_tokens: float, distinct: float | None = None) -> Work:
+    def experts(self, num_tokens: float, distinct: float | None = None) -> KernelWork:
         """Return one layer's experts; `distinct` is the number of used ones, None: as on average."""
         shape = self.shape
         used = (
@@ -431,7 +431,7 @@ class ModelCosts:
             else distinct
         )
         pairs = num_tokens * shape.routing.top_k
-        return Work(
+        return KernelWork(
             "experts",
             self.formats.matrices,
             used * self.expert_bytes,
@@ -440,30 +440,30 @@ class ModelCosts:
             self.expert_values,
         )
 
-    def dense(self, num_tokens: float) -> Work:
+    def dense(self, num_tokens: float) -> KernelWork:
         """Return the feed-forward network of one layer without experts: one expert that all tokens use."""
         layers = range(self.shape.num_layers)
         num_bytes = self._network_bytes(self.dense_values, sorted(set(layers).difference(self._moe_layers(layers))))
         return self._network(self.dense_values, num_tokens, num_bytes)
 
-    def shared(self, num_tokens: float) -> Work:
+    def shared(self, num_tokens: float) -> KernelWork:
         """Return one layer's shared expert: one that all tokens use."""
         num_bytes = self._network_bytes(self.shared_values, self.shape.moe_layers, is_shared=True)
         return self._network(self.shared_values, num_tokens, num_bytes)
 
-    def _network(self, values: int, num_tokens: float, num_bytes: float) -> Work:
-        return Work("experts", self.formats.matrices, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
+    def _network(self, values: int, num_tokens: float, num_bytes: float) -> KernelWork:
+        return KernelWork("experts", self.formats.matrices, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
 
-    def until_experts(self, num_tokens: float) -> list[Work]:
+    def until_experts(self, num_tokens: float) -> list[KernelWork]:
         """Return the works between a layer's attention and its chosen experts."""
         shared = [self.shared(num_tokens)] if self.shape.feed_forward.shared_intermediate_size else []
         return [self.output_projection(num_tokens), self.router(num_tokens), *shared]
 
-    def head(self, num_sampled: float) -> Work:
+    def head(self, num_sampled: float) -> KernelWork:
         """Return the output projection to the vocabulary."""
         return self._linear(self.shape.vocab_size * self.shape.hidden_size, num_sampled, self.formats.of_head)
 
-    def feed_forward(self, num_tokens: float, distinct: float | None = None) -> list[tuple[int, Work]]:
+    def feed_forward(self, num_tokens: float, distinct: float | None = None) -> list[tuple[int, KernelWork]]:
         """Return the works after attention's output projection: (layers that have it, work in one of them).
 
         `distinct` is the number of used experts of a layer, None: as on average. Only the decoder is counted.
@@ -476,8 +476,8 @@ class ModelCosts:
         return [(count, work) for count, work in moe + dense + inputs if count]
 
     def pass_works(
-        self, num_tokens: float, attention: Work | None, num_sampled: float, distinct: float | None = None
-    ) -> list[tuple[int, Work]]:
+        self, num_tokens: float, attention: KernelWork | None, num_sampled: float, distinct: float | None = None
+    ) -> list[tuple[int, KernelWork]]:
         """Return the works of a pass: (how many times, work). None: attention runs elsewhere, or `distinct` is average.
 
         Operations on rows and the choice of tokens are not included: kernels of devices fuse them.
@@ -486,28 +486,28 @@ class ModelCosts:
         works = [(self.shape.num_layers, work) for work in stages if work is not None]
         return [*works, *self.feed_forward(num_tokens, distinct), (1, self.head(num_sampled))]
 
-    def host_works(self, num_tokens: float, num_sampled: float) -> list[tuple[int, Work]]:
+    def host_works(self, num_tokens: float, num_sampled: float) -> list[tuple[int, KernelWork]]:
         """Return the works that a pass has on a host only: operations on rows, and the choice of tokens."""
         return [(self.shape.num_layers, self.row_operations(num_tokens)), (1, self.sampling(num_sampled))]
 
-    def layer_input(self, num_tokens: float) -> Work:
+    def layer_input(self, num_tokens: float) -> KernelWork:
         """Return the matrices from token embeddings to one layer's own input, and from this to the layer."""
         values = self.shape.layer_input_values
         making = bits_per_value(self.formats.outside_layers) / 8
         num_bytes = values / 3 * (making + 2 * self.formats.bytes_of("layer_input"))
         return self._matrix(values, num_tokens, num_bytes)
 
-    def row_operations(self, num_tokens: float) -> Work:
+    def row_operations(self, num_tokens: float) -> KernelWork:
         """Return a layer's operations on rows: norms, rotation, residuals, storing K and V."""
         shape = self.shape
         qkv = self.qkv_values // shape.hidden_size
         num_bytes = num_tokens * (8 * shape.hidden_size + 2 * qkv) * self.formats.activation_bytes
-        return Work("rows", "float32", num_bytes, 0.0, num_tokens, shape.hidden_size)
+        return KernelWork("rows", "float32", num_bytes, 0.0, num_tokens, shape.hidden_size)
 
-    def sampling(self, num_sampled: float) -> Work:
+    def sampling(self, num_sampled: float) -> KernelWork:
         """Return the choice of tokens from float32 logits at a temperature."""
         vocab_size = self.shape.vocab_size
-        return Work("sampling", "float32", 4.0 * num_sampled * vocab_size, 0.0, num_sampled, vocab_size)
+        return KernelWork("sampling", "float32", 4.0 * num_sampled * vocab_size, 0.0, num_sampled, vocab_size)
 
     def activation_bytes(self, num_tokens: float) -> float:
         """Return the activation bytes of so many tokens at the widest place of a layer."""
@@ -530,10 +530,10 @@ class ModelCosts:
         total = sum(count * of_window(min(context, window or context)) for window, count in counts.items())
         return total / counts.total() if counts.total() else of_window(context)
 
-    def _matrix(self, values: int, num_tokens: float, num_bytes: float) -> Work:
+    def _matrix(self, values: int, num_tokens: float, num_bytes: float) -> KernelWork:
         """Return the work of a layer's matrix."""
-        return Work("linear", self.formats.matrices, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
+        return KernelWork("linear", self.formats.matrices, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
 
-    def _linear(self, values: int, num_tokens: float, dtype: str) -> Work:
+    def _linear(self, values: int, num_tokens: float, dtype: str) -> KernelWork:
         num_bytes = values * bits_per_value(dtype) / 8
-        return Work("linear", dtype, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
+        return KernelWork("linear", dtype, num_bytes, 2.0 * num_tokens * values, num_tokens, values)

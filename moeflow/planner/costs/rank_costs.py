@@ -20,7 +20,7 @@ from moeflow.core.parallel_config import GATHERED_BYTES, SLICED, WHOLE, Parallel
 from moeflow.core.units import MIB
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.expected_routing import ExpectedRouting
-from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
+from moeflow.planner.costs.model_costs import KernelWork, ModelCosts, expected_distinct
 from moeflow.planner.costs.rank_shares import RankShares
 from moeflow.planner.costs.roofline import divided, processor_of, work_seconds
 
@@ -94,7 +94,7 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
     costs: ModelCosts
     parallel: ParallelConfig
 
-    def seconds(self, num_tokens: float, attention: Work, distinct: float) -> float:
+    def seconds(self, num_tokens: float, attention: KernelWork, distinct: float) -> float:
         """Return the seconds of a pass through all layers.
 
         `attention` is one layer's with all heads. `distinct` is the number of used experts, relative to even routers.
@@ -155,7 +155,7 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
     def _dense_s(self, num_tokens: float) -> float:
         return self._network_s(self.costs.dense(num_tokens), self._most.dense, self.costs.dense_width, num_tokens)
 
-    def _network_s(self, work: Work, share: float, width: int, num_tokens: float) -> float:
+    def _network_s(self, work: KernelWork, share: float, width: int, num_tokens: float) -> float:
         """Return the seconds of a network that all tokens use, and of its exchanges."""
         seconds = self._work_s(_part(work, share))
         if self._is_cut:
@@ -228,11 +228,11 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
     def _copy_s(self, num_bytes: float) -> float:
         return COPY_PASSES * num_bytes / self.level.read_bytes_per_s
 
-    def _work_s(self, work: Work) -> float:
+    def _work_s(self, work: KernelWork) -> float:
         return work_seconds(self.level, work)
 
 
-def _part(work: Work, share: float, of_flops: float | None = None) -> Work:
+def _part(work: KernelWork, share: float, of_flops: float | None = None) -> KernelWork:
     """Return a share of some work; `of_flops` is a different share of its operations."""
     flops = work.num_flops * (share if of_flops is None else of_flops)
     return replace(work, num_bytes=work.num_bytes * share, num_flops=flops, values=max(round(work.values * share), 1))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moeflow.core.hardware import Machine, MemoryLevel, Processor
-from moeflow.planner.costs.model_costs import Work
+from moeflow.planner.costs.model_costs import KernelWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def roofs(machine: Machine, near: str, far: str, dtype: str) -> Roofs:
     )
 
 
-def work_seconds(level: MemoryLevel, work: Work, num_devices: int = 1) -> float:
+def work_seconds(level: MemoryLevel, work: KernelWork, num_devices: int = 1) -> float:
     """Return the seconds of work at a level on its own data (equation 14), at the kernel's efficiency.
 
     Several devices share it evenly: each reads and computes its part (tensor parallelism).
@@ -86,13 +86,13 @@ def work_seconds(level: MemoryLevel, work: Work, num_devices: int = 1) -> float:
     return _kernel_s(level, work) / num_devices + processor_of(level).launch_s
 
 
-def launch_seconds(level: MemoryLevel, works: Sequence[tuple[float, Work]]) -> float:
+def launch_seconds(level: MemoryLevel, works: Sequence[tuple[float, KernelWork]]) -> float:
     """Return the seconds of several kinds of work in one launch, one after the other, each so many times."""
     seconds = sum(count * _kernel_s(level, work) for count, work in works)
     return seconds + processor_of(level).launch_s if works else 0.0
 
 
-def _kernel_s(level: MemoryLevel, work: Work) -> float:
+def _kernel_s(level: MemoryLevel, work: KernelWork) -> float:
     """Return the seconds of a kernel on one device.
 
     The seconds are linear between the measured numbers of rows. Near the bend of the roof the share of the roof falls

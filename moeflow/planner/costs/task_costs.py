@@ -14,7 +14,7 @@ from typing import Final
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DEVICE, PINNED, RAM, Machine
 from moeflow.core.plan import Policy
-from moeflow.planner.costs.model_costs import ModelCosts, Work
+from moeflow.planner.costs.model_costs import KernelWork, ModelCosts
 from moeflow.planner.costs.roofline import work_seconds
 
 
@@ -24,7 +24,7 @@ class TaskShape:
 
     costs: ModelCosts
     num_tokens: float
-    attention: Work
+    attention: KernelWork
     num_cached: float = 0.0  # positions with keys and values before the pass
     layer: int | None = None  # None: any that has experts, if the model has some
     num_pages: int = 1  # of a layer's streamed weights
@@ -49,18 +49,18 @@ def decode_shape(
     )
 
 
-def _after_attention(at: TaskShape) -> list[Work]:
+def _after_attention(at: TaskShape) -> list[KernelWork]:
     costs, num_tokens = at.costs, at.num_tokens
     if not at.has_experts:
         return [costs.output_projection(num_tokens), costs.dense(num_tokens)]
     return [*_until_experts(at), costs.experts(num_tokens)]
 
 
-def _until_experts(at: TaskShape) -> list[Work]:
+def _until_experts(at: TaskShape) -> list[KernelWork]:
     return at.costs.until_experts(at.num_tokens)
 
 
-WORKS: Final[Mapping[str, tuple[str, Callable[[TaskShape], list[Work]]]]] = {  # op -> (level that computes, work)
+WORKS: Final[Mapping[str, tuple[str, Callable[[TaskShape], list[KernelWork]]]]] = {  # op -> (level that computes, work)
     "pre_attention": (DEVICE, lambda at: [at.costs.pre_attention(at.num_tokens)]),
     "cpu_attention": (RAM, lambda at: [at.attention]),
     "device_attention": (DEVICE, lambda at: [at.attention]),
@@ -137,7 +137,7 @@ def task_cost(op: str, machine: Machine, shape: TaskShape, policy: Policy) -> Ta
     return _TRANSFERS[op](_Setting(machine, shape, policy))
 
 
-def compute_cost(machine: Machine, level: str, works: Sequence[Work], policy: Policy) -> TaskCost:
+def compute_cost(machine: Machine, level: str, works: Sequence[KernelWork], policy: Policy) -> TaskCost:
     """Return the cost of works at a level, one after another. Raises: ConfigError if the machine lacks the level."""
     at, num_devices = machine.level(level), policy.num_devices if level == DEVICE else 1
     return TaskCost(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from moeflow.core.hardware import DEVICE, DISK, RAM, Link
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
-from moeflow.planner.costs.model_costs import Work
+from moeflow.planner.costs.model_costs import KernelWork
 from moeflow.planner.costs.roofline import Roofs, roofs, work_seconds
 from moeflow.planner.forecast import expert_places
 
@@ -64,7 +64,7 @@ class _Planned:
     """A layer's work as planned: one of its micro-batches, how many there are, and what comes from the far level."""
 
     name: str
-    work: Work
+    work: KernelWork
     times: int
     level: str  # where it is computed
     streamed_bytes: float  # for all micro-batches together
@@ -198,7 +198,7 @@ def _where(model: CostModel, level: str) -> str:
     return "on the device" if level == DEVICE else "on the host" if model.has_device else "in memory"
 
 
-def _ffn(model: CostModel, num_tokens: int) -> Work:
+def _ffn(model: CostModel, num_tokens: int) -> KernelWork:
     return model.costs.experts(num_tokens) if model.costs.num_moe_layers else model.costs.dense(num_tokens)
 
 

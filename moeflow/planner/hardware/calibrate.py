@@ -20,7 +20,7 @@ from typing import Final
 from moeflow.core.hardware import DISK, RAM, KernelEfficiency, Machine, MemoryLevel, Processor
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
-from moeflow.planner.costs.model_costs import Work
+from moeflow.planner.costs.model_costs import KernelWork
 from moeflow.planner.costs.roofline import processor_of, work_seconds
 from moeflow.planner.hardware.disk_rates import DiskBench, disk_bench
 from moeflow.planner.hardware.kernel_bench import (
@@ -128,7 +128,7 @@ def is_as_measured(machine: Machine, num_threads: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Round:
     roofs: BestRates  # the median of its samples
-    shares: tuple[tuple[Work, float], ...]  # of these roofs
+    shares: tuple[tuple[KernelWork, float], ...]  # of these roofs
     other_work: float
     engine: EngineTimes
 
@@ -199,7 +199,7 @@ class Rounds:
 
     def efficiencies(self) -> list[KernelEfficiency]:
         """Return what share of the roofs each kernel reached, by the median of the rounds."""
-        found: dict[Work, list[float]] = {}
+        found: dict[KernelWork, list[float]] = {}
         for work, share in (pair for one in self._kept for pair in one.shares):
             found.setdefault(work, []).append(share)
         return [

@@ -37,7 +37,7 @@ from moeflow.kernels.weight_format import (
     WEIGHT_FORMATS,
     WeightFormat,
 )
-from moeflow.planner.costs.model_costs import ModelCosts, Work
+from moeflow.planner.costs.model_costs import KernelWork, ModelCosts
 from moeflow.planner.hardware.host import host_resources
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class KernelBench:
             return BestRates(read, {"float32": measure_flops(self._num_threads)})
         return BestRates(read, {dtype: self._peak(dtype) for dtype in WEIGHT_FORMATS})
 
-    def measure(self, shape: KernelShape) -> list[tuple[Work, float]]:
+    def measure(self, shape: KernelShape) -> list[tuple[KernelWork, float]]:
         """Return work of a shape and the seconds it takes, for several numbers of tokens."""
         measures = {
             "linear": self._linear,
@@ -220,7 +220,7 @@ class KernelBench:
         x = torch.rand(512, 512)
         return 2.0 * 512**3 / min(_times(lambda: extension.linear(x, weight), TRIES, 0.0))
 
-    def _linear(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
+    def _linear(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[KernelWork, float]]:
         outputs, inputs = shape.sizes
         dtype = cast(WeightFormat, shape.dtype)
         num_bytes = _matrix_bytes(dtype, outputs, inputs)
@@ -230,9 +230,9 @@ class KernelBench:
             seconds = self._median(lambda x=x: extension.linear(x, next(weights)))  # type: ignore[misc]
             values = outputs * inputs
             size = values * BITS_PER_VALUE[dtype] / 8
-            yield Work("linear", dtype, size, 2.0 * num_tokens * values, num_tokens, values), seconds
+            yield KernelWork("linear", dtype, size, 2.0 * num_tokens * values, num_tokens, values), seconds
 
-    def _experts(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
+    def _experts(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[KernelWork, float]]:
         num_experts, top_k, hidden, width = shape.sizes
         dtype = cast(WeightFormat, shape.dtype)
         num_bytes = expert_bytes(hidden, width, dtype)
@@ -252,9 +252,9 @@ class KernelBench:
             seconds = self._median(run)
             pairs = num_tokens * top_k
             size = used * values * BITS_PER_VALUE[dtype] / 8
-            yield Work("experts", dtype, size, 2.0 * pairs * values, pairs / used, values), seconds
+            yield KernelWork("experts", dtype, size, 2.0 * pairs * values, pairs / used, values), seconds
 
-    def _attention(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
+    def _attention(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[KernelWork, float]]:
         """Yield decoding of many sequences, then a chunk of one prompt."""
         num_heads, num_kv_heads, head_dim, *latent_dims = shape.sizes
         latent_dim = sum(latent_dims)
@@ -286,9 +286,9 @@ class KernelBench:
             seen = sum(start * count + count * (count + 1) / 2 for start, count in zip(starts, counts, strict=True))
             rows = num_heads / num_kv_heads * max(seen / read, 1.0)
             flops = 2.0 * num_heads * (head_dim + (latent_dim or head_dim)) * seen
-            yield Work("attention", shape.dtype, read * size, flops, rows, shape.values), seconds
+            yield KernelWork("attention", shape.dtype, read * size, flops, rows, shape.values), seconds
 
-    def _rows(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
+    def _rows(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[KernelWork, float]]:
         """Yield what a layer does with rows between its products: two norms, and queries, keys and values."""
         num_heads, num_kv_heads, head_dim = shape.sizes
         hidden_size, qkv = num_heads * head_dim, (num_heads + 2 * num_kv_heads) * head_dim
@@ -306,9 +306,9 @@ class KernelBench:
             row_ops.attention_input(projected, heads, table, blocks, slots)
 
         num_bytes = ROWS * (8 * hidden_size + 2 * qkv) * 4.0  # as `ModelCosts.row_operations` counts
-        yield Work("rows", "float32", num_bytes, 0.0, ROWS, hidden_size), self._median(run)
+        yield KernelWork("rows", "float32", num_bytes, 0.0, ROWS, hidden_size), self._median(run)
 
-    def _sampling(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
+    def _sampling(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[KernelWork, float]]:
         (vocab_size,) = shape.sizes
         for num_rows in (it for it in self.effort.tokens if it <= MOST_SAMPLED):
             logits = torch.randn(num_rows, vocab_size, generator=random)
@@ -317,7 +317,7 @@ class KernelBench:
             def run(logits: Tensor = logits, samplings: list[RowSampling] = samplings) -> None:
                 sample_rows(logits, samplings)
 
-            yield Work("sampling", "float32", 4.0 * logits.numel(), 0.0, num_rows, vocab_size), self._median(run)
+            yield KernelWork("sampling", "float32", 4.0 * logits.numel(), 0.0, num_rows, vocab_size), self._median(run)
 
     def chill(self) -> None:
         """Drive everything else from the caches, as a pass over a model's weights does."""

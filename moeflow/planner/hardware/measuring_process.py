@@ -16,7 +16,7 @@ from moeflow.core.apart import run_apart
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import Machine
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
-from moeflow.planner.hardware.this_machine import Needs, assumed_for_start, measured_for_start
+from moeflow.planner.hardware.this_machine import MachineNeeds, assumed_for_start, measured_for_start
 
 if TYPE_CHECKING:
     from moeflow.planner.hardware.calibrate import OnStep
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 class _Order(msgspec.Struct, frozen=True):
     cache_dir: str
-    needs: Needs
+    needs: MachineNeeds
 
 
-class _Report(msgspec.Struct, frozen=True):
+class _MeasuringReport(msgspec.Struct, frozen=True):
     step: str = ""
     machine: str = ""  # JSON, once it is measured
 
 
-def measure_apart(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine:
+def measure_apart(cache_dir: Path, needs: MachineNeeds, on_step: OnStep) -> Machine:
     """Return the machine that `measured_for_start` finds in another process; if that ends early, assumptions.
 
     Blocks: for some seconds.
@@ -41,7 +41,7 @@ def measure_apart(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine:
     order = msgspec.json.encode(_Order(str(cache_dir.absolute()), needs))
     try:
         for line in run_apart(__name__, order):
-            report = msgspec.json.decode(line, type=_Report)
+            report = msgspec.json.decode(line, type=_MeasuringReport)
             on_step(report.step)
             machine = machine_from_json(report.machine, "a measurement") if report.machine else machine
     except (OSError, msgspec.DecodeError, ConfigError):
@@ -52,11 +52,11 @@ def measure_apart(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine:
 def main() -> None:
     """Carry out the order on stdin."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=_Order)
-    machine = measured_for_start(Path(order.cache_dir), order.needs, lambda step: _say(_Report(step=step)))
-    _say(_Report(machine=machine_to_json(machine)))
+    machine = measured_for_start(Path(order.cache_dir), order.needs, lambda step: _say(_MeasuringReport(step=step)))
+    _say(_MeasuringReport(machine=machine_to_json(machine)))
 
 
-def _say(report: _Report) -> None:
+def _say(report: _MeasuringReport) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -36,7 +36,7 @@ from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.sample import RowSampling, sample_rows
 from moeflow.kv.storage import KVStorage
-from moeflow.models import qwen3_moe
+from moeflow.models.families import qwen3_moe
 from moeflow.models.layers.allocation.expert_homes import InCache, InMemory
 from moeflow.models.layers.allocation.packed import PackedAllocator
 from moeflow.models.layers.allocation.weight_formats import WeightFormats

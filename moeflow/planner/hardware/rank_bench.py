@@ -27,7 +27,7 @@ from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, Para
 from moeflow.core.units import KIB, MIB
 from moeflow.kernels.cpu import extension
 from moeflow.kv.storage import KVStorage
-from moeflow.models import qwen3_moe
+from moeflow.models.families import qwen3_moe
 from moeflow.models.layers.allocation.expert_homes import home_on_ranks
 from moeflow.models.layers.allocation.packed import PackedAllocator
 from moeflow.models.layers.allocation.weight_formats import WeightFormats

@@ -92,7 +92,7 @@ def this_machine(
     return _with_ram(machine, ram_bytes)
 
 
-class Needs(msgspec.Struct, frozen=True, kw_only=True):
+class MachineNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that a start needs of a machine."""
 
     num_threads: int
@@ -109,7 +109,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
         return not known.is_quick or (has_disk and not quick_calibration.missing_parts(known, self.shapes))
 
 
-def measured_for_start(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machine:
+def measured_for_start(cache_dir: Path, needs: MachineNeeds, on_step: OnStep) -> Machine:
     """Measure the missing facts of this machine in this process, keep and return them. See `machine_for_start`."""
     file = machine_file(cache_dir, needs.num_threads)
     kept = known = _load(file)
@@ -135,16 +135,16 @@ def measured_for_start(cache_dir: Path, needs: Needs, on_step: OnStep) -> Machin
     return _with_disk(machine, why_no_disk, needs)
 
 
-def assumed_for_start(cache_dir: Path, needs: Needs, why: str) -> Machine:
+def assumed_for_start(cache_dir: Path, needs: MachineNeeds, why: str) -> Machine:
     """Return this machine as it was measured before, with assumptions for missing facts."""
     return _assumed(_load(machine_file(cache_dir, needs.num_threads)), why, needs)
 
 
 def machine_for_start(
     cache_dir: Path,
-    needs: Needs,
+    needs: MachineNeeds,
     *,
-    measure: Callable[[Path, Needs, OnStep], Machine] = measured_for_start,
+    measure: Callable[[Path, MachineNeeds, OnStep], Machine] = measured_for_start,
     on_step: OnStep = lambda _: None,
 ) -> Machine:
     """Return this machine as it was measured before; if it never was, as a second of measuring finds it.
@@ -201,7 +201,7 @@ def _holds(known: Machine, num_threads: int, on_step: OnStep) -> bool:
     return others.share >= DISTURBING or (is_as_fast and not was_disturbed(known))
 
 
-def _quick(known: Machine | None, needs: Needs, on_step: OnStep) -> Machine:
+def _quick(known: Machine | None, needs: MachineNeeds, on_step: OnStep) -> Machine:
     """Return what is known with what it lacks of the shapes, or what is assumed if nothing can be measured."""
     why = extension.why_not()
     if extension.is_available():
@@ -214,13 +214,13 @@ def _quick(known: Machine | None, needs: Needs, on_step: OnStep) -> Machine:
     return known or _assumed(None, why, needs)
 
 
-def _assumed(known: Machine | None, why: str, needs: Needs) -> Machine:
+def _assumed(known: Machine | None, why: str, needs: MachineNeeds) -> Machine:
     """Return the known facts of a machine, and assumptions in place of the others."""
     machine = known or quick_calibration.assumed_machine(why, num_threads=needs.num_threads, ram_bytes=needs.ram_bytes)
     return _with_disk(replace(machine, identity=machine_identity(needs.num_threads)), why, needs)
 
 
-def _with_disk(machine: Machine, why: str, needs: Needs) -> Machine:
+def _with_disk(machine: Machine, why: str, needs: MachineNeeds) -> Machine:
     """Return a machine with an assumed disk where one is needed and not known."""
     lacks_disk = needs.disk and machine.is_quick and not machine.has(DISK)
     return quick_calibration.with_assumed_disk(machine, why) if lacks_disk else machine

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from fastapi import Request, Response
 
-from moeflow.engine.text.output_text import TextDelta
 from moeflow.server.api.stream_dialect import StreamDialect
 from moeflow.server.disconnect import while_connected
 from moeflow.server.errors import ApiError, as_api_error
@@ -23,6 +22,7 @@ from moeflow.server.generation import Generation
 from moeflow.server.guard.body import keep_reserved
 from moeflow.server.request_log import RequestRecord, record_of
 from moeflow.server.sse import EventStream, is_done_soon
+from moeflow.text.output_text import TextDelta
 
 logger = logging.getLogger(__name__)
 

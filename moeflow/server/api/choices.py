@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import msgspec
 
 from moeflow.core.request import FinishReason
-from moeflow.engine.text.guessed_passes import GuessedPass
-from moeflow.engine.text.output_text import TextDelta, TokenText
 from moeflow.server.api.prompt_progress import progress_object
 from moeflow.server.api.timings import timings
 from moeflow.server.api.usage import usage
 from moeflow.server.errors import ApiError
 from moeflow.server.generation import Generation
 from moeflow.server.sse import DONE, event
+from moeflow.text.drafted_passes import GuessedPass
+from moeflow.text.output_text import TextDelta, TokenText
 
 
 @dataclass(slots=True)

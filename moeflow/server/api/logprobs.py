@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from moeflow.engine.text.output_text import TokenText, TopToken
-from moeflow.engine.text.token_bytes import token_label
+from moeflow.text.output_text import TokenText, TopToken
+from moeflow.text.token_bytes import token_label
 
 _MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI sends this for "never"
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeflow.checkpoint.gguf.file_names import SUFFIX, gguf_start, whole_name
+from moeflow.core.engine_messages import ModelInfo
 from moeflow.core.errors import MoeflowError
 from moeflow.engine.generator import Generator
-from moeflow.engine.messages import ModelInfo
 from moeflow.models.file_facts import FileFacts
 from moeflow.server.api.models import planned_context
 from moeflow.server.served_model import ServedModel

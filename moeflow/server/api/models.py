@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
-from moeflow.engine.messages import ModelInfo
+from moeflow.core.engine_messages import ModelInfo
 from moeflow.models.file_facts import FileFacts
 from moeflow.server.api.codex_models import CodexModel, codex_model
 from moeflow.server.served_model import ModelStatus, ServedModel

@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 from fastapi import Request
 
+from moeflow.core.engine_messages import NO_TOKENS
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.generator import Generator
-from moeflow.engine.messages import NO_TOKENS
 from moeflow.server.disconnect import while_connected
 from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.request_log import record_of

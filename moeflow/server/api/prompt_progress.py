@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from moeflow.engine.messages import PromptProgress
+from moeflow.core.engine_messages import PromptProgress
 
 
 class ProgressObject(BaseModel):

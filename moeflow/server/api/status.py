@@ -11,8 +11,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, create_model
 
-from moeflow.engine.client import EngineState
-from moeflow.engine.messages import (
+from moeflow.core.engine_messages import (
     EncoderInfo,
     EngineStats,
     LenderStats,
@@ -21,6 +20,7 @@ from moeflow.engine.messages import (
     SpeculatorStats,
     TrialStats,
 )
+from moeflow.engine.client import EngineState
 from moeflow.server.build import version
 from moeflow.server.served_model import ModelStatus
 from moeflow.server.service import Service, Status, get_service

@@ -8,11 +8,11 @@ from functools import partial
 
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.generator import Generator
-from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
-from moeflow.engine.text.answer_form.form import Form, UserGrammar
 from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service
+from moeflow.text.answer_form.answer_grammar import plain_grammar
+from moeflow.text.answer_form.form import Form, UserGrammar
 
 
 async def start_text_generation(

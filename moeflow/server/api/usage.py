@@ -22,7 +22,7 @@ class CompletionTokensDetails(BaseModel):
     rejected_prediction_tokens: int  # computed in vain; not in the completion
 
 
-class Usage(BaseModel):
+class TokenUsage(BaseModel):
     """Tokens in and out. A prompt counts once, however many completions it has."""
 
     prompt_tokens: int

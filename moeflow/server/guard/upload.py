@@ -18,7 +18,7 @@ _AROUND_BYTES = 64 * KIB  # of the form, without the file
 _MAX_FIELDS = 8
 
 
-class Target(Protocol):
+class UploadTarget(Protocol):
     """Where the file goes."""
 
     path: Path
@@ -33,7 +33,7 @@ class Target(Protocol):
 class _ToDisk(MultiPartParser):
     """Has a form's file written to where it is to stay, as it comes; starlette's own place, /tmp, may be memory."""
 
-    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], target: Target) -> None:
+    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], target: UploadTarget) -> None:
         super().__init__(headers, stream, max_files=1, max_fields=_MAX_FIELDS, max_part_size=KIB)
         self._target = target
 
@@ -65,7 +65,7 @@ class UploadRequest(Request):
                 raise self._too_large()
             yield chunk
 
-    async def upload(self, target: Target) -> tuple[str, FormData]:
+    async def upload(self, target: UploadTarget) -> tuple[str, FormData]:
         """Write the field `file` to where it is to go, and return its name and the whole form.
 
         If it fails, part of the file may be there.

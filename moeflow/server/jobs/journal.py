@@ -28,7 +28,7 @@ class _Details(msgspec.Struct):
     cached_tokens: int = 0
 
 
-class _Usage(msgspec.Struct):
+class _TokenCounts(msgspec.Struct):
     """Token counts, which responses call otherwise."""
 
     prompt_tokens: int = 0
@@ -41,7 +41,7 @@ class _Usage(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     model: str | None = None
-    usage: _Usage | None = None
+    usage: _TokenCounts | None = None
 
 
 class _Response(msgspec.Struct):
@@ -80,7 +80,7 @@ class JournalError(ConfigError):
         self.totals = totals or Totals()
 
 
-class Journal:
+class ResultJournal:
     """Writes results, and knows which requests are done. Use it in a `with` block, or close it."""
 
     def __init__(self, output: Path, errors: Path, result_ids: Mapping[str, str], model: str | None) -> None:
@@ -112,7 +112,7 @@ class Journal:
             self.close()
             raise
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> ResultJournal:
         return self
 
     def __exit__(self, *_: object) -> None:

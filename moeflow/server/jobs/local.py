@@ -12,13 +12,13 @@ from typing import Any
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Plan
 from moeflow.engine.generator import Generator
-from moeflow.engine.process.supervisor import Supervisor
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.processes.supervisor import Supervisor
 from moeflow.server.config import ServerConfig
-from moeflow.server.jobs.journal import Journal
+from moeflow.server.jobs.journal import ResultJournal
 from moeflow.server.jobs.lines import MAX_PROBLEMS, parse_line, read_lines, scan
 from moeflow.server.jobs.runner import run_job
 from moeflow.server.service import Service
+from moeflow.text.tokenizer import Tokenizer
 
 WATCH_S = 0.25
 
@@ -59,7 +59,7 @@ def read_bodies(source: Path) -> Iterator[dict[str, Any]]:
 async def answer_file(
     plan: Plan,
     source: Path,
-    journal: Journal,
+    journal: ResultJournal,
     total: int,
     *,
     on_loading: Callable[[int, int], None],
@@ -92,13 +92,13 @@ async def answer_file(
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-async def _watch(engine: Supervisor, journal: Journal, total: int, on_state: Callable[[JobState], None]) -> None:
+async def _watch(engine: Supervisor, journal: ResultJournal, total: int, on_state: Callable[[JobState], None]) -> None:
     while True:
         on_state(_state(engine, journal, total))
         await asyncio.sleep(WATCH_S)
 
 
-def _state(engine: Supervisor, journal: Journal, total: int) -> JobState:
+def _state(engine: Supervisor, journal: ResultJournal, total: int) -> JobState:
     stats = engine.stats()
     return JobState(
         len(journal.done), journal.totals.failed, total, stats.generated_tokens_total, stats.tokens_per_second

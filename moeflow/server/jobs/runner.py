@@ -25,7 +25,7 @@ from moeflow.server.api.responses.responses import start_response
 from moeflow.server.api.schema.left_out import LeftOut, noting
 from moeflow.server.api.schema.sampling_fields import SamplerFields
 from moeflow.server.errors import ApiError, as_api_error, from_pydantic
-from moeflow.server.jobs.journal import Journal
+from moeflow.server.jobs.journal import ResultJournal
 from moeflow.server.jobs.lines import BatchLine, parse_line, read_lines
 from moeflow.server.model_pool import ModelLoadError
 from moeflow.server.service import Service
@@ -56,7 +56,7 @@ class ModelMissingError(EngineError):
 async def run_job(
     service: Service,
     source: Path,
-    journal: Journal,
+    journal: ResultJournal,
     max_line_bytes: int,
     on_sync: Callable[[], None] = lambda: None,
     *,
@@ -81,14 +81,14 @@ async def run_job(
         journal.sync()
 
 
-async def _sync(journal: Journal, on_sync: Callable[[], None]) -> None:
+async def _sync(journal: ResultJournal, on_sync: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(SYNC_S)
         await asyncio.to_thread(journal.sync)
         on_sync()
 
 
-async def _run(service: Service, source: Path, journal: Journal, max_line_bytes: int, model: str | None) -> None:
+async def _run(service: Service, source: Path, journal: ResultJournal, max_line_bytes: int, model: str | None) -> None:
     window = asyncio.Semaphore(WINDOW * await _num_computed_together(service, model))
     try:
         with source.open("rb") as file:
@@ -108,7 +108,7 @@ async def _run(service: Service, source: Path, journal: Journal, max_line_bytes:
 
 
 async def _answer_in_window(
-    service: Service, line: BatchLine, model: str | None, journal: Journal, window: asyncio.Semaphore
+    service: Service, line: BatchLine, model: str | None, journal: ResultJournal, window: asyncio.Semaphore
 ) -> None:
     try:
         await _answer(service, line, model, journal)
@@ -116,7 +116,7 @@ async def _answer_in_window(
         window.release()
 
 
-async def _answer(service: Service, line: BatchLine, model: str | None, journal: Journal) -> None:
+async def _answer(service: Service, line: BatchLine, model: str | None, journal: ResultJournal) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             answer = await start(service, line, model)
@@ -153,7 +153,7 @@ async def start(service: Service, line: BatchLine, model: str | None = None) -> 
     return await endpoint.start(service, body, is_batch=True)
 
 
-def _request_id(line: BatchLine, journal: Journal) -> str:
+def _request_id(line: BatchLine, journal: ResultJournal) -> str:
     return f"req-{journal.result_ids[line.custom_id].removeprefix('batch_req_')}"
 
 

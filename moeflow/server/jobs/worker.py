@@ -24,7 +24,7 @@ from moeflow.core.errors import EngineError
 from moeflow.server.api.schema.batch import BatchErrors, BatchObject, LineProblem, RequestCounts
 from moeflow.server.jobs.batch_store import FINAL, BatchStore, Outcome, count, result_file_ids
 from moeflow.server.jobs.file_store import FileStore
-from moeflow.server.jobs.journal import EXPIRED, Journal, JournalError
+from moeflow.server.jobs.journal import EXPIRED, JournalError, ResultJournal
 from moeflow.server.jobs.lines import Input, scan
 from moeflow.server.jobs.runner import ModelMissingError, run_job
 from moeflow.server.service import Service
@@ -173,7 +173,7 @@ class BatchWorker:
             now = self._batches.now
             self._batches.change(batch, status="in_progress", in_progress_at=now, request_counts=counts)
         model = None if found.problems else batch.model
-        with Journal(*self._batches.journal_paths(batch), found.result_ids, model) as journal:
+        with ResultJournal(*self._batches.journal_paths(batch), found.result_ids, model) as journal:
             count(batch, journal.totals)
             if not (found.problems or self._is_over(batch)):
                 await self._answer(batch, journal)
@@ -192,7 +192,7 @@ class BatchWorker:
         else:
             self._batches.change(batch, outcome="expired")
 
-    async def _answer(self, batch: BatchObject, journal: Journal) -> None:
+    async def _answer(self, batch: BatchObject, journal: ResultJournal) -> None:
         """Run a job until it is done, cancelled or out of time."""
         running = asyncio.create_task(
             run_job(
@@ -214,7 +214,7 @@ class BatchWorker:
             await asyncio.gather(running, return_exceptions=True)
             count(batch, journal.totals)
 
-    async def _write_expired(self, batch: BatchObject, journal: Journal) -> None:
+    async def _write_expired(self, batch: BatchObject, journal: ResultJournal) -> None:
         """Write errors for requests that missed the deadline, unless the job is cancelled."""
         missing = [custom_id for custom_id in journal.result_ids if custom_id not in journal.done]
         for number, custom_id in enumerate(missing):

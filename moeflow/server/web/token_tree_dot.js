@@ -1,4 +1,4 @@
-// Token trees as a graph in DOT, the same as `moeflow generate --token-trees` writes (engine/text/token_tree_dot.py).
+// Token trees as a graph in DOT, the same as `moeflow generate --token-trees` writes (text/token_tree_dot.py).
 
 const SIGNS = { " ": "␣", "\n": "↵", "\t": "⇥" }; // so that they are seen
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/u;

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError, ConfigError
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.classifiers.enlarging import check_enlarging, enlarge
 from moeflow.train.classifiers.expert_use import ExpertUse, expert_use
 from moeflow.train.classifiers.labelled_text import LabelledText, labelled_text, read_lines, sorted_labels

@@ -21,7 +21,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.safetensors.writer import write_json
 from moeflow.core.errors import CheckpointError
 from moeflow.core.units import MIB
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.classifiers.network import EPSILON, MAX_DISTANCE, NUM_BUCKETS, ClassifierShape, SwitchClassifier
 
 EMBEDDINGS: Final = "shared.weight"

@@ -12,7 +12,7 @@ from typing import Final
 
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.speculators.prompts import read_texts
 from moeflow.train.speculators.teacher_text import Teacher, answers, half_context, said
 

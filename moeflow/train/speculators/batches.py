@@ -20,7 +20,7 @@ _MIN_SEQUENCES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SequenceBatch:
     """Sequences one after another.
 
     Shapes: token_ids [N]; places [R], each before a token of the target; next_places [R].
@@ -40,7 +40,7 @@ def split(text: TeacherText) -> tuple[list[slice], list[slice]]:
     return hold_out(sequences, _HELD_OUT_EVERY)
 
 
-def batches(text: TeacherText, sequences: Sequence[slice], order: Sequence[int]) -> Iterator[Batch]:
+def batches(text: TeacherText, sequences: Sequence[slice], order: Sequence[int]) -> Iterator[SequenceBatch]:
     """Yield the sequences in order, in batches of at least BATCH_TOKENS tokens."""
     group: list[slice] = []
     size = 0
@@ -70,10 +70,10 @@ def vocabulary_of(text: TeacherText, vocab_size: int) -> tuple[Tensor, Tensor]:
     return chosen, table
 
 
-def _batch(text: TeacherText, group: Sequence[slice]) -> Batch:
+def _batch(text: TeacherText, group: Sequence[slice]) -> SequenceBatch:
     rows = torch.cat([torch.arange(where.start, where.stop) for where in group])
     lengths = [where.stop - where.start for where in group]
     is_first = torch.cat([torch.arange(length) == 0 for length in lengths])
     is_next = (text.likeliest[rows, 0] != UNKNOWN) & ~is_first
     next_rows = is_next.nonzero()[:, 0]
-    return Batch(text.token_ids[rows], lengths, next_rows - 1, rows[next_rows])
+    return SequenceBatch(text.token_ids[rows], lengths, next_rows - 1, rows[next_rows])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from moeflow.core.errors import ConfigError
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.calibration_text import CALIBRATION_FOLDER
 from moeflow.train.text_file import read_text
 

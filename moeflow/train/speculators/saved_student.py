@@ -16,7 +16,7 @@ from moeflow.checkpoint.draft_vocabulary import write_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.safetensors.writer import weight_bytes, write_json, write_safetensors
 from moeflow.core.units import MIB
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.decoder_config import decoder_config
 from moeflow.train.speculators.student import Student
 

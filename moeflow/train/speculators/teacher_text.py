@@ -15,17 +15,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, TokenOutput
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.runner_loading import load_runner
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.interrupts import hold_interrupts
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import OFFLINE
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.phases import OnProgress, Phase
 from moeflow.train.speculators.prompts import around_a_question, prompts
 from moeflow.train.text_rounds import TextColumns

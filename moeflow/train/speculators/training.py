@@ -14,7 +14,7 @@ from torch import Tensor
 from moeflow.train.examples import epoch_order
 from moeflow.train.loop import TrainingLoop, TrainingTask
 from moeflow.train.schedule import Progress, Schedule, cosine
-from moeflow.train.speculators.batches import Batch, batches, vocabulary_of
+from moeflow.train.speculators.batches import SequenceBatch, batches, vocabulary_of
 from moeflow.train.speculators.loss import distillation_loss
 from moeflow.train.speculators.student import FROZEN, Student
 from moeflow.train.speculators.teacher_text import TeacherText
@@ -31,7 +31,7 @@ _TIMED_STEPS: Final = 2
 _NUM_RARE: Final = 2048  # tokens that are drawn for a step
 
 
-class SpeculatorTask(TrainingTask[Batch]):
+class SpeculatorTask(TrainingTask[SequenceBatch]):
     """Distillation into a student."""
 
     def __init__(
@@ -60,7 +60,7 @@ class SpeculatorTask(TrainingTask[Batch]):
         self._tokens, self._table = vocabulary_of(text, student.shape.vocab_size)
         self._head = student.head[self._tokens]
 
-    def batches(self, epoch: int) -> list[Batch]:
+    def batches(self, epoch: int) -> list[SequenceBatch]:
         """See `TrainingTask`."""
         order = epoch_order(len(self._learn), epoch, self._seed)
         return [batch for batch in batches(self._text, self._learn, order) if len(batch.places)]
@@ -72,7 +72,7 @@ class SpeculatorTask(TrainingTask[Batch]):
         falling = cosine(max(progress.steps - warm_up, 0) / max(steps - warm_up, 1), _LAST_RATE)
         return LEARNING_RATE * falling * min((progress.steps + 1) / warm_up, 1.0)
 
-    def loss(self, batch: Batch, progress: Progress) -> Tensor:
+    def loss(self, batch: SequenceBatch, progress: Progress) -> Tensor:
         """Return the distillation loss over the frequent tokens and a few rare ones."""
         text, places = self._text, batch.next_places
         with torch.autocast("cpu", torch.bfloat16) if self._schedule.in_bfloat16 else nullcontext():

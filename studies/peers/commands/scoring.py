@@ -9,8 +9,8 @@ import click
 
 from moeflow.cli.bench.output import show as show_table
 from moeflow.cli.options import default_cache_dir
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.hardware.host import host_resources
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.builtin import builtin_source, ensure_builtin_model
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, windows

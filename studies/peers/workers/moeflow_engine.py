@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, TokenOutput
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from studies.peers.workers.protocol import FollowClock, serve

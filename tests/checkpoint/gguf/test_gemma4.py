@@ -13,7 +13,7 @@ from moeflow.checkpoint.gguf.rope import turning_share
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
-from moeflow.models.gemma4_text import _read_rope
+from moeflow.models.families.gemma4_text import _read_rope
 from moeflow.models.loading import outline
 from moeflow.models.registry import read_model_config
 from tests.checkpoint.tiny_models import add_gguf_tensor, finish

@@ -13,7 +13,7 @@ from moeflow.checkpoint.identity import called, content_fingerprint
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.vocabulary import read_vocabulary
 from moeflow.core.errors import CheckpointError
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from tests.checkpoint.tiny_models import finish, gguf_writer, random_weights, write_gguf
 
 NAME = "llama.vocab_size"

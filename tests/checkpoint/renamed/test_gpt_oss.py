@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.renamed import dbrx, gpt_oss, granitemoe
-from moeflow.checkpoint.renamed.renamed_checkpoint import Piece, RenamedCheckpoint
+from moeflow.checkpoint.renamed.renamed_checkpoint import RenamedCheckpoint, TensorPiece
 from moeflow.core.errors import CheckpointError
 from tests.models.fake_checkpoint import FakeCheckpoint
 
@@ -89,7 +89,7 @@ def test_other_shapes_are_refused(tmp_path, name, shape, complaint):
 def test_a_square_matrix_is_turned_in_parts_too():
     """A stack of one expert; its transposed piece has the shape of the stored tensor."""
     stored = FakeCheckpoint({}, {"stack": torch.arange(9.0).view(3, 3)})
-    turned = RenamedCheckpoint(stored, {"piece": Piece("stack", (3, 3), is_turned=True)})
+    turned = RenamedCheckpoint(stored, {"piece": TensorPiece("stack", (3, 3), is_turned=True)})
     assert torch.equal(turned.read_rows("piece", 1, 3).values, turned.read("piece")[1:3])
     assert torch.equal(turned.read("piece"), stored.weights["stack"].t())
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from moeflow.cli.chat.chat import answer, converse, speed, stoppable
-from moeflow.cli.chat.chat_backend import Messages, Piece
-from moeflow.cli.chat.conversation import Conversation
+from moeflow.cli.chat.chat_backend import AnswerPiece, Messages
+from moeflow.cli.chat.conversation import ChatHistory
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
 from tests.cli.terminal import terminal
@@ -22,13 +22,13 @@ class EchoTalker:
         self.asked: list[Messages] = []
         self.is_stopped = False
 
-    def answer(self, messages: Messages, sampling: SamplingParams) -> Iterator[Piece]:
+    def answer(self, messages: Messages, sampling: SamplingParams) -> Iterator[AnswerPiece]:
         self.asked.append(messages)
         if "refuse" in messages[-1]["content"]:
             raise RequestError("the prompt is too long")
         try:
             for word in messages[-1]["content"].split():
-                yield Piece(word + " ", 1)
+                yield AnswerPiece(word + " ", 1)
         finally:
             self.is_stopped = True
 
@@ -37,7 +37,7 @@ class EchoTalker:
 
 @pytest.fixture
 def conversation():
-    return Conversation(SamplingParams())
+    return ChatHistory(SamplingParams())
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_refused_question_from_a_pipe_ends_with_the_error(typed, conversation)
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_came(conversation, capsys):
     class Interrupted(EchoTalker):
-        def answer(self, messages: Messages, sampling: SamplingParams) -> Iterator[Piece]:
+        def answer(self, messages: Messages, sampling: SamplingParams) -> Iterator[AnswerPiece]:
             for number, piece in enumerate(super().answer(messages, sampling)):
                 if number == 1:
                     signal.raise_signal(signal.SIGINT)

@@ -3,7 +3,7 @@ import json
 import httpx
 import pytest
 
-from moeflow.cli.chat.chat_backend import Piece, RemoteChat, full_url
+from moeflow.cli.chat.chat_backend import AnswerPiece, RemoteChat, full_url
 from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 
@@ -41,7 +41,7 @@ def test_an_answer_comes_in_pieces():
     server = FakeServer(sse(chunk(""), chunk("Par"), chunk("is"), chunk(None, "stop"), "[DONE]"))
     backend = server.backend(api_key="k")
     pieces = list(backend.answer([{"role": "user", "content": "capital?"}], SAMPLING))
-    assert pieces == [Piece("", 0), Piece("Par", 1), Piece("is", 1), Piece("", 0, "stop")]
+    assert pieces == [AnswerPiece("", 0), AnswerPiece("Par", 1), AnswerPiece("is", 1), AnswerPiece("", 0, "stop")]
     asked = json.loads(server.requests[1].content)
     assert asked["model"] == "tiny"
     assert asked["stream"] is True

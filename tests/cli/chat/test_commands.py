@@ -4,7 +4,7 @@ import pytest
 
 from moeflow.cli.chat.chat_backend import Messages
 from moeflow.cli.chat.commands import HELP, SETTABLE, Commands, Leave, Retry
-from moeflow.cli.chat.conversation import Conversation
+from moeflow.cli.chat.conversation import ChatHistory
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
 
@@ -30,7 +30,7 @@ class Counter:
 
 @pytest.fixture
 def conversation():
-    return Conversation(SamplingParams(temperature=0.0))
+    return ChatHistory(SamplingParams(temperature=0.0))
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 import pytest
 
-from moeflow.cli.chat.conversation import Conversation
+from moeflow.cli.chat.conversation import ChatHistory
 from moeflow.core.sampling_params import SamplingParams
 
 
 @pytest.fixture
 def conversation():
-    return Conversation(SamplingParams(temperature=0.0))
+    return ChatHistory(SamplingParams(temperature=0.0))
 
 
 def test_the_model_sees_system_prompt_past_turns_and_the_question(conversation):

@@ -13,9 +13,9 @@ from openai.lib._parsing._completions import type_to_response_format_param
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.constraints.checker import GrammarChecker
-from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
-from moeflow.engine.text.answer_form.form import JsonForm
 from moeflow.llm import LLM
+from moeflow.text.answer_form.answer_grammar import plain_grammar
+from moeflow.text.answer_form.form import JsonForm
 from tests.documents import ROOT
 from tests.tiny_mixtral import write_tiny_mixtral
 

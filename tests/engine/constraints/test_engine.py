@@ -10,9 +10,9 @@ import pytest
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.request import FinishReason
 from moeflow.engine.engine import Engine
-from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
-from moeflow.engine.text.answer_form.form import JsonForm
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.answer_form.answer_grammar import plain_grammar
+from moeflow.text.answer_form.form import JsonForm
+from moeflow.text.tokenizer import Tokenizer
 from tests.engine.submissions import run, submission
 from tests.engine.test_speculation import Guesses, load
 from tests.tiny_mixtral import write_tiny_mixtral

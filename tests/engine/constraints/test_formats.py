@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from moeflow.engine.text.answer_form.json_schema import held_schema
+from moeflow.text.answer_form.json_schema import held_schema
 
 
 def pattern_of(name: str) -> re.Pattern[str]:

@@ -20,12 +20,12 @@ from moeflow.engine.constraints.compiled_grammar import CompiledGrammar
 from moeflow.engine.constraints.constraints import Constraints
 from moeflow.engine.constraints.grammar_tokens import tokens_of
 from moeflow.engine.constraints.limits import LIMITS
-from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
-from moeflow.engine.text.answer_form.form import ChoiceForm, JsonForm, UserGrammar
-from moeflow.engine.text.answer_form.lark import LarkWriter
-from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.engine.text.tool_syntax.tool import Tool
-from moeflow.engine.text.tool_syntax.written_values import written_value
+from moeflow.text.answer_form.answer_grammar import plain_grammar
+from moeflow.text.answer_form.form import ChoiceForm, JsonForm, UserGrammar
+from moeflow.text.answer_form.lark import LarkWriter
+from moeflow.text.tokenizer import Tokenizer
+from moeflow.text.tool_syntax.tool import Tool
+from moeflow.text.tool_syntax.written_values import written_value
 from tests.engine.constraints.test_schemas import llm  # noqa: F401  # a fixture
 
 AMBIGUOUS = (

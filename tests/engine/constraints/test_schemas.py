@@ -13,9 +13,9 @@ from moeflow.core.errors import RequestError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.constraints.checker import GrammarChecker
-from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
-from moeflow.engine.text.answer_form.form import ChoiceForm, JsonForm, UserGrammar
 from moeflow.llm import LLM
+from moeflow.text.answer_form.answer_grammar import plain_grammar
+from moeflow.text.answer_form.form import ChoiceForm, JsonForm, UserGrammar
 from tests.engine.constraints.schemas import SUPPORTED, UNSUPPORTED
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -18,8 +18,8 @@ from moeflow.core.request import FinishReason
 from moeflow.engine.constraints.checker import GrammarChecker
 from moeflow.engine.constraints.grammar_tokens import tokens_of
 from moeflow.engine.constraints.limits import LIMITS
-from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
-from moeflow.engine.text.answer_form.form import JsonForm
+from moeflow.text.answer_form.answer_grammar import plain_grammar
+from moeflow.text.answer_form.form import JsonForm
 from tests.engine.constraints.test_schemas import answers, llm  # noqa: F401  # a fixture
 
 SUITE = Path(__file__).parents[2] / "data" / "json_schema_test_suite" / "draft2020-12.jsonl"

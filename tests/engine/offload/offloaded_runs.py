@@ -9,9 +9,9 @@ import torch
 from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from moeflow.core.engine_config import EngineConfig
+from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.models.parity import SHAPE

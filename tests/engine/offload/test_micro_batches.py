@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.attention_config import RopeConfig
 from moeflow.engine.offload.micro_batches import Side, cut_pass, group
-from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Span
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata, SequenceSpan
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.rotary import RotaryEmbeddings
@@ -44,7 +44,7 @@ def test_every_token_is_in_one_micro_batch(sequences, max_tokens):
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 40))
 def test_long_sequences_make_no_more_micro_batches_for_the_others(counts, max_tokens):
-    spans = [Span(first_token=0, num_tokens=count, start=0, block_ids=[]) for count in counts]
+    spans = [SequenceSpan(first_token=0, num_tokens=count, start=0, block_ids=[]) for count in counts]
     parts = group(spans, max_tokens)
     short = [count for count in counts if count < max_tokens]
     assert sorted(span.num_tokens for part in parts for span in part) == sorted(counts)

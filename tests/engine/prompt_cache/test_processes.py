@@ -16,14 +16,14 @@ import msgspec
 import pytest
 
 from moeflow.core.engine_config import EngineConfig
+from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
-from moeflow.engine.process.supervisor import Supervisor
 from moeflow.kernels.cpu import extension
 from moeflow.kv.disk.extent import read_extent
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from moeflow.processes.supervisor import Supervisor
 from tests.engine.test_model_runner import run, tokens
 from tests.packed import pack_beside
 from tests.patience import PATIENCE_S
@@ -107,7 +107,7 @@ import sys, itertools, random, msgspec
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
+from moeflow.core.engine_messages import Submission
 engine = Engine.load(msgspec.json.decode(sys.stdin.read(), type=EngineConfig))
 print("ready", flush=True)
 for number in itertools.count():

@@ -16,10 +16,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.engine.prompt_cache import prompt_cache
 from moeflow.engine.prompt_cache.identity import kv_identity
 from moeflow.kernels.cpu import extension

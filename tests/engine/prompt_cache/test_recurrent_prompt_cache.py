@@ -11,9 +11,9 @@ import pytest
 from hypothesis import settings
 
 from moeflow.core.engine_config import StateSlotsConfig
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import ConfigError
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.engine.prompt_cache import prompt_cache
 from moeflow.kernels.cpu import extension
 from moeflow.kv.disk import extent_folder

@@ -7,7 +7,7 @@ from moeflow.core.recurrent_config import RecurrentConfig, ShortConvConfig
 from moeflow.engine.prompt_cache.state_files import StateFiles
 from moeflow.kv.disk import extent_folder
 from moeflow.kv.disk.extent_folder import ExtentFolder
-from moeflow.kv.state_slots import Checkpoint
+from moeflow.kv.state_slots import StateCheckpoint
 from moeflow.kv.state_storage import StateStorage
 
 CONFIG = RecurrentConfig(layers=(0, 2, 3), mixer=ShortConvConfig(num_channels=8, kernel_size=3))
@@ -47,8 +47,8 @@ def read(files: StateFiles, key: bytes, slot: int) -> bool:
 def test_what_was_written_is_read_by_another_process(tmp_path):
     files, states = make(tmp_path)
     assert states.layer_bytes * states.num_layers == files.state_bytes == 3 * 64
-    assert files.write(KEYS[1], Checkpoint(2), buffer(), set()) > 3 * 64
-    assert files.write(KEYS[1], Checkpoint(2), buffer(), set()) == 0
+    assert files.write(KEYS[1], StateCheckpoint(2), buffer(), set()) > 3 * 64
+    assert files.write(KEYS[1], StateCheckpoint(2), buffer(), set()) == 0
     others, theirs = make(tmp_path)
     assert others.length(KEYS) == 2
     assert others.names_of(KEYS) == {file.name for file in tmp_path.glob("*.moekv")}
@@ -58,7 +58,7 @@ def test_what_was_written_is_read_by_another_process(tmp_path):
 
 
 class GivenUp:
-    """A `Checkpoint` that is given up once some of its layers are copied."""
+    """A `StateCheckpoint` that is given up once some of its layers are copied."""
 
     def __init__(self, slot: int, num_kept: int) -> None:
         self.slot, self.left = slot, num_kept
@@ -80,7 +80,7 @@ def test_a_part_of_a_state_is_none(tmp_path, num_kept):
     others, theirs = make(tmp_path)
     assert others.length(KEYS) == 0
     assert not read(others, KEYS[0], 0)
-    assert others.write(KEYS[0], Checkpoint(1), buffer(), set()) > 0
+    assert others.write(KEYS[0], StateCheckpoint(1), buffer(), set()) > 0
     assert others.length(KEYS) == 1
     assert read(others, KEYS[0], 0)
     assert content_of(theirs, 0) == content_of(theirs, 1)
@@ -89,7 +89,7 @@ def test_a_part_of_a_state_is_none(tmp_path, num_kept):
 @pytest.mark.parametrize("cuts", [False, True])
 def test_a_damaged_state_is_none_and_its_file_is_deleted(tmp_path, cuts):
     files, _ = make(tmp_path)
-    files.write(KEYS[0], Checkpoint(1), buffer(), set())
+    files.write(KEYS[0], StateCheckpoint(1), buffer(), set())
     (file,) = tmp_path.glob("*.moekv")
     content = bytearray(file.read_bytes())
     content[70] ^= 1  # of the second layer
@@ -103,5 +103,5 @@ def test_a_damaged_state_is_none_and_its_file_is_deleted(tmp_path, cuts):
 def test_without_room_nothing_is_written(tmp_path):
     files, _ = make(tmp_path)
     files.folder.max_bytes = 100
-    assert files.write(KEYS[0], Checkpoint(1), buffer(), set()) == 0
+    assert files.write(KEYS[0], StateCheckpoint(1), buffer(), set()) == 0
     assert not list(tmp_path.iterdir()) or files.length(KEYS) == 0

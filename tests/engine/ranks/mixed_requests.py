@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 

@@ -11,13 +11,13 @@ import logging
 import sys
 from pathlib import Path
 
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import MoeflowError
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.messages import Submission
-from moeflow.engine.process.supervisor import Supervisor
 from moeflow.engine.ranks import ray_launcher
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from moeflow.processes.supervisor import Supervisor
 
 NUM_TOKENS = 300
 

@@ -11,21 +11,21 @@ import time
 import psutil
 import pytest
 
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import GroupError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
-from moeflow.engine.process.supervisor import Supervisor
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
-from tests.engine.process.test_process import in_this_process
+from moeflow.processes.supervisor import Supervisor
 from tests.engine.ranks.joiners import Joiner, free_port, joined
 from tests.engine.streamed_runs import run
 from tests.parallel.links import Proxy
+from tests.processes.test_process import in_this_process
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [
@@ -194,7 +194,7 @@ def test_streams_survive_a_killed_rank_and_a_killed_engine(model, cache_dir):
         joiners.append(Joiner(f"127.0.0.1:{port}", cache_dir))
         await until(lambda: supervisor.state is EngineState.READY)
         assert not reading.done()
-        engine, *_ = (it for it in psutil.Process().children() if "moeflow.engine.process.main" in it.cmdline())
+        engine, *_ = (it for it in psutil.Process().children() if "moeflow.processes.main" in it.cmdline())
         engine.kill()
         await until(lambda: supervisor.state is EngineState.RESTARTING)
 

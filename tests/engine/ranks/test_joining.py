@@ -23,7 +23,7 @@ from moeflow.engine.ranks import join as join_module
 from moeflow.engine.ranks import joining
 from moeflow.engine.ranks.join import JoinSettings, join
 from moeflow.engine.ranks.joined_ranks import JoinedRanks
-from moeflow.engine.ranks.joining import JOINING, Application, Invitation, hear, own_application, say
+from moeflow.engine.ranks.joining import JOINING, Invitation, JoinRequest, hear, own_application, say
 from moeflow.engine.ranks.reception import Reception
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
@@ -280,7 +280,7 @@ def test_a_head_that_is_not_there_is_waited_for_and_said_once(monkeypatch):
 
 def test_an_application_says_what_this_machine_is():
     found = own_application(3, "generic", 5)
-    assert isinstance(found, Application)
+    assert isinstance(found, JoinRequest)
     assert (found.cpu_isa, found.num_threads, found.available_bytes) == ("generic", 3, 5)
     assert found.software.startswith("moeflow ")
     assert " with torch " in found.software

@@ -13,12 +13,11 @@ import msgspec
 import psutil
 import pytest
 
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import CapacityError, ConfigError, GroupError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
-from moeflow.engine.process.supervisor import Supervisor
 from moeflow.engine.ranks.rank_processes import LENGTH_BYTES, RankStart
 from moeflow.kernels.cpu import extension
 from moeflow.models.pass_input import PassInput
@@ -28,8 +27,9 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
-from tests.engine.process.test_process import in_this_process
+from moeflow.processes.supervisor import Supervisor
 from tests.engine.streamed_runs import answers, run
+from tests.processes.test_process import in_this_process
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -29,7 +29,7 @@ pytestmark = [
     ),
 ]
 PROMPTS = [[5, 9, 200, 31, 7], list(range(2, 150))]
-RANK = "moeflow.engine.ranks.ray_rank"
+RANK = "moeflow.processes.cluster.ray_rank"
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from moeflow.core.engine_messages import ExpertStats
 from moeflow.core.parallel_config import ParallelConfig
-from moeflow.engine.messages import ExpertStats
 from moeflow.engine.ranks import rank_upkeep
 from moeflow.engine.ranks.rank_upkeep import TIMES_PASSES, RankUpkeep
 from moeflow.engine.ranks.slow_rank import slow_rank

@@ -6,10 +6,10 @@ from contextlib import closing
 
 import pytest
 
+from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings

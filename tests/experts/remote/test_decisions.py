@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.running_fit import RunningFit
 from moeflow.experts.remote.lender_costs import Candidate, ExpertSize, LenderCost, Split
-from moeflow.experts.remote.worth import Move, hot_enough, next_move
+from moeflow.experts.remote.worth import LendingMove, hot_enough, next_move
 
 SIZE = ExpertSize(num_bytes=1 << 20, hidden=64, width=128)
 
@@ -91,7 +91,7 @@ def test_a_full_lender_changes_an_expert_only_for_one_that_is_used_much_more():
     arguments = (of(), of(0), of(0))
     assert next_move(counts, *arguments, num_slots=1, num_experts=3) is None
     hotter = counts + np.array([0, 2, 0, 0, 0, 0])
-    assert next_move(hotter, *arguments, num_slots=1, num_experts=3) == Move(1, 0)
+    assert next_move(hotter, *arguments, num_slots=1, num_experts=3) == LendingMove(1, 0)
     both = of(0, 1)  # the other is at another lender
     assert next_move(hotter, of(), both, of(0), num_slots=1, num_experts=3) is None
 

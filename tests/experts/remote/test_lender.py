@@ -12,7 +12,7 @@ from moeflow.core.errors import GroupError
 from moeflow.experts.remote.borrowing import Borrowed, probe_lender
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import expert_bytes
-from moeflow.parallel.remote.lending import LENDING, Borrowing, Loan, Message, Ready, Working, piece_label
+from moeflow.parallel.remote.lending import LENDING, Borrowing, LenderReady, MemoryLoan, Message, Working, piece_label
 from moeflow.parallel.tcp.connecting import connect
 from moeflow.parallel.tcp.conversation import RefusedError, hear, say
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
@@ -101,7 +101,7 @@ def test_who_cannot_be_served_is_told_why(running, changes, reason):
 def test_nonsense_ends_a_loan_with_a_reason_and_nothing_else(running, label, num_bytes, complaint):
     with closing(connect(*running.address, TOKEN)) as link:
         say(link, LENDING, BORROWING)
-        hear(link, LENDING, Loan, Message)
+        hear(link, LENDING, MemoryLoan, Message)
         link.send_message(label, bytes(num_bytes), PATIENCE_S)
         with pytest.raises(GroupError):
             link.receive_message("taken", PATIENCE_S)
@@ -126,12 +126,12 @@ def test_work_is_for_those_who_have_a_loan(running):
     with closing(connect(*running.address, TOKEN)) as link:
         say(link, LENDING, Working(b"x" * 16))
         with pytest.raises(GroupError):
-            hear(link, LENDING, Ready, Message)
+            hear(link, LENDING, LenderReady, Message)
     wait_for(lambda: running.said("for a loan that does not exist"))
     with closing(connect(*running.address, TOKEN)) as link:
-        say(link, LENDING, Ready())
+        say(link, LENDING, LenderReady())
         with pytest.raises(GroupError):
-            hear(link, LENDING, Ready, Message)
+            hear(link, LENDING, LenderReady, Message)
     wait_for(lambda: running.said("says Ready where Borrowing is expected"))
 
 

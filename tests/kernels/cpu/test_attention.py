@@ -14,7 +14,7 @@ from moeflow.kernels.attention.kv_blocks import KV_DTYPES
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension
-from moeflow.scheduler.tree_room import KV_RANGE_POSITIONS
+from moeflow.scheduler.draft_placement import KV_RANGE_POSITIONS
 from tests.kernels.passes import Pass, make_blocks
 from tests.marks import thorough_unless
 from tests.token_trees import token_tree

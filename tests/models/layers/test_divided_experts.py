@@ -10,19 +10,19 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import ExpertKind, PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import expert_pairs, fused_experts
-from moeflow.models.layers.divided_experts import Routed, experts_below, experts_from
+from moeflow.models.layers.divided_experts import RoutedTokens, experts_below, experts_from
 from moeflow.models.layers.expert_weights import ExpertSlabs, slab_bytes
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 5, 3, 64, 48
 CLAMPED = ClampedSwiglu(alpha=1.7, limit=1.0)
 
 
-def routed(num_tokens: int, *, seed: int = 0) -> tuple[Routed, torch.Tensor]:
+def routed(num_tokens: int, *, seed: int = 0) -> tuple[RoutedTokens, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.rand(num_tokens, EXPERTS, generator=generator).argsort(dim=1)[:, :TOP_K].contiguous()
     rows = (torch.randn(num_tokens, HIDDEN, generator=generator) for _ in range(2))
     hidden, residual = rows
-    return Routed(hidden, ids, torch.rand(num_tokens, TOP_K, generator=generator)), residual
+    return RoutedTokens(hidden, ids, torch.rand(num_tokens, TOP_K, generator=generator)), residual
 
 
 def weights() -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +38,9 @@ def biases() -> ExpertBiases:
     return ExpertBiases(*(torch.randn(EXPERTS, size, generator=generator) for size in (2 * WIDTH, HIDDEN)))
 
 
-def shared(border: int, experts: PackedExperts | ExpertSlabs, routed: Routed, residual: torch.Tensor) -> torch.Tensor:
+def shared(
+    border: int, experts: PackedExperts | ExpertSlabs, routed: RoutedTokens, residual: torch.Tensor
+) -> torch.Tensor:
     """Compute as pipelines do: below the border for tokens that chose any of those."""
     rows = (routed.topk_ids < border).any(dim=1).nonzero().flatten()
     below = experts_below(border, experts, routed.rows(rows))

@@ -24,11 +24,11 @@ from moeflow.experts.prefetch.layer_source import LayerSource
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.models.families.qwen3_moe import build
 from moeflow.models.layers.allocation.expert_homes import InCache
 from moeflow.models.layers.allocation.packed import PackedAllocator
 from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.moe import MoE
-from moeflow.models.qwen3_moe import build
 from tests.checkpoint.packed.slabs import flip_bit, make_spec, read_slab_index
 from tests.models.layers.test_packed_layers import (
     CONFIG,

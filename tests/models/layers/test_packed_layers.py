@@ -25,7 +25,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.kv.storage import KVStorage
-from moeflow.models import gemma4_text, qwen3_moe
+from moeflow.models.families import gemma4_text, qwen3_moe
 from moeflow.models.layers.allocation.expert_homes import InCache
 from moeflow.models.layers.allocation.packed import PackedAllocator
 from moeflow.models.layers.allocation.weight_formats import WeightFormats

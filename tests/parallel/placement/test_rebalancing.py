@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.parallel.placement.placement import ExpertPlacement
-from moeflow.parallel.placement.rebalancing import Move, apply_moves, moves
+from moeflow.parallel.placement.rebalancing import ReplicaMove, apply_moves, moves
 
 RANKS = 4
 homes = st.sets(st.integers(0, RANKS - 1), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
@@ -42,31 +42,36 @@ def test_bounded_steps_converge_and_every_expert_stays_reachable(old, new, max_m
 def test_experts_that_change_places_go_over_a_staging_slot():
     old = ExpertPlacement(2, (((0,), (1,)),))
     new = ExpertPlacement(2, (((1,), (0,)),))
-    assert moves(old, new, 9) == [Move(0, 0, 0, 1), Move(0, 1, 1, 0)]
-    assert moves(old, new, 1) == [Move(0, 0, 0, 1)]
+    assert moves(old, new, 9) == [ReplicaMove(0, 0, 0, 1), ReplicaMove(0, 1, 1, 0)]
+    assert moves(old, new, 1) == [ReplicaMove(0, 0, 0, 1)]
     assert moves(old, old, 9) == []
 
 
 def test_replicas_are_dropped_first_and_added_into_what_is_free_then():
     old = ExpertPlacement(2, (((0,), (0, 1), (1,)),))
     new = ExpertPlacement(2, (((0, 1), (0,), (1,)),))
-    assert moves(old, new, 9) == [Move(0, 1, 1, None), Move(0, 0, None, 1)]
+    assert moves(old, new, 9) == [ReplicaMove(0, 1, 1, None), ReplicaMove(0, 0, None, 1)]
 
 
 def test_a_step_waits_for_the_one_that_makes_room():
     old = ExpertPlacement(3, (((0,), (1,)),))
     new = ExpertPlacement(3, (((1,), (2,)),))
-    assert moves(old, new, 9) == [Move(0, 1, 1, 2), Move(0, 0, 0, 1)]
+    assert moves(old, new, 9) == [ReplicaMove(0, 1, 1, 2), ReplicaMove(0, 0, 0, 1)]
 
 
 def test_a_slot_that_was_filled_is_free_no_longer():
     old = ExpertPlacement(3, (((0,), (0,), (1,)),))
     new = ExpertPlacement(3, (((1,), (1,), (2,)),))
-    assert moves(old, new, 9) == [Move(0, 0, 0, 1), Move(0, 2, 1, 2), Move(0, 1, 0, 1)]
+    assert moves(old, new, 9) == [ReplicaMove(0, 0, 0, 1), ReplicaMove(0, 2, 1, 2), ReplicaMove(0, 1, 0, 1)]
 
 
 def test_what_has_become_free_is_used_before_a_staging_slot():
     """Experts 0 and 1 change places; 2 makes room for 3."""
     old = ExpertPlacement(4, (((0,), (3,), (1,), (0,)),))
     new = ExpertPlacement(4, (((3,), (0,), (2,), (1,)),))
-    assert moves(old, new, 9) == [Move(0, 2, 1, 2), Move(0, 3, 0, 1), Move(0, 0, 0, 3), Move(0, 1, 3, 0)]
+    assert moves(old, new, 9) == [
+        ReplicaMove(0, 2, 1, 2),
+        ReplicaMove(0, 3, 0, 1),
+        ReplicaMove(0, 0, 0, 3),
+        ReplicaMove(0, 1, 3, 0),
+    ]

@@ -14,7 +14,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig, StageConfig
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import expert_bytes
-from moeflow.models import gemma4_text, llama, mixtral, qwen3_moe
+from moeflow.models.families import gemma4_text, llama, mixtral, qwen3_moe
 from moeflow.models.layers.allocation.expert_homes import home_on_ranks
 from moeflow.models.layers.allocation.packed import PackedAllocator
 from moeflow.models.layers.allocation.weight_formats import WeightFormats

@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from moeflow.core.model_config import ConfigReader
-from moeflow.models import deepseek_v2
+from moeflow.models.families import deepseek_v2
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 
 LENGTH = 7

@@ -16,7 +16,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.attention_config import AttentionKind
 from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats
 from moeflow.models.registry import read_model_config
-from moeflow.planner.costs.model_costs import Formats, ModelCosts, Work, expected_distinct
+from moeflow.planner.costs.model_costs import Formats, KernelWork, ModelCosts, expected_distinct
 from tests.planner.costs.thesis_flops import attention_flops, flops_saved, flops_saved_as_published
 from tests.shapes import MIXTRAL, TINY
 
@@ -24,7 +24,7 @@ FLOATS = Formats(matrices="float32", embeddings="float32", kv="float32")
 SHAPE = TINY.with_fields(vocab_size=128, hidden_size=32, num_layers=3, head_dim=8, intermediate_size=48, num_experts=4)
 
 
-def whole_pass(costs: ModelCosts, num_tokens: int, attention: Work) -> float:
+def whole_pass(costs: ModelCosts, num_tokens: int, attention: KernelWork) -> float:
     layer = [costs.pre_attention(num_tokens), costs.output_projection(num_tokens), attention]
     once = sum(work.num_flops for work in layer) * costs.shape.num_layers
     later = sum(count * work.num_flops for count, work in costs.feed_forward(num_tokens))

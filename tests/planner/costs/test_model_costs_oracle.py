@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.core.model_config import ConfigReader
-from moeflow.models import dots1, hunyuan_v1_moe, llama, mixtral, olmoe, qwen2_moe, qwen3_moe
+from moeflow.models.families import dots1, hunyuan_v1_moe, llama, mixtral, olmoe, qwen2_moe, qwen3_moe
 from moeflow.planner.costs.model_costs import Formats, ModelCosts, expected_distinct
 from tests.shapes import MIXTRAL, TINY
 

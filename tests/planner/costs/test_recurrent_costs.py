@@ -8,7 +8,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.core.model_config import ConfigReader
-from moeflow.models import granitemoehybrid, lfm2, lfm2_moe, qwen3_next
+from moeflow.models.families import granitemoehybrid, lfm2, lfm2_moe, qwen3_next
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 
 LENGTH = 7

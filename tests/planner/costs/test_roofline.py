@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflow.planner.costs.model_costs import Work
+from moeflow.planner.costs.model_costs import KernelWork
 from moeflow.planner.costs.roofline import Roofs, roofs, work_seconds
 from moeflow.planner.hardware.machine_files import load_machine
 
@@ -30,8 +30,8 @@ def test_attention_of_mixtral_belongs_on_the_host_of_an_l4():
 def test_time_is_the_slower_of_reading_and_computing_at_the_kernels_efficiency():
     device = load_machine("t4").level("device")
     launch, share = device.processor.launch_s, device.processor.default_efficiency
-    reading = Work("linear", "float16", 320e9, 1.0, 1, 1)
-    computing = Work("linear", "float16", 1.0, 65e12, 1, 1)
+    reading = KernelWork("linear", "float16", 320e9, 1.0, 1, 1)
+    computing = KernelWork("linear", "float16", 1.0, 65e12, 1, 1)
     assert work_seconds(device, reading) == pytest.approx(1 / share + launch)
     assert work_seconds(device, computing, 2) == pytest.approx(0.5 / share + launch)
-    assert work_seconds(device, Work("linear", "float16", 0.0, 0.0, 1, 1)) == 0
+    assert work_seconds(device, KernelWork("linear", "float16", 0.0, 0.0, 1, 1)) == 0

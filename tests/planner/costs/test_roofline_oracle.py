@@ -8,7 +8,7 @@ import pytest
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import KernelEfficiency, Link, LinkRate, Machine, MemoryLevel, Processor
-from moeflow.planner.costs.model_costs import Work
+from moeflow.planner.costs.model_costs import KernelWork
 from moeflow.planner.costs.roofline import Roofs, processor_of, roofs, work_seconds
 
 # A device of 100 GFLOP/s and 20 GB/s, a host of 12 GFLOP/s and 8 GB/s, and 2 GB/s between them.
@@ -75,7 +75,7 @@ def test_the_roofs_of_a_machine():
     ],
 )
 def test_work_takes_the_slower_of_its_roofs(num_bytes, num_flops, devices, seconds):
-    work = Work("linear", "float32", num_bytes, num_flops, 1.0, 10)
+    work = KernelWork("linear", "float32", num_bytes, num_flops, 1.0, 10)
     assert work_seconds(DEVICE, work, devices) == pytest.approx(seconds)
 
 
@@ -87,7 +87,7 @@ def test_the_efficiency_is_that_of_the_kernel_the_format_and_the_shape():
     level = dataclasses.replace(DEVICE, processor=dataclasses.replace(GPU, efficiencies=known, launch_s=0.0))
 
     def seconds(kernel, dtype, rows, values):
-        return work_seconds(level, Work(kernel, dtype, 20e9, 1.0, rows, values))
+        return work_seconds(level, KernelWork(kernel, dtype, 20e9, 1.0, rows, values))
 
     assert seconds("experts", "int8", 1, 100) == pytest.approx(1 / 0.1)
     assert seconds("experts", "int8", 4, 100) == pytest.approx(10 + (2 - 10) * 3 / 15)
@@ -107,7 +107,7 @@ def test_time_between_two_measurements_lies_on_the_line_between_them():
     level = dataclasses.replace(DEVICE, processor=dataclasses.replace(GPU, efficiencies=known, launch_s=0.0))
 
     def seconds(rows):
-        return work_seconds(level, Work("linear", "int8", 20e9, 40e9 * rows, rows, 1))
+        return work_seconds(level, KernelWork("linear", "int8", 20e9, 40e9 * rows, rows, 1))
 
     assert [seconds(rows) for rows in (1, 8, 24, 48)] == pytest.approx([1.0, 1.0, 2.4, 4.8])
     assert seconds(10) == pytest.approx(1.0 + 1.4 / 8)

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.core.model_config import ConfigReader
 from moeflow.core.plan import Policy, Workload
-from moeflow.models import gemma4_text
+from moeflow.models.families import gemma4_text
 from moeflow.pipeline.catalog import PIPELINES
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.task_costs import decode_shape, task_cost

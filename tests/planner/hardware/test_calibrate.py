@@ -10,7 +10,7 @@ import pytest
 
 from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.kernels.cpu import extension
-from moeflow.planner.costs.model_costs import Formats, ModelCosts, Work
+from moeflow.planner.costs.model_costs import Formats, KernelWork, ModelCosts
 from moeflow.planner.hardware import calibrate, disk_rates, kernel_bench, this_machine
 from moeflow.planner.hardware.calibrate import is_as_measured, measure_kernels, measure_machine
 from moeflow.planner.hardware.disk_rates import disk_bench
@@ -146,7 +146,7 @@ def test_a_machine_that_became_slower_or_faster_is_measured_again(little, tmp_pa
 @needs_kernels
 def test_kernels_are_set_against_the_roofs_of_their_own_round(little, tmp_path, monkeypatch):
     speeds = cycle([1e9, 1e9, 2e9, 2e9, 4e9, 4e9])  # two samples a round: before and after the one shape
-    work = Work("linear", "int8", 1000.0, 2.0, 1, 1000)
+    work = KernelWork("linear", "int8", 1000.0, 2.0, 1, 1000)
     seconds = iter([2e-6, 1e-6, 0.5e-6])  # always half of the roof
     monkeypatch.setattr(kernel_bench.KernelBench, "roofs", lambda _: BestRates(next(speeds), {"int8": 1e15}))
     monkeypatch.setattr(kernel_bench.KernelBench, "measure", lambda *_: [(work, next(seconds))])

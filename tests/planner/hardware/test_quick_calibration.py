@@ -23,7 +23,7 @@ from moeflow.planner.hardware.kernel_bench import ROW_OPERATIONS, KernelShape
 from moeflow.planner.hardware.measuring_process import measure_apart
 from moeflow.planner.hardware.pass_bench import NO_ENGINE
 from moeflow.planner.hardware.this_machine import (
-    Needs,
+    MachineNeeds,
     how_measured,
     known_machine,
     machine_file,
@@ -67,7 +67,7 @@ def counted(monkeypatch):
 
 
 def start(cache_dir, shapes=(LINEAR,), *, needs_disk=False, **others):
-    return machine_for_start(cache_dir, Needs(**HERE, shapes=shapes, disk=needs_disk), **others)
+    return machine_for_start(cache_dir, MachineNeeds(**HERE, shapes=shapes, disk=needs_disk), **others)
 
 
 @needs_kernels
@@ -118,7 +118,7 @@ def test_a_full_description_takes_the_place_of_a_quick_one_and_stays(counted, tm
     counted.clear()
     assert start(tmp_path, (OTHER,), needs_disk=True) == full
     assert counted == []
-    assert machine_for_start(tmp_path, Needs(num_threads=1, ram_bytes=7)).level(RAM).capacity_bytes == 7
+    assert machine_for_start(tmp_path, MachineNeeds(num_threads=1, ram_bytes=7)).level(RAM).capacity_bytes == 7
     machine_file(tmp_path, 1).write_text("{")
     assert start(tmp_path).is_quick
     assert known_machine(tmp_path, 1).is_quick

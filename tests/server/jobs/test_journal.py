@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
-from moeflow.server.jobs.journal import Journal
+from moeflow.server.jobs.journal import ResultJournal
 from tests.server.jobs.requests import read_lines
 
 IDS = {name: f"batch_req_{name * 24}" for name in "abcdef"}
@@ -21,11 +21,11 @@ def answer(text: str = "x") -> dict:
     return {"id": "cmpl-1", "model": MODEL, "text": text, "usage": usage}
 
 
-def open_journal(folder, ids=IDS, model=MODEL) -> Journal:
-    return Journal(folder / "out.jsonl", folder / "err.jsonl", ids, model)
+def open_journal(folder, ids=IDS, model=MODEL) -> ResultJournal:
+    return ResultJournal(folder / "out.jsonl", folder / "err.jsonl", ids, model)
 
 
-def write(journal: Journal, name: str) -> None:
+def write(journal: ResultJournal, name: str) -> None:
     if name in "ace":
         journal.write_answer(name, "cmpl-1", answer("ü\n" * 5))
     elif name == "b":
@@ -141,7 +141,7 @@ def test_two_jobs_share_no_error_file(tmp_path):
     with open_journal(tmp_path) as journal:
         write(journal, "b")
         with pytest.raises(ConfigError, match=r"err\.jsonl: another job is writing to it"):
-            Journal(tmp_path / "other.jsonl", tmp_path / "err.jsonl", IDS, MODEL)
+            ResultJournal(tmp_path / "other.jsonl", tmp_path / "err.jsonl", IDS, MODEL)
 
 
 def test_results_of_an_input_that_is_lost_are_kept(tmp_path):

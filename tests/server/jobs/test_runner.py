@@ -10,7 +10,7 @@ import pytest
 from moeflow.core.errors import EngineError
 from moeflow.engine.generator import Generator
 from moeflow.server.config import ServerConfig
-from moeflow.server.jobs.journal import Journal
+from moeflow.server.jobs.journal import ResultJournal
 from moeflow.server.jobs.lines import scan
 from moeflow.server.jobs.runner import WINDOW, run_job
 from moeflow.server.service import Service
@@ -29,10 +29,10 @@ def service(engine, tokenizer) -> Service:
     return service
 
 
-async def run(service: Service, folder: Path, *lines: bytes, timeout_s: float = 10.0) -> Journal:
+async def run(service: Service, folder: Path, *lines: bytes, timeout_s: float = 10.0) -> ResultJournal:
     source = write_lines(folder / "in.jsonl", *lines)
     ids = scan(source, max_line_bytes=LIMIT).result_ids
-    with Journal(folder / "out.jsonl", folder / "err.jsonl", ids, NAME) as journal:
+    with ResultJournal(folder / "out.jsonl", folder / "err.jsonl", ids, NAME) as journal:
         async with asyncio.timeout(timeout_s):
             await run_job(service, source, journal, LIMIT)
     return journal

@@ -6,16 +6,16 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.engine.engine import Engine
 from moeflow.engine.generator import Generator
-from moeflow.engine.messages import Submission, TokenOutput
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.llm import LLM
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
-from tests.engine.text.test_message_order import ANY, FIRST_ONLY
+from moeflow.text.tokenizer import Tokenizer
 from tests.server.conftest import connect
 from tests.server.fake_client import FakeClient
+from tests.text.test_message_order import ANY, FIRST_ONLY
 from tests.tiny_mixtral import write_tiny_mixtral
 
 TOOLS = [{"name": f"tool_{n}", "description": "Does it. " * 20, "input_schema": {"type": "object"}} for n in range(6)]

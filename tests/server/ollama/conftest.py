@@ -8,7 +8,7 @@ import ollama
 import pytest
 from fastapi import FastAPI
 
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from tests.server.conftest import connect
 from tests.server.conversing import refusing_server, thinking_server
 from tests.server.fake_client import FakeClient

@@ -5,8 +5,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from moeflow.core.engine_messages import EngineStats
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats
 from tests.server.live_server import eventually
 from tests.server.page.parts import answer, button, measured, number, prompt_box, send, send_and_wait, turns
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from playwright.sync_api import expect
 
-from moeflow.engine.text.guessed_passes import GuessedPass
-from moeflow.engine.text.token_tree_dot import to_dot
+from moeflow.text.drafted_passes import GuessedPass
+from moeflow.text.token_tree_dot import to_dot
 from tests.server.page.parts import answer, button, send_and_wait, turns
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -6,7 +6,7 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.text.tokenizer import Tokenizer
 from tests.server.conversing import openai_client, refusing_server, thinking_server
 from tests.server.fake_client import FakeClient
 

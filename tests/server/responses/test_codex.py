@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.api.responses.offered_tools import Called, flat_name
 from moeflow.server.api.responses.response_object import RESPONSE_EVENTS, ResponseObject
 from moeflow.server.api.responses.sealed import sealed, unsealed
 from moeflow.server.api.responses.written_calls import written_call
 from moeflow.server.api.schema.left_out import LeftOut, noting
+from moeflow.text.tokenizer import Tokenizer
 from tests.server.conftest import connect
 from tests.server.conversing import prompt_of
 from tests.server.fake_client import REPLY, FakeClient

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflow.server.api.responses.response_items import Reasoning
+from moeflow.server.api.responses.response_items import ReasoningItem
 from moeflow.server.guard.strict_json import MAX_CONTAINERS
 from moeflow.server.response_store import ResponseStore
 from tests.server.conversing import prompt_of
@@ -170,13 +170,13 @@ def test_tools_of_each_turn_do_not_count(client, app):
 
 def test_large_conversations_are_read_off_the_event_loop(client, monkeypatch):
     threads = {}
-    for name, function in (("stored", Reasoning.stored), ("add_to", Reasoning.add_to)):
+    for name, function in (("stored", ReasoningItem.stored), ("add_to", ReasoningItem.add_to)):
 
         def traced(self, *args, name=name, function=function):
             threads.setdefault(name, set()).add(threading.get_ident())
             return function(self, *args)
 
-        monkeypatch.setattr(Reasoning, name, traced)
+        monkeypatch.setattr(ReasoningItem, name, traced)
     first = ask(client, input=tiny_reasoning(2000))
     ask(client, input="And now?", previous_response_id=first.id)
     assert threads["stored"].isdisjoint(threads["add_to"])

@@ -10,9 +10,9 @@ import torch
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.engine import Engine
-from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.bare_model import load_bare_model, run_sequence
 from moeflow.train.speculators import teacher_text
 from moeflow.train.speculators.prompts import around_a_question

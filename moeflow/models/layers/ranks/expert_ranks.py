@@ -14,7 +14,7 @@ from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.models.layers.ranks.rank_experts import RankExperts
 from moeflow.parallel.group import Group
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
-from moeflow.parallel.placement.rebalancing import Move
+from moeflow.parallel.placement.rebalancing import ReplicaMove
 from moeflow.parallel.placement.whole_experts import WholeExperts
 
 
@@ -63,7 +63,7 @@ class ExpertRanks:
             if step.from_rank == self._group.rank:
                 self._give_back(step)
 
-    def _copy(self, steps: Sequence[Move]) -> None:
+    def _copy(self, steps: Sequence[ReplicaMove]) -> None:
         """Have the weights of each step's expert where it goes to: who has them sends them."""
         mine = self._group.rank
         travels = [(step, self._source(step)) for step in steps if step.to_rank is not None]
@@ -76,20 +76,20 @@ class ExpertRanks:
             if step.to_rank == mine:
                 self._keep(step, next(received[source]))
 
-    def _source(self, step: Move) -> int:
+    def _source(self, step: ReplicaMove) -> int:
         return self.balancer.placement.homes[step.layer][step.expert][0] if step.from_rank is None else step.from_rank
 
-    def _rows(self, steps: Sequence[Move]) -> Tensor:
+    def _rows(self, steps: Sequence[ReplicaMove]) -> Tensor:
         """Return the weights of some experts, [N, bytes]; those of all layers take the same."""
         rows = [self._layers[step.layer].weights_of(step.expert) for step in steps]
         return torch.stack(rows) if rows else self._layers[0].weights_of(0).new_empty(0, self._layers[0].expert_bytes)
 
-    def _keep(self, step: Move, weights: Tensor) -> None:
+    def _keep(self, step: ReplicaMove, weights: Tensor) -> None:
         """Take weights over; a file has them already, but not every rank's machine need have one."""
         if self._memory[step.layer] is not None:
             self._layers[step.layer].weights_of(step.expert).copy_(weights)
 
-    def _give_back(self, step: Move) -> None:
+    def _give_back(self, step: ReplicaMove) -> None:
         """Free the memory of an expert that this rank has no more."""
         memory, weights = self._memory[step.layer], self._layers[step.layer].weights_of(step.expert)
         if memory is not None:
@@ -97,7 +97,7 @@ class ExpertRanks:
             memory.give_back(start, start + len(weights))
 
 
-def _name_of(steps: Sequence[Move]) -> str:
+def _name_of(steps: Sequence[ReplicaMove]) -> str:
     """Return what is exchanged, in full: ranks that decide otherwise must notice, not take one expert for another."""
     each = (f"{step.expert} of MoE layer {step.layer} from {step.from_rank} to {step.to_rank}" for step in steps)
     return f"experts {', '.join(each)}"

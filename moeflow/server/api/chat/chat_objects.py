@@ -26,12 +26,12 @@ from moeflow.server.api.schema.tools import (
     AnsweredCall,
     CallDelta,
     ToolCall,
-    ToolChoice,
+    ToolChoiceField,
     ToolDefinition,
     tool_wish,
 )
 from moeflow.server.api.timings import Timings
-from moeflow.server.api.usage import Usage
+from moeflow.server.api.usage import TokenUsage
 
 _OLD = "it is the older form of tools"
 _CALLS = "tool_calls"
@@ -154,7 +154,7 @@ class ChatRequest(SamplingFields, TemplateFields, ContinuationFields):
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
         None, description=NAMES_OF_TOOLS
     )
-    tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
+    tool_choice: ToolChoiceField | None = Field(None, description="auto, if there are tools, unless set.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer; true unless set.")
     reasoning_effort: ReasoningEffort | None = Field(
         None, description="For chat templates that know it; none also switches off reasoning that can be."
@@ -210,7 +210,7 @@ class ChatResponse(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: TokenUsage
     timings: Timings = None
 
 
@@ -242,6 +242,6 @@ class ChatChunk(BaseModel):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     prompt_progress: Progress = None
     timings: Timings = None

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moeflow.core.request import FinishReason
-from moeflow.engine.text.output_text import TextDelta
-from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Reasoning
 from moeflow.server.api.choices import Choice, token_trees
 from moeflow.server.api.conversation.conversation import AnswerEvents, AnswerForm
 from moeflow.server.api.logprobs import chat_logprobs
+from moeflow.text.output_text import TextDelta
+from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content, Reasoning
 
 
 @dataclass(slots=True)
-class _Said:
+class _WholeAnswer:
     """What a whole answer has come to so far."""
 
     content: str = ""
@@ -52,7 +52,7 @@ class ChatWriter:
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         """Return the whole answer."""
-        answer, said = AnswerEvents(self._form), _Said()
+        answer, said = AnswerEvents(self._form), _WholeAnswer()
         whole = TextDelta(index=0, text=choice.text, finish_reason=choice.finish_reason)
         for delta in self._deltas(answer, whole):
             _add(said, delta)
@@ -92,7 +92,7 @@ def _call(number: int, function: dict[str, str], new: dict[str, str]) -> dict[st
     return {"tool_calls": [{"index": number - 1, **new, "function": function}]}
 
 
-def _add(said: _Said, delta: dict[str, Any]) -> None:
+def _add(said: _WholeAnswer, delta: dict[str, Any]) -> None:
     said.content += delta.get("content", "")
     said.reasoning += delta.get("reasoning_content", "")
     for call in delta.get("tool_calls", ()):

@@ -15,7 +15,7 @@ from moeflow.server.api.schema.sampling_fields import SamplingFields
 from moeflow.server.api.schema.strict_model import one_of
 from moeflow.server.api.schema.token_trees import TokenTrees
 from moeflow.server.api.timings import Timings
-from moeflow.server.api.usage import Usage
+from moeflow.server.api.usage import TokenUsage
 
 
 class CompletionRequest(SamplingFields):
@@ -66,7 +66,7 @@ class CompletionResponse(BaseModel):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage
+    usage: TokenUsage
     timings: Timings = None
 
 
@@ -88,6 +88,6 @@ class CompletionChunk(BaseModel):
     created: int
     model: str
     choices: list[CompletionChunkChoice]
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     prompt_progress: Progress = None
     timings: Timings = None

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from moeflow.engine.text.output_text import TextDelta, TokenText
 from moeflow.server.api.answer import Answer, respond
 from moeflow.server.api.choices import Choice, Envelope, ListWriter, token_trees
 from moeflow.server.api.completions.completion_objects import CompletionChunk, CompletionRequest, CompletionResponse
@@ -21,6 +20,7 @@ from moeflow.server.generation import Generation
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import client_of, record_of
 from moeflow.server.service import Service, get_service
+from moeflow.text.output_text import TextDelta, TokenText
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from moeflow.engine.text.answer_reader import AnswerReader
-from moeflow.engine.text.tool_syntax.events import Arguments
-from moeflow.engine.text.tool_syntax.json_values import json_pieces
-from moeflow.engine.text.tool_syntax.reader import Reader, Steps
+from moeflow.text.answer_reader import AnswerReader
+from moeflow.text.tool_syntax.events import Arguments
+from moeflow.text.tool_syntax.json_values import json_pieces
+from moeflow.text.tool_syntax.reader import Reader, Steps
 
 
 def read_object(reader: Reader) -> Steps[None]:

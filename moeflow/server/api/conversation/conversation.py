@@ -12,19 +12,19 @@ from typing import Any
 
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.generator import Generator
-from moeflow.engine.text.answer_form.answer_grammar import can_limit_reasoning
-from moeflow.engine.text.answer_form.form import Form
-from moeflow.engine.text.answer_reader import AnswerReader
-from moeflow.engine.text.output_text import TextDelta
-from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 from moeflow.server.api.conversation.continuation import check_free
 from moeflow.server.api.conversation.conversation_grammar import grammar_of
-from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.api.conversation.tool_choice import ToolChoice
 from moeflow.server.api.schema.left_out import leave_out
 from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service
+from moeflow.text.answer_form.answer_grammar import can_limit_reasoning
+from moeflow.text.answer_form.form import Form
+from moeflow.text.answer_reader import AnswerReader
+from moeflow.text.output_text import TextDelta
+from moeflow.text.tokenizer import Tokenizer
+from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Conversation:
     """A conversation, and what its next message is to be."""
 
     messages: Sequence[Mapping[str, Any]]  # as chat templates take them
-    tools: ToolWish
+    tools: ToolChoice
     variables: Mapping[str, Any] = field(default_factory=dict)  # that the chat template may use beside these
     sampling: SamplingParams
     form: Form | None = None  # of text for the user

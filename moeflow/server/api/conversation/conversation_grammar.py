@@ -8,15 +8,15 @@ from functools import partial
 
 from moeflow.core.errors import QueueFullError, RequestError
 from moeflow.engine.generator import Generator
-from moeflow.engine.text.answer_form.answer_grammar import AnswerWish, answer_grammar
-from moeflow.engine.text.answer_form.form import Form, UserGrammar
-from moeflow.engine.text.tool_syntax.tool import Tool
-from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.api.conversation.tool_choice import ToolChoice
+from moeflow.text.answer_form.answer_grammar import AnswerWish, answer_grammar
+from moeflow.text.answer_form.form import Form, UserGrammar
+from moeflow.text.tool_syntax.tool import Tool
 
 
 async def grammar_of(
     generator: Generator,
-    tools: ToolWish,
+    tools: ToolChoice,
     form: Form | None,
     *,
     form_field: str,
@@ -67,7 +67,7 @@ async def _checked(
     return await generator.checked(write, users, client=client)
 
 
-def _enforced(tools: ToolWish) -> Iterator[Tool]:
+def _enforced(tools: ToolChoice) -> Iterator[Tool]:
     """Yield the tools that may be called. All of them are strict where one has to be called."""
     for tool in tools.allowed:
         yield replace(tool, is_strict=True) if tools.is_required else tool

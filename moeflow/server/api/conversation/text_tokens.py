@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from moeflow.engine.text.output_text import TokenText
-from moeflow.engine.text.tool_syntax.events import Content, Event, Reasoning
+from moeflow.text.output_text import TokenText
+from moeflow.text.tool_syntax.events import Content, Event, Reasoning
 
 
 class TextTokens:

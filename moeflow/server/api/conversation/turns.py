@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moeflow.core.errors import RequestError
-from moeflow.engine.text.past_calls import PLACE
+from moeflow.text.past_calls import PLACE
 
 
 def named_results(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, Any]]:

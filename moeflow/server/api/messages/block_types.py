@@ -188,7 +188,7 @@ Message = Annotated[
 ]
 
 
-class AnsweredText(BaseModel):
+class AssistantText(BaseModel):
     """What the model says."""
 
     type: Literal["text"]
@@ -212,4 +212,4 @@ class AnsweredToolUse(BaseModel):
     input: dict[str, Any]
 
 
-AnsweredBlock = AnsweredText | AnsweredThinking | AnsweredToolUse
+AnsweredBlock = AssistantText | AnsweredThinking | AnsweredToolUse

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from moeflow.engine.text.answer_reader import AnswerReader
-from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 from moeflow.server.api.answer import Emit
 from moeflow.server.api.conversation.call_arguments import parsed_object, read_object
+from moeflow.text.answer_reader import AnswerReader
+from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 
 
 class MessageBlocks:

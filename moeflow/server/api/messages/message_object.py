@@ -61,7 +61,7 @@ class BlockStartEvent(BaseModel):
     content_block: AnsweredBlock
 
 
-class TextDelta(BaseModel):
+class MessageTextDelta(BaseModel):
     """More text."""
 
     type: Literal["text_delta"]
@@ -94,7 +94,7 @@ class BlockDeltaEvent(BaseModel):
 
     type: Literal["content_block_delta"]
     index: int
-    delta: Annotated[TextDelta | ThinkingDelta | SignatureDelta | InputDelta, Field(discriminator="type")]
+    delta: Annotated[MessageTextDelta | ThinkingDelta | SignatureDelta | InputDelta, Field(discriminator="type")]
 
 
 class BlockStopEvent(BaseModel):

@@ -10,11 +10,9 @@ from pydantic import Field, Tag, model_validator
 
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import MAX_STOP_STRINGS, SamplingParams
-from moeflow.engine.text.answer_form.form import JsonForm
-from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.server.api.conversation.continuation import begun_text
 from moeflow.server.api.conversation.conversation import Conversation
-from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.api.conversation.tool_choice import ToolChoice
 from moeflow.server.api.conversation.turns import Turns
 from moeflow.server.api.messages.block_types import AssistantMessage, Message
 from moeflow.server.api.messages.shown_blocks import TextBlocks, system_text
@@ -26,6 +24,8 @@ from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.api.schema.tagged import by_type, known_types
 from moeflow.server.api.schema.template_fields import TemplateFields
 from moeflow.server.api.schema.tools import MAX_TOOLS, NAMES_OF_TOOLS, FunctionName
+from moeflow.text.answer_form.form import JsonForm
+from moeflow.text.tool_syntax.tool import Tool
 
 _LEFT_OUT = "Left out with a note: this server runs no tools itself."
 
@@ -84,7 +84,7 @@ class NoneChoice(StrictModel):
     type: Literal["none"]
 
 
-ToolChoice = Annotated[
+MessageToolChoice = Annotated[
     Annotated[AutoChoice, Tag("<auto>")]
     | Annotated[AnyChoice, Tag("<any>")]
     | Annotated[ToolNameChoice, Tag("<tool>")]
@@ -152,7 +152,7 @@ Thinking = Annotated[
 ]
 
 
-class SchemaFormat(StrictModel):
+class MessageSchemaFormat(StrictModel):
     """JSON that a schema describes."""
 
     type: Literal["json_schema"]
@@ -165,7 +165,7 @@ class OutputConfig(StrictModel):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="For chat templates that know it."
     )
-    format: Annotated[SchemaFormat, known_types("formats", ("json_schema",))] | None = None
+    format: Annotated[MessageSchemaFormat, known_types("formats", ("json_schema",))] | None = None
 
 
 class ContextManagement(StrictModel):
@@ -192,7 +192,7 @@ class MessageInput(TemplateFields):
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
         None, description=NAMES_OF_TOOLS
     )
-    tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
+    tool_choice: MessageToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
     thinking: Thinking | None = Field(None, description="As the chat template has it, unless set.")
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
@@ -234,7 +234,7 @@ class MessageInput(TemplateFields):
             begun=begun,
         )
 
-    def _tool_wish(self) -> ToolWish:
+    def _tool_wish(self) -> ToolChoice:
         choice, tools = self.tool_choice, []
         for place, tool in enumerate(self.tools or ()):
             plain = tool.plain()
@@ -242,7 +242,7 @@ class MessageInput(TemplateFields):
                 left_out.leave_out(f"tools[{place}] ({tool.type})")
             else:
                 tools.append(plain)
-        return ToolWish(
+        return ToolChoice(
             tools,
             names={choice.name} if isinstance(choice, ToolNameChoice) else None,
             is_required=isinstance(choice, AnyChoice | ToolNameChoice),

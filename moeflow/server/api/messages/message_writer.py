@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from moeflow.core.request import FinishReason
-from moeflow.engine.text.output_text import TextDelta
 from moeflow.server.api.conversation.conversation import AnswerEvents, AnswerForm
 from moeflow.server.api.messages.message_blocks import MessageBlocks
 from moeflow.server.errors import ApiError
 from moeflow.server.generation import Generation
 from moeflow.server.sse import named_event
+from moeflow.text.output_text import TextDelta
 
 
 class MessageWriter:

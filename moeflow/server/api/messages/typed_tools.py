@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
 
-from moeflow.engine.text.tool_syntax.tool import Tool
 from moeflow.server.api.schema.strict_model import refusal
 from moeflow.server.api.schema.tools import FunctionName
+from moeflow.text.tool_syntax.tool import Tool
 
 # Of each kind of tool: no date, or any.
 _CLIENTS: Final = r"(bash|text_editor|memory)_[0-9]{8}"

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from moeflow.server.api.conversation.conversation import Conversation
-from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.api.conversation.tool_choice import ToolChoice
 from moeflow.server.api.ollama.generating_request import GeneratingRequest
 from moeflow.server.api.schema.field_rules import Rule, not_all
 from moeflow.server.api.schema.sampling_fields import TokenIds
@@ -47,7 +47,7 @@ class OllamaGenerateRequest(GeneratingRequest):
         turns = (("system", self.system), ("user", self.prompt))
         return Conversation(
             messages=[{"role": role, "content": text} for role, text in turns if text],
-            tools=ToolWish(()),
+            tools=ToolChoice(()),
             sampling=self.to_sampling_params(),
             variables=self.thinking_variables(),
             form=self.form(),

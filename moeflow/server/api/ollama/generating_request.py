@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
-from moeflow.engine.text.answer_form.form import JsonForm
 from moeflow.server.api.ollama.options import OllamaOptions
 from moeflow.server.api.schema.sampling_fields import IGNORED
 from moeflow.server.api.schema.strict_model import one_of
 from moeflow.server.api.schema.template_fields import TemplateFields
+from moeflow.text.answer_form.form import JsonForm
 
 MODEL = "The served model's name, with or without the tag :latest; may be left out."
 KeepAlive = Annotated[

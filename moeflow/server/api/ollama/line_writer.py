@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from moeflow.engine.text.output_text import TextDelta
-from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 from moeflow.server.api.conversation.call_arguments import arguments_of
 from moeflow.server.api.conversation.conversation import AnswerEvents, AnswerForm
 from moeflow.server.api.logprobs import listed_logprobs
@@ -15,10 +13,12 @@ from moeflow.server.api.ollama.heads import Shape, head, nanoseconds
 from moeflow.server.errors import ApiError
 from moeflow.server.generation import Generation
 from moeflow.server.sse import line
+from moeflow.text.output_text import TextDelta
+from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class RequestTimes:
     """When a request came and when its model was loaded, on the clock of time.monotonic."""
 
     begun_s: float
@@ -26,7 +26,7 @@ class Clock:
 
 
 @dataclass(slots=True)
-class _Part:
+class _LinePart:
     """What the model wrote, all or since the last line."""
 
     content: str = ""
@@ -47,7 +47,7 @@ class LineWriter:
         generation: Generation,
         form: AnswerForm,
         shape: Shape,
-        clock: Clock,
+        clock: RequestTimes,
         *,
         with_context: bool = False,
     ) -> None:
@@ -61,7 +61,7 @@ class LineWriter:
         self._context = list(generation.prompts[0]) if with_context else None
         self._call: tuple[str, list[str]] | None = None  # name and arguments of the open one
         self._num_calls = 0
-        self._part = _Part()
+        self._part = _LinePart()
         self._done_reason: str | None = None
 
     def begin(self) -> bytes:
@@ -74,7 +74,7 @@ class LineWriter:
         if not self._part:
             return b""
         written = line({**self._head(), **self._fields(), "done": False})
-        self._part = _Part()
+        self._part = _LinePart()
         return written
 
     def end(self) -> bytes:

@@ -7,17 +7,17 @@ from typing import Any
 
 from moeflow.server.api.ollama.generating_request import GeneratingRequest
 from moeflow.server.api.ollama.heads import Shape, empty_answer
-from moeflow.server.api.ollama.line_writer import Clock
+from moeflow.server.api.ollama.line_writer import RequestTimes
 from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service
 
 
-async def loaded(service: Service, body: GeneratingRequest) -> tuple[ServedModel, Clock]:
+async def loaded(service: Service, body: GeneratingRequest) -> tuple[ServedModel, RequestTimes]:
     """Return the model of a request, and when the request came and its model was loaded. Raises: ApiError."""
     begun_s = time.monotonic()
     served = await service.require_model(body.model)
     body.known_options.note_context(served.info.max_model_len)
-    return served, Clock(begun_s, time.monotonic())
+    return served, RequestTimes(begun_s, time.monotonic())
 
 
 async def load_or_unload(service: Service, body: GeneratingRequest, shape: Shape) -> dict[str, Any]:

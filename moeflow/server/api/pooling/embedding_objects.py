@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from moeflow.core.engine_messages import ModelInfo
 from moeflow.core.pooling_params import PoolingKind, PoolingParams
-from moeflow.engine.messages import ModelInfo
 from moeflow.server.api.schema.model_limits import NumDimensions
 from moeflow.server.api.schema.prompts import Prompt, prompts_of
 from moeflow.server.api.schema.strict_model import StrictModel

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from moeflow.core.errors import RequestError
-from moeflow.engine.text.answer_form.lark_pattern import enforceable, pattern_of
-from moeflow.engine.text.tool_syntax.tool import Tool
-from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.api.conversation.tool_choice import ToolChoice
 from moeflow.server.api.responses.hosted_kinds import HostedTool
 from moeflow.server.api.responses.response_tools import (
     AllowedTool,
-    AllowedTools,
     FreeformTool,
     FunctionTool,
     GrammarFormat,
@@ -25,11 +22,14 @@ from moeflow.server.api.responses.response_tools import (
     LocalShellTool,
     NamedTool,
     NamespaceTool,
-    ToolChoice,
+    ResponseAllowedTools,
+    ResponseToolChoice,
     ToolDefinition,
     ToolSearchTool,
 )
 from moeflow.server.api.schema.left_out import leave_out
+from moeflow.text.answer_form.lark_pattern import enforceable, pattern_of
+from moeflow.text.tool_syntax.tool import Tool
 
 CallKind = Literal["function_call", "custom_tool_call", "local_shell_call", "tool_search_call"]
 INPUT: Final = "input"  # the argument of a custom tool
@@ -106,12 +106,12 @@ class OfferedTools:
         """Return the form of a call, by the name that the model wrote."""
         return self._called.get(name) or Called("function_call", name)
 
-    def wish(self, choice: ToolChoice | None, *, is_parallel: bool) -> ToolWish:
-        """Return the tools and the choice among them. Raises: RequestError; see `ToolWish`."""
+    def wish(self, choice: ResponseToolChoice | None, *, is_parallel: bool) -> ToolChoice:
+        """Return the tools and the choice among them. Raises: RequestError; see `ToolChoice`."""
         names: set[str] | None = None
         is_required, is_off = choice == "required", choice == "none"
         match choice:
-            case AllowedTools():
+            case ResponseAllowedTools():
                 names = {name for tool in choice.tools if (name := self._chosen(tool)) is not None}
                 is_required, is_off = choice.mode == "required", not names
             case NamedTool() | HostedTool():
@@ -119,7 +119,7 @@ class OfferedTools:
                 names, is_required = (None, False) if name is None else ({name}, True)
         if is_required and not self._tools:
             leave_out("tool_choice")
-        return ToolWish(
+        return ToolChoice(
             self._tools,
             names=names,
             is_required=is_required and bool(self._tools),

@@ -203,7 +203,7 @@ class SummaryText(StrictModel):
     text: str
 
 
-class Reasoning(ItemFields):
+class ReasoningItem(ItemFields):
     """What the model said to itself."""
 
     type: Literal["reasoning"]

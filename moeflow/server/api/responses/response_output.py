@@ -6,11 +6,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 from moeflow.server.api.answer import Emit
 from moeflow.server.api.responses.offered_tools import Called
 from moeflow.server.api.responses.sealed import sealed
-from moeflow.server.api.responses.written_calls import WrittenCall, written_call
+from moeflow.server.api.responses.written_calls import StreamedCall, written_call
+from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 
 _PARTS: Final[
     dict[str, tuple[dict[str, Any], str]]
@@ -44,7 +44,7 @@ class ResponseOutput:
         self._make_call_id, self._make_item_id = make_call_id, make_item_id
         self._emit = emit
         self._called, self._seals_reasoning = called, seals_reasoning
-        self._call: WrittenCall | None = None  # that is open
+        self._call: StreamedCall | None = None  # that is open
         self._kind: str | None = None  # of the open item
         self._text: list[str] = []  # of the open item
         self._logprobs: list[dict[str, Any]] = []  # of the open message
@@ -98,14 +98,14 @@ class ResponseOutput:
         self._open(called.kind, call.prefix, fields)
         self._call = call
 
-    def _end_call(self, call: WrittenCall, item: dict[str, Any]) -> None:
+    def _end_call(self, call: StreamedCall, item: dict[str, Any]) -> None:
         rest, whole = call.finish()
         self._emit_input(call, rest)
         item[call.field] = whole
         if call.event is not None:
             self._emit(f"{call.event}.done", **self._place, **{call.field: whole})
 
-    def _emit_input(self, call: WrittenCall, delta: str) -> None:
+    def _emit_input(self, call: StreamedCall, delta: str) -> None:
         if delta and call.event is not None:
             self._emit(f"{call.event}.delta", **self._place, delta=delta)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Reasoning
 from moeflow.server.api.responses.response_output import ResponseOutput
 from moeflow.server.api.responses.written_calls import called_as, written_arguments
 from moeflow.server.sse import named_event
+from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content, Reasoning
 
 
 def replayed_events(response: dict[str, Any], starting_after: int) -> bytes:

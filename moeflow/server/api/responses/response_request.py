@@ -8,12 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, Tag
 
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
-from moeflow.engine.text.answer_form.form import Form, JsonForm
 from moeflow.server.api.conversation.conversation import Conversation
 from moeflow.server.api.conversation.turns import Turns
 from moeflow.server.api.responses.offered_tools import OfferedTools
 from moeflow.server.api.responses.response_items import Message
-from moeflow.server.api.responses.response_tools import ToolChoice, ToolDefinitions
+from moeflow.server.api.responses.response_tools import ResponseToolChoice, ToolDefinitions
 from moeflow.server.api.responses.tool_items import AdditionalTools, Item, ToolSearchOutput, add_item
 from moeflow.server.api.schema.answer_form import JsonObjectFormat, TextFormat
 from moeflow.server.api.schema.batch import Metadata
@@ -24,9 +23,10 @@ from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.api.schema.tagged import by_type, known_types, text_or_list
 from moeflow.server.api.schema.template_fields import ReasoningEffort, TemplateFields, ThinkingBudget
 from moeflow.server.api.schema.tools import CHOICE_OF_TOOLS, NAMES_OF_TOOLS
+from moeflow.text.answer_form.form import Form, JsonForm
 
 
-class SchemaFormat(StrictModel):
+class ResponseSchemaFormat(StrictModel):
     """JSON that a schema describes."""
 
     type: Literal["json_schema"]
@@ -39,7 +39,7 @@ class SchemaFormat(StrictModel):
 Format = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JsonObjectFormat, Tag("<json_object>")]
-    | Annotated[SchemaFormat, Tag("<json_schema>")],
+    | Annotated[ResponseSchemaFormat, Tag("<json_schema>")],
     by_type(),
     known_types("formats", ("text", "json_object", "json_schema")),
 ]
@@ -55,7 +55,7 @@ class TextConfig(StrictModel):
         match self.format:
             case JsonObjectFormat():
                 return JsonForm({"type": "object"})
-            case SchemaFormat():
+            case ResponseSchemaFormat():
                 return JsonForm(self.format.schema_)
         return None
 
@@ -100,7 +100,7 @@ class ResponseInput(TemplateFields):
     )
 
     tools: ToolDefinitions | None = Field(None, description=NAMES_OF_TOOLS)
-    tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
+    tool_choice: ResponseToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer; true unless set.")
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None

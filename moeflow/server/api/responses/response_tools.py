@@ -118,7 +118,7 @@ AllowedTool = Annotated[
 ]
 
 
-class AllowedTools(StrictModel):
+class ResponseAllowedTools(StrictModel):
     """Some of the tools."""
 
     type: Literal["allowed_tools"]
@@ -126,11 +126,11 @@ class AllowedTools(StrictModel):
     tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-ToolChoice = Annotated[
+ResponseToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[NamedTool, Tag("<function>")]
     | Annotated[NamedTool, Tag("<custom>")]
-    | Annotated[AllowedTools, Tag("<allowed_tools>")]
+    | Annotated[ResponseAllowedTools, Tag("<allowed_tools>")]
     | Annotated[HostedTool, Tag(HOSTED)],
     tool_kinds(("word", "function", "custom", "allowed_tools"), "word").discriminator(),
     one_of("none, auto, required, a tool by name, or allowed_tools"),

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from moeflow.core.request import FinishReason
-from moeflow.engine.text.output_text import TextDelta
 from moeflow.server.api.conversation.conversation import AnswerEvents, AnswerForm
 from moeflow.server.api.conversation.text_tokens import TextTokens
 from moeflow.server.api.logprobs import listed_logprobs
@@ -16,6 +15,7 @@ from moeflow.server.api.responses.response_output import ResponseOutput
 from moeflow.server.errors import ApiError, PromptTooLongError
 from moeflow.server.generation import Generation
 from moeflow.server.sse import named_event
+from moeflow.text.output_text import TextDelta
 
 
 def _begun(head: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from moeflow.server.api.responses.response_items import (
     ItemFields,
     Message,
     Part,
-    Reasoning,
+    ReasoningItem,
     text_of,
 )
 from moeflow.server.api.responses.response_tools import ToolDefinitions, dumped_tools
@@ -188,7 +188,7 @@ _KINDS = item_kinds(
 )
 Item = Annotated[
     Annotated[Message, Tag("<message>")]
-    | Annotated[Reasoning, Tag("<reasoning>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[FunctionCall, Tag("<function_call>")]
     | Annotated[FunctionCallOutput, Tag("<function_call_output>")]
     | Annotated[FunctionCallOutput, Tag("<custom_tool_call_output>")]

@@ -17,7 +17,7 @@ _WHOLE: Final = re.compile(
 )
 
 
-class WrittenCall(ABC):
+class StreamedCall(ABC):
     """A call that the model is writing. One field of its item is made from the arguments."""
 
     prefix: ClassVar[str]  # of its id
@@ -48,17 +48,17 @@ class WrittenCall(ABC):
         return value if isinstance(value, dict) else {}
 
 
-class WrittenFunctionCall(WrittenCall):
+class WrittenFunctionCall(StreamedCall):
     """A call of a function: its field is the JSON."""
 
     prefix, event, field = "fc", "response.function_call_arguments", "arguments"
 
     def finish(self) -> tuple[str, Any]:
-        """See `WrittenCall`."""
+        """See `StreamedCall`."""
         return "", "".join(self._arguments)
 
 
-class WrittenCustomCall(WrittenCall):
+class WrittenCustomCall(StreamedCall):
     """A call of a custom tool: its field is the text of the argument."""
 
     prefix, event, field = "ctc", "response.custom_tool_call_input", "input"
@@ -69,7 +69,7 @@ class WrittenCustomCall(WrittenCall):
         self._unread: str | None = None  # what follows the beginning of the text; None: it has not begun
 
     def push(self, arguments: str) -> str:
-        """See `WrittenCall`."""
+        """See `StreamedCall`."""
         super().push(arguments)
         if self._unread is not None:
             self._unread += arguments
@@ -83,7 +83,7 @@ class WrittenCustomCall(WrittenCall):
         return self._add(json.loads(f'"{read}"', strict=False))
 
     def finish(self) -> tuple[str, Any]:
-        """See `WrittenCall`. Arguments that are no object are the text itself."""
+        """See `StreamedCall`. Arguments that are no object are the text itself."""
         said, text = "".join(self._text), _printable(_text_of("".join(self._arguments)))
         rest = self._add(text[len(said) :]) if text.startswith(said) else ""
         return rest, said + rest
@@ -94,31 +94,31 @@ class WrittenCustomCall(WrittenCall):
         return text
 
 
-class WrittenSearchCall(WrittenCall):
+class WrittenSearchCall(StreamedCall):
     """A search for tools that the client executes: its field is an object."""
 
     prefix, event, field = "tsc", None, "arguments"
 
     def fields(self) -> dict[str, Any]:
-        """See `WrittenCall`."""
+        """See `StreamedCall`."""
         return {"execution": "client"}
 
     def finish(self) -> tuple[str, Any]:
-        """See `WrittenCall`."""
+        """See `StreamedCall`."""
         return "", self.object()
 
 
-class WrittenShellCall(WrittenCall):
+class WrittenShellCall(StreamedCall):
     """A command for the user's shell: its field is an action."""
 
     prefix, event, field = "lsh", None, "action"
 
     def fields(self) -> dict[str, Any]:
-        """See `WrittenCall`."""
+        """See `StreamedCall`."""
         return {}
 
     def finish(self) -> tuple[str, Any]:
-        """See `WrittenCall`."""
+        """See `StreamedCall`."""
         given = self.object()
         command, env, timeout_ms = given.get("command"), given.get("env"), given.get("timeout_ms")
         folder = given.get("working_directory")
@@ -132,7 +132,7 @@ class WrittenShellCall(WrittenCall):
         }
 
 
-_KINDS: Final[dict[str, type[WrittenCall]]] = {
+_KINDS: Final[dict[str, type[StreamedCall]]] = {
     "function_call": WrittenFunctionCall,
     "custom_tool_call": WrittenCustomCall,
     "tool_search_call": WrittenSearchCall,
@@ -140,7 +140,7 @@ _KINDS: Final[dict[str, type[WrittenCall]]] = {
 }
 
 
-def written_call(called: Called) -> WrittenCall:
+def written_call(called: Called) -> StreamedCall:
     """Return an empty call of a tool."""
     return _KINDS[called.kind](called)
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, Tag
 
 from moeflow.core.errors import RequestError
-from moeflow.engine.text.answer_form.form import ChoiceForm, Form, JsonForm, UserGrammar
 from moeflow.server.api.schema.field_rules import Rule
 from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
 from moeflow.server.api.schema.tagged import by_type, known_types
+from moeflow.text.answer_form.form import ChoiceForm, Form, JsonForm, UserGrammar
 
 MAX_CHOICES = 4096
 _FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")

@@ -48,7 +48,7 @@ class Converted:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class FieldParts:
     """An object whose members have rows of their own."""
 
     rows: Mapping[str, Policy]
@@ -65,7 +65,7 @@ class Unset:
         return _is_in(value, self.values)
 
 
-Policy = Ignored | Refused | Mapped | Converted | Parts | Unset
+Policy = Ignored | Refused | Mapped | Converted | FieldParts | Unset
 
 
 def ours(name: str, policy: Policy, value: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def ours(name: str, policy: Policy, value: Any) -> dict[str, Any]:
             return {policy.to: value}
         case Converted():
             return policy.convert(value)
-        case Parts():
+        case FieldParts():
             return _ours_of_parts(name, policy.rows, value)
         case Refused() if not _is_in(value, policy.harmless):
             raise ValueError(f"{name} is not supported: {policy.reason}")
@@ -96,7 +96,7 @@ def schema_of(name: str, policy: Policy, properties: Mapping[str, Any]) -> dict[
             return {"anyOf": [dict(policy.schema), _NULL], "description": f"As {policy.to}."}
         case Unset():
             return {**properties[name], "anyOf": [_shape(properties[name]), {"enum": [*policy.values]}]}
-        case Parts():
+        case FieldParts():
             members = {part: schema_of(part, row, properties) for part, row in policy.rows.items()}
             known = {part: schema for part, schema in members.items() if schema is not None}
             fields = {"type": "object", "properties": known, "additionalProperties": _NULL}

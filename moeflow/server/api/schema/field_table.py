@@ -12,9 +12,9 @@ from typing import Any, Final
 from moeflow.server.api.schema.field_policy import (
     VARIABLES,
     Converted,
+    FieldParts,
     Ignored,
     Mapped,
-    Parts,
     Policy,
     Refused,
     Unset,
@@ -75,7 +75,7 @@ _THINKING_SCHEMA: Final[dict[str, Any]] = {
 _ENABLED = Converted("chat_template_kwargs.enable_thinking", _thinking, {"type": "boolean"})
 _MACHINE = Ignored("the server chooses")
 # Ollama's.
-_OPTIONS = Parts(
+_OPTIONS = FieldParts(
     {
         "num_predict": Mapped("max_tokens"),
         "repeat_penalty": Mapped("repetition_penalty"),
@@ -86,7 +86,7 @@ _OPTIONS = Parts(
     }
 )
 # OpenRouter's, and that of OpenAI's responses.
-_REASONING = Parts(
+_REASONING = FieldParts(
     {
         "effort": Mapped("reasoning_effort"),
         "max_tokens": Mapped("thinking_token_budget"),

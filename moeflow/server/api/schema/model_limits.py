@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from moeflow.core.engine_messages import ModelInfo
 from moeflow.core.sampling_params import MAX_N
-from moeflow.engine.messages import ModelInfo
 
 _MARK = "x-model-limit"
 TokenId = Annotated[int, Field(ge=0, lt=2**31, json_schema_extra={_MARK: "token id"})]

@@ -7,14 +7,14 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 
-class NamedToken(BaseModel):
+class NamedTokenObject(BaseModel):
     """A token of the answer."""
 
     token_id: int
     token: str
 
 
-class GuessedToken(NamedToken):
+class DraftedTokenObject(NamedTokenObject):
     """A drafted token."""
 
     parent: int | None = Field(description="Place in the list of the one that it follows; null: the pass before.")
@@ -23,19 +23,19 @@ class GuessedToken(NamedToken):
     is_accepted: bool
 
 
-class GuessedPass(BaseModel):
+class DraftedPassObject(BaseModel):
     """A pass of the model, the tokens that it brought, and the tree of drafted tokens that it checked.
 
     The first `num_accepted` tokens were drafted; the tokens of all passes make up the answer.
     """
 
-    tokens: list[NamedToken]
+    tokens: list[NamedTokenObject]
     num_drafted: int
     num_accepted: int
-    drafted: list[GuessedToken] = Field(description="Empty once a long answer's trees exceed the limit.")
+    drafted: list[DraftedTokenObject] = Field(description="Empty once a long answer's trees exceed the limit.")
 
 
 TokenTrees = Annotated[
-    list[GuessedPass] | None,
+    list[DraftedPassObject] | None,
     Field(exclude_if=lambda trees: trees is None, description="Only if the request asks for token_trees."),
 ]

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, Tag, model_validator
 
-from moeflow.engine.text.tool_syntax.tool import Tool
-from moeflow.server.api.conversation.tool_wish import ToolWish
+from moeflow.server.api.conversation.tool_choice import ToolChoice
 from moeflow.server.api.schema.field_rules import Rule
 from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
 from moeflow.server.api.schema.tagged import by_type
+from moeflow.text.tool_syntax.tool import Tool
 
 MAX_TOOLS = 512
 NAMES_OF_TOOLS = "Their names must differ."
@@ -86,7 +86,7 @@ class AllowedToolsChoice(StrictModel):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Annotated[
+ToolChoiceField = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[ToolName, Tag("<function>")]
     | Annotated[AllowedToolsChoice, Tag("<allowed_tools>")],
@@ -129,11 +129,11 @@ class ToolCall(StrictModel):
         return {"id": self.id, "type": self.type, "function": function}
 
 
-def tool_wish(tools: Sequence[ToolDefinition], choice: Any, *, is_parallel: bool) -> ToolWish:
-    """Return what a request says about tools. Raises: RequestError; see `ToolWish`."""
+def tool_wish(tools: Sequence[ToolDefinition], choice: Any, *, is_parallel: bool) -> ToolChoice:
+    """Return what a request says about tools. Raises: RequestError; see `ToolChoice`."""
     names, is_required = _wanted(choice)
     plain = [tool.plain() for tool in tools]
-    return ToolWish(plain, names=names, is_required=is_required, is_parallel=is_parallel, is_off=choice == "none")
+    return ToolChoice(plain, names=names, is_required=is_required, is_parallel=is_parallel, is_off=choice == "none")
 
 
 def _wanted(choice: Any) -> tuple[set[str] | None, bool]:

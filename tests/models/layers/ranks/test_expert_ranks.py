@@ -16,7 +16,7 @@ from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.parallel.placement import expert_balancer, layouts
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 from moeflow.parallel.placement.placement import ExpertPlacement
-from moeflow.parallel.placement.rebalancing import Move
+from moeflow.parallel.placement.rebalancing import ReplicaMove
 from moeflow.parallel.placement.whole_experts import WholeExperts
 from tests.parallel.thread_group import run_ranks
 from tests.shapes import TINY
@@ -84,7 +84,7 @@ def test_ranks_that_do_not_decide_alike_notice_it(monkeypatch):
     def serve(group):
         ranks = ExpertRanks(group, ExpertBalancer(WholeExperts.moving(group.size, 1, EXPERTS)))
         fill(ranks, everything, is_mapped=False)
-        monkeypatch.setattr(ranks.balancer, "end_pass", lambda: [Move(0, group.rank, from_rank=0, to_rank=1)])
+        monkeypatch.setattr(ranks.balancer, "end_pass", lambda: [ReplicaMove(0, group.rank, from_rank=0, to_rank=1)])
         with pytest.raises(AssertionError, match="different collectives"):
             ranks.end_pass()
 

@@ -1,0 +1,346 @@
+"""An engine in a child process, seen from asyncio: `EngineClient` over ZeroMQ and msgspec. One process, one life.
+
+One reader task hands outputs to the sinks they belong to, one watcher notices when the process dies, a third when it is
+stuck. Whatever happens to the process, every stream ends; who wants them to go on in another uses a `Supervisor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from moeflow.core import errors
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.engine_messages import (
+    Cancellation,
+    EngineStats,
+    Failed,
+    FromEngine,
+    Loading,
+    ModelInfo,
+    Outputs,
+    Ready,
+    Shutdown,
+    Stopped,
+    Submission,
+    ToEngine,
+    TokenOutput,
+)
+from moeflow.core.errors import ConfigError, EngineError, MoeflowError
+from moeflow.engine.client import EngineState, ReplicaStatus
+from moeflow.processes.deaths import Death, OomKills, name_death
+from moeflow.processes.pass_record import PassRecord, make_descriptor
+from moeflow.processes.sinks import Sink, Sinks
+from moeflow.processes.socket_folder import SocketFolder
+from moeflow.processes.stall import TIMEOUT_S, StallWatch, foreseen_pass_s
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 0.1  # what a dead process has sent may still be in the socket, and say more
+EXIT_GRACE_S = 5.0  # how long a process may take to leave after its work is done
+WATCH_S = 1.0  # how often it is looked whether the process is stuck
+MAX_TICK_S = 2.0  # a longer pause is this process's own, or the whole machine's
+
+Progress = Callable[[int, int], None]
+
+
+class ProcessEngine:
+    """A running engine process. Make one with `start`, end it with `shutdown`."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        socket: zmq.asyncio.Socket,
+        folder: SocketFolder,
+        record: PassRecord,
+        stall: StallWatch,
+    ) -> None:
+        self._process = process
+        self._socket = socket
+        self._folder = folder
+        self._record = record
+        self._stall = stall
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._sinks = Sinks()
+        self._model: ModelInfo | None = None
+        self._stats = EngineStats()
+        self._failure: MoeflowError | None = None
+        self._death: Death | None = None
+        self._overdue: Death | None = None  # set when it is ended for being stuck
+        self._problem = ""  # why it is taken to be stuck
+        self._oom_kills = OomKills.read()
+        self._on_progress: Progress | None = None
+        self._on_failure: Callable[[], None] | None = None
+        self._on_change: Callable[[], None] | None = None
+        self._ready = asyncio.Event()  # loaded, or failed to
+        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._watch(), self._watch_for_stalls())]
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        on_progress: Progress | None = None,
+        on_failure: Callable[[], None] | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> ProcessEngine:
+        """Start a process, load the model, and return once it is ready.
+
+        A process that stops running, or a pass that does not end, is ended after `timeout_s`, or later if passes are
+        that long; 0: never. `on_failure` is called if it fails after the start, `on_change` after each pass and each
+        look at whether it is stuck.
+
+        Raises: the error that kept the engine from loading (CheckpointError, CapacityError, ...), or EngineError;
+        ConfigError if there is no place for the socket.
+        """
+        engine = await cls._launch(StallWatch(timeout_s), config.scheduler.max_num_seqs)
+        engine._on_progress = on_progress
+        engine._on_failure = on_failure
+        try:
+            engine._socket.send(msgspec.msgpack.encode(config))  # goes out once the process connects, if it ever does
+            await engine._ready.wait()
+        except BaseException:
+            await engine._kill()
+            raise
+        if engine._failure is not None:
+            await engine._kill()
+            raise engine._failure
+        engine._stall.foreseen_s = foreseen_pass_s(config, engine.model)
+        engine._on_change = on_change
+        return engine
+
+    @classmethod
+    async def _launch(cls, stall: StallWatch, max_num_seqs: int) -> ProcessEngine:
+        """Start a process that has nothing to do yet."""
+        with contextlib.ExitStack() as undo:
+            folder = SocketFolder()
+            undo.callback(folder.remove)
+            descriptor = make_descriptor(max_num_seqs)
+            undo.callback(os.close, descriptor)
+            socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+            undo.callback(socket.close, linger=0)
+            socket.set_hwm(0)
+            try:
+                socket.bind(folder.address)
+            except zmq.ZMQError as error:
+                remedy = "let TMPDIR name a folder of your own with a short path"
+                raise ConfigError(f"cannot make a socket in {folder.path}: {error.strerror}; {remedy}") from None
+            # A session of its own: Ctrl-C in the terminal reaches this process only, which then ends the engine.
+            process = await asyncio.create_subprocess_exec(
+                *(
+                    sys.executable,
+                    "-m",
+                    "moeflow.processes.main",
+                    folder.address,
+                    str(os.getpid()),
+                    str(descriptor),
+                ),
+                pass_fds=(descriptor,),
+                start_new_session=True,
+            )
+            undo.pop_all()
+        return cls(process, socket, folder, PassRecord(descriptor), stall)
+
+    @property
+    def model(self) -> ModelInfo:
+        """What the engine serves."""
+        assert self._model is not None, "start() returns only once the model is known"
+        return self._model
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs and has not failed."""
+        return self._failure is None and self._process.returncode is None
+
+    @property
+    def state(self) -> EngineState:
+        """See `EngineClient.state`."""
+        if not self.is_alive:
+            return EngineState.GONE
+        return EngineState.STALLED if self._problem else EngineState.READY
+
+    @property
+    def back_in_s(self) -> float:
+        """See `EngineClient.back_in_s`: one that has ended does not come back."""
+        return 0.0
+
+    @property
+    def death(self) -> Death:
+        """How it failed."""
+        assert self._death is not None, "asked of an engine that has failed"
+        return self._death
+
+    @property
+    def pass_s(self) -> float:
+        """How long no pass has ended, though there is work."""
+        return self._stall.pass_s
+
+    @property
+    def longest_pass_s(self) -> float:
+        """How long its longest pass has taken, as far as is known: it is looked once a second."""
+        return self._stall.longest_pass_s
+
+    def stats(self) -> EngineStats:
+        """Return the newest snapshot the engine has sent."""
+        return msgspec.structs.replace(self._stats, is_engine_stalled=True) if self._problem else self._stats
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """See `EngineClient.replicas`."""
+        return [ReplicaStatus(self.state, self.stats())]
+
+    def submit(self, submission: Submission, sink: Sink) -> None:
+        """Submit a request; `sink` gets its outputs as they arrive, or None if the engine ends before it."""
+        self._sinks.add(submission.request_id, sink)
+        self._send(submission)
+
+    async def stream(self, submission: Submission) -> AsyncGenerator[TokenOutput, None]:
+        """Submit and yield outputs; see `EngineClient.stream`."""
+        self._check_alive()
+        queue: asyncio.Queue[TokenOutput | None] = asyncio.Queue()
+        finished = False
+        try:
+            self.submit(submission, queue.put_nowait)
+            while not finished:
+                output = await queue.get()
+                if output is None:
+                    finished = True
+                    self._check_alive()
+                    raise EngineError("the engine has been shut down")
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            if not finished:
+                self.abandon(submission.request_id)
+
+    def abandon(self, request_id: str) -> None:
+        """Cancel a request without a reader."""
+        if self._sinks.abandon(request_id) and self.is_alive:
+            self._send(Cancellation([request_id]))
+
+    async def shutdown(self, deadline_s: float) -> None:
+        """Let running requests finish within the deadline, cancel the rest, end the process."""
+        if self.is_alive:
+            self._send(Shutdown(deadline_s))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), deadline_s + EXIT_GRACE_S)
+        await self._kill()
+
+    def _send(self, message: ToEngine) -> None:
+        # The queue has no limit, so sending never waits; the future is done or will be without us.
+        self._socket.send(self._encoder.encode(message))
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineError(str(self._failure))
+        if self._process.returncode is not None:
+            raise EngineError("the engine process has ended")
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                message = self._decoder.decode(await self._socket.recv())
+                self._stall.note_message()
+                self._take(message)
+        except Exception as error:  # without a reader no stream would ever end
+            logger.exception("a message of the engine cannot be taken in")
+            self._fail(EngineError(f"a message of the engine cannot be taken in: {error}"))
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Outputs):
+            self._stats = message.stats
+            for output in message.outputs:
+                self._sinks.hand_out(output)
+            self._note_change()
+        elif isinstance(message, Loading):
+            if self._on_progress is not None:
+                self._on_progress(message.bytes_done, message.bytes_total)
+        elif isinstance(message, Ready):
+            self._model, self._stats = message.model, message.stats
+            self._ready.set()
+        elif isinstance(message, Failed):
+            self._fail(_rebuild(message), Death(message.message, is_from_outside=message.is_from_outside))
+        elif isinstance(message, Stopped):
+            self._sinks.end()
+
+    async def _watch(self) -> None:
+        code = await self._process.wait()
+        if (code != 0 or not self._ready.is_set()) and self._failure is None:
+            await asyncio.sleep(LAST_WORDS_S)
+            death = self._overdue or name_death(code, self._oom_kills, OomKills.read())
+            message = f"the engine process died ({death.reason})"
+            self._fail(EngineError(message, is_from_outside=death.is_from_outside), death)
+        self._sinks.end()
+
+    async def _watch_for_stalls(self) -> None:
+        last_s = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now_s = time.monotonic()
+            self._stall.tick(min(now_s - last_s, MAX_TICK_S), self._record.beat, has_work=self._sinks.is_waiting)
+            last_s = now_s
+            self._note_problem(self._stall.problem)
+            self._note_change()
+            if self._process.returncode is None:
+                self._oom_kills = OomKills.read()  # close to its death, so that others' deaths are not taken for it
+            if self._stall.is_overdue and self._process.returncode is None:
+                self._overdue = Death(f"ended because it did not answer: {self._stall.problem}")
+                self._process.kill()
+                return
+
+    def _note_problem(self, problem: str) -> None:
+        if bool(problem) is not bool(self._problem):
+            if problem:
+                logger.error("engine stalled: %s", problem)
+            else:
+                logger.warning("engine no longer stalled")
+        self._problem = problem
+
+    def _fail(self, error: MoeflowError, death: Death | None = None) -> None:
+        if self._failure is None:
+            logger.error("engine failure: %s", error)
+            self._failure = error
+            self._death = dataclasses.replace(death or Death(str(error)), in_pass=self._record.in_pass())
+            if self._ready.is_set() and self._on_failure is not None:
+                self._on_failure()
+        self._ready.set()
+        self._sinks.end()
+
+    def _note_change(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
+
+    async def _kill(self) -> None:
+        """Leave nothing behind: no process, no task, no socket, no folder."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._sinks.end()
+        self._socket.close(linger=0)
+        self._folder.remove()
+        self._record.close()
+
+
+def _rebuild(message: Failed) -> MoeflowError:
+    """Turn a reported failure back into an error, of its own class where callers tell those apart."""
+    if message.kind in ("ConfigError", "CapacityError"):
+        kind: type[MoeflowError] = getattr(errors, message.kind)
+        return kind(message.message)
+    if hasattr(errors, message.kind):
+        return EngineError(message.message, is_from_outside=message.is_from_outside)
+    return EngineError(f"{message.kind}: {message.message}")

@@ -1,0 +1,277 @@
+"""Engines in parallel that outlive their processes: one queue, and every request continues when its engine dies.
+
+It keeps each submission and its received tokens. Tokens depend neither on other requests nor on interruptions, so a
+stream continues in any engine with the same tokens. A crash makes suspects of the requests that were in its
+pass; each is then computed alone until it is past that point. One that is alone in a second crash fails, and the others
+live.
+
+Requests wait here, first come, first served, until a replica has a free place. A request goes to the replica with most
+of its prompt in the prefix cache, else to the one with the fewest requests (`scheduler/dispatch.py`). A single engine
+gets all at
+once: there is nothing to choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from bisect import insort
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.engine_messages import EngineStats, ModelInfo, Submission, TokenOutput
+from moeflow.core.errors import EngineError
+from moeflow.engine.client import EngineState, ReplicaStatus
+from moeflow.processes.cluster.ray_launcher import RayLauncher
+from moeflow.processes.continuation import Continuation, judge
+from moeflow.processes.deaths import Death
+from moeflow.processes.process_client import ProcessEngine, Progress
+from moeflow.processes.replica import Replica, Start
+from moeflow.processes.restart_limits import MAX_PER_HOUR, RestartLimits
+from moeflow.processes.socket_folder import SocketFolder
+from moeflow.processes.stall import TIMEOUT_S
+from moeflow.processes.stats_sum import summed
+from moeflow.scheduler.dispatch import Dispatch
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.02  # how often a shutdown looks whether all requests have ended
+_BEST_FIRST = (EngineState.READY, EngineState.RESTARTING, EngineState.STALLED)
+
+
+class Supervisor:
+    """An `EngineClient` over replicas of an engine. Make one with `start`, end it with `shutdown`."""
+
+    def __init__(
+        self,
+        starts: Sequence[Start],
+        make_limits: Callable[[], RestartLimits],
+        on_failure: Callable[[], None] | None = None,
+        *,
+        scheduler: SchedulerConfig,
+        launcher: RayLauncher | None = None,
+        folder: SocketFolder | None = None,
+    ) -> None:
+        """Nothing is started before `load`. `starts` has one for each replica, for which `make_limits` is called.
+
+        `scheduler` configures that of each engine. `launcher` has started the ranks that join; it ends with the
+        engines. `folder`, if there is one, is removed at the end.
+        """
+        self._folder = folder
+        names = [f"replica {number}" for number in range(len(starts))] if len(starts) > 1 else ["the engine"]
+        self._replicas = [
+            Replica(name, start, make_limits(), self, scheduler) for name, start in zip(names, starts, strict=True)
+        ]
+        self._on_failure = on_failure
+        self._launcher = launcher
+        self._queue: list[Continuation] = []  # that no replica has, in the order of their places
+        self._rule = Dispatch()
+        self._end = ""  # why no engine will come any more
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        num_replicas: int = 1,
+        *,
+        max_restarts: int = MAX_PER_HOUR,
+        timeout_s: float = TIMEOUT_S,
+        on_progress: Progress | None = None,
+        on_failure: Callable[[], None] | None = None,
+    ) -> Supervisor:
+        """Start so many engines of one configuration and return once all are ready.
+
+        Each is started again at most `max_restarts` times within an hour. `on_progress` reports the loading of the
+        first, `on_failure` is called when the last has died for good. `timeout_s` and errors: see `ProcessEngine.start`
+        and `RayLauncher.start`.
+        """
+        folder = None if config.expert_parallel is None else SocketFolder()
+        configs = [_config_of(replica, config, folder) for replica in range(num_replicas)]
+        supervisor = cls(
+            [partial(ProcessEngine.start, each, timeout_s=timeout_s) for each in configs],
+            partial(RestartLimits, max_restarts),
+            on_failure,
+            scheduler=config.scheduler,
+            launcher=await RayLauncher.start(config),
+            folder=folder,
+        )
+        await supervisor.load(on_progress)
+        return supervisor
+
+    async def load(self, on_progress: Progress | None = None) -> None:
+        """Start all engines: first one alone, which writes what the others then find, then these at once.
+
+        Raises: what keeps one from loading; nothing is left of the others.
+        """
+        first, *others = self._replicas
+        try:
+            loading = first.load(on_progress)
+            await (loading if self._launcher is None else self._launcher.unless_refused(loading))
+            results = await asyncio.gather(*(replica.load() for replica in others), return_exceptions=True)
+            for result in results:
+                if result is not None:
+                    raise result
+        except BaseException:
+            await self._shut_down_all(0)
+            raise
+
+    @property
+    def model(self) -> ModelInfo:
+        """The served model, with the total capacity of the engines."""
+        model, number = self._replicas[0].engine.model, len(self._replicas)
+        return msgspec.structs.replace(
+            model,
+            max_num_seqs=number * model.max_num_seqs,
+            kv_capacity_tokens=number * model.kv_capacity_tokens,
+        )
+
+    @property
+    def state(self) -> EngineState:
+        """See `EngineClient.state`: the best that a replica is."""
+        states = {replica.state for replica in self._replicas}
+        return next((state for state in _BEST_FIRST if state in states), EngineState.GONE)
+
+    @property
+    def back_in_s(self) -> float:
+        """See `EngineClient.back_in_s`."""
+        if self.state is not EngineState.RESTARTING:
+            return 0.0
+        return min(replica.back_in_s for replica in self._replicas if replica.state is EngineState.RESTARTING)
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """See `EngineClient.replicas`."""
+        return [replica.status for replica in self._replicas]
+
+    def stats(self) -> EngineStats:
+        """Return the newest combined snapshot of all replicas, with requests that wait for one."""
+        stats = summed([replica.status.stats for replica in self._replicas])
+        return msgspec.structs.replace(
+            stats,
+            num_waiting=stats.num_waiting + len(self._queue),
+            num_batch_waiting=stats.num_batch_waiting + sum(request.submission.is_batch for request in self._queue),
+        )
+
+    async def stream(self, submission: Submission) -> AsyncGenerator[TokenOutput, None]:
+        """Submit and yield outputs; see `EngineClient.stream`. While no engine has a place, wait for one."""
+        if self._end:
+            raise EngineError(self._end)
+        request = Continuation(submission)
+        try:
+            self._enqueue(request)
+            self._dispatch()
+            is_last = False
+            while not is_last:
+                output = await request.outputs.get()
+                if output is None:
+                    raise EngineError(self._end)
+                is_last = output.finish_reason is not None
+                yield output
+        finally:
+            self._forget(request)
+
+    async def shutdown(self, deadline_s: float) -> None:
+        """Let all requests finish within the deadline, cancel the rest, end the processes.
+
+        Until then an engine that dies is started again, and has its requests taken over, as ever.
+        """
+        last_s = time.monotonic() + deadline_s
+        self._end = self._end or "the engine has been shut down"
+        while self._has_work and time.monotonic() < last_s and self.state is not EngineState.GONE:
+            await asyncio.sleep(_LOOK_S)
+        await self._shut_down_all(0)
+        self._end_requests()
+
+    def note_death(self, replica: Replica, death: Death, orphans: list[Continuation]) -> None:
+        """See `Owner`: its requests go on elsewhere at once, unless it has died of one of them."""
+        for request in orphans:
+            self._enqueue(request)
+        requests = {request.submission.request_id: request for request in self._unfinished()}
+        guilty = judge(death, requests)
+        if guilty is not None:
+            request_id = guilty.submission.request_id
+            logger.error("request %s fails: the engine has died of it again (%s)", request_id, death.reason)
+            self._forget(guilty)
+            reason = f"the engine process died of this request, and again when it was computed alone ({death.reason})"
+            guilty.fail(reason)
+            replica.note_progress()
+        if len(self._replicas) > 1:
+            logger.warning("%s has died: %d requests go on in others (%s)", replica.name, len(orphans), death.reason)
+        self._dispatch()
+
+    def note_change(self, replica: Replica) -> None:
+        """See `Owner`: perhaps it has a place now, or needs to be relieved."""
+        if len(self._replicas) > 1:
+            replica.compare([other for other in self._replicas if other is not replica])
+            self._relieve_stalled()
+        if replica.end and self.state is EngineState.GONE and not self._end:
+            self._end = replica.end
+            self._end_requests()
+            if self._on_failure is not None:
+                self._on_failure()
+        self._dispatch()
+
+    def _relieve_stalled(self) -> None:
+        """Have the requests of replicas that do not answer go on in one that does, if there is any."""
+        if self.state is not EngineState.READY:
+            return
+        for replica in self._replicas:
+            if replica.state is EngineState.STALLED:
+                for request in list(replica.requests):
+                    replica.withdraw(request)
+                    self._enqueue(request)
+
+    def _enqueue(self, request: Continuation) -> None:
+        insort(self._queue, request, key=lambda each: each.place)
+
+    def _dispatch(self) -> None:
+        """Send waiting requests to replicas, in order, while there are places."""
+        while self._queue and (replica := self._choose(self._queue[0])) is not None:
+            replica.submit(self._queue.pop(0))
+
+    def _choose(self, request: Continuation) -> Replica | None:
+        """Return the replica for a request; None: it has to wait."""
+        if len(self._replicas) == 1:
+            only = self._replicas[0]
+            return only if only.state in (EngineState.READY, EngineState.STALLED) else None
+        loads = [it.load_before(request) if it.state is EngineState.READY else None for it in self._replicas]
+        chosen = self._rule.choose(loads, is_batch=request.submission.is_batch)
+        return None if chosen is None else self._replicas[chosen]
+
+    def _forget(self, request: Continuation) -> None:
+        """Remove this request from the queue and all replicas."""
+        if request in self._queue:
+            self._queue.remove(request)
+        for replica in self._replicas:
+            replica.withdraw(request)
+
+    def _unfinished(self) -> list[Continuation]:
+        return [*self._queue, *(request for replica in self._replicas for request in replica.requests)]
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._unfinished())
+
+    async def _shut_down_all(self, deadline_s: float) -> None:
+        await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._replicas))
+        if self._launcher is not None:
+            await self._launcher.close()
+        if self._folder is not None:
+            self._folder.remove()
+
+    def _end_requests(self) -> None:
+        for request in self._unfinished():
+            request.outputs.put_nowait(None)
+        self._queue.clear()
+
+
+def _config_of(replica: int, config: EngineConfig, folder: SocketFolder | None) -> EngineConfig:
+    """Return the configuration of one of the replicas, which find each other in a folder if they share experts."""
+    if config.expert_parallel is None or folder is None:
+        return config
+    own = dataclasses.replace(config.expert_parallel, replica=replica, folder=str(folder.path))
+    return dataclasses.replace(config, expert_parallel=own)
