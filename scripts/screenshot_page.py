@@ -4,10 +4,10 @@
     python scripts/screenshot_page.py http://127.0.0.1:8000 docs/images/page.png
 
 Asks two questions with greedy decoding, so that the same model gives the same picture. `--dark` and `--phone`
-show what others see. `--guesses` opens what was guessed for the last answer, of a server with speculators:
+show what others see. `--drafts` opens what was drafted for the last answer, of a server with speculators:
 
     moeflow serve --port 8000 --speculator suffix --speculator dense-source &
-    python scripts/screenshot_page.py http://127.0.0.1:8000 docs/images/guesses.png --guesses
+    python scripts/screenshot_page.py http://127.0.0.1:8000 docs/images/drafts.png --drafts
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("out", help="PNG file to write")
     parser.add_argument("--dark", action="store_true", help="as on a machine set to dark")
     parser.add_argument("--phone", action="store_true", help="as on a small phone")
-    parser.add_argument("--guesses", action="store_true", help="open what was guessed for the last answer")
+    parser.add_argument("--drafts", action="store_true", help="open what was drafted for the last answer")
     options = parser.parse_args()
     path = find_browser()
     if path is None:
@@ -47,7 +47,7 @@ def main() -> None:
 
 def take(path: str, options: argparse.Namespace) -> None:
     """Have the conversation and write its picture."""
-    settings = {**SETTINGS, "token_trees": options.guesses}
+    settings = {**SETTINGS, "token_trees": options.drafts}
     with sync_playwright() as playwright:
         browser = launch(playwright, path)
         context = browser.new_context(
@@ -62,11 +62,9 @@ def take(path: str, options: argparse.Namespace) -> None:
             answered = page.get_by_role("article").nth(number - 1).get_by_role("button", name="Try again")
             answered.wait_for(timeout=ANSWER_TIMEOUT_MS)
         page.get_by_text("Running").locator("..").get_by_text("0", exact=True).wait_for()
-        if options.guesses:
-            page.locator(".guesses summary").last.click()
-            page.locator(".guesses").last.evaluate(
-                "it => scrollBy(0, it.getBoundingClientRect().top - innerHeight / 4)"
-            )
+        if options.drafts:
+            page.locator(".drafts summary").last.click()
+            page.locator(".drafts").last.evaluate("it => scrollBy(0, it.getBoundingClientRect().top - innerHeight / 4)")
         page.screenshot(path=options.out)
         browser.close()
 

@@ -71,7 +71,7 @@ def with_policy(config: EngineConfig, policy: str, *, max_prompt: int, batch_tim
 
 
 def on_and_off(configs: Sequence[EngineConfig]) -> list[EngineConfig]:
-    """Return each configuration without speculators, too, just before it; static batches never have guesses."""
+    """Return each configuration without speculators, too, just before it; static batches never have drafts."""
     found: list[EngineConfig] = []
     for config in configs:
         plain = dataclasses.replace(config, speculators=(), draft_models=())
@@ -80,7 +80,7 @@ def on_and_off(configs: Sequence[EngineConfig]) -> list[EngineConfig]:
 
 
 def system_name(config: EngineConfig) -> str:
-    """Return what tells an engine from the others of a sweep: its policy, and who guesses."""
+    """Return what tells an engine from the others of a sweep: its policy, and who drafts."""
     return ", ".join((config.scheduler.policy, *short_names(config.speculators).values()))
 
 

@@ -15,7 +15,7 @@ import click
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import fetch_if_named, load
 from moeflow.cli.options import engine_options, explain_option, pull_option, sampling_options
-from moeflow.cli.token_trees import check_guesses, token_trees_option, write_token_trees
+from moeflow.cli.token_trees import check_drafts, token_trees_option, write_token_trees
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.trial import NOT_TRIED
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from moeflow.core.engine_messages import EngineStats
     from moeflow.engine.results import RequestOutput
     from moeflow.llm import LLM
-    from moeflow.text.drafted_passes import GuessedPass
+    from moeflow.text.drafted_passes import DraftedPass
 
 EPILOG = """\b
 Examples:
@@ -95,7 +95,7 @@ def generate(
     if not asked:
         raise click.UsageError("there is no prompt; give one with -p or --prompt-file, or pipe it in")
     if token_trees_file is not None:
-        check_guesses(overrides)
+        check_drafts(overrides)
         sampling = replace(sampling, token_trees=True)
     if pulls:
         fetch_if_named(overrides["model"])
@@ -108,7 +108,7 @@ def generate(
         name, stats = llm.model.name, llm.stats()
     show_json(name, asked, results, timings) if as_json else show_text(asked, results)
     if token_trees_file is not None:
-        write_token_trees(token_trees_file, guesses(asked, results))
+        write_token_trees(token_trees_file, drafts(asked, results))
     if with_stats:
         click.echo(summary(results, timings), err=True)
         if stats.experts_on_disk:
@@ -161,10 +161,10 @@ def show_text(prompts: list[str], results: list[RequestOutput]) -> None:
         click.echo(result.outputs[0].text)
 
 
-def guesses(prompts: list[str], results: list[RequestOutput]) -> dict[str, list[GuessedPass]]:
+def drafts(prompts: list[str], results: list[RequestOutput]) -> dict[str, list[DraftedPass]]:
     """Return the drafts of each prompt, by its number and first words."""
     return {
-        f"[{number}] {beginning(prompt)}": result.outputs[0].guessed_passes or []
+        f"[{number}] {beginning(prompt)}": result.outputs[0].drafted_passes or []
         for number, (prompt, result) in enumerate(zip(prompts, results, strict=True), start=1)
     }
 

@@ -14,24 +14,24 @@ from moeflow.cli import lazy
 from moeflow.cli.params import NEW_FILE
 
 if TYPE_CHECKING:
-    from moeflow.text.drafted_passes import GuessedPass
+    from moeflow.text.drafted_passes import DraftedPass
 
 token_trees_option = click.option(
     "--token-trees",
     "token_trees_file",
     type=NEW_FILE,
-    help="Write what --speculator guessed in each pass, and what of it was right: as a graph for `dot -Tsvg`, "
+    help="Write what --speculator drafted in each pass, and what of it was right: as a graph for `dot -Tsvg`, "
     "or, if the name ends in .jsonl, as JSON lines.",
 )
 
 
-def check_guesses(overrides: Mapping[str, Any]) -> None:
+def check_drafts(overrides: Mapping[str, Any]) -> None:
     """Raises: UsageError if no drafts would be made. For a plan, loading its engine decides that."""
     if not overrides["speculators"] and overrides["plan_file"] is None:
         raise click.UsageError("--token-trees shows drafted tokens: add a speculator, such as --speculator suffix")
 
 
-def write_token_trees(file: Path, answers: Mapping[str, Sequence[GuessedPass]]) -> None:
+def write_token_trees(file: Path, answers: Mapping[str, Sequence[DraftedPass]]) -> None:
     """Write the passes of each answer, in order, under its name.
 
     Raises: ClickException if the file cannot be written.
@@ -43,7 +43,7 @@ def write_token_trees(file: Path, answers: Mapping[str, Sequence[GuessedPass]]) 
         raise click.ClickException(f"cannot write the token trees: {error}") from error
 
 
-def _json_lines(answers: Mapping[str, Sequence[GuessedPass]]) -> str:
+def _json_lines(answers: Mapping[str, Sequence[DraftedPass]]) -> str:
     """Return a line for each pass: the number of its answer, its own, and what the API's `token_trees` has."""
     lines = [
         json.dumps({"answer": answer, "pass": place, **msgspec.to_builtins(one)}, ensure_ascii=False)

@@ -46,7 +46,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     kv_capacity_tokens: int
     created: int  # unix seconds at which it was loaded
-    speculators: tuple[str, ...] = ()  # that guess tokens
+    speculators: tuple[str, ...] = ()  # that draft tokens
     encoder: EncoderInfo | None = None  # None: decoder-only
     labels: tuple[str, ...] = ()  # of the classes that it sorts texts into
     lossy_top_k: int = 0  # experts of an input's token that a network chooses; 0: the routers choose
@@ -251,7 +251,7 @@ class EngineStats(ExpertStats, frozen=True, kw_only=True):
     speculated_passes_total: int = 0  # with drafts
     drafted_tokens_total: int = 0  # drafted tokens that were computed
     accepted_tokens_total: int = 0  # so many were right
-    drafting_s_total: float = 0.0  # that guessing took
+    drafting_s_total: float = 0.0  # that drafting took
     trees_total: list[int] = []  # of drafts for one request in one pass, by number of accepted tokens, from 0 on
     speculators: list[SpeculatorStats] = []
     engine_restarts_total: int = 0  # by the supervisor, which fills in these two

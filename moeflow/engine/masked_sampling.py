@@ -34,7 +34,7 @@ TOO_LATE: Final = (
 class _LateRow(msgspec.Struct, frozen=True):
     """Logits [1, V] of an entry, which wait for a mask."""
 
-    entry: BatchEntry  # without guesses
+    entry: BatchEntry  # without drafts
     logits: Array
     since_s: float
 

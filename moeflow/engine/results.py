@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from moeflow.core.request import FinishReason
-from moeflow.text.drafted_passes import GuessedPass
+from moeflow.text.drafted_passes import DraftedPass
 from moeflow.text.output_text import TextDelta, TokenText
 
 
@@ -16,7 +16,7 @@ class CompletionOutput(msgspec.Struct):
     text: str = ""
     token_ids: list[int] = []  # a stop token, and all of a stop string's tokens, included
     logprobs: list[TokenText] | None = None  # one a token, if asked for
-    guessed_passes: list[GuessedPass] | None = None  # one a pass that brought tokens, if token trees are asked for
+    drafted_passes: list[DraftedPass] | None = None  # one a pass that brought tokens, if token trees are asked for
     finish_reason: FinishReason | None = None  # compares equal to "stop", "length", ...
     stop_reason: int | str | None = None  # the stop token or stop string that ended it; None for the model's EOS
     error: str | None = None  # with finish_reason "error": this one failed, the others did not
@@ -28,9 +28,9 @@ class CompletionOutput(msgspec.Struct):
         if delta.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += delta.logprobs
-        if delta.guessed_pass is not None:
-            self.guessed_passes = self.guessed_passes or []
-            self.guessed_passes.append(delta.guessed_pass)
+        if delta.drafted_pass is not None:
+            self.drafted_passes = self.drafted_passes or []
+            self.drafted_passes.append(delta.drafted_pass)
         self.finish_reason, self.stop_reason, self.error = delta.finish_reason, delta.stop_reason, delta.error
 
 

@@ -260,7 +260,7 @@ class Decision:
         return engine_config(settings, self.shape, checkpoint, choices, self.reasons, model_path=str(checkpoint.path))
 
     def _speculators(self, device: str, cpu_isa: str) -> SpeculatorChoice:
-        """Return what guesses, and count the memory that it takes."""
+        """Return what drafts, and count the memory that it takes."""
         chosen = choose_speculators(
             self.settings,
             self.checkpoint,

@@ -42,7 +42,7 @@ class MemoryBudget:
         self._num_ranks = count_ranks(settings)
         self.parallel: ParallelConfig | None = None  # once it is chosen; until then, the most usual counts
         self.free_bytes = 0
-        self.draft_bytes = 0  # of models that guess; set before `set_beside_weights`
+        self.draft_bytes = 0  # of models that draft; set before `set_beside_weights`
         self.predictor_bytes = 0  # of the network that predicts experts; likewise
         self.num_state_slots = 0  # of recurrent states
         self.prompt_cache_bytes = 0  # of buffers between KV blocks and disk; likewise
@@ -147,7 +147,7 @@ class MemoryBudget:
     def _drafts(self) -> str:
         if not self.draft_bytes:
             return ""
-        return f" ({format_bytes(self.draft_bytes)} of it for models that guess: a smaller --speculator needs less)"
+        return f" ({format_bytes(self.draft_bytes)} of it for models that draft: a smaller --speculator needs less)"
 
     def _hint(self) -> str:
         is_alone = self._num_ranks == 1 and self._settings.memory_bytes is None

@@ -424,7 +424,7 @@ class Settings:
         metadata=_option(
             "texts",
             "--speculator",
-            "What guesses the next tokens, which the model then checks together, as far as that is faster; answers "
+            "What drafts the next tokens, which the model then checks together, as far as that is faster; answers "
             "stay the same. auto: suffix, and what `moeflow train speculator` has made for this model; suffix: from "
             "what the prompt and earlier answers say; PATH[:FORMAT]: a small model with the same tokenizer, in its "
             "own integers or int8 unless another format is given; dense-source: what the built-in model was made "

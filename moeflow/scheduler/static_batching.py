@@ -89,7 +89,7 @@ class StaticBatching:
     def schedule(self, trees: Mapping[Request, TokenTree] | None = None) -> Batch:
         """Plan the next pass; begins a batch if none runs, whoever may come. Not empty as long as there is work.
 
-        Guesses are left out: the baseline knows none.
+        Drafts are left out: the baseline knows none.
         """
         if not self.running and self.waiting:
             self._begin_batch()

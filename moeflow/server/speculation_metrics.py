@@ -17,7 +17,7 @@ from moeflow.server.model_pool import ModelPool
 _BY_DEPTH: tuple[tuple[str, str, Callable[[SpeculatorStats], list[int]]], ...] = (
     (
         "moeflow_speculator_drafted_tokens",
-        "Guessed tokens that were computed, by who guessed (each of several who guessed the same) and how far ahead",
+        "Drafted tokens that were computed, by who drafted (each of several who drafted the same) and how far ahead",
         lambda it: it.drafted_total,
     ),
     ("moeflow_speculator_accepted_tokens", "Of these, those that were right", lambda it: it.accepted_total),

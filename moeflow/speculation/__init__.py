@@ -1,1 +1,1 @@
-"""Guessing the next tokens of requests: who guesses, what becomes of it, and how much of it is worth computing."""
+"""Drafting the next tokens of requests: who drafts, what becomes of it, and how much of it is worth computing."""

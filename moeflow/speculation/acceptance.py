@@ -1,7 +1,7 @@
-"""How often guesses were right, by who guessed, how sure he was, and how lucky he is with this request.
+"""How often drafts were right, by who drafted, how sure he was, and how lucky he is with this request.
 
-A guess is judged when the model has chosen the token in its place: where its parent was kept, or is the request's last
-token. A speculator's grades are counted over all requests, since that many guesses are soon made; a request has one
+A draft is judged when the model has chosen the token in its place: where its parent was kept, or is the request's last
+token. A speculator's grades are counted over all requests, since that many drafts are soon made; a request has one
 factor on them, which follows quickly.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-PRIOR_WEIGHT: Final = 4.0  # of what a speculator believes of a grade: as if so many guesses had been judged
-MEMORY: Final = 512.0  # guesses of a grade after which earlier ones count for little
-REQUEST_MEMORY: Final = 32.0  # guesses for a request likewise
+PRIOR_WEIGHT: Final = 4.0  # of what a speculator believes of a grade: as if so many drafts had been judged
+MEMORY: Final = 512.0  # drafts of a grade after which earlier ones count for little
+REQUEST_MEMORY: Final = 32.0  # drafts for a request likewise
 MOST: Final = 0.99
 
 
@@ -29,7 +29,7 @@ class _Count:
 
 
 class Acceptance:
-    """Counts right guesses."""
+    """Counts right drafts."""
 
     def __init__(self, believed: Mapping[str, Callable[[int], float]]) -> None:
         """Take what each speculator believes of its grades, see `Speculator.believed`."""
@@ -44,7 +44,7 @@ class Acceptance:
         return min(base * factor, MOST)
 
     def note(self, request_id: str, speculator: str, grade: int, *, is_right: bool) -> None:
-        """Count a guess that has been judged."""
+        """Count a draft that has been judged."""
         expected = self._base(speculator, grade)
         count = self._grades.setdefault((speculator, grade), _Count(expected * PRIOR_WEIGHT, PRIOR_WEIGHT))
         count.note(float(is_right), 1.0, MEMORY)

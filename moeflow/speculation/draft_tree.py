@@ -33,7 +33,7 @@ def merge(drafts: Iterable[tuple[str, Draft]], max_depth: int, chance: Callable[
     """Return a root, the request's last token, whose descendants are the drafted tokens, common beginnings once.
 
     `chance` says how likely a speculator's token of a grade is to be right if those before it are; of several that
-    guess the same, the surest counts.
+    draft the same, the surest counts.
     """
     root = DraftedToken(-1, None, chance=1.0)
     for name, draft in drafts:

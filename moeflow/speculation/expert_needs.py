@@ -1,4 +1,4 @@
-"""Which experts a pass will need with some drafted tokens, as far as those who guess know, and what more take."""
+"""Which experts a pass will need with some drafted tokens, as far as those who draft know, and what more take."""
 
 from __future__ import annotations
 

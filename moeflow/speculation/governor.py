@@ -4,7 +4,7 @@ With each further drafted token a pass takes longer (`pass_times.py`) and brings
 the chance of that token. The likeliest tokens of all requests are added one after another; the number with the most
 tokens a second is taken. So trees are cut where a branch's experts cost more than its chance brings, at any number of
 requests.
-Where those who guess say which experts each token will need, a token costs what these cost: nothing if the pass needs
+Where those who draft say which experts each token will need, a token costs what these cost: nothing if the pass needs
 them anyway, most if they have to be read from disk. `base + each * experts + read * absent` is fitted to passes.
 Where nothing pays, a token is tried once passes without drafts have saved its time: its chances may have improved.
 (Cascade, 2506.20675, has a utility of this kind for chains of one length; 2605.00342 for trees.)
@@ -26,7 +26,7 @@ from moeflow.speculation.expert_needs import ExpertNeeds, UsualNeeds
 from moeflow.speculation.pass_times import PassTimes
 from moeflow.speculation.speculator import Experts
 
-LEAST_GAIN: Final = 0.02  # of tokens a second, else guesses are left alone
+LEAST_GAIN: Final = 0.02  # of tokens a second, else drafts are left alone
 MOST_IN_VAIN: Final = 16  # factor on the time that is saved for a try, after tries in vain
 LEAST_PASSES: Final = 16  # from which the fit of experts is used
 _MEMORY: Final = 128.0  # passes
@@ -113,7 +113,7 @@ class Governor:
     def _choose_by_rows(self, roots: Mapping[Request, DraftedToken], num_rows: int, max_tokens: int) -> list[Choice]:
         likeliest = ranked(roots, max_tokens)
         base_s = self.times.seconds(num_rows)
-        if not likeliest or base_s is None:  # nothing to guess, or nothing to compare with
+        if not likeliest or base_s is None:  # nothing to draft, or nothing to compare with
             return []
         best, best_rate = 0, num_rows / base_s
         least = best_rate * (1 + LEAST_GAIN)
@@ -125,12 +125,12 @@ class Governor:
                 best, best_rate = number, expected / seconds
         return likeliest[: best or self._probe(self.times.expect(num_rows + 1) / base_s - 1)]
 
-    def note(self, num_rows: int, num_guessed: int, num_kept: int, seconds: float) -> None:
-        """Count a pass of decodes of so many rows, guesses included."""
+    def note(self, num_rows: int, num_drafted: int, num_kept: int, seconds: float) -> None:
+        """Count a pass of decodes of so many rows, drafts included."""
         self.times.note(num_rows, seconds)
         if self._needs is not None:
             self.expert_times.observe(seconds, 1, self._needs.num_experts, self._needs.num_absent)
-        if num_guessed:
+        if num_drafted:
             self._saved, self._in_vain = 0.0, 1 if num_kept else min(2 * self._in_vain, MOST_IN_VAIN)
         else:
             self._saved += SHARE

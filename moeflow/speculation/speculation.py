@@ -19,17 +19,17 @@ from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
 from moeflow.speculation.governor import Governor
 from moeflow.speculation.pass_times import PassTimes
 from moeflow.speculation.speculator import Draft, Experts, Speculator
-from moeflow.speculation.usefulness import Guess, Usefulness
+from moeflow.speculation.usefulness import ComputedDraft, Usefulness
 
 logger = logging.getLogger(__name__)
 
 _FEW: Final = 0.5  # weight of the newest of passes that are few, so that they follow what experts are in memory
-MOST_IN_A_ROW: Final = 32  # passes with guesses; one without follows, so that what they are compared with stays true
+MOST_IN_A_ROW: Final = 32  # passes with drafts; one without follows, so that what they are compared with stays true
 
 
 @dataclass(slots=True)
 class Speculation:
-    """Has speculators guess, takes what is worth computing, and counts what was right."""
+    """Has speculators draft, takes what is worth computing, and counts what was right."""
 
     speculators: Sequence[Speculator]
     clock: Callable[[], float] = time.perf_counter
@@ -39,11 +39,11 @@ class Speculation:
     usefulness: Usefulness = field(init=False)
     _acceptance: Acceptance = field(init=False)
     _nodes: dict[Request, list[DraftedToken]] = field(default_factory=dict)  # of the pass under way
-    _draft_s: dict[str, float] = field(default_factory=dict)  # of who guessed for it
+    _draft_s: dict[str, float] = field(default_factory=dict)  # of who drafted for it
     _had_drafts: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
-    _unguessed: PassTimes = field(default_factory=lambda: PassTimes(weight=_FEW))  # passes before which nobody guessed
-    _num_in_a_row: int = 0  # passes with guesses
+    _undrafted: PassTimes = field(default_factory=lambda: PassTimes(weight=_FEW))  # passes before which nobody drafted
+    _num_in_a_row: int = 0  # passes with drafts
 
     def __post_init__(self) -> None:
         names = [speculator.name for speculator in self.speculators]
@@ -57,7 +57,7 @@ class Speculation:
         return list(self.usefulness.trials.values())
 
     def trees(self, running: Sequence[Request], max_tokens: int) -> dict[Request, TokenTree]:
-        """Return guesses for running requests, if all of them decode; `max_tokens` is what a pass may have in all."""
+        """Return drafts for running requests, if all of them decode; `max_tokens` is what a pass may have in all."""
         self._nodes, self._draft_s, self._had_drafts = {}, {}, set()
         self.governor.begin()
         if not running or not all(request.is_decoding for request in running) or self._num_in_a_row == MOST_IN_A_ROW:
@@ -78,22 +78,22 @@ class Speculation:
         return trees
 
     def note(self, batch: Batch, kept: Mapping[Request, Sequence[int]], seconds: float) -> None:
-        """Count what became of the guesses in a pass; `kept` has the nodes of trees that were right."""
-        guesses: list[Guess] = []
+        """Count what became of the drafts in a pass; `kept` has the nodes of trees that were right."""
+        drafts: list[ComputedDraft] = []
         for entry in batch.entries:
             if entry.tree:
                 found = self._judge(entry, kept.get(entry.request, ()))
                 self.counts.note_tree(found)
-                guesses += found
-        self.counts.passes += bool(guesses)
-        self._num_in_a_row = self._num_in_a_row + 1 if guesses or (self.absent_of and self._draft_s) else 0
+                drafts += found
+        self.counts.passes += bool(drafts)
+        self._num_in_a_row = self._num_in_a_row + 1 if drafts or (self.absent_of and self._draft_s) else 0
         if all(entry.num_tokens == 1 and entry.samples for entry in batch.entries):
-            num_kept = sum(guess.is_kept for guess in guesses)
-            self.governor.note(batch.num_tokens, len(guesses), num_kept, seconds)
-            self._note_use(guesses, len(batch.entries), seconds)
+            num_kept = sum(draft.is_kept for draft in drafts)
+            self.governor.note(batch.num_tokens, len(drafts), num_kept, seconds)
+            self._note_use(drafts, len(batch.entries), seconds)
 
     def nodes(self, entry: BatchEntry) -> list[DraftedToken]:
-        """Return who guessed the tokens of an entry's tree, and their chances, while its pass is the newest."""
+        """Return who drafted the tokens of an entry's tree, and their chances, while its pass is the newest."""
         return self._nodes.get(entry.request, [])[: len(entry.tree)]
 
     def forget(self, request: Request) -> None:
@@ -122,9 +122,9 @@ class Speculation:
         return roots
 
     def _proposed_by(self, speculator: Speculator, running: Sequence[Request]) -> list[list[Draft]]:
-        """Return a speculator's drafts; none if it rests, or has failed: guessing must never end a request."""
+        """Return a speculator's drafts; none if it rests, or has failed: drafting must never end a request."""
         name = speculator.name
-        is_known = self.governor.times.seconds(len(running)) is not None  # what a pass without guesses takes
+        is_known = self.governor.times.seconds(len(running)) is not None  # what a pass without drafts takes
         if name in self._failed or not is_known or not self.usefulness.pays(name):
             return [[] for _ in running]
         start_s = self.clock()
@@ -138,30 +138,30 @@ class Speculation:
             self._draft_s[name] = self.clock() - start_s
             self.counts.speculators[name].draft_s += self._draft_s[name]
 
-    def _note_use(self, guesses: Sequence[Guess], num_requests: int, seconds: float) -> None:
-        """Count what guesses brought and took, in a pass of decodes.
+    def _note_use(self, drafts: Sequence[ComputedDraft], num_requests: int, seconds: float) -> None:
+        """Count what drafts brought and took, in a pass of decodes.
 
-        Where experts come from disk, who guesses may also save time, as reads begin earlier: there the pass itself
-        counts, against those before which nobody guessed.
+        Where experts come from disk, who drafts may also save time, as reads begin earlier: there the pass itself
+        counts, against those before which nobody drafted.
         """
         times, draft_s = self.governor.times, self._draft_s
         if self.absent_of is not None:
             if not draft_s:
-                self._unguessed.note(num_requests, seconds)
-            plain_s = self._unguessed.seconds(num_requests)
+                self._undrafted.note(num_requests, seconds)
+            plain_s = self._undrafted.seconds(num_requests)
             extra_s = seconds - (plain_s or seconds)
-            if not guesses:
+            if not drafts:
                 draft_s = {name: took_s + extra_s / len(draft_s) for name, took_s in draft_s.items()}
         else:
-            plain_s, with_s = times.seconds(num_requests), times.seconds(num_requests + len(guesses))
+            plain_s, with_s = times.seconds(num_requests), times.seconds(num_requests + len(drafts))
             extra_s = max((with_s or 0.0) - (plain_s or 0.0), 0.0)
         if plain_s:
-            self.usefulness.note(draft_s, guesses, num_requests=num_requests, plain_s=plain_s, extra_s=extra_s)
+            self.usefulness.note(draft_s, drafts, num_requests=num_requests, plain_s=plain_s, extra_s=extra_s)
         for name, counts in self.counts.speculators.items():
             counts.is_resting = name in self._failed or self.usefulness.is_tried(name)
 
-    def _judge(self, entry: BatchEntry, right: Sequence[int]) -> list[Guess]:
-        """Count the guesses whose parents were right; return all."""
+    def _judge(self, entry: BatchEntry, right: Sequence[int]) -> list[ComputedDraft]:
+        """Count the drafts whose parents were right; return all."""
         known = {ROOT, *right}
         nodes = self.nodes(entry)
         for node, (token, parent) in enumerate(zip(nodes, entry.tree.parents, strict=True)):
@@ -169,6 +169,6 @@ class Speculation:
                 for name, grade in token.origins:
                     self._acceptance.note(entry.request.request_id, name, grade, is_right=node in known)
         return [
-            Guess(frozenset(name for name, _ in token.origins), depth, node in known)
+            ComputedDraft(frozenset(name for name, _ in token.origins), depth, node in known)
             for node, (token, depth) in enumerate(zip(nodes, depths(entry.tree.parents), strict=True))
         ]

@@ -1,4 +1,4 @@
-"""What guesses the next tokens of requests."""
+"""What drafts the next tokens of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Experts = frozenset[int]  # of all layers: an expert's number in its layer, plus
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A guess of what follows a request's tokens.
+    """A draft of what follows a request's tokens.
 
     How sure its speculator is of each token is a *grade*: a small number that means nothing by itself. What tokens of a
     grade are worth is counted (`acceptance.py`), so a speculator need not know how good it is.
@@ -22,12 +22,12 @@ class Draft(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     grades: tuple[int, ...]  # of each token
     # What the model will need for the request's last token, then for those of the draft, as far as that is known. It
-    # orders reads and prices tokens: like a guessed token it may be wrong.
+    # orders reads and prices tokens: like a drafted token it may be wrong.
     experts: tuple[Experts, ...] = ()
 
 
 class Speculator(Protocol):
-    """Guesses. It may be wrong as often as it likes: no guess changes an answer."""
+    """Drafts. It may be wrong as often as it likes: no draft changes an answer."""
 
     name: str  # as users and statistics call it
 

@@ -1,4 +1,4 @@
-"""Guesses from what has been said: what followed the last few tokens when they were there before.
+"""Drafts from what has been said: what followed the last few tokens when they were there before.
 
 Earlier in the request itself, prompt and output, or in other requests' outputs. Needs no weights and next to no time,
 and is right where text repeats: code, quotations, summaries, lists, the same question again. (Prompt lookup; Suffix

@@ -14,15 +14,15 @@ import msgspec
 
 from moeflow.core.trial import GainTrial
 
-MARGIN: Final = 1  # tokens that are guessed beyond the deepest that were lately worth computing
+MARGIN: Final = 1  # tokens that are drafted beyond the deepest that were lately worth computing
 FIRST_DEPTH: Final = 4
 LATELY: Final = 8  # passes
 
 
-class Guess(msgspec.Struct, frozen=True):
-    """A guessed token that was computed."""
+class ComputedDraft(msgspec.Struct, frozen=True):
+    """A drafted token that was computed."""
 
-    names: frozenset[str]  # who guessed it
+    names: frozenset[str]  # who drafted it
     depth: int  # tokens from the request's last one: from 1 on
     is_kept: bool
 
@@ -35,7 +35,7 @@ class Usefulness:
         self._depths = {name: deque([FIRST_DEPTH], LATELY) for name in names}
 
     def pays(self, name: str) -> bool:
-        """Return whether a speculator is to guess before the next pass."""
+        """Return whether a speculator is to draft before the next pass."""
         return self.trials[name].is_on
 
     def is_tried(self, name: str) -> bool:
@@ -43,30 +43,30 @@ class Usefulness:
         return not self.trials[name].verdict
 
     def depth(self, name: str) -> int:
-        """Return how many tokens ahead its guesses are of use."""
+        """Return how many tokens ahead its drafts are of use."""
         return max(self._depths[name]) + MARGIN
 
     def note(
         self,
         draft_s: Mapping[str, float],
-        guesses: Sequence[Guess],
+        drafts: Sequence[ComputedDraft],
         *,
         num_requests: int,
         plain_s: float,
         extra_s: float,
     ) -> None:
-        """Count a pass of decodes before which some guessed, for so many seconds each; the others rested.
+        """Count a pass of decodes before which some drafted, for so many seconds each; the others rested.
 
-        A pass without guesses takes `plain_s`, and the computed guesses made it `extra_s` longer.
+        A pass without drafts takes `plain_s`, and the computed drafts made it `extra_s` longer.
         """
         gains = {name: -seconds / plain_s for name, seconds in draft_s.items()}
         deepest = dict.fromkeys(draft_s, 0)
-        for guess in guesses:
-            worth = guess.is_kept / num_requests - extra_s / plain_s / len(guesses)
-            best = max(sorted(guess.names), key=lambda name: self.trials[name].gain)
+        for draft in drafts:
+            worth = draft.is_kept / num_requests - extra_s / plain_s / len(drafts)
+            best = max(sorted(draft.names), key=lambda name: self.trials[name].gain)
             gains[best] = gains.get(best, 0.0) + worth
-            for name in guess.names:
-                deepest[name] = max(deepest.get(name, 0), guess.depth)
+            for name in draft.names:
+                deepest[name] = max(deepest.get(name, 0), draft.depth)
         for name, trial in self.trials.items():
             trial.note(gains.get(name))
         for name, depth in deepest.items():

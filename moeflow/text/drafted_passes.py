@@ -26,50 +26,50 @@ class NamedToken(msgspec.Struct, frozen=True):
     token: str  # its text; part of a character as `bytes:\\xf0`
 
 
-class GuessedToken(msgspec.Struct, frozen=True):
+class DraftedToken(msgspec.Struct, frozen=True):
     """A token that was drafted and computed."""
 
     token_id: int
     token: str
     parent: int | None  # place of the drafted token that it follows, in the same list; None: it follows the pass before
-    speculators: list[str]  # who guessed it
+    speculators: list[str]  # who drafted it
     chance: float  # that it is right, and all before it, as was expected before the pass
     is_accepted: bool
 
 
-class GuessedPass(msgspec.Struct, frozen=True):
+class DraftedPass(msgspec.Struct, frozen=True):
     """The tokens of one sequence in a pass, and its drafted tokens."""
 
     tokens: list[NamedToken]
     num_drafted: int
     num_accepted: int  # of these; they are the first tokens
-    drafted: list[GuessedToken]  # parents first; empty beyond `MAX_DRAFTED_TOKENS` of the sequence
+    drafted: list[DraftedToken]  # parents first; empty beyond `MAX_DRAFTED_TOKENS` of the sequence
 
 
-class GuessTexts:
+class DraftTexts:
     """Decodes the drafts of one sequence, up to a limit."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._num_left = MAX_DRAFTED_TOKENS
 
-    def push(self, output: TokenOutput, num_tokens: int) -> GuessedPass | None:
+    def push(self, output: TokenOutput, num_tokens: int) -> DraftedPass | None:
         """Return a pass; its first `num_tokens` tokens belong to the sequence; None: it brought none."""
         if not num_tokens:
             return None
         tokens = [NamedToken(token_id, self._text(token_id)) for token_id in output.token_ids[:num_tokens]]
         tree = output.drafted_tree
         if tree is None:
-            return GuessedPass(tokens, 0, 0, [])
+            return DraftedPass(tokens, 0, 0, [])
         accepted = tree.accepted[:num_tokens]
         self._num_left -= len(tree.token_ids)
         drafted = self._drafted(tree, set(accepted)) if self._num_left >= 0 else []
-        return GuessedPass(tokens, len(tree.token_ids), len(accepted), drafted)
+        return DraftedPass(tokens, len(tree.token_ids), len(accepted), drafted)
 
-    def _drafted(self, tree: DraftedTree, accepted: set[int]) -> list[GuessedToken]:
+    def _drafted(self, tree: DraftedTree, accepted: set[int]) -> list[DraftedToken]:
         each = zip(tree.token_ids, tree.parents, tree.speculators, tree.chances, strict=True)
         return [
-            GuessedToken(
+            DraftedToken(
                 token_id, self._text(token_id), None if parent == ROOT else parent, names, chance, node in accepted
             )
             for node, (token_id, parent, names, chance) in enumerate(each)

@@ -15,7 +15,7 @@ import msgspec
 from moeflow.core.engine_messages import PromptProgress, TokenLogprobs, TokenOutput
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.text.drafted_passes import GuessedPass, GuessTexts
+from moeflow.text.drafted_passes import DraftedPass, DraftTexts
 from moeflow.text.stop_strings import StopWatch
 from moeflow.text.tokenizer import Tokenizer
 
@@ -54,7 +54,7 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None = None  # the stop token or stop string that ended it; None for the model's EOS
     num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
     num_drafted_tokens: int = 0  # drafts that the pass computed; the new tokens except the last were among them
-    guessed_pass: GuessedPass | None = None  # with new tokens, if token trees are asked for
+    drafted_pass: DraftedPass | None = None  # with new tokens, if token trees are asked for
     queued_s: float | None = None  # waited before its first pass; with the first output
     embedding: bytes | None = None  # of a prompt that is pooled: see `core.embedding_bytes`; with the only delta
     prompt_progress: PromptProgress | None = None  # if asked for, in deltas of their own before the first token
@@ -77,7 +77,7 @@ class SequenceText:
         self._shows_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
-        self._guesses = GuessTexts(tokenizer) if params.token_trees else None
+        self._drafts = DraftTexts(tokenizer) if params.token_trees else None
 
     def push(self, output: TokenOutput) -> TextDelta:
         """Take what a pass brought and return it with the text that became certain; at the end, all of it.
@@ -97,7 +97,7 @@ class SequenceText:
             stop_reason=output.stop_token_id if stop is None else stop,
             num_cached_tokens=output.num_cached_tokens,
             num_drafted_tokens=output.num_drafted_tokens,
-            guessed_pass=None if self._guesses is None else self._guesses.push(output, num_tokens),
+            drafted_pass=None if self._drafts is None else self._drafts.push(output, num_tokens),
             queued_s=output.queued_s,
             embedding=output.embedding,
             prompt_progress=output.prompt_progress,

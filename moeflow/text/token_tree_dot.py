@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from moeflow.text.drafted_passes import GuessedPass
+from moeflow.text.drafted_passes import DraftedPass
 
 _HEAD: Final = (
     "digraph token_trees {",
@@ -26,7 +26,7 @@ _SIGNS: Final = {" ": "␣", "\n": "↵", "\t": "⇥"}  # so that they are seen
 _HIDDEN: Final = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")  # categories of characters that cannot be
 
 
-def to_dot(answers: Mapping[str, Sequence[GuessedPass]]) -> str:
+def to_dot(answers: Mapping[str, Sequence[DraftedPass]]) -> str:
     """Return one graph of some answers, each beginning with a node of its name.
 
     Drafted tokens show their speculator and probability. Accepted ones are filled, rejected ones dashed; the model's
@@ -49,7 +49,7 @@ def visible(token: str) -> str:
     )
 
 
-def _pass_lines(prefix: str, place: int, one: GuessedPass, last: str) -> Iterator[str]:
+def _pass_lines(prefix: str, place: int, one: DraftedPass, last: str) -> Iterator[str]:
     """Yield a pass's lines, after the node `last`; finally the node where the answer continues."""
     names = [f"{prefix}n{node}" for node in range(len(one.drafted))]
     edges = []

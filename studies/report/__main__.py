@@ -41,8 +41,8 @@ from studies.page_streaming_table import table as streaming_table
 from studies.paper.tables import tables as paper_tables
 from studies.parallel.plots import plot_parallel
 from studies.parallel.tables import parallel_tables, title
+from studies.peers.drafting_table import drafting_table
 from studies.peers.environments import NATIVE
-from studies.peers.guessing_table import guessing_table
 from studies.peers.scores_table import scores_table
 from studies.peers.starts_table import starts_table
 from studies.peers.tables import pair_table, summary_table
@@ -262,7 +262,7 @@ def write_speculation(records: list[Record], docs: Path) -> str:
         file = docs / "images" / f"speculation-{number}.png"
         plot_speculation(record, file)
         text += text_of(speculation_tables(record), [record])
-        text += f"![Right guesses by tokens ahead, and speed-ups](images/{file.name})\n\n"
+        text += f"![Right drafts by tokens ahead, and speed-ups](images/{file.name})\n\n"
     return text
 
 
@@ -328,10 +328,10 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
         "Other engines: perplexity of the same file",
         write_each(scores_table, lambda r: (r["model"], r["format"], r["isa"])),
     ),
-    "speculation": ("Guessed tokens", write_speculation),
+    "speculation": ("Drafted tokens", write_speculation),
     "speculation_peers": (
-        "Guessed tokens beside llama.cpp",
-        write_newest(guessing_table, lambda r: (r["target"], r["draft"])),
+        "Drafted tokens beside llama.cpp",
+        write_newest(drafting_table, lambda r: (r["target"], r["draft"])),
     ),
     "offload": (
         "Models larger than memory",

@@ -13,7 +13,7 @@ from torch import Tensor
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
-from moeflow.train.predictors.hit_rates import are_guessed
+from moeflow.train.predictors.hit_rates import are_drafted
 from moeflow.train.predictors.routed_text import router_inputs
 
 _GUESSES = (1, 3)  # of which one has to be right
@@ -23,7 +23,7 @@ _GUESSES = (1, 3)  # of which one has to be right
 class Usage:
     """Of each text: its tokens, and how many experts of all layers it needs; and sums over all texts.
 
-    `hits`: choices that are among the first so many guesses. Layers are the encoder's with experts.
+    `hits`: choices that are among the first so many drafts. Layers are the encoder's with experts.
     """
 
     num_tokens: list[int] = field(default_factory=list)
@@ -34,8 +34,8 @@ class Usage:
     hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(_GUESSES, 0))
 
     def hit_rates(self) -> dict[str, float]:
-        """Return the share of choices that were guessed: {"1": .., "3": ..}."""
-        return {str(guesses): number / self.num_choices for guesses, number in self.hits.items()}
+        """Return the share of choices that were drafted: {"1": .., "3": ..}."""
+        return {str(drafts): number / self.num_choices for drafts, number in self.hits.items()}
 
 
 def usage_of(
@@ -83,8 +83,8 @@ def _chosen(model: EncoderDecoderLM, text: list[int], found: Usage) -> Tensor:
 def _count_hits(predictor: ExpertPredictor, embeddings: Tensor, chosen: Tensor, found: Usage) -> None:
     """Add what the network says of a text. Shapes: embeddings [T, H], chosen [T, layers]."""
     began_s = time.perf_counter()
-    guesses = predictor(embeddings[None])[0].topk(min(max(_GUESSES), predictor.shape.num_experts), dim=-1).indices
+    drafts = predictor(embeddings[None])[0].topk(min(max(_GUESSES), predictor.shape.num_experts), dim=-1).indices
     found.predicting_s += time.perf_counter() - began_s
     found.num_choices += chosen.numel()
     for number in _GUESSES:
-        found.hits[number] += int(are_guessed(chosen[..., None], guesses[..., :number]).sum())
+        found.hits[number] += int(are_drafted(chosen[..., None], drafts[..., :number]).sum())

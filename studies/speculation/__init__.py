@@ -1,1 +1,1 @@
-"""What guessing tokens brings: five sets of prompts, with speculators and without."""
+"""What drafting tokens brings: five sets of prompts, with speculators and without."""

@@ -34,10 +34,10 @@ Examples:
       each alone and both together
   python -m studies.speculation --speculator dense-source \\
       --compare-chains 4 --compare-chains 12
-      what trees are worth at the same number of guesses
+      what trees are worth at the same number of drafts
 
 One request at a time, with and without speculators in turns; the answers are the same, which is checked. A speed-up is
-that of the time between tokens. It depends on what is asked: text that repeats itself or its prompt is guessed best."""
+that of the time between tokens. It depends on what is asked: text that repeats itself or its prompt is drafted best."""
 
 
 @click.command(cls=Command, epilog=EPILOG)
@@ -57,7 +57,7 @@ that of the time between tokens. It depends on what is asked: text that repeats 
     multiple=True,
     help="Also draft so many tokens in every pass, as a tree and as the best single chain; may be given often.",
 )
-@click.option("--plot", type=NEW_PICTURE, help="Draw right guesses by depth, and speed-ups by set, to this PNG.")
+@click.option("--plot", type=NEW_PICTURE, help="Draw right drafts by depth, and speed-ups by set, to this PNG.")
 @result_options
 def speculation(
     overrides: dict[str, Any],
@@ -72,12 +72,12 @@ def speculation(
 ) -> None:
     """Measure answers with speculators (--speculator) against the same answers without.
 
-    Of several, each guesses alone, too.
+    Of several, each drafts alone, too.
 
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is measured.
     """
     if not overrides["speculators"]:
-        raise click.UsageError("say what is to guess tokens: --speculator suffix")
+        raise click.UsageError("say what is to draft tokens: --speculator suffix")
     config = resolve(prepare({**overrides, "max_num_seqs": 1})).config
     asked = read_prompts(prompts, config.model_path)
     with (

@@ -1,6 +1,6 @@
 """The engines that answer in the study. They share one loaded model, and differ only in their drafts.
 
-Beside none, each speculator alone and all together, which guess as much as pays, there may be pairs of engines that
+Beside none, each speculator alone and all together, which draft as much as pays, there may be pairs of engines that
 draft a fixed number of tokens a pass: as a tree of the likeliest, and as the best single chain. They tell what trees
 are worth at the same compute.
 """
@@ -76,7 +76,7 @@ def best_chain(token: DraftedToken, num_tokens: int) -> tuple[float, list[Drafte
 
 
 class Always(Usefulness):
-    """Has everybody guess so many tokens ahead."""
+    """Has everybody draft so many tokens ahead."""
 
     def __init__(self, names: Sequence[str], depth: int) -> None:
         super().__init__(names)
@@ -104,23 +104,23 @@ class Arm:
 
     @property
     def speculators(self) -> list[str]:
-        """Who guesses."""
+        """Who drafts."""
         return [speculator.name for speculator in self._speculators]
 
     def begin_round(self) -> None:
-        """Forget what was answered: else a prompt that is asked again would be guessed from its own answer."""
+        """Forget what was answered: else a prompt that is asked again would be drafted from its own answer."""
         if self._speculation is not None:
             self._speculators = _own(*self._speculators)
             self._speculation.speculators = self._speculators
 
     def begin_answer(self) -> None:
-        """Have models guess on as far as this arm wants; they are shared among arms, which answer one by one."""
+        """Have models draft on as far as this arm wants; they are shared among arms, which answer one by one."""
         for speculator in self._speculators:
             if isinstance(speculator, DraftModel):
                 speculator.is_eager = self.size is not None
 
     def acceptance(self) -> list[dict[str, Any]]:
-        """Return what became of each speculator's guesses: by depth, from 1 on, how many were computed and right."""
+        """Return what became of each speculator's drafts: by depth, from 1 on, how many were computed and right."""
         return [
             {
                 "speculator": one.name,
@@ -133,7 +133,7 @@ class Arm:
 
 
 def make_arms(config: EngineConfig, runner: Runner, sizes: Sequence[int]) -> list[Arm]:
-    """Return the engine that does not guess, then those that do. Raises: CheckpointError, CapacityError."""
+    """Return the engine that does not draft, then those that do. Raises: CheckpointError, CapacityError."""
     pool = load_speculators(config, runner)
     arms = [Arm("none", config, runner, (), None)]
     arms += [Arm(one.name, config, runner, _own(one), None) for one in pool]

@@ -1,4 +1,4 @@
-"""The study's picture: how far ahead guesses are right, and what that makes of the speed."""
+"""The study's picture: how far ahead drafts are right, and what that makes of the speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from studies.speculation.tables import by_depth
 
 
 def plot_speculation(record: Record, file: Path) -> None:
-    """Draw the share of right guesses by depth, a line a speculator, and speed-ups by set of prompts with their spread.
+    """Draw the share of right drafts by depth, a line a speculator, and speed-ups by set of prompts with their spread.
 
     What drafts a fixed number of tokens a pass is left out.
     """
@@ -30,7 +30,7 @@ def plot_speculation(record: Record, file: Path) -> None:
             label = speculator if is_alone else f"{speculator}, of {arm['name']}"
             depth_axis.plot(places, shares, "-" if is_alone else ":", marker=".", color=colour, label=label)
     depth_axis.set_xlabel("tokens ahead")
-    depth_axis.set_ylabel("right, % of the guesses computed")
+    depth_axis.set_ylabel("right, % of the drafts computed")
     depth_axis.set_ylim(0, 100)
     depth_axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     width = 0.8 / len(arms)
@@ -49,5 +49,5 @@ def plot_speculation(record: Record, file: Path) -> None:
     for axis in (depth_axis, speed_axis):
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2, frameon=False)
-    figure.suptitle(f"Guesses for {record['model']}, {record['weight_format']}")
+    figure.suptitle(f"Drafts for {record['model']}, {record['weight_format']}")
     save(figure, file)

@@ -28,7 +28,7 @@ class Answer:
     token_ids: list[int]
     seconds_per_token: float  # after the first
     passes: int  # after the first token's
-    guessing_passes: int  # of these, with guesses
+    drafting_passes: int  # of these, with drafts
     drafted: int
     accepted: int
 
@@ -55,11 +55,11 @@ class SpeculationRun:
 
     @property
     def names(self) -> list[str]:
-        """What guesses in each of the arms, which all answer every prompt."""
+        """What drafts in each of the arms, which all answer every prompt."""
         return [arm.name for arm in self._arms]
 
     def answer(self, prompts: Sequence[Prompt], rounds: int, on_step: Callable[[], None]) -> list[dict[str, Any]]:
-        """Return the fields of each arm but the one without guesses: all answer each prompt in turns, `rounds` times.
+        """Return the fields of each arm but the one without drafts: all answer each prompt in turns, `rounds` times.
 
         Raises: EngineError if a pass fails, or if the tokens differ.
         """
@@ -78,7 +78,7 @@ class SpeculationRun:
     def answers(
         self, prompt: Prompt, number: int, first: int, on_step: Callable[[], None] = lambda: None
     ) -> tuple[Answer, ...]:
-        """Return all arms' answers to a prompt, that without guesses first; who begins is told by `first`.
+        """Return all arms' answers to a prompt, that without drafts first; who begins is told by `first`.
 
         Raises: EngineError if a pass fails, or if the tokens differ.
         """
@@ -134,7 +134,7 @@ class SpeculationRun:
 
 
 def set_fields(name: str, pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
-    """Return what answers to a set of prompts took, each without guesses and with them.
+    """Return what answers to a set of prompts took, each without drafts and with them.
 
     Raises: EngineError if none has two tokens.
     """
@@ -157,7 +157,7 @@ def set_fields(name: str, pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, A
         "speedup_median": statistics.median(ratios),
         "speedup_high": ratios[-1 - len(ratios) // 4],
         "passes": passes,
-        "guessing_passes": sum(speculating.guessing_passes for _, speculating in pairs),
+        "drafting_passes": sum(speculating.drafting_passes for _, speculating in pairs),
         "drafted": sum(speculating.drafted for _, speculating in pairs),
         "accepted": sum(speculating.accepted for _, speculating in pairs),
         "tokens_per_pass": num_tokens / max(passes, 1),

@@ -1,4 +1,4 @@
-"""The study's record as tables: how much faster, how often guesses are right, what trees are worth."""
+"""The study's record as tables: how much faster, how often drafts are right, what trees are worth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOTAL = "all sets"
 
 
 def speculation_tables(record: Record) -> list[Table]:
-    """Return one or two tables of what guesses as far as it pays, and one of trees against chains, if there is any."""
+    """Return one or two tables of what drafts as far as it pays, and one of trees against chains, if there is any."""
     about = f"{record['model']}, {record['weight_format']}"
     free = [arm for arm in record["arms"] if arm["size"] is None]
     tables = [_speed_table(about, free)]
@@ -54,8 +54,8 @@ def _speed_table(about: str, arms: Sequence[dict[str, Any]]) -> Table:
                     f"{one['accepted'] / max(one['passes'], 1):.2f} of {one['drafted'] / max(one['passes'], 1):.2f}",
                 )
             )
-    columns = ("prompts", "guesses by", "tokens/s without", "with", "speed-up (middle half)", "tokens a pass")
-    return Table(f"Speed: {about}", (*columns, "right a pass, of guesses"), tuple(rows))
+    columns = ("prompts", "drafts by", "tokens/s without", "with", "speed-up (middle half)", "tokens a pass")
+    return Table(f"Speed: {about}", (*columns, "right a pass, of drafts"), tuple(rows))
 
 
 def _depth_table(about: str, arms: Sequence[dict[str, Any]]) -> Table:
@@ -67,9 +67,9 @@ def _depth_table(about: str, arms: Sequence[dict[str, Any]]) -> Table:
         cells = [f"{right / made:.0%}" if made else "" for made, right in zip(drafted, accepted, strict=True)]
         cells += [""] * (deepest - len(cells))
         rows.append((name, f"{sum(accepted)} of {sum(drafted)}", *cells))
-    columns = ("guesses by", "right", *(f"{depth} ahead" for depth in range(1, deepest + 1)))
-    notes = ("Shares are of the guesses that were computed so far ahead: those are the promising ones.",)
-    return Table(f"Guesses that were right, by tokens ahead: {about}", columns, tuple(rows), notes)
+    columns = ("drafts by", "right", *(f"{depth} ahead" for depth in range(1, deepest + 1)))
+    notes = ("Shares are of the drafts that were computed so far ahead: those are the promising ones.",)
+    return Table(f"Drafts that were right, by tokens ahead: {about}", columns, tuple(rows), notes)
 
 
 def _tree_table(about: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> Table:
@@ -77,8 +77,8 @@ def _tree_table(about: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]
     for tree, chain in pairs:
         sets = list(zip(tree["sets"], chain["sets"], strict=True))
         for name, one, other in [*((it["set"], it, of) for it, of in sets), (TOTAL, _total(tree), _total(chain))]:
-            right, chain_right = (it["accepted"] / max(it["guessing_passes"], 1) for it in (one, other))
-            drafted, chain_drafted = (it["drafted"] / max(it["guessing_passes"], 1) for it in (one, other))
+            right, chain_right = (it["accepted"] / max(it["drafting_passes"], 1) for it in (one, other))
+            drafted, chain_drafted = (it["drafted"] / max(it["drafting_passes"], 1) for it in (one, other))
             rows.append(
                 (
                     name,
@@ -89,13 +89,13 @@ def _tree_table(about: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]
                     f"{one['tokens_per_s']:.1f} / {other['tokens_per_s']:.1f}",
                 )
             )
-    columns = ("prompts", "guesses at most", "guesses a pass, tree / chain", "right a pass", "ratio", "tokens/s")
-    notes = ("Passes are those with guesses. A chain is the branch of which most is expected to be right.",)
+    columns = ("prompts", "drafts at most", "drafts a pass, tree / chain", "right a pass", "ratio", "tokens/s")
+    notes = ("Passes are those with drafts. A chain is the branch of which most is expected to be right.",)
     return Table(f"Trees against the best single chain: {about}", columns, tuple(rows), notes)
 
 
 def _total(arm: dict[str, Any]) -> dict[str, Any]:
-    sums = {name: sum(one[name] for one in arm["sets"]) for name in ("guessing_passes", "drafted", "accepted")}
+    sums = {name: sum(one[name] for one in arm["sets"]) for name in ("drafting_passes", "drafted", "accepted")}
     tokens = [one["tokens_per_pass"] * one["passes"] for one in arm["sets"]]
     seconds = sum(number / one["tokens_per_s"] for number, one in zip(tokens, arm["sets"], strict=True))
     return {**sums, "tokens_per_s": sum(tokens) / seconds}

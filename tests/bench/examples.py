@@ -315,7 +315,7 @@ def speculation_record(speedup: float, **changes: Any) -> dict[str, Any]:
             "speedup_median": speedup,
             "speedup_high": speedup + 0.25,
             "passes": 20,
-            "guessing_passes": 10,
+            "drafting_passes": 10,
             "drafted": 12,
             "accepted": accepted,
             "tokens_per_pass": 1.3,
@@ -344,8 +344,8 @@ def speculation_record(speedup: float, **changes: Any) -> dict[str, Any]:
     }
 
 
-def guessing_record(speedup: float) -> dict[str, Any]:
-    """Of guesses beside llama.cpp's."""
+def drafting_record(speedup: float) -> dict[str, Any]:
+    """Of drafts beside llama.cpp's."""
     sets = speculation_record(speedup)["arms"][0]["sets"]
     both = [*sets, {**sets[0], "set": "all"}]
     return {
@@ -360,8 +360,8 @@ def guessing_record(speedup: float) -> dict[str, Any]:
         "num_same": 7,
         "peer_versions": {"llama-cpp-python": "0.3.36"},
         "rows": [
-            {"engine": "moeflow", "guesses": "none", "sets": both},
-            {"engine": "moeflow", "guesses": "suffix", "sets": both},
-            {"engine": "llama.cpp", "guesses": "none", "sets": both},
+            {"engine": "moeflow", "drafts": "none", "sets": both},
+            {"engine": "moeflow", "drafts": "suffix", "sets": both},
+            {"engine": "llama.cpp", "drafts": "none", "sets": both},
         ],
     }

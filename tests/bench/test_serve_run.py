@@ -83,10 +83,10 @@ def test_requests_beyond_the_context_are_refused_before_anything_starts(config):
     check_server(spec, None)
 
 
-def test_guesses_are_measured_beside_the_same_engine_without(config):
-    guessing = dataclasses.replace(config, speculators=("suffix", "/models/small.gguf"))
-    static = with_policy(guessing, "static", max_prompt=20, batch_timeout_s=0.5)
-    found = on_and_off([guessing, static])
+def test_drafts_are_measured_beside_the_same_engine_without(config):
+    drafting = dataclasses.replace(config, speculators=("suffix", "/models/small.gguf"))
+    static = with_policy(drafting, "static", max_prompt=20, batch_timeout_s=0.5)
+    found = on_and_off([drafting, static])
     assert [system_name(one) for one in found] == ["continuous", "continuous, suffix, small", "static"]
     assert [describe(one)["speculators"] for one in found] == [[], ["suffix", "small"], []]
     assert found[0] == config

@@ -65,7 +65,7 @@ def test_serving_tables_compare_the_same_traffic():
     assert latency.notes == ()
 
 
-def test_serving_tables_compare_guesses_with_none():
+def test_serving_tables_compare_drafts_with_none():
     records = [
         serve_record("continuous", rate=4.0, seed=0, requests_per_s=2.0),
         serve_record("continuous, suffix", rate=4.0, seed=0, requests_per_s=3.0),

@@ -14,7 +14,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.trial import NOT_TRIED
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.planner.usage import Usage, requests_of
-from moeflow.text.drafted_passes import GuessedPass, GuessedToken, NamedToken
+from moeflow.text.drafted_passes import DraftedPass, DraftedToken, NamedToken
 from moeflow.text.token_tree_dot import to_dot
 from tests.cli.terminal import terminal
 
@@ -182,7 +182,7 @@ def test_a_failed_completion_is_an_exit_code(llm):
 
 
 @pytest.fixture
-def guessed(llm, monkeypatch):
+def drafted(llm, monkeypatch):
     """The drafts for each prompt: its second letter, accepted, and a rejected alternative."""
     plain = llm._result
 
@@ -190,26 +190,26 @@ def guessed(llm, monkeypatch):
         found = plain(prompt)
         first, second = (NamedToken(ord(letter), letter) for letter in found.outputs[0].text[:2])
         drafted = [
-            GuessedToken(second.token_id, second.token, None, ["suffix"], 0.5, True),
-            GuessedToken(1, 'say "\n', 0, ["suffix"], 0.25, False),
+            DraftedToken(second.token_id, second.token, None, ["suffix"], 0.5, True),
+            DraftedToken(1, 'say "\n', 0, ["suffix"], 0.25, False),
         ]
-        passes = [GuessedPass([first], 0, 0, []), GuessedPass([second], 2, 1, drafted)]
-        found.outputs[0].guessed_passes = passes if llm.calls[-1][2][0].token_trees else None
+        passes = [DraftedPass([first], 0, 0, []), DraftedPass([second], 2, 1, drafted)]
+        found.outputs[0].drafted_passes = passes if llm.calls[-1][2][0].token_trees else None
         return found
 
     monkeypatch.setattr(llm, "_result", result)
     return llm
 
 
-def test_token_trees_as_a_graph(guessed, tmp_path):
+def test_token_trees_as_a_graph(drafted, tmp_path):
     file = tmp_path / "trees.dot"
     result = run("-p", "ab", "-p", 'the "name"', "--speculator", "suffix", "--token-trees", str(file))
     assert result.exit_code == 0, result.output
-    passes = [one.outputs[0].guessed_passes for one in (guessed._result("ab"), guessed._result('the "name"'))]
+    passes = [one.outputs[0].drafted_passes for one in (drafted._result("ab"), drafted._result('the "name"'))]
     assert file.read_text(encoding="utf-8") == to_dot({"[1] ab": passes[0], '[2] the "name"': passes[1]})
 
 
-def test_token_trees_as_json_lines(guessed, tmp_path):
+def test_token_trees_as_json_lines(drafted, tmp_path):
     file = tmp_path / "trees.jsonl"
     assert run("-p", "ab", "-p", "cd", "--speculator", "suffix", "--token-trees", str(file)).exit_code == 0
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -225,20 +225,20 @@ def test_token_trees_as_json_lines(guessed, tmp_path):
     }
 
 
-def test_token_trees_need_somebody_who_guesses(guessed, tmp_path):
+def test_token_trees_need_somebody_who_drafts(drafted, tmp_path):
     result = run("-p", "ab", "--token-trees", str(tmp_path / "trees.dot"))
     assert result.exit_code == 2
     assert "--speculator suffix" in result.output
-    assert not guessed.calls
+    assert not drafted.calls
 
 
-def test_nobody_else_asks_for_token_trees(guessed):
+def test_nobody_else_asks_for_token_trees(drafted):
     assert run("-p", "ab", "--speculator", "suffix").exit_code == 0
-    assert not guessed.calls[0][2][0].token_trees
+    assert not drafted.calls[0][2][0].token_trees
 
 
-def test_trees_that_cannot_be_written_are_told_of_before_the_work(guessed, tmp_path):
+def test_trees_that_cannot_be_written_are_told_of_before_the_work(drafted, tmp_path):
     result = run("-p", "ab", "--speculator", "suffix", "--token-trees", str(tmp_path / "none" / "trees.dot"))
     assert result.exit_code == 2
     assert "does not exist" in result.output
-    assert not guessed.calls
+    assert not drafted.calls

@@ -28,7 +28,7 @@ MACHINE = Machine(
         MemoryLevel(name="ram", capacity_bytes=10**10, read_bytes_per_s=4e10, processor=CPU),
     ),
     links=(Link(source="disk", target="ram", rates=(LinkRate(transfer_bytes=10**6, bytes_per_s=1e9, depth=4),)),),
-    sources=(("ram", "a guess"),),
+    sources=(("ram", "a draft"),),
 )
 
 

@@ -1395,10 +1395,10 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
   for (int64_t i = 0; i < kLayers - 1; ++i) {
     for (int32_t e = 0; e < kExperts; ++e) slots[i][e] = e;
   }
-  const std::vector<uint8_t> guesses(kLayers * kExperts, 1);
-  call.first_layer = 0, call.guesses = guesses.data();
+  const std::vector<uint8_t> drafts(kLayers * kExperts, 1);
+  call.first_layer = 0, call.drafts = drafts.data();
   hidden = x;
-  expect(decoder(isa, call) == kLayers - 2, "a stop before what is guessed");
+  expect(decoder(isa, call) == kLayers - 2, "a stop before what is drafted");
 }
 
 void check_decoder(const Isa& isa) {

@@ -21,7 +21,7 @@ from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.parallel.remote import expert_peers, expert_service
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
-from tests.engine.test_speculation import Guesses
+from tests.engine.test_speculation import Drafts
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -152,12 +152,12 @@ def test_drafted_trees_are_checked_in_several_micro_batches(models, tmp_path, mo
     expected = run_alone(config_of(models / "deep"), submissions())
     found = in_flight(monkeypatch, 3)
     config = shared_config(models / "deep", 2, cache_dir=tmp_path, speculators=("suffix",))
-    guesses = Guesses(expected)
+    drafts = Drafts(expected)
     with contextlib.closing(Replicas(config, tmp_path)) as replicas:
         replicas.wait_until_connected()
-        replicas.engines[0]._speculation = guesses
+        replicas.engines[0]._speculation = drafts
         assert run(replicas.engines[0], submissions()) == expected
-    assert guesses.counts.kept
+    assert drafts.counts.kept
     assert max(found) == 3
 
 

@@ -14,7 +14,7 @@ from moeflow.engine.engine import Engine
 from moeflow.text.answer_form.answer_grammar import plain_grammar
 from moeflow.text.answer_form.form import JsonForm
 from tests.engine.submissions import run, submission, tokens
-from tests.engine.test_speculation import Guesses, load
+from tests.engine.test_speculation import Drafts, load
 from tests.tiny_mixtral import write_tiny_mixtral
 
 FORM = plain_grammar(JsonForm({"type": "array", "items": {"type": "string", "maxLength": 5}, "minItems": 4}))
@@ -150,17 +150,17 @@ def test_it_may_be_cancelled_meanwhile(engine, expected):
     assert not sampling._waited_s
 
 
-def test_guesses_go_on_for_others(engine, expected):
-    engine._speculation = guesses = Guesses(expected)
-    asked, trees = [], guesses.trees
-    guesses.trees = lambda running, max_tokens: asked.extend(running) or trees(running, max_tokens)
+def test_drafts_go_on_for_others(engine, expected):
+    engine._speculation = drafts = Drafts(expected)
+    asked, trees = [], drafts.trees
+    drafts.trees = lambda running, max_tokens: asked.extend(running) or trees(running, max_tokens)
     held, outputs = submit(engine), {}
     step_until(engine, outputs, lambda: held.is_computing.is_set())
-    drafted = guesses.counts.drafted
+    drafted = drafts.counts.drafted
     step_until(engine, outputs, iter([False, True]).__next__)  # its pass ends
     asked.clear()
     step_until(engine, outputs, is_finished(outputs, "formed", "free"))
-    assert guesses.counts.drafted > drafted
+    assert drafts.counts.drafted > drafted
     assert {request.request_id for request in asked} == {"formed", "free"}  # speculation needs all to decode
     held.may_end.set()
     assert rest(engine, outputs) == expected

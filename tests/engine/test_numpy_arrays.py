@@ -118,7 +118,7 @@ def test_with_narrow_keys_and_values(mixtral, kv_dtype, monkeypatch):
     check(config_of(mixtral / "model", mixtral, dtype="bfloat16", kv_dtype=kv_dtype), monkeypatch)
 
 
-def test_with_guesses(mixtral, monkeypatch):  # how many there are goes by the time of passes
+def test_with_drafts(mixtral, monkeypatch):  # how many there are goes by the time of passes
     check(config_of(mixtral / "model", mixtral, dtype="float32", speculators=("suffix",)), monkeypatch)
 
 

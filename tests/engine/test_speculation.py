@@ -1,4 +1,4 @@
-"""Guesses never change an answer: the tokens, and the bits of their log-probabilities, are those of plain decoding."""
+"""Drafts never change an answer: the tokens, and the bits of their log-probabilities, are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.tiny_mixtral import write_tiny_mixtral
 from tests.token_trees import draft_always, token_tree
 
 
-class Guesses:
-    """Guesses from known answers, some right and some wrong, in place of `Speculation`."""
+class Drafts:
+    """Drafts from known answers, some right and some wrong, in place of `Speculation`."""
 
     def __init__(self, answers: dict[str, list[int]], seed: int = 0) -> None:
         self.answers, self.rng = answers, random.Random(seed)
@@ -107,10 +107,10 @@ def test_answers_are_the_same_to_the_bit(tiny, settings, sampling):
     submissions = jobs(logprobs=2, **sampling)
     plain = answers(load(tiny, **settings), submissions)
     engine = load(tiny, **settings)
-    engine._speculation = guesses = Guesses(tokens(plain))
+    engine._speculation = drafts = Drafts(tokens(plain))
     found = answers(engine, submissions)
     assert found == plain
-    assert 50 < guesses.counts.kept < guesses.counts.drafted - 50
+    assert 50 < drafts.counts.kept < drafts.counts.drafted - 50
 
 
 @pytest.mark.slow
@@ -118,26 +118,26 @@ def test_ranks_keep_what_the_first_one_keeps(tiny):
     submissions = jobs(logprobs=1, temperature=0.8)
     plain = answers(load(tiny), submissions)
     with closing(load(tiny, num_ranks=2, attention_layout="tensor")) as engine:
-        engine._speculation = guesses = Guesses(tokens(plain))
+        engine._speculation = drafts = Drafts(tokens(plain))
         assert answers(engine, submissions) == plain
-    assert guesses.counts.kept > 50
+    assert drafts.counts.kept > 50
 
 
 def test_preempted_requests_get_the_same_tokens(tiny):
     submissions = jobs(temperature=0.8, max_tokens=140)[:4]
     plain = answers(load(tiny, num_blocks=100), submissions)
     engine = load(tiny, num_blocks=26)
-    engine._speculation = Guesses(tokens(plain))
+    engine._speculation = Drafts(tokens(plain))
     assert answers(engine, submissions) == plain
     assert engine.stats().preemptions_total > 0
 
 
-def test_requests_end_where_they_end_without_guesses(tiny):
+def test_requests_end_where_they_end_without_drafts(tiny):
     submissions = jobs(temperature=0.8, stop_token_ids=list(range(30, 33)), min_tokens=5, max_tokens=60)
     plain = answers(load(tiny), submissions)
     longer = {name: [*token_ids, 8, 9, 10] for name, token_ids in tokens(plain).items()}
     engine = load(tiny)
-    engine._speculation = Guesses(longer)
+    engine._speculation = Drafts(longer)
     assert answers(engine, submissions) == plain
     assert {reason.value for _, _, reason in plain.values()} == {"stop", "length"}
 
@@ -146,7 +146,7 @@ def test_what_is_kept_of_a_tree_can_be_reused_as_a_prefix(tiny):
     (first,) = jobs(temperature=0.0, max_tokens=60)[:1]
     plain_engine, engine = load(tiny), load(tiny)
     plain = answers(plain_engine, [first])
-    engine._speculation = Guesses(tokens(plain))
+    engine._speculation = Drafts(tokens(plain))
     assert answers(engine, [first]) == plain
     turn = submission("turn", [*first.prompt_token_ids, *tokens(plain)["r0"], 7, 8], logprobs=1)
     want = answers(plain_engine, [turn])
@@ -156,24 +156,24 @@ def test_what_is_kept_of_a_tree_can_be_reused_as_a_prefix(tiny):
 
 
 def test_sampled_tokens_are_distributed_as_the_models(tiny):
-    """With a tree of guesses of which each is right now and then; chi-square over the likeliest tokens."""
+    """With a tree of drafts of which each is right now and then; chi-square over the likeliest tokens."""
     engine = load(tiny)
     prompt = [5, 9, 77]
     num = 1500
 
-    def counted(guesses) -> Counter:
-        engine._speculation = guesses
+    def counted(drafts) -> Counter:
+        engine._speculation = drafts
         found = Counter()
         for seed in range(num):
             params = SamplingParams(max_tokens=2, ignore_eos=True, temperature=1.0, top_k=5)
-            engine.submit(Submission(f"s{seed}", prompt, params, seed=seed + (0 if guesses is None else num)))
+            engine.submit(Submission(f"s{seed}", prompt, params, seed=seed + (0 if drafts is None else num)))
             outputs = run(engine)[f"s{seed}"]
             found[[token for output in outputs for token in output.token_ids][1]] += 1
         return found
 
     plain = counted(None)
 
-    class Tree(Guesses):
+    class Tree(Drafts):
         def _tree(self, request):
             return token_tree([[token] for token, _ in plain.most_common(3)])
 
@@ -188,7 +188,7 @@ def test_sampled_tokens_are_distributed_as_the_models(tiny):
 
 
 def test_suffixes_are_found(tiny):
-    """A model that repeats itself is soon guessed; whatever is guessed, the answer is the same."""
+    """A model that repeats itself is soon drafted; whatever is drafted, the answer is the same."""
     submissions = [submission("a", [5, 6, 7, 8] * 10, max_tokens=120, temperature=0.0)]
     plain = answers(load(tiny), submissions)
     engine = load(tiny, speculators=("suffix",))

@@ -1,4 +1,4 @@
-"""What is reported of guesses is what happened: every drafted token once, and the accepted path is the answer."""
+"""What is reported of drafts is what happened: every drafted token once, and the accepted path is the answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moeflow.engine.engine import Engine
 from moeflow.speculation.governor import Governor, ranked
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
-from moeflow.text.drafted_passes import MAX_DRAFTED_TOKENS, GuessedPass
+from moeflow.text.drafted_passes import MAX_DRAFTED_TOKENS, DraftedPass
 from moeflow.text.output_text import SequenceText
 from moeflow.text.tokenizer import Tokenizer
 from tests.engine.submissions import run, submission
@@ -31,7 +31,7 @@ NOTHING = DraftedTree([], [], [], [], [])
 
 
 class Prophet:
-    """Guesses from known answers, with mistakes."""
+    """Drafts from known answers, with mistakes."""
 
     def __init__(self, name: str, answers: dict[str, list[int]], seed: int) -> None:
         self.name, self.answers, self.rng = name, answers, random.Random(seed)
@@ -52,7 +52,7 @@ class Prophet:
 
 
 class Everything(Governor):
-    """Computes all that is guessed, and keeps what it chose."""
+    """Computes all that is drafted, and keeps what it chose."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def tiny(tmp_path_factory):
     return folder
 
 
-def guessing(engine: Engine, answers: dict[str, list[int]]) -> Everything:
+def drafting(engine: Engine, answers: dict[str, list[int]]) -> Everything:
     governor = Everything()
     pool = [Prophet("one", answers, 1), Prophet("other", answers, 2)]
     engine._speculation = Speculation(pool, governor=governor)
@@ -119,7 +119,7 @@ def reported(tiny):
     with closing(load(tiny)) as engine:
         answers = {name: tokens_of(outputs) for name, outputs in answered(engine, submissions).items()}
     engine = load(tiny)
-    governor = guessing(engine, answers)
+    governor = drafting(engine, answers)
     wishes = [msgspec.structs.replace(one, sampling=replace(one.sampling, token_trees=True)) for one in submissions]
     outputs = answered(engine, wishes)
     assert {name: tokens_of(found) for name, found in outputs.items()} == answers
@@ -142,7 +142,7 @@ def test_accepted_tokens_are_the_passes_first_tokens(reported):
             assert output.token_ids[-1] not in wrong  # else it would have been accepted
 
 
-def test_every_computed_guess_is_there_once(reported):
+def test_every_computed_draft_is_there_once(reported):
     outputs, governor, engine = reported
     chosen = sorted(path for each in governor.chosen for found in each.values() for path in found)
     told = [path for found in outputs.values() for output in found for path in paths(output.drafted_tree or NOTHING)]
@@ -154,7 +154,7 @@ def test_every_computed_guess_is_there_once(reported):
     assert len(told) == stats.drafted_tokens_total
 
 
-def test_who_guessed_and_the_counts_agree(reported):
+def test_who_drafted_and_the_counts_agree(reported):
     """Totals by speculator and depth, counted once more from the trees that were reported."""
     outputs, _, engine = reported
     drafted = {name: [0] * 16 for name in ("one", "other")}
@@ -189,13 +189,13 @@ def test_nothing_is_reported_unasked(tiny):
     with closing(load(tiny)) as engine:
         answers = {name: tokens_of(outputs) for name, outputs in answered(engine, submissions).items()}
     engine = load(tiny)
-    guessing(engine, answers)
+    drafting(engine, answers)
     found = answered(engine, submissions)
     assert engine.stats().accepted_tokens_total > 20
     assert all(output.drafted_tree is None for outputs in found.values() for output in outputs)
 
 
-def test_who_asks_where_nothing_guesses_is_told_so():
+def test_who_asks_where_nothing_drafts_is_told_so():
     wish = SamplingParams(token_trees=True)
     with pytest.raises(RequestError, match="--speculator") as found:
         check_request(INFO, [1], wish)
@@ -204,13 +204,13 @@ def test_who_asks_where_nothing_guesses_is_told_so():
 
 
 def test_the_end_of_an_answer_ends_the_accepted_path(tiny, tokenizer):
-    """An end-of-sequence token in the midst of a right guess: what lies behind it is in no answer."""
+    """An end-of-sequence token in the midst of a right draft: what lies behind it is in no answer."""
     (first, *_) = jobs(temperature=0.0)
     with closing(load(tiny)) as engine:
         whole = tokens_of(answered(engine, [first])["r0"])
     stop = next(token for token in whole[8:] if whole.index(token) > 6)
     engine = load(tiny)
-    guessing(engine, {"r0": whole})
+    drafting(engine, {"r0": whole})
     wish = replace(first.sampling, token_trees=True, stop_token_ids=(stop,))
     outputs = answered(engine, [msgspec.structs.replace(first, sampling=wish)])["r0"]
     assert tokens_of(outputs) == whole[: whole.index(stop) + 1]
@@ -218,10 +218,10 @@ def test_the_end_of_an_answer_ends_the_accepted_path(tiny, tokenizer):
     assert [token.token_id for token in told] == tokens_of(outputs)
 
 
-def texts(tokenizer: Tokenizer, outputs: list[TokenOutput], params: SamplingParams) -> list[GuessedPass]:
+def texts(tokenizer: Tokenizer, outputs: list[TokenOutput], params: SamplingParams) -> list[DraftedPass]:
     text = SequenceText(0, tokenizer, params)
     deltas = [text.push(output) for output in outputs]
-    return [delta.guessed_pass for delta in deltas if delta.guessed_pass is not None]
+    return [delta.drafted_pass for delta in deltas if delta.drafted_pass is not None]
 
 
 def test_the_text_has_the_same_tokens(reported, tokenizer):
@@ -255,7 +255,7 @@ def test_long_answers_are_told_without_their_trees_in_the_end(tokenizer):
     tree = DraftedTree([token_ids[0]] * 32, [-1, *range(31)], [["x"]] * 32, [0.5] * 32, [0])
     output = TokenOutput(request_id="r", token_ids=token_ids, drafted_tree=tree)
     text = SequenceText(0, tokenizer, SamplingParams(token_trees=True, max_tokens=None))
-    passes = [text.push(output).guessed_pass for _ in range(600)]
+    passes = [text.push(output).drafted_pass for _ in range(600)]
     assert sum(len(one.drafted) for one in passes) == MAX_DRAFTED_TOKENS
     assert {(len(one.tokens), one.num_drafted, one.num_accepted) for one in passes} == {(2, 32, 1)}
-    assert text.push(TokenOutput(request_id="r", finish_reason=FinishReason.LENGTH)).guessed_pass is None
+    assert text.push(TokenOutput(request_id="r", finish_reason=FinishReason.LENGTH)).drafted_pass is None

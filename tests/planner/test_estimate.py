@@ -65,12 +65,12 @@ def test_a_start_on_a_machine_that_was_measured_is_told_what_to_expect(model, tm
 
 def test_experts_on_disk_are_predicted_by_what_was_learnt_of_their_routers(streamed, config, model):
     plan = resolve(Settings(model=model)).plan
-    guess = what_to_expect(streamed.complete(plan))
-    assert "if routers choose evenly (`moeflow pack` learns how they do)" in guess
+    draft = what_to_expect(streamed.complete(plan))
+    assert "if routers choose evenly (`moeflow pack` learns how they do)" in draft
     learnt = msgspec.structs.replace(streamed, routing=routing(decode=(0.0,) * 5, prefill=(0.0,) * 5))
     known = what_to_expect(learnt.complete(plan))
     assert "if routers choose evenly" not in known
-    assert known.split(", first")[0] != guess.split(", first")[0]
+    assert known.split(", first")[0] != draft.split(", first")[0]
 
 
 def test_where_the_speed_is_not_known_nothing_is_promised(model, monkeypatch):

@@ -44,7 +44,7 @@ def test_time_per_token_stays_within_the_bound(seconds, num_interactive, num_wan
         num_batch = run(budget, seconds, num_interactive, num_wanted)
         pass_s = seconds(num_interactive + num_batch)
         spent_s += pass_s
-        assert pass_s <= alone_s * PAUSE * 1.3  # between measured sizes it is a guess
+        assert pass_s <= alone_s * PAUSE * 1.3  # between measured sizes it is a draft
         assert spent_s <= alone_s * (SLOWDOWN * number + PAUSE)
     assert spent_s <= alone_s * 200 * 1.4
 

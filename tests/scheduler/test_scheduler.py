@@ -172,7 +172,7 @@ def test_a_tree_ends_where_attention_begins_a_new_sum(num_prompt, num_nodes):
     assert (entry.stop, len(entry.tree)) == (num_prompt, num_nodes)
 
 
-def test_nothing_is_guessed_beyond_the_last_token():
+def test_nothing_is_drafted_beyond_the_last_token():
     scheduler, model = make_scheduler(max_num_batched_tokens=30), FakeModel(4)
     request = make_request("a", [1], 4)
     scheduler.add(request)

@@ -55,8 +55,8 @@ def finish_pass(scheduler: AnyScheduler, model: FakeModel, batch: Batch, elapsed
     scheduler.check_integrity()
 
 
-def guesses(request: Request, rng: random.Random) -> TokenTree:
-    """Return a tree of guesses of which none, some or all of one branch are right."""
+def drafts(request: Request, rng: random.Random) -> TokenTree:
+    """Return a tree of drafts of which none, some or all of one branch are right."""
     output = generate_alone(request.prompt_token_ids, request.max_tokens)[len(request.output_token_ids) :]
     sequences = []
     for _ in range(rng.randrange(4)):
@@ -68,9 +68,9 @@ def guesses(request: Request, rng: random.Random) -> TokenTree:
 def run_pass(
     scheduler: AnyScheduler, model: FakeModel, elapsed_s: float = 0.0, rng: random.Random | None = None
 ) -> list[Request]:
-    """Do what the engine does, with trees of guesses if there are random numbers for them; return who took part."""
+    """Do what the engine does, with trees of drafts if there are random numbers for them; return who took part."""
     running = [] if rng is None else scheduler.running
-    batch = scheduler.schedule({request: guesses(request, rng) for request in running if rng and rng.random() < 0.8})
+    batch = scheduler.schedule({request: drafts(request, rng) for request in running if rng and rng.random() < 0.8})
     assert batch, "a pass must never be empty while there is work"
     assert batch.num_tokens <= scheduler.config.max_num_batched_tokens
     assert not any(e.request in scheduler.waiting for e in batch.entries), "preempted and yet computed"

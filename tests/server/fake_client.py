@@ -52,7 +52,7 @@ class FakeClient:
         self.state = EngineState.READY
         self.back_in_s = 0.0
         self.num_cached_tokens = 0
-        self.guesses_per_pass = 0  # right ones; beside each there is a wrong one
+        self.drafts_per_pass = 0  # right ones; beside each there is a wrong one
         self.snapshot = EngineStats()
         self.replica_statuses: list[ReplicaStatus] = []  # empty: it is the only one
 
@@ -113,11 +113,11 @@ class FakeClient:
             raise EngineError("the engine process died (exit code -9)")
 
     def _pass(self, submission: Submission, position: int) -> TokenOutput:
-        """Several outputs as one, all but the last token of which were guessed."""
+        """Several outputs as one, all but the last token of which were drafted."""
         outputs = [self._output(submission, position)]
-        while len(outputs) <= self.guesses_per_pass and outputs[-1].finish_reason is None:
+        while len(outputs) <= self.drafts_per_pass and outputs[-1].finish_reason is None:
             outputs.append(self._output(submission, position + len(outputs)))
-        if not self.guesses_per_pass:
+        if not self.drafts_per_pass:
             return outputs[0]
         token_ids = [token for output in outputs for token in output.token_ids]
         right = token_ids[:-1]

@@ -240,7 +240,7 @@ async def test_an_empty_text_has_no_tokens(http):
     assert (await http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
 
 
-async def test_guesses_by_speculator_and_depth(http, engine):
+async def test_drafts_by_speculator_and_depth(http, engine):
     def speculator(name, drafted, accepted, **values):
         return SpeculatorStats(name=name, drafted_total=drafted, accepted_total=accepted, **values)
 

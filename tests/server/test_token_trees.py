@@ -1,4 +1,4 @@
-"""`token_trees`: what was guessed, in answers and streams of both endpoints, for those who ask and nobody else."""
+"""`token_trees`: what was drafted, in answers and streams of both endpoints, for those who ask and nobody else."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ each_endpoint = pytest.mark.parametrize(("path", "body", "whole", "chunk"), ENDP
 
 
 @pytest.fixture
-def guessing(engine):
+def drafting(engine):
     engine.model = msgspec.structs.replace(engine.model, speculators=("suffix", "draft"))
-    engine.guesses_per_pass = 2
+    engine.drafts_per_pass = 2
     return engine
 
 
@@ -35,13 +35,13 @@ def tokens(passes) -> list[int]:
 
 
 @each_endpoint
-async def test_the_tokens_of_all_passes_are_the_answers(http, guessing, tokenizer, path, body, whole, chunk):
+async def test_the_tokens_of_all_passes_are_the_answers(http, drafting, tokenizer, path, body, whole, chunk):
     response = await http.post(path, json={**body, "token_trees": True, "n": 2})
     answer = response.json()
     assert json.loads(whole.model_validate(answer, strict=True).model_dump_json()) == answer
     for choice in answer["choices"]:
         passes = choice["token_trees"]
-        assert tokens(passes) == guessing.reply
+        assert tokens(passes) == drafting.reply
         assert passes[0]["num_drafted"] == 4
         assert passes[0]["num_accepted"] == 2
         assert passes[0]["drafted"][3] == {
@@ -62,7 +62,7 @@ async def test_the_tokens_of_all_passes_are_the_answers(http, guessing, tokenize
 
 
 @each_endpoint
-async def test_a_stream_brings_each_pass_once(http, guessing, path, body, whole, chunk):
+async def test_a_stream_brings_each_pass_once(http, drafting, path, body, whole, chunk):
     response = await http.post(path, json={**body, "token_trees": True, "stream": True, "n": 2})
     events = read_events(response.text)
     for event in events:
@@ -70,19 +70,19 @@ async def test_a_stream_brings_each_pass_once(http, guessing, path, body, whole,
     for index in range(2):
         choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
         passes = [one for choice in choices for one in choice.get("token_trees", [])]
-        assert tokens(passes) == guessing.reply
+        assert tokens(passes) == drafting.reply
 
 
 @each_endpoint
-async def test_nobody_else_gets_any(http, guessing, path, body, whole, chunk):
+async def test_nobody_else_gets_any(http, drafting, path, body, whole, chunk):
     for wish in ({}, {"token_trees": False}, {"token_trees": None}):
         assert "token_trees" not in (await http.post(path, json={**body, **wish})).text
         assert "token_trees" not in (await http.post(path, json={**body, **wish, "stream": True})).text
-    assert not any(one.sampling.token_trees for one in guessing.submissions)
+    assert not any(one.sampling.token_trees for one in drafting.submissions)
 
 
 @each_endpoint
-async def test_a_server_that_does_not_guess_says_so(http, path, body, whole, chunk):
+async def test_a_server_that_does_not_draft_says_so(http, path, body, whole, chunk):
     response = await http.post(path, json={**body, "token_trees": True})
     assert response.status_code == 400
     error = response.json()["error"]
@@ -93,7 +93,7 @@ async def test_a_server_that_does_not_guess_says_so(http, path, body, whole, chu
 
 @pytest.mark.parametrize("value", ["yes", 1, [], {"depth": 3}])
 @each_endpoint
-async def test_it_is_yes_or_no(http, guessing, path, body, whole, chunk, value):
+async def test_it_is_yes_or_no(http, drafting, path, body, whole, chunk, value):
     response = await http.post(path, json={**body, "token_trees": value})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "token_trees"

@@ -49,11 +49,11 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"tool_calls": calls}
 
 
-@pytest.mark.parametrize("guesses_per_pass", [0, 3])
-async def test_a_stream_of_everything_adds_up_to_the_whole_answer(guesses_per_pass):
+@pytest.mark.parametrize("drafts_per_pass", [0, 3])
+async def test_a_stream_of_everything_adds_up_to_the_whole_answer(drafts_per_pass):
     app, engine, tokenizer = thinking_model()
     engine.reply = [*tokenizer.encode(TEXT, add_special_tokens=False), EOS]
-    engine.guesses_per_pass = guesses_per_pass
+    engine.drafts_per_pass = drafts_per_pass
     async with connect(app) as http:
         whole = (await http.post("/v1/chat/completions", json=EVERYTHING)).json()
         streamed = EVERYTHING | {"stream": True, "stream_options": {"include_usage": True}}

@@ -138,7 +138,7 @@ def test_without_what_is_needed_rows_decide():
 
 
 class Streamed:
-    """Decodes whose experts come from disk: to guess takes a tenth of a second, and saves some reading."""
+    """Decodes whose experts come from disk: to draft takes a tenth of a second, and saves some reading."""
 
     name = "made up"
 
@@ -169,7 +169,7 @@ class Streamed:
         return (self.asked - before) / num_passes
 
 
-def test_who_saves_reading_is_asked_though_none_of_its_guesses_is_right():
+def test_who_saves_reading_is_asked_though_none_of_its_drafts_is_right():
     streamed = Streamed(saved_s=0.3)
     assert streamed.run(1000) > 0.9
     assert streamed.run(33) < 1.0, "what it is compared with is measured now and then"

@@ -105,7 +105,7 @@ def test_no_more_tokens_than_there_is_room_for(seed, max_tokens):
 
 
 class Machine:
-    """Decodes of one request on a virtual clock; a guess is right with a chance that depends on its grade."""
+    """Decodes of one request on a virtual clock; a draft is right with a chance that depends on its grade."""
 
     def __init__(self, right: list[float], row_s: float, seed: int = 0) -> None:
         self.right, self.row_s, self.rng = right, row_s, random.Random(seed)
@@ -158,13 +158,13 @@ def test_it_comes_near_the_best_fixed_depth(right, row_s):
 
 
 @pytest.mark.parametrize("row_s", [0.05, 0.5, 1.0])
-def test_useless_guesses_cost_next_to_nothing(row_s):
+def test_useless_drafts_cost_next_to_nothing(row_s):
     machine = Machine([0.01, 0.01, 0.01], row_s)
     assert machine.run(1000) > 0.97
     assert machine.run(3000) > 0.985
 
 
-def test_guesses_that_become_good_are_found_again():
+def test_drafts_that_become_good_are_found_again():
     machine = Machine([0.01] * 6, 0.1)
     machine.run(1500)
     machine.right[:] = [0.95] * 6

@@ -1,4 +1,4 @@
-"""Guesses from earlier text, against looking for the longest match by brute force."""
+"""Drafts from earlier text, against looking for the longest match by brute force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guessing that costs something, on a virtual clock: little is lost where it brings nothing, nothing where it does."""
+"""Drafting that costs something, on a virtual clock: little is lost where it brings nothing, nothing where it does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from moeflow.core.token_tree import NO_TREE
 from moeflow.speculation.counts import MAX_DEPTH
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
-from moeflow.speculation.usefulness import Guess, Usefulness
+from moeflow.speculation.usefulness import ComputedDraft, Usefulness
 from tests.speculation.test_governor import make_request
 
 
 class Drafter:
-    """Takes its time for every token that it guesses; each is right with the same chance."""
+    """Takes its time for every token that it drafts; each is right with the same chance."""
 
     def __init__(self, name: str, token_s: float, right: float, first_token: int) -> None:
         self.name, self.token_s, self.right, self.first_token = name, token_s, right, first_token
@@ -126,14 +126,18 @@ def test_of_two_the_useless_one_rests():
     assert len(useless.depths) - before[1] < 0.05 * (len(useful.depths) - before[0])
 
 
-def test_what_two_guessed_counts_for_the_one_with_the_larger_gain(monkeypatch):
+def test_what_two_drafted_counts_for_the_one_with_the_larger_gain(monkeypatch):
     use, noted = Usefulness(["a", "b", "c"]), {}
     use.trials["a"].note(0.5)
     for name, trial in use.trials.items():
         monkeypatch.setattr(trial, "note", lambda gain, name=name: noted.update({name: gain}))
     both, one = frozenset({"a", "b"}), frozenset({"a"})
-    guesses = [Guess(both, 1, is_kept=True), Guess(one, 2, is_kept=True), Guess(one, 3, is_kept=False)]
-    use.note({"a": 0.5, "b": 0.25}, guesses, num_requests=2, plain_s=2.0, extra_s=0.6)
+    drafts = [
+        ComputedDraft(both, 1, is_kept=True),
+        ComputedDraft(one, 2, is_kept=True),
+        ComputedDraft(one, 3, is_kept=False),
+    ]
+    use.note({"a": 0.5, "b": 0.25}, drafts, num_requests=2, plain_s=2.0, extra_s=0.6)
     worth_both, worth_kept, worth_wrong = 0.5 - 0.1, 0.5 - 0.1, -0.1
     assert noted["a"] == pytest.approx(worth_both + worth_kept + worth_wrong - 0.25)
     assert noted["b"] == pytest.approx(-0.125)
@@ -141,8 +145,8 @@ def test_what_two_guessed_counts_for_the_one_with_the_larger_gain(monkeypatch):
     assert use.depth("a") > use.depth("c") - 1
 
 
-def test_what_guesses_are_compared_with_stays_true():
-    """Passes have become faster, so that guesses are of no use any more."""
+def test_what_drafts_are_compared_with_stays_true():
+    """Passes have become faster, so that drafts are of no use any more."""
     drafter = Drafter("useful", 0.1, 0.5, first_token=0)
     machine = Machine(drafter)
     machine.run(3000)

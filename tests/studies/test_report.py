@@ -17,11 +17,11 @@ from tests.bench.examples import (
     accuracy_record,
     beside_record,
     cache_record,
+    drafting_record,
     engine_record,
     family_record,
     forms_record,
     grid_record,
-    guessing_record,
     job_record,
     memory_record,
     parallel_record,
@@ -296,17 +296,17 @@ def test_a_readme_without_a_place_for_figures_is_an_error(tmp_path):
     assert (tmp_path / "README.md").read_text() == "# mine"
 
 
-def test_guesses_by_depth_trees_beside_chains_and_llama_cpp(tmp_path):
+def test_drafts_by_depth_trees_beside_chains_and_llama_cpp(tmp_path):
     old = speculation_record(9.75) | {"time": "2025-01-01T00:00:00+00:00"}
-    page = write_page(tmp_path, old, speculation_record(1.5), guessing_record(1.25))
-    assert "### Guessed tokens\n" in page
+    page = write_page(tmp_path, old, speculation_record(1.5), drafting_record(1.25))
+    assert "### Drafted tokens\n" in page
     assert "9.75" not in page
     assert "| chat | suffix | 10.0 | 15.0 | 1.50x (1.25-1.75) | 1.30 | 0.30 of 0.60 |" in page
     assert "| suffix | 6 of 12 | 62% | 25% |" in page
     assert "| chat | 2 | 1.20 / 1.20 | 0.60 / 0.40 | 1.50 | 15.0 / 15.0 |" in page
-    assert "![Right guesses by tokens ahead, and speed-ups](images/speculation-1.png)" in page
+    assert "![Right drafts by tokens ahead, and speed-ups](images/speculation-1.png)" in page
     assert (tmp_path / "docs" / "studies" / "images" / "speculation-1.png").stat().st_size > 5000
-    assert "### Guessed tokens beside llama.cpp\n" in page
+    assert "### Drafted tokens beside llama.cpp\n" in page
     assert "| moeflow, suffix | 12.5 | 1.25 (1.00-1.50) | 0.30 of 0.60 | 1.25 |" in page
     assert "| llama.cpp, none | 12.5 |  |  |  |" in page
     assert "of 8 plain answers 7 were the same" in page

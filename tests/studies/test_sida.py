@@ -74,7 +74,7 @@ def choices_of_transformers(encoder, token_ids):
 
 
 @pytest.mark.thorough
-def test_what_texts_use_and_what_is_guessed(study, classifier):
+def test_what_texts_use_and_what_is_drafted(study, classifier):
     model, _, (encoder, _) = classifier
     found = study.usage_fields(lambda: None)
     with closing(open_checkpoint(model)) as checkpoint:

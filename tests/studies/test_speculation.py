@@ -61,7 +61,7 @@ def test_the_best_chain_is_that_of_most_expected_tokens(root, num_tokens):
 def test_trees_are_the_likeliest_subtrees_of_that_size(root, num_tokens):
     request = make_request()
     governor = FixedSize(Size(num_tokens, is_chain=False))
-    assert governor.choose({request: root}, 1, 63) == []  # what a pass takes without guesses is not known yet
+    assert governor.choose({request: root}, 1, 63) == []  # what a pass takes without drafts is not known yet
     governor.note(1, 0, 0, 1.0)
     chosen = [token for _, token in governor.choose({request: root}, 1, 63)]
     every = descendants(root)
@@ -76,7 +76,7 @@ def test_trees_are_the_likeliest_subtrees_of_that_size(root, num_tokens):
 
 
 def test_figures_of_a_set():
-    """Two prompts of 10 tokens after the first: 2 s without guesses, 1 s and 4 s with."""
+    """Two prompts of 10 tokens after the first: 2 s without drafts, 1 s and 4 s with."""
     plain = Answer(list(range(11)), 0.2, 10, 0, 0, 0)
     fast, slow = Answer(plain.token_ids, 0.1, 4, 3, 9, 6), Answer(plain.token_ids, 0.4, 10, 2, 5, 0)
     found = set_fields("some", [(plain, fast), (plain, slow)])
@@ -84,7 +84,7 @@ def test_figures_of_a_set():
     assert found["tokens_per_s"] == pytest.approx(4.0)
     assert found["speedup"] == pytest.approx(0.8)
     assert (found["speedup_low"], found["speedup_median"], found["speedup_high"]) == pytest.approx((0.5, 1.25, 2.0))
-    assert (found["passes"], found["guessing_passes"], found["drafted"], found["accepted"]) == (14, 5, 14, 6)
+    assert (found["passes"], found["drafting_passes"], found["drafted"], found["accepted"]) == (14, 5, 14, 6)
     assert found["tokens_per_pass"] == pytest.approx(20 / 14)
     with pytest.raises(EngineError, match="two tokens"):
         set_fields("short", [(Answer([1], 0.0, 0, 0, 0, 0), Answer([1], 0.0, 0, 0, 0, 0))])
@@ -122,9 +122,9 @@ def test_every_speculator_alone_all_together_and_both_shapes(config):
     for arm in arms:
         assert [one["set"] for one in arm["sets"]] == ["one", "two"]
         assert [one["speculator"] for one in arm["acceptance"]] == arm["speculators"]
-        guessed = sum(one["drafted"] for one in arm["sets"])
-        assert guessed >= max(sum(one["drafted"]) for one in arm["acceptance"])
-        assert sum(arm["trees"]) == sum(one["guessing_passes"] for one in arm["sets"])
+        drafted = sum(one["drafted"] for one in arm["sets"])
+        assert drafted >= max(sum(one["drafted"]) for one in arm["acceptance"])
+        assert sum(arm["trees"]) == sum(one["drafting_passes"] for one in arm["sets"])
         assert sum(at * number for at, number in enumerate(arm["trees"])) == sum(one["accepted"] for one in arm["sets"])
     for arm in (tree, chain):
         assert sum(one["drafted"] for one in arm["sets"]) <= 3 * sum(arm["trees"])
@@ -156,7 +156,7 @@ def test_chains_are_chains(config):
 
 
 def test_a_round_knows_nothing_of_the_one_before(config):
-    """Else the second answer to a prompt would be guessed from the first."""
+    """Else the second answer to a prompt would be drafted from the first."""
     with SpeculationRun(config, new_tokens=40, temperature=0.0) as run:
         prompt = Prompt("one", list(range(40, 60)))
         arm = run._arms[run.names.index("suffix")]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflow.text.drafted_passes import GuessedPass, GuessedToken, NamedToken
+from moeflow.text.drafted_passes import DraftedPass, DraftedToken, NamedToken
 from moeflow.text.token_tree_dot import to_dot, visible
 
 # Of DOT's grammar what there is to be: statements in braces, identifiers, quoted strings, attributes.
@@ -99,7 +99,7 @@ texts |= st.text(max_size=6)
 
 
 @st.composite
-def passes(draw) -> GuessedPass:
+def passes(draw) -> DraftedPass:
     parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, 8)))]
     accepted: list[int] = []
     while choices := [node for node, parent in enumerate(parents) if parent == (accepted[-1] if accepted else -1)]:
@@ -107,12 +107,12 @@ def passes(draw) -> GuessedPass:
             break
         accepted.append(draw(st.sampled_from(choices)))
     drafted = [
-        GuessedToken(node, draw(texts), None if parent < 0 else parent, ["a", "b"], 0.125, node in accepted)
+        DraftedToken(node, draw(texts), None if parent < 0 else parent, ["a", "b"], 0.125, node in accepted)
         for node, parent in enumerate(parents)
     ]
     own = NamedToken(99, draw(texts))
     path = [NamedToken(node, drafted[node].token) for node in accepted]
-    return GuessedPass([*path, own], len(drafted), len(accepted), drafted)
+    return DraftedPass([*path, own], len(drafted), len(accepted), drafted)
 
 
 @given(st.dictionaries(texts, st.lists(passes(), max_size=4), max_size=3))
@@ -156,10 +156,10 @@ def test_what_cannot_be_seen_has_a_sign(char):
 def test_graphviz_draws_it():
     nasty = ['say "hi"', "\\", "back\\nslash", "\n", "<|im_end|>", "\x00", "é🦊", "</svg>"]
     drafted = [
-        GuessedToken(0, token, None if at == 0 else at - 1, ["suffix"], 0.5, at < 2) for at, token in enumerate(nasty)
+        DraftedToken(0, token, None if at == 0 else at - 1, ["suffix"], 0.5, at < 2) for at, token in enumerate(nasty)
     ]
     tokens = [NamedToken(0, token) for token in [*nasty[:2], "end"]]
-    one = GuessedPass(tokens, len(nasty), 2, drafted)
+    one = DraftedPass(tokens, len(nasty), 2, drafted)
     done = subprocess.run(
         ["dot", "-Tsvg"], input=to_dot({'a "name" \\': [one]}), text=True, capture_output=True, check=True
     )

@@ -316,7 +316,7 @@ def beginnings(*of):
     return msgspec.structs.replace(text, held_out=[ids[:HELD_OUT] for ids in text.held_out])
 
 
-def test_the_dense_source_guesses_for_the_built_in_model_alone(tmp_path):
+def test_the_dense_source_drafts_for_the_built_in_model_alone(tmp_path):
     model = str(builtin_folder(tmp_path))
     settings = Settings(model=model, cache_dir=tmp_path, speculators=("suffix", "dense-source"))
     assert with_dense_source(settings).speculators == ("suffix", str(builtin_source()))

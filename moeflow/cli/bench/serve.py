@@ -32,7 +32,7 @@ Examples:
       --out docs/studies/results/serve.jsonl --plots docs/images
   moeflow bench serve --policy continuous --rate 4 -n 16 \\
       --speculator dense-source
-      with and without guesses
+      with and without drafts
   moeflow bench serve --url http://127.0.0.1:8000 --rate 4
       a running server, as its clients see it
 

@@ -143,7 +143,7 @@ def _rank_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _speculator_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Yield what guesses, and what models that do take of memory."""
+    """Yield what drafts, and what models that do take of memory."""
     for name in plan.config.speculators:
         draft = next((draft for draft in plan.config.draft_models if draft.name == name), None)
         yield "speculator", Path(name).name, "" if draft is None else f"{format_bytes(draft.num_bytes)} in memory"

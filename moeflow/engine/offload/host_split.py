@@ -1,7 +1,7 @@
 """How many of the layers' experts the host computes in a pass, so that link and host are done at the same time.
 
 An expert that the host computes need not be streamed. What that is worth is measured while passes run: the link's bytes
-a second, the host's seconds for attention and for experts. Results do not depend on the share, so a wrong guess costs
+a second, the host's seconds for attention and for experts. Results do not depend on the share, so a wrong draft costs
 time only.
 """
 

@@ -90,7 +90,7 @@ class DraftModel:
                 computed = self._compute([path.last for path in growing], range(len(growing)))
         for path in paths:
             if path.request in self._cached:  # all of a path but its end has been computed
-                self._cached[path.request].guesses = path.token_ids[:-1]
+                self._cached[path.request].drafts = path.token_ids[:-1]
         drafts = {path.request: path.drafts for path in paths}
         return [drafts.get(request, []) for request in requests]
 
@@ -218,16 +218,16 @@ class _Cached:
     """Of what there are keys and values."""
 
     num_tokens: int  # of the request
-    guesses: list[int] = field(default_factory=list)  # behind them
+    drafts: list[int] = field(default_factory=list)  # behind them
 
     def follow(self, request: Request) -> None:
         """Keep accepted drafts as the request's tokens and drop the others; its last token is not computed yet."""
-        said = request.token_ids(self.num_tokens, self.num_tokens + len(self.guesses))
-        for guess, token_id in zip(self.guesses, said, strict=False):
-            if guess != token_id:
+        said = request.token_ids(self.num_tokens, self.num_tokens + len(self.drafts))
+        for draft, token_id in zip(self.drafts, said, strict=False):
+            if draft != token_id:
                 break
             self.num_tokens += 1
-        self.guesses = []
+        self.drafts = []
         self.num_tokens = min(self.num_tokens, request.num_tokens - 1)
 
 

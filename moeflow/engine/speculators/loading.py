@@ -48,7 +48,7 @@ def speculation_of(speculators: Sequence[Speculator], runner: Runner, governor: 
 def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runner: Runner) -> draft_model.DraftModel:
     if draft.is_early_exit:
         assert isinstance(runner, ModelRunner)
-        assert isinstance(runner.model, CausalLM), "guesses are for models that the CPU computes"
+        assert isinstance(runner.model, CausalLM), "drafts are for models that the CPU computes"
         model = runner.model.first(draft.num_layers)
         vocabulary: Sequence[int] = range(runner.info.vocab_size)
     else:
@@ -109,4 +109,4 @@ def _load(config: EngineConfig, draft: DraftModelConfig, vocab_size: int) -> tup
     if named is None:
         return model, range(min(vocab_size, model.config.vocab_size))
     vocabulary = [token_id for token_id in named if token_id < vocab_size]
-    return model.guessing(vocabulary), vocabulary
+    return model.drafting(vocabulary), vocabulary

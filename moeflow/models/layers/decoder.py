@@ -148,7 +148,7 @@ class CausalLM:
         early._packed = None if self._packed is None else self._packed.first(num_layers)
         return early
 
-    def guessing(self, token_ids: Sequence[int]) -> CausalLM:
+    def drafting(self, token_ids: Sequence[int]) -> CausalLM:
         """Return a model whose logits are those of some tokens alone, in their order; it shares all other weights.
 
         Raises: MemoryError.

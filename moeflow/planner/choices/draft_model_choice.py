@@ -1,4 +1,4 @@
-"""Models that guess tokens beside the engine's own: which they are, in which formats, and what they take of memory.
+"""Models that draft tokens beside the engine's own: which they are, in which formats, and what they take of memory.
 
 Only headers and vocabularies are read.
 """
@@ -32,11 +32,11 @@ with on_demand(__name__):
 
 EARLY_EXIT: Final = "early-exit"
 OWN: Final = "self"
-MOST_BITS: Final = BITS_PER_VALUE["int8"]  # nearly as fast as int4, which makes a small model guess much worse
+MOST_BITS: Final = BITS_PER_VALUE["int8"]  # nearly as fast as int4, which makes a small model draft much worse
 KV_TOKENS: Final = 16384  # that a drafting model keeps: it is of use for few requests at a time
 CHUNK_TOKENS: Final = 128  # of prompts that it computes before a pass: as long as the pass waits
 _MOST_DIGITS: Final = 9  # of a number of layers
-_EXIT_SHARE: Final = 3  # of the layers, one in so many guesses
+_EXIT_SHARE: Final = 3  # of the layers, one in so many drafts
 _MOST_OTHERS: Final = 0.01  # of common tokens that may stand for other text: reserved ones, in models of one family
 
 
@@ -45,7 +45,7 @@ def choose_draft_model(
 ) -> DraftModelConfig:
     """Return the model that a speculator's name means, for a model of this shape.
 
-    Raises: ConfigError if there is none, or it cannot guess for this model; CheckpointError if it cannot be read.
+    Raises: ConfigError if there is none, or it cannot draft for this model; CheckpointError if it cannot be read.
     """
     kind, _, detail = name.partition(":")
     if kind == EARLY_EXIT:
@@ -128,8 +128,8 @@ def _config(
         matrices=weights.matrices, embeddings=weights.embeddings, kv=_kv_dtype(cpu_isa), routers=weights.routers
     )
     beside = _kv_bytes(settings, shape, cpu_isa) + _work_bytes(settings, shape)
-    guessed = read_draft_vocabulary(draft.path, shape.vocab_size) or []  # whose rows lie apart from the whole matrix
-    beside += int(len(guessed) * shape.hidden_size * BITS_PER_VALUE[weights.embeddings] / 8)
+    drafted = read_draft_vocabulary(draft.path, shape.vocab_size) or []  # whose rows lie apart from the whole matrix
+    beside += int(len(drafted) * shape.hidden_size * BITS_PER_VALUE[weights.embeddings] / 8)
     return DraftModelConfig(
         name=name,
         model_path=str(draft.path),
@@ -177,7 +177,7 @@ def _check_vocabulary(draft: Checkpoint, checkpoint: Checkpoint, num_embeddings:
     least = min(len(own), len(other))
     if same < (1 - _MOST_OTHERS) * least:
         raise ConfigError(
-            f"{draft.path} cannot guess for {checkpoint.path}: its tokenizer is another one ({same} tokens of {least} "
+            f"{draft.path} cannot draft for {checkpoint.path}: its tokenizer is another one ({same} tokens of {least} "
             f"have the same number, {common} the same text). Take a small model of the same family"
         )
     need = max(own.values(), default=-1) + 1

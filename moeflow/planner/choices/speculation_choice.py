@@ -27,7 +27,7 @@ AUTO_SHARE: Final = 0.1  # of memory, that models may take which nobody named
 
 
 class SpeculatorChoice(msgspec.Struct, frozen=True):
-    """What guesses."""
+    """What drafts."""
 
     names: tuple[str, ...] = ()  # each once, in the order given
     draft_models: tuple[DraftModelConfig, ...] = ()  # those of them that are models
@@ -38,7 +38,7 @@ class SpeculatorChoice(msgspec.Struct, frozen=True):
         return sum(draft.num_bytes for draft in self.draft_models)
 
     def check(self, parallel: ParallelConfig | None) -> None:
-        """Raises: ConfigError if one of them cannot guess beside a model that is run so."""
+        """Raises: ConfigError if one of them cannot draft beside a model that is run so."""
         for draft in self.draft_models:
             if draft.is_early_exit and parallel is not None:
                 raise ConfigError(
@@ -56,9 +56,9 @@ def choose_speculators(
     is_offloaded: bool,
     reasons: Reasons,
 ) -> SpeculatorChoice:
-    """Return what guesses. Raises: ConfigError if it is unknown or can be of no use; as `choose_draft_model` does."""
+    """Return what drafts. Raises: ConfigError if it is unknown or can be of no use; as `choose_draft_model` does."""
     if settings.speculators == (AUTO,) and is_offloaded:
-        reasons.append(("speculators", "none: guesses are for models whose layers the CPU computes"))
+        reasons.append(("speculators", "none: drafts are for models whose layers the CPU computes"))
         return SpeculatorChoice()
     if settings.speculators and is_offloaded:
         raise ConfigError(
@@ -90,7 +90,7 @@ def _expanded(
 
 
 def _automatic(settings: Settings, checkpoint: Checkpoint, shape: ModelConfig, cpu_isa: str) -> tuple[list[str], str]:
-    """Return what guesses if nobody says what, and why; which of them are asked is the governor's business."""
+    """Return what drafts if nobody says what, and why; which of them are asked is the governor's business."""
     suffix = SuffixSpeculator.name
     trained = trained_speculators(checkpoint.path)
     if not trained:

@@ -17,7 +17,7 @@ from moeflow.server.api.usage import usage
 from moeflow.server.errors import ApiError
 from moeflow.server.generation import Generation
 from moeflow.server.sse import DONE, event
-from moeflow.text.drafted_passes import GuessedPass
+from moeflow.text.drafted_passes import DraftedPass
 from moeflow.text.output_text import TextDelta, TokenText
 
 
@@ -29,7 +29,7 @@ class Choice:
     text: str = ""
     tokens: list[TokenText] = field(default_factory=list)  # empty unless log-probabilities were asked for
     prompt_tokens: tuple[TokenText | None, ...] = ()  # likewise; on a prompt's first completion only
-    guessed_passes: list[GuessedPass] = field(default_factory=list)  # empty unless token trees were asked for
+    drafted_passes: list[DraftedPass] = field(default_factory=list)  # empty unless token trees were asked for
     finish_reason: FinishReason | None = None
 
     def add(self, delta: TextDelta) -> None:
@@ -37,7 +37,7 @@ class Choice:
         self.text += delta.text
         self.tokens += delta.logprobs or ()
         self.prompt_tokens = self.prompt_tokens or delta.prompt_logprobs or ()
-        self.guessed_passes += [] if delta.guessed_pass is None else [delta.guessed_pass]
+        self.drafted_passes += [] if delta.drafted_pass is None else [delta.drafted_pass]
         self.finish_reason = delta.finish_reason or self.finish_reason
 
 
@@ -66,7 +66,7 @@ class Envelope:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def token_trees(passes: Sequence[GuessedPass]) -> dict[str, Any]:
+def token_trees(passes: Sequence[DraftedPass]) -> dict[str, Any]:
     """Return the drafts as a field of a choice; no field if not requested, or if there are none yet."""
     return {"token_trees": msgspec.to_builtins(passes)} if passes else {}
 

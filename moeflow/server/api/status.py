@@ -60,7 +60,7 @@ TrialFacts: Any = create_model("TrialFacts", **_fields(TrialStats))
 _LISTS: Any = {
     "ranks": (list[RankFacts], ...),  # of the processes that share a model; empty if there is one
     "lenders": (list[LenderFacts], ...),  # of memory for experts
-    "speculators": (list[SpeculatorFacts], ...),  # that guess tokens
+    "speculators": (list[SpeculatorFacts], ...),  # that draft tokens
     "trials": (list[TrialFacts], ...),  # of helpers that may make passes faster
 }
 ReplicaFacts: Any = create_model(

@@ -54,7 +54,7 @@ export function modelFacts(model) {
     ["Parameters", formatCount(model.num_parameters)],
     ["Active per token", formatCount(model.num_active_parameters)],
     ["Runs in", `${model.weight_format} on ${model.device}`],
-    ...(model.speculators.length ? [["Guesses tokens with", model.speculators.join(", ")]] : []),
+    ...(model.speculators.length ? [["Drafts tokens with", model.speculators.join(", ")]] : []),
     ["Context", `${model.max_model_len.toLocaleString("en")} tokens`],
     ["KV cache", `${model.kv_capacity_tokens.toLocaleString("en")} tokens`],
   ];

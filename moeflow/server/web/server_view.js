@@ -44,7 +44,7 @@ export class ServerView {
     at("welcome-text").textContent = "This server has several models, and loads the one that you ask.";
     at("expert-strip").replaceChildren();
     at("model-facts").replaceChildren();
-    at("guesses-field").hidden = true;
+    at("drafts-field").hidden = true;
   }
 
   showModel(model) {
@@ -57,7 +57,7 @@ export class ServerView {
     at("welcome-text").textContent = welcomeText(model);
     drawExperts(at("expert-strip"), model);
     listFacts(at("model-facts"), modelFacts(model));
-    at("guesses-field").hidden = model.speculators.length === 0;
+    at("drafts-field").hidden = model.speculators.length === 0;
   }
 
   showNumbers() {

@@ -44,14 +44,14 @@ export class Settings {
     return this.values.system.trim();
   }
 
-  /** The fields of a chat completion request that the user has set. `hasGuesses`: the server drafts tokens. */
-  sampling({ hasGuesses }) {
+  /** The fields of a chat completion request that the user has set. `hasDrafts`: the server drafts tokens. */
+  sampling({ hasDrafts }) {
     const { system, token_trees, stop_strings, json_schema, ...numbers } = this.values;
     const sampling = Object.fromEntries(Object.entries(numbers).filter(([, value]) => value !== null));
     const stops = stopStrings(stop_strings);
     if (stops.length) sampling.stop = stops;
     if (json_schema.trim()) sampling.response_format = schemaFormat(json_schema);
-    if (hasGuesses && token_trees) sampling.token_trees = true;
+    if (hasDrafts && token_trees) sampling.token_trees = true;
     return sampling;
   }
 

@@ -4,12 +4,12 @@ import { saveText } from "./save_file.js";
 import { percent, toDot, visible } from "./token_tree_dot.js";
 
 /** One line with the effect of drafts. */
-export function guessesLine(passes) {
+export function draftsLine(passes) {
   const sum = (count) => passes.reduce((total, pass) => total + count(pass), 0);
   const tokens = sum((pass) => pass.tokens.length);
   const drafted = sum((pass) => pass.num_drafted);
   const perPass = passes.length ? (tokens / passes.length).toFixed(2) : "0";
-  return `${perPass} tokens a pass · ${sum((pass) => pass.num_accepted)} of ${drafted} guesses right`;
+  return `${perPass} tokens a pass · ${sum((pass) => pass.num_accepted)} of ${drafted} drafts right`;
 }
 
 /** The <details> under one answer. Draws when it is open, and then only passes that are new. */
@@ -17,8 +17,8 @@ export class TokenTreesView {
   /** `element` is the <details>; `onCopy(text, button)` copies. */
   constructor(element, onCopy) {
     this.element = element;
-    this.line = element.querySelector(".guesses-line");
-    this.legend = element.querySelector(".guessers");
+    this.line = element.querySelector(".drafts-line");
+    this.legend = element.querySelector(".drafters");
     this.list = element.querySelector(".passes");
     this.show([]);
     element.addEventListener("toggle", () => this.draw());
@@ -34,7 +34,7 @@ export class TokenTreesView {
   update(passes) {
     if (this.passes !== passes) this.show(passes);
     this.element.hidden = passes.length === 0;
-    this.line.textContent = guessesLine(passes);
+    this.line.textContent = draftsLine(passes);
     this.draw();
   }
 
@@ -77,7 +77,7 @@ function passRow(pass, number, lettersOf) {
   const tree = element("div", "tree");
   tree.tabIndex = 0; // a keyboard must be able to scroll it
   tree.setAttribute("role", "group");
-  tree.setAttribute("aria-label", `Pass ${number}${kept && `, ${kept} guesses right`}`);
+  tree.setAttribute("aria-label", `Pass ${number}${kept && `, ${kept} drafts right`}`);
   const own = pass.tokens.slice(pass.drafted.length ? pass.num_accepted : 0);
   tree.append(...branches(pass.drafted, own, lettersOf));
   row.append(head, tree);
@@ -101,7 +101,7 @@ function branches(drafted, own, lettersOf) {
     const places = below.get(parent).toSorted((a, b) => drafted[b].is_accepted - drafted[a].is_accepted);
     const found = places.map((place) => {
       const branch = element("div", "branch");
-      branch.append(guessedToken(drafted[place], lettersOf));
+      branch.append(draftedToken(drafted[place], lettersOf));
       const children = grown(place, isPath && drafted[place].is_accepted);
       if (children.length) branch.append(withChildren("div", "children", children));
       return branch;
@@ -113,11 +113,11 @@ function branches(drafted, own, lettersOf) {
   return grown(null, true);
 }
 
-function guessedToken(token, lettersOf) {
+function draftedToken(token, lettersOf) {
   const chip = element("span", `token ${token.is_accepted ? "accepted" : "rejected"}`);
   const who = `${lettersOf(token.speculators)} ${percent(token.chance)}`;
   chip.append(element("span", "token-text", visible(token.token)), element("span", "token-from", who));
-  chip.title = `${token.is_accepted ? "Right" : "Not taken"}. Guessed by ${token.speculators.join(" and ")}, with a chance of ${percent(token.chance)}.`;
+  chip.title = `${token.is_accepted ? "Right" : "Not taken"}. Drafted by ${token.speculators.join(" and ")}, with a chance of ${percent(token.chance)}.`;
   if (token.is_accepted) chip.append(element("span", "unseen", " (right)"));
   return chip;
 }

@@ -50,11 +50,11 @@ def count_uses(experts: Tensor, num_experts: int, top_k: int) -> Tensor:
     return torch.stack([torch.bincount(of_layer, minlength=num_experts) for of_layer in used])
 
 
-def are_guessed(wanted: Tensor, predicted: Tensor) -> Tensor:
+def are_drafted(wanted: Tensor, predicted: Tensor) -> Tensor:
     """Return which of the wanted are predicted. Shapes: wanted [..., W], predicted [..., G] -> [..., W] bool."""
     return (wanted[..., :, None] == predicted[..., None, :]).any(-1)
 
 
 def _share(wanted: Tensor, predicted: Tensor) -> list[float]:
     """Return the predicted share of the wanted, by layer. Shapes: [N, layers, any] each."""
-    return are_guessed(wanted, predicted).float().mean(dim=(0, 2)).tolist()
+    return are_drafted(wanted, predicted).float().mean(dim=(0, 2)).tolist()

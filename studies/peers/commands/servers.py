@@ -1,4 +1,4 @@
-"""Everyone's server: under the same traffic, and guessing tokens."""
+"""Everyone's server: under the same traffic, and drafting tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from moeflow.planner.hardware.host import host_resources
 from moeflow.train.builtin import builtin_source, ensure_builtin_model
 from studies.harness.options import out_option
 from studies.harness.records import publish
-from studies.peers import guessing, model, serving
+from studies.peers import drafting, model, serving
 from studies.peers.commands.options import folder_option, formats_option, say, threads_option
 from studies.peers.contestants import FORMATS, SHARED
+from studies.peers.drafting_table import drafting_table
 from studies.peers.environments import LLAMA, LLAMA_SERVER
-from studies.peers.guessing_table import guessing_table
 from studies.speculation.prompts import Prompt, read_prompts
 
 
@@ -55,7 +55,7 @@ def serve(folder: Path, formats: tuple[str, ...], threads: int | None, traffic: 
 def speculate(
     folder: Path, weights: str, threads: int | None, rounds: int, per_set: int, new_tokens: int, out: Path | None
 ) -> None:
-    """Compare guessed tokens with those of llama.cpp's server, on the built-in model and its dense source.
+    """Compare drafted tokens with those of llama.cpp's server, on the built-in model and its dense source.
 
     Needs llama.cpp's server (`setup --peer llama --peer llama-server`); some four minutes on two cores.
     """
@@ -63,13 +63,13 @@ def speculate(
         raise ConfigError(f"{LLAMA_SERVER.program(folder)} is not there; build it with `setup --peer llama-server`")
     threads = threads or host_resources().num_cores
     builtin, draft = ensure_builtin_model(default_cache_dir()), builtin_source()
-    target = guessing.write_target(folder, builtin, draft, SHARED[weights])
+    target = drafting.write_target(folder, builtin, draft, SHARED[weights])
     by_set: dict[str, list[Prompt]] = {}
     for prompt in read_prompts(None, str(builtin)):
         by_set.setdefault(prompt.name, []).append(prompt)
     prompts = [prompt for found in by_set.values() for prompt in found[:per_set]]
-    fields = guessing.compare(
-        guessing.Pair(target, draft),
+    fields = drafting.compare(
+        drafting.Pair(target, draft),
         prompts,
         folder,
         rounds=rounds,
@@ -79,7 +79,7 @@ def speculate(
     )
     publish(
         "speculation_peers",
-        guessing_table,
+        drafting_table,
         out,
         threads=threads,
         format=weights,

@@ -13,7 +13,7 @@ from moeflow.planner.hardware.host import host_resources
 from moeflow.train.builtin import builtin_source, ensure_builtin_model
 from studies.harness.options import out_option
 from studies.harness.records import recorder
-from studies.peers import guessing, starting
+from studies.peers import drafting, starting
 from studies.peers.commands.options import folder_option, say, threads_option
 from studies.peers.contestants import GGUF_PEERS, LLAMA_NAMES, convert, gguf_peer, ours
 from studies.peers.model import FILE
@@ -69,5 +69,5 @@ def _random(folder: Path, weights: str) -> tuple[starting.Program, Path]:
 def _builtin(folder: Path) -> tuple[starting.Program, Path]:
     model, packed = ensure_builtin_model(default_cache_dir()), folder / _BUILTIN_PACKED
     pack(str(model), packed, cache_dir=None, dtype="bfloat16")
-    file = guessing.write_target(folder, model, builtin_source(), "bf16")
+    file = drafting.write_target(folder, model, builtin_source(), "bf16")
     return starting.Program(model, packed, ("--dtype", "bfloat16")), file

@@ -14,7 +14,7 @@ from moeflow.text.answer_form.answer_grammar import plain_grammar
 from moeflow.text.answer_form.form import JsonForm
 from moeflow.text.tokenizer import Tokenizer
 from tests.engine.submissions import run, submission
-from tests.engine.test_speculation import Guesses, load
+from tests.engine.test_speculation import Drafts, load
 from tests.tiny_mixtral import write_tiny_mixtral
 
 SCHEMA = {
@@ -63,14 +63,14 @@ def expected(tiny):
         engine.close()
 
 
-def test_guesses_change_nothing(tiny, expected):
+def test_drafts_change_nothing(tiny, expected):
     """Correct drafts, wrong drafts, and drafts that the form forbids."""
     engine = load(tiny)
-    engine._speculation = guesses = Guesses(expected)
+    engine._speculation = drafts = Drafts(expected)
     try:
         assert answers(engine, jobs(grammar=FORM)) == expected
-        assert guesses.counts.kept > 20
-        assert guesses.counts.drafted > guesses.counts.kept
+        assert drafts.counts.kept > 20
+        assert drafts.counts.drafted > drafts.counts.kept
     finally:
         engine.close()
 

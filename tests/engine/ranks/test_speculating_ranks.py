@@ -74,7 +74,7 @@ def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, in_threads):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_model_of_the_first_rank_guesses_for_all(tiny, plain, layout, in_threads):
+def test_a_model_of_the_first_rank_drafts_for_all(tiny, plain, layout, in_threads):
     found, stats = run(tiny, speculators=("self:int8",), **layout)
     assert found == plain
     assert stats.accepted_tokens_total > 0

@@ -50,7 +50,7 @@ def small(tmp_path_factory):
     return folder, write_tiny_llama(folder)
 
 
-def guessing(folder, *speculators: str, num_blocks: int = 60, **draft_changes) -> Engine:
+def drafting(folder, *speculators: str, num_blocks: int = 60, **draft_changes) -> Engine:
     """Return an engine with drafts that take no time, so that all are computed."""
     config = resolve(
         Settings(
@@ -90,7 +90,7 @@ def test_answers_are_the_same_to_the_bit(target, small, sampling):
         ["early-exit:1"],
         [f"{small[0]}:bfloat16", "self:int8", "suffix"],
     ):
-        engine = guessing(target, *speculators)
+        engine = drafting(target, *speculators)
         assert answers(engine, submissions) == plain
         assert engine.stats().drafted_tokens_total > 50
         assert all(draft.tables.num_used == 0 for draft in drafts_of(engine))
@@ -105,7 +105,7 @@ def test_the_engines_ids_that_a_draft_lacks_change_no_answer(small, tmp_path, sa
     submissions += [submission("padded", [5, 258, 9, 299, 271, 30], max_tokens=40, logprobs=2, **sampling)]
     plain = answers(load(tmp_path), submissions)
     assert any(token_id >= 258 for token_ids, *_ in plain.values() for token_id in token_ids)
-    engine = guessing(tmp_path, str(small[0]))
+    engine = drafting(tmp_path, str(small[0]))
     assert answers(engine, submissions) == plain
     assert engine.stats().drafted_tokens_total > 50
     assert not engine._speculation._failed
@@ -115,7 +115,7 @@ def test_a_draft_without_embeddings_for_some_tokens_is_refused(target, tmp_path)
     write_tiny_llama(tmp_path, vocab_size=250)
     write_byte_tokenizer(tmp_path)
     with pytest.raises(ConfigError, match=r"needs 258 embeddings, and the draft has 250\. Take a small model"):
-        guessing(target, str(tmp_path))
+        drafting(target, str(tmp_path))
 
 
 def test_a_draft_with_ids_that_are_no_integers_is_refused(target, tmp_path):
@@ -125,13 +125,13 @@ def test_a_draft_with_ids_that_are_no_integers_is_refused(target, tmp_path):
     tokenizer["model"]["vocab"] |= {"a": "7"}
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(CheckpointError, match="does not list its tokens"):
-        guessing(target, str(tmp_path))
+        drafting(target, str(tmp_path))
 
 
-def test_what_a_model_guesses_for_itself_is_right(target, monkeypatch):
+def test_what_a_model_drafts_for_itself_is_right(target, monkeypatch):
     monkeypatch.setattr(draft_model, "NUM_LIKELIEST", 1)  # the likeliest alone, all accepted
     monkeypatch.setattr(draft_model, "LEAST_PATH", 0.0)
-    engine = guessing(target, "self:float32", kv_dtype="float32")
+    engine = drafting(target, "self:float32", kv_dtype="float32")
     found = answers(engine, jobs(**GREEDY))
     stats = engine.stats()
     assert stats.accepted_tokens_total == stats.drafted_tokens_total
@@ -142,14 +142,14 @@ def test_what_a_model_guesses_for_itself_is_right(target, monkeypatch):
 def test_preempted_requests_get_the_same_tokens(target, small):
     submissions = jobs(temperature=0.8, max_tokens=140)[:4]
     plain = answers(load(target, num_blocks=100), submissions)
-    engine = guessing(target, str(small[0]), "self:int8", num_blocks=26)
+    engine = drafting(target, str(small[0]), "self:int8", num_blocks=26)
     assert answers(engine, submissions) == plain
     assert engine.stats().preemptions_total > 0
     assert all(draft.tables.num_used == 0 for draft in drafts_of(engine))
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-def test_a_model_in_memory_guesses_for_one_whose_experts_come_from_disk(target, small, tmp_path, monkeypatch):
+def test_a_model_in_memory_drafts_for_one_whose_experts_come_from_disk(target, small, tmp_path, monkeypatch):
     monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
     plain = run_streamed(streamed_config(str(target), tmp_path / "slabs", 5))
     config = streamed_config(str(target), tmp_path / "slabs", 5, speculators=(str(small[0]),))
@@ -165,7 +165,7 @@ def test_a_model_in_memory_guesses_for_one_whose_experts_come_from_disk(target, 
 
 
 def test_cancelled_requests_give_their_blocks_back(target, small):
-    engine = guessing(target, str(small[0]))
+    engine = drafting(target, str(small[0]))
     engine.submit(submission("r", [5, 6, 7, 8] * 8, max_tokens=60))
     while not drafts_of(engine)[0].tables.num_used:
         engine.step()
@@ -175,7 +175,7 @@ def test_cancelled_requests_give_their_blocks_back(target, small):
 
 def test_a_conversation_is_not_computed_anew(target, small):
     """Its second turn finds the first one's keys and values."""
-    engine = guessing(target, str(small[0]))
+    engine = drafting(target, str(small[0]))
     (first,) = jobs(**GREEDY)[3:4]
     said = answers(engine, [first])["r3"][0]
     (draft,) = drafts_of(engine)
@@ -185,11 +185,11 @@ def test_a_conversation_is_not_computed_anew(target, small):
     assert computed[0] < 40 < len(first.prompt_token_ids)
 
 
-def test_two_that_guess_together_are_at_least_as_good_as_each(target, small):
+def test_two_that_draft_together_are_at_least_as_good_as_each(target, small):
     submissions = [submission(f"r{i}", [5 + i, 6, 7, 8] * 10, max_tokens=100, **GREEDY) for i in range(2)]
 
     def num_passes(*speculators: str) -> int:
-        engine = guessing(target, *speculators)
+        engine = drafting(target, *speculators)
         passes = 0
         for one in submissions:
             engine.submit(one)
@@ -206,7 +206,7 @@ def test_two_that_guess_together_are_at_least_as_good_as_each(target, small):
 def test_one_that_fails_is_left_alone_and_nobody_else_notices(target, small, caplog):
     submissions = jobs(**GREEDY)[:2]
     plain = answers(load(target), submissions)
-    engine = guessing(target, str(small[0]), "self:int8")
+    engine = drafting(target, str(small[0]), "self:int8")
     broken, other = drafts_of(engine)
 
     def fail(pieces, rows):
@@ -255,12 +255,12 @@ def expected(model, request: Request, draft) -> None:
 @pytest.fixture
 def alone(target, small):
     """Return a small draft model in float32."""
-    engine = guessing(target, f"{small[0]}:float32", kv_dtype="float32", num_blocks=60)
+    engine = drafting(target, f"{small[0]}:float32", kv_dtype="float32", num_blocks=60)
     (draft,) = drafts_of(engine)
     return draft
 
 
-def test_guesses_are_what_transformers_computes(alone, small, monkeypatch):
+def test_drafts_are_what_transformers_computes(alone, small, monkeypatch):
     """For any result of the previous drafts: all accepted, the first few, none, or a pass without drafts."""
     monkeypatch.setattr(draft_model, "LEAST_PATH", 0.001)  # a random model is never sure
     monkeypatch.setattr(draft_model, "LEAST_BRANCH", 0.001)
@@ -270,7 +270,7 @@ def test_guesses_are_what_transformers_computes(alone, small, monkeypatch):
     ]
     for request in requests:
         say(request, rng.randrange(2, 258))
-    num_guesses = 0
+    num_drafts = 0
     for _ in range(25):
         running = rng.sample(requests, rng.randrange(1, 4))
         depth = rng.randrange(1, 7)
@@ -279,24 +279,24 @@ def test_guesses_are_what_transformers_computes(alone, small, monkeypatch):
             assert max(len(draft.token_ids) for draft in found) <= depth
             for draft in found:
                 expected(small[1], request, draft)
-            num_guesses += len(found)
+            num_drafts += len(found)
             right = found[0].token_ids[: rng.randrange(len(found[0].token_ids) + 1)]
             say(request, *right, *[rng.randrange(2, 258) for _ in range(rng.choice((1, 1, 1, 20)))])
-    assert num_guesses > 200
+    assert num_drafts > 200
     for request in requests:
         alone.forget(request)
     assert alone.tables.num_used == 0
 
 
-def test_one_with_a_vocabulary_guesses_the_likeliest_of_its_tokens(target, small, tmp_path):
+def test_one_with_a_vocabulary_drafts_the_likeliest_of_its_tokens(target, small, tmp_path):
     folder, oracle = small
     shutil.copytree(folder, tmp_path / "few")
     known = list(range(3, 250, 3))
     write_draft_vocabulary(tmp_path / "few", known)
     submissions = jobs(**GREEDY)
     few = f"{tmp_path / 'few'}:float32"
-    assert answers(guessing(target, few), submissions) == answers(load(target), submissions)
-    (draft,) = drafts_of(guessing(target, few, kv_dtype="float32"))
+    assert answers(drafting(target, few), submissions) == answers(load(target), submissions)
+    (draft,) = drafts_of(drafting(target, few, kv_dtype="float32"))
     request = make_request("r", [5, 6, 7, 8, 9])
     say(request, 11)
     ((path, *_),) = draft.propose([request], 1)
@@ -319,7 +319,7 @@ def test_a_broken_vocabulary_is_refused(target, small, tmp_path, content, proble
     shutil.copytree(small[0], tmp_path / "few")
     (tmp_path / "few" / "draft_vocabulary.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=problem):
-        guessing(target, str(tmp_path / "few"))
+        drafting(target, str(tmp_path / "few"))
 
 
 def counted(draft) -> list[int]:
@@ -335,7 +335,7 @@ def counted(draft) -> list[int]:
     return computed
 
 
-def test_right_guesses_are_not_computed_again(alone, monkeypatch):
+def test_right_drafts_are_not_computed_again(alone, monkeypatch):
     monkeypatch.setattr(draft_model, "LEAST_PATH", 0.0)
     request = make_request("r", [5, 6, 7])
     say(request, 8)
@@ -368,7 +368,7 @@ def test_a_long_prompt_is_computed_in_pieces(alone, small):
     expected(small[1], request, draft)
 
 
-def test_what_exceeds_the_models_context_or_the_answer_is_not_guessed(alone, small):
+def test_what_exceeds_the_models_context_or_the_answer_is_not_drafted(alone, small):
     full, nearly, ending = make_request("a", [5] * 511), make_request("b", [5] * 508), make_request("c", [5] * 9)
     ending.max_tokens = 2
     for one in (full, nearly, ending):
@@ -380,7 +380,7 @@ def test_what_exceeds_the_models_context_or_the_answer_is_not_guessed(alone, sma
 
 
 def test_the_youngest_go_without_where_blocks_are_few(target, small):
-    engine = guessing(target, f"{small[0]}:float32", kv_dtype="float32", num_blocks=60)
+    engine = drafting(target, f"{small[0]}:float32", kv_dtype="float32", num_blocks=60)
     (draft,) = drafts_of(engine)
     draft.tables.limit = 6  # blocks of 16 tokens
     requests = [make_request(f"r{i}", [7 + i] * 30) for i in range(3)]

@@ -1,4 +1,4 @@
-"""What a model that guesses says of the experts to come: what transformers' routers choose, and no answer changes."""
+"""What a model that drafts says of the experts to come: what transformers' routers choose, and no answer changes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def other_model(target, dense, tokens):
     ("name", "oracle"), [("self:float32", itself), ("early-exit:1", first_layer), ("dense", other_model)]
 )
 def test_advice_is_what_the_models_routers_choose(target, dense, slabs, monkeypatch, name, oracle):
-    """For each token that a draft says something of, over all layers, whatever became of earlier guesses."""
+    """For each token that a draft says something of, over all layers, whatever became of earlier drafts."""
     monkeypatch.setattr(draft_model, "LEAST_PATH", 0.0)
     monkeypatch.setattr(draft_model, "LEAST_BRANCH", 0.001)
     engine = load(target, slabs, f"{dense[0]}:float32" if name == "dense" else name, kv_dtype="float32")

@@ -144,7 +144,7 @@ def test_a_table_without_gaps_has_none():
     assert cache.num_resident == cache.num_filled == 12
 
 
-def test_wrong_guesses_for_layers_that_kernels_went_through_are_dropped():
+def test_wrong_drafts_for_layers_that_kernels_went_through_are_dropped():
     cache, disk = make_cache(6)
     assert cache.prefetch(0, [0]) == cache.prefetch(1, [1]) == cache.prefetch(2, [2]) == 1
     cache.kernel_reads.begin()

@@ -40,10 +40,10 @@ def run(predictor, traffic, num_passes, warm_up=300):
     """Return how many experts were named a pass, and which share of these and of those needed was right."""
     named = right = needed = 0
     for number, ids in zip(range(num_passes), traffic, strict=False):
-        guesses = predictor.predict(0)
+        drafts = predictor.predict(0)
         predictor.observe(0, ids)
         if number >= warm_up:
-            named, right, needed = named + len(guesses), right + len({*guesses} & {*ids}), needed + TOP_K
+            named, right, needed = named + len(drafts), right + len({*drafts} & {*ids}), needed + TOP_K
     return named / (num_passes - warm_up), right / max(named, 1), right / needed
 
 
@@ -88,12 +88,12 @@ def test_a_router_that_has_been_asked_counts_most_and_only_then():
         is_told = number % 3 > 0
         if is_told:
             predictor.observe_input(0, torch.tensor([[*map(float, ids[1])]]))
-        guesses = predictor.predict(1)
+        drafts = predictor.predict(1)
         predictor.observe(1, ids[1])
         if number > 600:
-            (told if is_told else untold).append((set(guesses), set(ids[1])))
-    assert all(guesses == ids for guesses, ids in told)
-    assert np.mean([len(guesses) for guesses, _ in untold]) < 1
+            (told if is_told else untold).append((set(drafts), set(ids[1])))
+    assert all(drafts == ids for drafts, ids in told)
+    assert np.mean([len(drafts) for drafts, _ in untold]) < 1
 
 
 def test_what_is_said_twice_counts_once():

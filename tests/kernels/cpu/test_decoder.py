@@ -188,13 +188,13 @@ def test_a_pass_stops_at_the_first_expert_that_is_missing(needs_kernels, missing
     assert model.begin(model.cached, 1).run() == LAYERS
 
 
-def test_a_pass_stops_before_what_is_guessed_and_absent(needs_kernels):
+def test_a_pass_stops_before_what_is_drafted_and_absent(needs_kernels):
     model = Model("float32")
-    guesses = torch.zeros(3, EXPERTS, dtype=torch.uint8)
+    drafts = torch.zeros(3, EXPERTS, dtype=torch.uint8)
     _, topk_ids = model.run(1)
     other = min(set(range(EXPERTS)) - set(topk_ids[2].flatten().tolist()))
-    guesses[2, other] = 1
-    expected = Expected(guesses=guesses)
+    drafts[2, other] = 1
+    expected = Expected(drafts=drafts)
     assert model.begin(model.cached, 1).run(0, expected) == LAYERS
     model.table[2, other] = LOADING
     assert model.begin(model.cached, 1).run(0, expected) == LAYERS

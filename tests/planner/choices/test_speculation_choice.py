@@ -1,4 +1,4 @@
-"""What `--speculator` means: which models may guess, in which format, and how much memory is counted for them."""
+"""What `--speculator` means: which models may draft, in which format, and how much memory is counted for them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_folder_without_a_model_is_no_speculator(models, tmp_path):
         resolved(models, str(tmp_path))
 
 
-def test_models_guess_only_in_their_own_tokens(models, tmp_path):
+def test_models_draft_only_in_their_own_tokens(models, tmp_path):
     write_tiny_llama(tmp_path)
     file = tmp_path / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -106,7 +106,7 @@ def test_what_they_take_is_counted_and_explained(models):
     assert ("speculator", f"{models[1].name}:bfloat16", f"{format_bytes(draft.num_bytes)} in memory") in rows
 
 
-def test_where_they_cannot_guess(models, tmp_path):
+def test_where_they_cannot_draft(models, tmp_path):
     with pytest.raises(ConfigError, match=r"\(--ranks, --stages\)"):
         resolved(models, "early-exit", num_ranks=2)
     with pytest.raises(ConfigError, match=r"--record-routing"):
@@ -116,12 +116,12 @@ def test_where_they_cannot_guess(models, tmp_path):
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 def test_one_that_leaves_no_room_for_the_model_is_named(models):
     resolved(models, memory_bytes=272 * MIB)
-    with pytest.raises(CapacityError, match=r"MiB of it for models that guess: a smaller --speculator"):
+    with pytest.raises(CapacityError, match=r"MiB of it for models that draft: a smaller --speculator"):
         resolved(models, "self:int8", memory_bytes=272 * MIB)
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-def test_the_first_layers_guess_where_experts_come_from_disk(models):
+def test_the_first_layers_draft_where_experts_come_from_disk(models):
     assert resolved(models, "early-exit", memory_bytes=2**30).config.draft_models[0].is_early_exit
 
 

@@ -160,6 +160,6 @@ def test_the_tasks_of_a_step_add_up_to_what_the_cost_model_says():
 def test_an_unknown_op_is_refused():
     shape = decode_shape(ModelCosts(SMALL, HALF), 1, 1)
     with pytest.raises(ConfigError, match="known are pre_attention"):
-        task_cost("guess", machine(ram=1), shape, POLICY)
+        task_cost("draft", machine(ram=1), shape, POLICY)
     with pytest.raises(ConfigError, match="no level 'device'"):
         task_cost("pre_attention", machine(ram=1), shape, POLICY)

@@ -96,11 +96,11 @@ def test_a_perfect_predictor_hides_reads_behind_computing():
     assert helped.prefetching_share == 1
 
 
-def test_guessing_on_a_busy_disk_is_switched_off():
+def test_drafting_on_a_busy_disk_is_switched_off():
     trace = make_trace(700, stay=0.05, num_experts=32, compute_s=0.001)
-    alone, guessed = (run(trace, 12, predictor=name) for name in ("none", "frequency"))
-    assert guessed.prefetching_share < 0.7
-    assert guessed.seconds < 1.1 * alone.seconds
+    alone, drafted = (run(trace, 12, predictor=name) for name in ("none", "frequency"))
+    assert drafted.prefetching_share < 0.7
+    assert drafted.seconds < 1.1 * alone.seconds
 
 
 def test_by_hand():

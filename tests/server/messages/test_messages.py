@@ -474,9 +474,9 @@ def test_streams_come_to_what_whole_answers_are(client, engine, tokenizer, is_pa
 
     @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(texts_of(*OF_INPUTS), st.integers(0, 5), st.integers(1, 120))
-    def compare(text, guesses_per_pass, max_tokens):
+    def compare(text, drafts_per_pass, max_tokens):
         says(engine, tokenizer, text)
-        engine.guesses_per_pass = guesses_per_pass
+        engine.drafts_per_pass = drafts_per_pass
         choice = {"type": "auto", "disable_parallel_tool_use": not is_parallel}
         given = {"tools": TOOLS, "tool_choice": choice, "max_tokens": max_tokens}
         answer = ask(client, **given)

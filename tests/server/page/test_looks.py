@@ -172,7 +172,7 @@ def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, engine
     numbers = [f"No. {i}\n\n" for i in range(140)]  # every one a paragraph
     beginning = "".join(numbers[:100])
     say("".join(numbers), until=beginning)
-    engine.guesses_per_pass = len(beginning) - 1  # it comes at once, so that its first paragraphs were never in view
+    engine.drafts_per_pass = len(beginning) - 1  # it comes at once, so that its first paragraphs were never in view
     send(page, "Count.")
     expect(answer(page).get_by_text("No. 99")).to_be_in_viewport()
     for _ in range(10):
@@ -180,7 +180,7 @@ def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, engine
         page.evaluate("scrollBy(0, -200)")
         assert top_of_paragraph(page, text) == pytest.approx(top + 200, abs=1)
     text, top = paragraph_in_the_middle(page)
-    engine.guesses_per_pass = 0
+    engine.drafts_per_pass = 0
     go_on()
     expect(answer(page).locator("p")).to_have_count(140)
     assert top_of_paragraph(page, text) == pytest.approx(top, abs=1)

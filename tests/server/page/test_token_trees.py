@@ -1,4 +1,4 @@
-"""Guesses under an answer: who asks sees the trees, and the graph is the one that the shell writes."""
+"""Drafts under an answer: who asks sees the trees, and the graph is the one that the shell writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from playwright.sync_api import expect
 
-from moeflow.text.drafted_passes import GuessedPass
+from moeflow.text.drafted_passes import DraftedPass
 from moeflow.text.token_tree_dot import to_dot
 from tests.server.page.parts import answer, button, send_and_wait, turns
 
@@ -19,88 +19,88 @@ TEXT = 'Say "hi" \\ \n\t🦊 <b>bold</b>\x07'
 
 
 @pytest.fixture
-def guessing(engine):
-    """Let the server guess. Asked for before `page`, which reads what the server does once it is opened."""
+def drafting(engine):
+    """Let the server draft. Asked for before `page`, which reads what the server does once it is opened."""
     engine.model = msgspec.structs.replace(engine.model, speculators=("suffix", "draft"))
-    engine.guesses_per_pass = 3
+    engine.drafts_per_pass = 3
     return engine
 
 
 def turn_on(page) -> None:
     button(page, "Settings").click()
-    page.get_by_label("Show guesses").check()
+    page.get_by_label("Show drafts").check()
     button(page, "Done").click()
 
 
-def guesses(page):
-    return turns(page).last.locator(".guesses")
+def drafts(page):
+    return turns(page).last.locator(".drafts")
 
 
-def test_nothing_is_shown_nor_asked_for_by_itself(guessing, page):
+def test_nothing_is_shown_nor_asked_for_by_itself(drafting, page):
     send_and_wait(page, "Hello?")
-    expect(guesses(page)).to_be_hidden()
-    assert not guessing.submissions[0].sampling.token_trees
+    expect(drafts(page)).to_be_hidden()
+    assert not drafting.submissions[0].sampling.token_trees
 
 
-def test_what_can_be_done_with_the_trees_takes_no_line_of_its_own(guessing, page):
+def test_what_can_be_done_with_the_trees_takes_no_line_of_its_own(drafting, page):
     turn_on(page)
     send_and_wait(page, "Hello?")
-    guesses(page).locator("summary").click()
-    summary, export = guesses(page).locator("summary").bounding_box(), button(page, "Save DOT").bounding_box()
+    drafts(page).locator("summary").click()
+    summary, export = drafts(page).locator("summary").bounding_box(), button(page, "Save DOT").bounding_box()
     middle_of_summary, middle_of_export = (box["y"] + box["height"] / 2 for box in (summary, export))
     assert abs(middle_of_summary - middle_of_export) < 4
     assert export["x"] > summary["x"] + summary["width"]
 
 
-def test_a_server_that_does_not_guess_has_no_such_setting(page, engine):
+def test_a_server_that_does_not_draft_has_no_such_setting(page, engine):
     button(page, "Settings").click()
     expect(page.get_by_label("Temperature")).to_be_visible()
-    expect(page.get_by_label("Show guesses")).to_be_hidden()
+    expect(page.get_by_label("Show drafts")).to_be_hidden()
     assert engine.model.speculators == ()
 
 
-def test_each_pass_has_its_tree(guessing, page, say):
+def test_each_pass_has_its_tree(drafting, page, say):
     say("abcdefgh")  # and an end of sequence: 9 tokens in passes of 4, 4 and 1
     turn_on(page)
     send_and_wait(page, "Hello?")
-    expect(guesses(page).locator(".guesses-line")).to_have_text("3.00 tokens a pass · 6 of 12 guesses right")
-    expect(guesses(page).locator(".passes li")).to_have_count(0)  # drawn when it is opened
-    guesses(page).locator("summary").click()
-    rows = guesses(page).locator(".passes li")
+    expect(drafts(page).locator(".drafts-line")).to_have_text("3.00 tokens a pass · 6 of 12 drafts right")
+    expect(drafts(page).locator(".passes li")).to_have_count(0)  # drawn when it is opened
+    drafts(page).locator("summary").click()
+    rows = drafts(page).locator(".passes li")
     expect(rows).to_have_count(3)
     expect(rows.first.locator(".accepted .token-text")).to_have_text(["a", "b", "c"])
     expect(rows.first.locator(".rejected")).to_have_count(3)
     expect(rows.first.locator(".own")).to_have_text("d")
     expect(rows.first.locator(".accepted .token-from").first).to_have_text("A 75%")
-    expect(guesses(page).locator(".guessers li")).to_have_text(["A: suffix", "B: draft"])
+    expect(drafts(page).locator(".drafters li")).to_have_text(["A: suffix", "B: draft"])
     expect(rows.last.locator(".token")).to_have_count(1)
     button(page, "Try again").click()
-    expect(guesses(page).locator(".passes li")).to_have_count(3)
+    expect(drafts(page).locator(".passes li")).to_have_count(3)
 
 
-def test_the_graph_is_the_one_that_the_shell_writes(guessing, page, say, tmp_path):
+def test_the_graph_is_the_one_that_the_shell_writes(drafting, page, say, tmp_path):
     say(TEXT)
     turn_on(page)
     send_and_wait(page, "Hello?")
     expect(answer(page)).to_contain_text("<b>bold</b>")
-    guesses(page).locator("summary").click()
-    expect(guesses(page).locator(".passes")).to_contain_text("↵")
+    drafts(page).locator("summary").click()
+    expect(drafts(page).locator(".passes")).to_contain_text("↵")
     with page.expect_download() as download:
         button(page, "Save DOT").click()
     assert download.value.suggested_filename == "token-trees.dot"
     download.value.save_as(tmp_path / "saved.dot")
     body = {"messages": [{"role": "user", "content": "Hello?"}], "token_trees": True}
     choice = httpx.post(f"{page.url.partition('#')[0]}v1/chat/completions", json=body).json()["choices"][0]
-    passes = msgspec.convert(choice["token_trees"], list[GuessedPass])
+    passes = msgspec.convert(choice["token_trees"], list[DraftedPass])
     assert Path(tmp_path / "saved.dot").read_text(encoding="utf-8") == to_dot({"answer": passes})
 
 
-def test_a_reload_keeps_the_setting_but_not_the_trees(guessing, page):
+def test_a_reload_keeps_the_setting_but_not_the_trees(drafting, page):
     turn_on(page)
     send_and_wait(page, "Hello?")
-    expect(guesses(page)).to_be_visible()
+    expect(drafts(page)).to_be_visible()
     page.reload()
     expect(answer(page)).to_be_visible()
-    expect(guesses(page)).to_be_hidden()
+    expect(drafts(page)).to_be_hidden()
     send_and_wait(page, "Again?")
-    assert guessing.submissions[-1].sampling.token_trees
+    assert drafting.submissions[-1].sampling.token_trees

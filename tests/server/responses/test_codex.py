@@ -129,12 +129,12 @@ def check_events(events: list[dict]) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("guesses_per_pass", [0, 7])
+@pytest.mark.parametrize("drafts_per_pass", [0, 7])
 async def test_calls_come_back_in_the_form_of_their_tools(
-    http, engine, tokenizer, call, fields, event, field, guesses_per_pass
+    http, engine, tokenizer, call, fields, event, field, drafts_per_pass
 ):
     says(engine, tokenizer, call)
-    engine.guesses_per_pass = guesses_per_pass
+    engine.drafts_per_pass = drafts_per_pass
     events = await events_of(http, OPENING)
     check_events(events)
     (item,) = done_items(events)

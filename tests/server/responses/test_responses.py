@@ -157,11 +157,11 @@ def test_templates_get_the_effort(thinking, changes, end):
     assert answer.reasoning.effort == end
 
 
-@pytest.mark.parametrize("guesses_per_pass", [0, 5])
-def test_log_probabilities_are_those_of_the_text(thinking, guesses_per_pass):
+@pytest.mark.parametrize("drafts_per_pass", [0, 5])
+def test_log_probabilities_are_those_of_the_text(thinking, drafts_per_pass):
     """Neither those of reasoning, nor of calls, nor of what stands between."""
     client, engine, tokenizer = thinking
-    engine.guesses_per_pass = guesses_per_pass
+    engine.drafts_per_pass = drafts_per_pass
     text = '<think>\nHm. So.\n</think>\n\nA föx.[TOOL_CALLS]look[ARGS]{"q": "fox"}'
     engine.reply = [*tokenizer.encode(text, add_special_tokens=False), EOS]
     given = {"tools": TOOLS, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
@@ -171,7 +171,7 @@ def test_log_probabilities_are_those_of_the_text(thinking, guesses_per_pass):
     tokens = answer.output[1].content[0].logprobs
     said = b"".join(bytes(token.bytes) for token in tokens).decode()
     assert "A föx." in said
-    assert said == "A föx." or guesses_per_pass, "a token may reach beyond its text where several come at once"
+    assert said == "A föx." or drafts_per_pass, "a token may reach beyond its text where several come at once"
     for token in tokens:
         assert (token.logprob, len(token.top_logprobs), token.top_logprobs[0].logprob) == (-1.5, 2, -0.25)
     assert engine.submissions[-1].sampling.logprobs == 2
@@ -306,9 +306,9 @@ def test_streams_come_to_what_whole_answers_are(client, engine, tokenizer, is_pa
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(texts_of(), st.integers(0, 5), st.none() | st.integers(1, 60))
     @example('<tool_call>{"name": "look", "arguments": <tool_call>', 0, None)  # what ends the call is text
-    def compare(text, guesses_per_pass, max_tokens):
+    def compare(text, drafts_per_pass, max_tokens):
         says(engine, tokenizer, text)
-        engine.guesses_per_pass = guesses_per_pass
+        engine.drafts_per_pass = drafts_per_pass
         given = {"tools": TOOLS, "parallel_tool_calls": is_parallel, "max_output_tokens": max_tokens, "top_logprobs": 1}
         answer = ask(client, **given)
         check(answer)

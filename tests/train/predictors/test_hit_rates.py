@@ -14,22 +14,22 @@ from moeflow.train.predictors.loss import CROSS_ENTROPY_WEIGHT, routing_loss
 def test_hits_are_those_that_brute_force_counts(num_experts, top_k):
     rng = random.Random(num_experts)
     num_tokens, num_layers = 30, 3
-    guessed = [[rng.sample(range(num_experts), num_experts) for _ in range(num_layers)] for _ in range(num_tokens)]
+    drafted = [[rng.sample(range(num_experts), num_experts) for _ in range(num_layers)] for _ in range(num_tokens)]
     wanted = [[rng.sample(range(num_experts), num_experts) for _ in range(num_layers)] for _ in range(num_tokens)]
     logits = torch.zeros(num_tokens, num_layers, num_experts)
-    for token, layers in enumerate(guessed):
+    for token, layers in enumerate(drafted):
         for layer, order in enumerate(layers):
             for rank, expert in enumerate(order):
                 logits[token, layer, expert] = -rank
     uses = count_uses(torch.tensor(wanted), num_experts, top_k)
     rates = hit_rates(logits, torch.tensor(wanted), top_k, uses)
     for layer in range(num_layers):
-        pairs = [(guessed[token][layer], wanted[token][layer]) for token in range(num_tokens)]
+        pairs = [(drafted[token][layer], wanted[token][layer]) for token in range(num_tokens)]
         counts = [sum(expert in want[:top_k] for _, want in pairs) for expert in range(num_experts)]
         assert uses[layer].tolist() == counts
-        assert rates.top1[layer] == pytest.approx(sum(guess[0] == want[0] for guess, want in pairs) / num_tokens)
-        assert rates.top3[layer] == pytest.approx(sum(want[0] in guess[:3] for guess, want in pairs) / num_tokens)
-        hits = sum(len({*guess[:top_k]} & {*want[:top_k]}) for guess, want in pairs)
+        assert rates.top1[layer] == pytest.approx(sum(draft[0] == want[0] for draft, want in pairs) / num_tokens)
+        assert rates.top3[layer] == pytest.approx(sum(want[0] in draft[:3] for draft, want in pairs) / num_tokens)
+        hits = sum(len({*draft[:top_k]} & {*want[:top_k]}) for draft, want in pairs)
         assert rates.top_k[layer] == pytest.approx(hits / num_tokens / top_k)
         most = sum(sorted(counts)[-top_k:])
         assert rates.most_used[layer] == pytest.approx(most / num_tokens / top_k)

@@ -38,10 +38,10 @@ def test_boosting_shifts_weight_to_where_those_before_were_wrong():
 def test_coverage_is_that_of_brute_force():
     torch.manual_seed(1)
     said = torch.randint(0, 6, (40,))
-    guesses = [torch.stack([torch.randperm(6)[:3] for _ in range(40)]) for _ in range(3)]
+    drafts = [torch.stack([torch.randperm(6)[:3] for _ in range(40)]) for _ in range(3)]
     for number in (1, 3):
         expected = [
-            sum(any(int(said[row]) in each[row, :number].tolist() for each in guesses[:n]) for row in range(40)) / 40
+            sum(any(int(said[row]) in each[row, :number].tolist() for each in drafts[:n]) for row in range(40)) / 40
             for n in (1, 2, 3)
         ]
-        assert torch.allclose(torch.tensor(coverage(guesses, said, number)), torch.tensor(expected))
+        assert torch.allclose(torch.tensor(coverage(drafts, said, number)), torch.tensor(expected))

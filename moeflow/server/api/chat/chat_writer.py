@@ -41,10 +41,10 @@ class ChatWriter:
         answer = self._answers[choice]
         deltas = self._deltas(answer, delta)
         logprobs = chat_logprobs(delta.logprobs or ()) if self._with_logprobs and delta.logprobs else None
-        if (logprobs or delta.guessed_pass) and not deltas:
+        if (logprobs or delta.drafted_pass) and not deltas:
             deltas = [{"content": ""}]
         for number, new in enumerate(deltas):
-            trees = () if number or delta.guessed_pass is None else (delta.guessed_pass,)
+            trees = () if number or delta.drafted_pass is None else (delta.drafted_pass,)
             chunks.append(_chunk(choice, new, None if number else logprobs) | token_trees(trees))
         if delta.finish_reason is not None:
             chunks.append(_chunk(choice, {}, finish_reason=_reason(delta.finish_reason, answer.num_calls)))
@@ -66,7 +66,7 @@ class ChatWriter:
             "message": message,
             "logprobs": chat_logprobs(choice.tokens) if self._with_logprobs else None,
             "finish_reason": _reason(choice.finish_reason, answer.num_calls),
-            **token_trees(choice.guessed_passes),
+            **token_trees(choice.drafted_passes),
         }
 
     def _deltas(self, answer: AnswerEvents, delta: TextDelta) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ class _Writer:
             self._is_to_echo[choice] = False
             text = self._prompt_text(choice) + text
             tokens = self._prompt_tokens(choice, delta.prompt_logprobs or ()) + tokens
-        passes = () if delta.guessed_pass is None else (delta.guessed_pass,)
+        passes = () if delta.drafted_pass is None else (delta.drafted_pass,)
         if not (text or tokens or passes or delta.finish_reason):
             return []
         return [self._object(choice, text, tokens, delta.finish_reason) | token_trees(passes)]
@@ -90,7 +90,7 @@ class _Writer:
         if self._body.echo:
             text = self._prompt_text(choice.index) + text
             tokens = self._prompt_tokens(choice.index, choice.prompt_tokens) + tokens
-        return self._object(choice.index, text, tokens, choice.finish_reason) | token_trees(choice.guessed_passes)
+        return self._object(choice.index, text, tokens, choice.finish_reason) | token_trees(choice.drafted_passes)
 
     def _object(
         self, choice: int, text: str, tokens: list[TokenText | bytes], finish_reason: str | None

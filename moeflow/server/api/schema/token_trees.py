@@ -18,7 +18,7 @@ class DraftedTokenObject(NamedTokenObject):
     """A drafted token."""
 
     parent: int | None = Field(description="Place in the list of the one that it follows; null: the pass before.")
-    speculators: list[str] = Field(description="Who guessed it.")
+    speculators: list[str] = Field(description="Who drafted it.")
     chance: float = Field(description="That it is right, and all before it, as expected before the pass.")
     is_accepted: bool
 

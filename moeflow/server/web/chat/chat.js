@@ -153,7 +153,7 @@ export class Chat extends EventTarget {
   async request(prompt, answer, signal) {
     const { settings, server } = this;
     const { model } = server;
-    const sampling = settings.sampling({ hasGuesses: model?.speculators.length > 0 });
+    const sampling = settings.sampling({ hasDrafts: model?.speculators.length > 0 });
     const begun = begunMessage(answer);
     const whole = [...requestMessages(this.turns, prompt, settings.systemPrompt), ...(begun ? [begun] : [])];
     const limits = { tokenLimit: model?.max_model_len ?? Infinity, maxTokens: sampling.max_tokens };

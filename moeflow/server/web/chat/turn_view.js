@@ -26,7 +26,7 @@ export class TurnView {
     this.parts = Object.fromEntries(PARTS.map((name) => [name, part(name)]));
     this.text = new MarkdownView(this.parts["answer-text"]);
     this.thinking = new ThinkingView(part("thinking"), part("calls"));
-    this.trees = new TokenTreesView(part("guesses"), actions.onCopy);
+    this.trees = new TokenTreesView(part("drafts"), actions.onCopy);
     this.promptVersions = new VersionsView(this.parts["prompt-foot"].querySelector(".versions"), actions.onChoose);
     this.answerVersions = new VersionsView(this.parts["answer-foot"].querySelector(".versions"), actions.onChoose);
     this.editor = new PromptEditor(this.element, (content) => actions.onEdit(this.turn, content));

@@ -1,7 +1,7 @@
-"""Guessed tokens, ours and llama.cpp's: the same target, draft and prompts, each beside its own plain decoding.
+"""Drafted tokens, ours and llama.cpp's: the same target, draft and prompts, each beside its own plain decoding.
 
 The target is the built-in model, whose dense source drafts; both are GGUF files that everyone reads. llama.cpp's own
-server guesses as it is meant to: with a draft model, or by looking up runs of tokens. One request at a time, greedy;
+server drafts as it is meant to: with a draft model, or by looking up runs of tokens. One request at a time, greedy;
 every prompt is answered by all, in turns. What counts is the time of a token after the first.
 """
 
@@ -19,8 +19,8 @@ from moeflow.core.errors import EngineError
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from studies.peers import model
+from studies.peers.drafting_table import ALL_SETS, PLAIN
 from studies.peers.environments import LLAMA_SERVER
-from studies.peers.guessing_table import ALL_SETS, PLAIN
 from studies.peers.serving import Server, free_port, running
 from studies.speculation.prompts import Prompt
 from studies.speculation.run import Answer, SpeculationRun, set_fields
@@ -29,7 +29,7 @@ TARGET = "SmolLM2-8x135M-Instruct-{}.gguf"
 CONTEXT = 2048
 ANSWER_S = 120.0
 OURS, THEIRS = "moeflow", "llama.cpp"
-# What guesses, and how the server is told so. Its defaults, and what suits short answers: fewer tokens looked up, more
+# What drafts, and how the server is told so. Its defaults, and what suits short answers: fewer tokens looked up, more
 # drafted as long as the draft is sure.
 LLAMA_GUESSES: Mapping[str, Sequence[str]] = {
     PLAIN: (),
@@ -49,7 +49,7 @@ LLAMA_GUESSES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A model and what guesses for it, as GGUF files."""
+    """A model and what drafts for it, as GGUF files."""
 
     target: Path
     draft: Path
@@ -153,18 +153,18 @@ def _ask(server: Server, prompt: Prompt, new_tokens: int) -> Answer:
         token_ids=answer["tokens"],
         seconds_per_token=timings["predicted_ms"] / 1000 / max(num_tokens - 1, 1),
         passes=num_tokens - 1 - accepted,
-        guessing_passes=0,  # it does not tell
+        drafting_passes=0,  # it does not tell
         drafted=drafted,
         accepted=accepted,
     )
 
 
 def _rows(engine: str, names: Sequence[str], found: Mapping[str, Sequence[Sequence[Answer]]]) -> list[dict[str, Any]]:
-    """Return what each way of guessing made of the sets, beside the engine's own plain decoding, its first."""
+    """Return what each way of drafting made of the sets, beside the engine's own plain decoding, its first."""
     every = [answers for of_set in found.values() for answers in of_set]
     rows = []
     for number, name in enumerate(names):
         sets = {**found, ALL_SETS: every}
         fields = [set_fields(key, [(each[0], each[number]) for each in answers]) for key, answers in sets.items()]
-        rows.append({"engine": engine, "guesses": name, "sets": fields})
+        rows.append({"engine": engine, "drafts": name, "sets": fields})
     return rows

@@ -11,7 +11,7 @@ import pytest
 
 from moeflow.core.errors import EngineError
 from moeflow.text.tokenizer import Tokenizer
-from studies.peers import guessing, model
+from studies.peers import drafting, model
 from studies.peers.serving import Server
 from studies.speculation.prompts import Prompt
 from studies.speculation.run import Answer
@@ -45,9 +45,9 @@ def server():
         thread.join()
 
 
-def test_an_answer_has_its_clock_and_its_guesses(server):
+def test_an_answer_has_its_clock_and_its_drafts(server):
     where, asked = server
-    answer = guessing._ask(where, Prompt("chat", [5, 6, 7]), 64)
+    answer = drafting._ask(where, Prompt("chat", [5, 6, 7]), 64)
     assert answer.token_ids == list(range(11))
     assert answer.seconds_per_token == pytest.approx(0.05)  # ten tokens after the first
     assert (answer.passes, answer.drafted, answer.accepted) == (4, 12, 6)
@@ -57,7 +57,7 @@ def test_an_answer_has_its_clock_and_its_guesses(server):
 
 def test_a_server_that_is_gone_is_named():
     with pytest.raises(EngineError, match="draft"):
-        guessing._ask(Server("draft", [], 1), Prompt("chat", [5]), 8)
+        drafting._ask(Server("draft", [], 1), Prompt("chat", [5]), 8)
 
 
 def test_rows_are_beside_each_engines_own_plain_decoding():
@@ -65,9 +65,9 @@ def test_rows_are_beside_each_engines_own_plain_decoding():
         return Answer(list(range(11)), seconds, 10, 0, 0, 0)
 
     found = {"one": [[answer(0.2), answer(0.1)]], "two": [[answer(0.1), answer(0.1)]]}
-    plain, guessed = guessing._rows("ours", ["none", "suffix"], found)
+    plain, drafted = drafting._rows("ours", ["none", "suffix"], found)
     assert [one["speedup"] for one in plain["sets"]] == [1.0, 1.0, 1.0]
-    assert [(one["set"], one["speedup"]) for one in guessed["sets"]] == [
+    assert [(one["set"], one["speedup"]) for one in drafted["sets"]] == [
         ("one", 2.0),
         ("two", 1.0),
         ("all", pytest.approx(1.5)),
