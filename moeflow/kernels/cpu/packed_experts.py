@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moeflow.kernels.activation import Activation, kernel_arguments
 from moeflow.kernels.arrays import Array, address, dtype_name, floats_like, is_contiguous, split, stack
-from moeflow.kernels.cpu.arguments import check_floats, check_ids, describe
+from moeflow.kernels.cpu.arguments import describe, floats, ids
 from moeflow.kernels.cpu.packed_weight import PackedRows, PackedWeight, matrix_bytes, whole_bands
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import allocate_lazily
@@ -238,20 +238,15 @@ def sum_experts(
 ) -> Array:
     """Do what `PackedExperts.compute` says with a layer as kernels see it, see `PackedExperts.in_slots`."""
     num_tokens, top_k = topk_ids.shape
-    check_floats(x, (num_tokens, hidden))
-    check_floats(topk_weights, (num_tokens, top_k))
-    check_ids(topk_ids)
     out = floats_like(x, num_tokens, hidden)
-    if residual is not None:
-        check_floats(residual, tuple(out.shape))
     _cpu.experts(
         layer=layer,
-        x=address(x),
+        x=floats(x, num_tokens, hidden),
         num_tokens=num_tokens,
         top_k=top_k,
-        topk_ids=address(topk_ids),
-        topk_weights=address(topk_weights),
-        residual=address(residual),
+        topk_ids=ids(topk_ids),
+        topk_weights=floats(topk_weights, num_tokens, top_k),
+        residual=floats(residual, num_tokens, hidden),
         out=address(out),
     )
     return out
