@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.packed.large_pages import LargePages
 from moeflow.checkpoint.packed.layout import PACK_AGAIN, SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory
@@ -70,11 +71,8 @@ def _slabs(whole: Array, spec: SlabSpec, layer: int) -> Array:
 def _map(index: SlabIndex) -> tuple[mmap.mmap, os.stat_result]:
     """Map the whole file, and return its identity. The mapping is private: writes, which do not normally occur, stay in
     this process."""
-    try:
+    with blame_file(index.path):
         descriptor = os.open(index.path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        remedy = "Check that the file is there and that you may read it"
-        raise CheckpointError(f"cannot be opened ({error.strerror})", file=index.path, remedy=remedy) from error
     try:
         identity = os.fstat(descriptor)
         size = identity.st_size

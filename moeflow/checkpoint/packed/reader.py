@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import closing
 
+from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.packed.file_io import (
     PAGE_BYTES,
     drop_cached,
@@ -22,7 +23,7 @@ from moeflow.checkpoint.packed.file_io import (
     whole_pages,
 )
 from moeflow.checkpoint.packed.layout import PACK_AGAIN, PIECE_BYTES, SlabIndex, checksum
-from moeflow.core.errors import CheckpointError, StorageError
+from moeflow.core.errors import StorageError
 
 OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
@@ -39,12 +40,9 @@ class SlabReader:
         """
         self.index = index
         self._is_checked = bytearray(index.spec.num_parts)
-        try:
+        with blame_file(index.path):
             self.is_direct = has_direct_reads(index.path, probe[:PAGE_BYTES])
             self._descriptor = open_for_reading(index.path, direct=self.is_direct)
-        except OSError as error:
-            remedy = "Check that the file is there and that you may read it"
-            raise CheckpointError(f"cannot be opened ({error.strerror})", file=index.path, remedy=remedy) from error
 
     @property
     def descriptor(self) -> int:
