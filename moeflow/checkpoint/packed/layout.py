@@ -23,7 +23,6 @@ from typing import Final
 import msgspec
 from isal import isal_zlib
 
-from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.packed.file_io import PAGE_BYTES, whole_pages
 from moeflow.core.errors import CheckpointError
 from moeflow.core.units import MIB
@@ -192,11 +191,15 @@ def read_slab_index(path: Path) -> SlabIndex:
 
     Raises: CheckpointError if the file cannot be read, is no packed weights file, of another version, cut or damaged.
     """
-    with blame_file(path), path.open("rb") as stream:
-        spec = decode_header(stream.read(PAGE_BYTES), path)
-        actual_bytes = stream.seek(0, 2)
-        stream.seek(PAGE_BYTES)
-        table = stream.read(min(spec.table_bytes, actual_bytes))
+    try:
+        with path.open("rb") as stream:
+            spec = decode_header(stream.read(PAGE_BYTES), path)
+            actual_bytes = stream.seek(0, 2)
+            stream.seek(PAGE_BYTES)
+            table = stream.read(min(spec.table_bytes, actual_bytes))
+    except OSError as error:
+        remedy = "Check that the file is there and that you may read it"
+        raise CheckpointError(f"cannot be read ({error.strerror or error})", file=path, remedy=remedy) from error
     if actual_bytes != spec.file_bytes:
         raise CheckpointError(
             f"is {actual_bytes} bytes long instead of {spec.file_bytes}: it was cut or is another file",

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import closing
 
-from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.packed.file_io import (
     PAGE_BYTES,
     drop_cached,
@@ -23,11 +22,15 @@ from moeflow.checkpoint.packed.file_io import (
     whole_pages,
 )
 from moeflow.checkpoint.packed.layout import PACK_AGAIN, PIECE_BYTES, SlabIndex, checksum
-from moeflow.core.errors import StorageError
+from moeflow.core.errors import CheckpointError, StorageError
 
 OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 _ATTEMPTS = 3
+
+
+def ignore(bytes_done: int, bytes_total: int) -> None:
+    """Report progress to no one."""
 
 
 class SlabReader:
@@ -40,9 +43,12 @@ class SlabReader:
         """
         self.index = index
         self._is_checked = bytearray(index.spec.num_parts)
-        with blame_file(index.path):
+        try:
             self.is_direct = has_direct_reads(index.path, probe[:PAGE_BYTES])
             self._descriptor = open_for_reading(index.path, direct=self.is_direct)
+        except OSError as error:
+            remedy = "Check that the file is there and that you may read it"
+            raise CheckpointError(f"cannot be opened ({error.strerror})", file=index.path, remedy=remedy) from error
 
     @property
     def descriptor(self) -> int:

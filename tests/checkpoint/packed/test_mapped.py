@@ -75,7 +75,7 @@ def test_a_file_that_was_cut_meanwhile_is_an_error(index):
 
 def test_a_file_that_went_away_is_an_error(index):
     index.path.unlink()
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be opened"):
         map_weights(index)
 
 

@@ -111,5 +111,5 @@ def test_a_slab_is_checked_once(reader, slot, monkeypatch):
 
 
 def test_a_file_that_went_away_cannot_be_opened(tmp_path, slot):
-    with pytest.raises(CheckpointError, match=r"gone: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"gone: cannot be opened"):
         SlabReader(SlabIndex(tmp_path / "gone", make_spec(), ()), slot)
