@@ -16,7 +16,7 @@ from moeflow.kernels.activation import kernel_arguments
 from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import floats, ids
-from moeflow.kernels.cpu.packed_experts import ExpertKind, expert_bytes, gate_and_up_rows
+from moeflow.kernels.cpu.packed_experts import ExpertKind, expert_bytes, unit_rows
 from moeflow.kernels.cpu.packed_weight import PackedRows, PackedWeight, matrix_bytes, whole_bands
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.on_demand import torch
@@ -134,8 +134,7 @@ class PackedExpertSlices:
 
     def parts(self) -> list[tuple[PackedRows, ...]]:
         """Return the slice's rows of each expert's gate [I, H], if it has one, up [I, H] and down [H, I]."""
-        num_units = len(self.shape.units)
-        ups = gate_and_up_rows(num_units) if self.shape.num_ups == 2 else [np.arange(num_units)]
+        ups = unit_rows(len(self.shape.units), self.shape.num_ups)
         outputs = np.arange(len(self.shape.outputs))
         first_unit, first_output = self.shape.units.start, self.shape.outputs.start
         return [

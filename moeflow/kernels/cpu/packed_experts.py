@@ -57,11 +57,9 @@ class PackedExperts:
         "down",
         "down_format",
         "format",
-        "function",
         "gate_up",
         "handle",
         "hidden",
-        "is_gated",
         "is_wide",
         "kind",
         "storage",
@@ -93,10 +91,8 @@ class PackedExperts:
         self.hidden = hidden
         self.width = width
         self.kind = kind
-        self.function = kind.function
-        self.is_gated = kind.is_gated
         # With a gate, bands alternate: gate 0..15, up 0..15, gate 16..31, ...
-        up_rows = (2 if kind.is_gated else 1) * whole_bands(width)
+        up_rows = kind.num_ups * whole_bands(width)
         up_bytes = matrix_bytes(weight_format, up_rows, hidden)
         num_bytes = up_bytes + matrix_bytes(self.down_format, hidden, width)
         if storage is None:
@@ -203,15 +199,11 @@ class PackedExperts:
 
     def parts(self) -> list[tuple[PackedRows, ...]]:
         """Return each expert's gate [I, H] if it has one, up [I, H] and down [H, I]."""
-        unit_rows, outputs = self._unit_rows(), np.arange(self.hidden)
+        rows_of_ups, outputs = unit_rows(self.width, self.kind.num_ups), np.arange(self.hidden)
         return [
-            (*(PackedRows(gate_up, rows) for rows in unit_rows), PackedRows(down, outputs))
+            (*(PackedRows(gate_up, rows) for rows in rows_of_ups), PackedRows(down, outputs))
             for gate_up, down in zip(self.gate_up, self.down, strict=True)
         ]
-
-    def _unit_rows(self) -> list[NDArray[np.int64]]:
-        """Return the gate's rows of `gate_up`, if there is one, and up's rows."""
-        return gate_and_up_rows(self.width) if self.is_gated else [np.arange(self.width)]
 
     @property
     def num_experts(self) -> int:
@@ -252,12 +244,10 @@ def sum_experts(
     return out
 
 
-def gate_and_up_rows(width: int) -> list[NDArray[np.int64]]:
-    """Return the places of gate's and up's rows for this number of units: alternating bands, gate 0..15, up 0..15, gate
-    16..31."""
+def unit_rows(width: int, num_ups: int) -> list[NDArray[np.int64]]:
+    """Return the places of gate's rows, if there is a gate, and up's for this number of units: see `PackedExperts`."""
     units = np.arange(width)
-    gate = units + units // BAND * BAND
-    return [gate, gate + BAND]
+    return [units + (units // BAND * (num_ups - 1) + number) * BAND for number in range(num_ups)]
 
 
 def expert_bytes(
