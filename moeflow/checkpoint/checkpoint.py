@@ -5,9 +5,10 @@ Opening reads headers only. A model's loader asks `tensors` for what there is an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 
+FLOATS: Final = ("float32", "float16", "bfloat16")  # types that are not widened
+
+
 class TensorInfo(msgspec.Struct, frozen=True):
     """A tensor as the checkpoint's header describes it."""
 
@@ -26,6 +30,14 @@ class TensorInfo(msgspec.Struct, frozen=True):
     num_bytes: int  # in the file
     stored_as: str  # "float32", "bfloat16", "float16", a `BlockKind`, or another type that is widened when it is read
     file: Path
+
+
+def commonest_dtype(tensors: Iterable[TensorInfo]) -> str:
+    """Return the dtype most bytes are stored in; float32 for types that are widened."""
+    num_bytes: Counter[str] = Counter()
+    for info in tensors:
+        num_bytes[info.stored_as if info.stored_as in FLOATS else "float32"] += info.num_bytes
+    return num_bytes.most_common(1)[0][0]
 
 
 class StoredRows(msgspec.Struct, frozen=True):

@@ -5,15 +5,18 @@ Knows no format and no tensors: readers of metadata use it without loading torch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from moeflow.core.errors import CheckpointError
 
 DOWNLOAD_AGAIN = "Download or copy the file again"
 
 MAX_TENSORS = 1 << 18  # of a model, each expert's counted: some times what the largest have
+
+T = TypeVar("T")
 
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -38,6 +41,13 @@ def check_num_tensors(count: int, path: Path) -> None:
         raise CheckpointError(
             f"holds {count} tensors, where at most {MAX_TENSORS} are expected", file=path, remedy=DOWNLOAD_AGAIN
         )
+
+
+def known_tensor(found: Mapping[str, T], name: str, path: Path) -> T:
+    """Return the entry of a tensor. Raises: CheckpointError if the checkpoint at `path` has none."""
+    if name not in found:
+        raise CheckpointError("is not in the checkpoint", file=path, tensor=name, remedy=DOWNLOAD_AGAIN)
+    return found[name]
 
 
 def refuse_lfs_pointer(start: bytes, file: Path) -> None:

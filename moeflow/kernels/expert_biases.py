@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from moeflow.kernels.arrays import Array, address
-from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.arrays import Array
+from moeflow.kernels.cpu.arguments import floats
 
 with suppress(ImportError):  # without it there are no handles; `cpu.why_not` says why
     import moeflow.kernels._cpu as _cpu
@@ -31,13 +31,11 @@ class ExpertBiases(NamedTuple):
     def handle(self, num_ups: int, first_unit: int = 0, first_output: int = 0) -> Any:
         """Return them as kernels take them, who keep no memory alive; of slices of experts, from these places on."""
         num_experts, up_size = self.up.shape
-        check_floats(self.up, (num_experts, up_size))
-        check_floats(self.down, (num_experts, self.down.shape[1]))
-        up = address(self.up) + _FLOAT_BYTES * first_unit
+        up = floats(self.up, num_experts, up_size) + _FLOAT_BYTES * first_unit
         return _cpu.ExpertBiases(
             gate=up if num_ups == 2 else 0,
             up=up + _FLOAT_BYTES * up_size // num_ups * (num_ups - 1),
-            down=address(self.down) + _FLOAT_BYTES * first_output,
+            down=floats(self.down, num_experts, self.down.shape[1]) + _FLOAT_BYTES * first_output,
             up_stride=up_size,
             down_stride=self.down.shape[1],
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import row_ops
-from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.cpu.arguments import floats
 from moeflow.kernels.on_demand import on_demand, torch
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Routing:
             raise ValueError("SparseMixer's weights are not renormalised, and it has neither a bias nor groups")
         for of_experts in (self.choice_bias, self.expert_scales):
             if of_experts is not None and row_ops.accepts(of_experts):
-                check_floats(of_experts, (num_experts,))
+                floats(of_experts, num_experts)
 
     def _ranks(self, logits: Tensor, scores: Tensor) -> Tensor:
         """Return what experts are ranked by: logits, where that is the order of scores, for they are finer."""

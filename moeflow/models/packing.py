@@ -20,8 +20,9 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.packed.file_io import whole_pages
 from moeflow.checkpoint.packed.layout import SlabSpec
+from moeflow.checkpoint.packed.reader import OnBytes
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory, NotedMemory, WeightMemory
-from moeflow.checkpoint.packed.writer import OnBytes, SlabWriter, build_packed_weights_file
+from moeflow.checkpoint.packed.writer import SlabWriter, build_packed_weights_file
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.sha256 import sha256
 from moeflow.kernels.arrays import FLOAT32, address, dtype_name

@@ -118,11 +118,11 @@ def experts(x, packed, topk_ids, topk_weights, isa):
         tokens, slots = (topk_ids == expert).nonzero(as_tuple=True)
         if not len(tokens):
             continue
-        bands = extension.linear(x[tokens], ups_of[expert]).unflatten(1, (-1, 2 if packed.is_gated else 1, 16))
+        bands = extension.linear(x[tokens], ups_of[expert]).unflatten(1, (-1, packed.kind.num_ups, 16))
         parts = [part.flatten(1)[:, : packed.width] for part in bands.unbind(2)]  # gate and up in turn
         if packed.biases is not None:
             parts = [part + bias for part, bias in zip(parts, packed.biases.up[expert].chunk(len(parts)), strict=True)]
-        units = activate(packed.function, torch.cat(parts, dim=1).double(), is_gated=packed.is_gated)
+        units = activate(packed.kind.function, torch.cat(parts, dim=1).double(), is_gated=packed.kind.is_gated)
         values, unsure = prepared(units, downs[expert], isa, slack=8 * UNIT)
         result, off = product(values, unsure, downs[expert])
         if packed.biases is not None:

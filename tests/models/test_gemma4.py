@@ -47,7 +47,7 @@ def test_stacks_of_other_shapes_are_refused(theirs, tmp_path):
     name = "model.language_model.layers.0.experts.gate_up_proj"
     tensors[name] = tensors[name][:, 1:].contiguous()
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"has the shape \[8, 47, 32\], where 3 dimensions .* 2 equal parts"):
+    with pytest.raises(CheckpointError, match=r"has the shape \[8, 47, 32\], where 3 dimensions with 2 equal parts"):
         load(tmp_path)
 
 

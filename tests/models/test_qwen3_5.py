@@ -96,7 +96,7 @@ def test_stacked_experts(tmp_path, is_misshapen):
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
     if is_misshapen:
         with pytest.raises(
-            CheckpointError, match=r"has the shape .*, where 3 dimensions are expected, with 2 equal parts"
+            CheckpointError, match=r"has the shape .*, where 3 dimensions with 2 equal parts are expected"
         ):
             load(tmp_path)
         return

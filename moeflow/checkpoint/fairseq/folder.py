@@ -6,17 +6,16 @@ Each rank's file has the same number of experts of every layer, numbered from 0;
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
+from moeflow.checkpoint.checkpoint import FLOATS, StoredRows, TensorInfo, commonest_dtype
 from moeflow.checkpoint.fairseq.settings import read_arguments, translate
 from moeflow.checkpoint.fairseq.tensor_file import read_tensor_file
-from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors, known_tensor
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.on_demand import torch
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHARED_SUFFIX: Final = "-shared.pt"
-_FLOATS: Final = ("float32", "float16", "bfloat16")
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT: Final = re.compile(r"moe_layer\.experts\.(\d{1,6})\.(fc1|fc2)\.(weight|bias)")
 _COMPUTED: Final = re.compile(r"decoder\.(version|embed_positions\.(_float_tensor|weights))")
@@ -83,10 +81,7 @@ class FairseqFolder:
             name: TensorInfo(tuple(tensor.shape), tensor.nbytes, _dtype(tensor), file)
             for name, (tensor, file) in self._tensors.items()
         }
-        num_bytes: Counter[str] = Counter()
-        for info in self.tensors.values():
-            num_bytes[info.stored_as] += info.num_bytes
-        self.dtype: str = num_bytes.most_common(1)[0][0]
+        self.dtype: str = commonest_dtype(self.tensors.values())
 
     def read(self, name: str) -> Tensor:
         """Return a tensor on the CPU; raises as `Checkpoint.read` does."""
@@ -101,9 +96,7 @@ class FairseqFolder:
         self._tensors.clear()
 
     def _tensor(self, name: str) -> Tensor:
-        if name not in self._tensors:
-            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
-        return self._tensors[name][0]
+        return known_tensor(self._tensors, name, self.path)[0]
 
     def _drop_second_name(self) -> None:
         """Keep the embeddings once if the output projection is the same tensor, as fairseq saves tied models."""
@@ -126,9 +119,9 @@ class FairseqFolder:
                 raise CheckpointError(
                     f"is also in {self._tensors[name][1].name}", file=file, tensor=name, remedy=DOWNLOAD_AGAIN
                 )
-            if _dtype(tensor) not in _FLOATS:
+            if _dtype(tensor) not in FLOATS:
                 raise CheckpointError(
-                    f"is stored in {_dtype(tensor)}; supported are {', '.join(_FLOATS)}",
+                    f"is stored in {_dtype(tensor)}; supported are {', '.join(FLOATS)}",
                     file=file,
                     tensor=stored_name,
                     remedy=DOWNLOAD_AGAIN,

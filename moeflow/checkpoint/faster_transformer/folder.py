@@ -17,7 +17,7 @@ import numpy as np
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.faster_transformer.layout import Stored, find_stored
 from moeflow.checkpoint.faster_transformer.settings import read_settings
-from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
+from moeflow.checkpoint.file_errors import check_num_tensors, known_tensor
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.checkpoint.regular_file import stat_file
 from moeflow.core.errors import CheckpointError
@@ -56,9 +56,7 @@ class FasterTransformerFolder:
 
     def read(self, name: str) -> Tensor:
         """Return a tensor on the CPU; raises as `Checkpoint.read` does."""
-        if name not in self._stored:
-            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
-        stored = self._stored[name]
+        stored = known_tensor(self._stored, name, self.path)
         parts = [self._read_file(file, stored, name) for file in self._names(stored)]
         whole = torch.cat(parts, dim=stored.cut_axis) if len(parts) > 1 else parts[0]
         return whole.t().contiguous() if stored.is_turned else whole

@@ -7,7 +7,6 @@ at, but for the ids of special tokens.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
-from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, commonest_dtype
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors, known_tensor
 from moeflow.checkpoint.gguf.architecture import Architecture
 from moeflow.checkpoint.gguf.architectures import read_architecture
 from moeflow.checkpoint.gguf.blocks import widen_blocks
@@ -97,18 +96,18 @@ class GGUFFile:
             name: TensorInfo(piece.shape, piece.num_bytes, _stored_as(piece.quantization), piece.file)
             for name, piece in self._pieces.items()
         }
-        self.dtype: str = _commonest_dtype(self._pieces)
+        self.dtype: str = commonest_dtype(self.tensors.values())
 
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU, quantized ones as float32; raises as `Checkpoint.read` does."""
-        return self._read_piece(name, self._piece(name))
+        return self._read_piece(name, known_tensor(self._pieces, name, self.path))
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
         """Return rows of a matrix: as blocks if they are or become a `BlockKind`, else as floats.
 
         Raises: as `Checkpoint.read` does.
         """
-        piece = self._piece(name)
+        piece = known_tensor(self._pieces, name, self.path)
         num_rows, num_cols = piece.shape
         row_bytes = piece.num_bytes // max(num_rows, 1)
         data = self._read_bytes(name, piece, start, stop)
@@ -130,9 +129,8 @@ class GGUFFile:
             file.close()
 
     def _read_table(self, header: GGUFHeader, name: str) -> list[float]:
-        if name not in header.tensors:
-            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
-        factors: list[float] = self._read_piece(name, _whole(header.tensors[name])).tolist()
+        table = known_tensor(header.tensors, name, self.path)
+        factors: list[float] = self._read_piece(name, _whole(table)).tolist()
         return factors
 
     def _read_piece(self, name: str, piece: _GGUFPiece) -> torch.Tensor:
@@ -164,11 +162,6 @@ class GGUFFile:
             problem = f"its scales are multiplied by {factor.item()}, where a number above zero is expected"
             raise CheckpointError(problem, file=file, tensor=name, remedy=DOWNLOAD_AGAIN)
         return factor
-
-    def _piece(self, name: str) -> _GGUFPiece:
-        if name not in self._pieces:
-            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
-        return self._pieces[name]
 
 
 def _whole(tensor: GGUFTensor) -> _GGUFPiece:
@@ -285,11 +278,3 @@ def _numbers_of_rows(piece: _GGUFPiece, start: int, stop: int) -> NDArray[np.int
         return np.arange(start, stop)
     numbers: NDArray[np.int64] = _pairs_to_halves(np.arange(piece.shape[0]), piece.pair_heads).argsort()[start:stop]
     return numbers
-
-
-def _commonest_dtype(pieces: Mapping[str, _GGUFPiece]) -> str:
-    """Return the dtype most bytes are stored in; float32 for quantized ones."""
-    num_bytes: Counter[str] = Counter()
-    for piece in pieces.values():
-        num_bytes[_UNQUANTIZED.get(piece.quantization, "float32")] += piece.num_bytes
-    return num_bytes.most_common(1)[0][0]

@@ -94,11 +94,7 @@ def read_gguf_header(
     """
     with open_stream(file) as stream, blame_file(file):
         cursor = _Cursor(stream, file)
-        num_tensors, num_keys = _read_preamble(cursor)
-        most_items = _MAX_ITEMS if with_vocabulary else _MANY_ITEMS
-        metadata = _read_metadata(cursor, num_keys, most_items=most_items, sought=sought)
-        check_num_tensors(num_tensors, file)
-        tensors = [_read_tensor(cursor) for _ in range(num_tensors)]
+        metadata, tensors = _read_entries(cursor, _MAX_ITEMS if with_vocabulary else _MANY_ITEMS, sought)
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise cursor.damaged(f"general.alignment is {truncated_repr(alignment)}, where a power of two is expected")
@@ -116,11 +112,7 @@ def gguf_header_bytes(file: Path) -> int | None:
     with open_stream(file) as stream, blame_file(file):
         cursor = _Cursor(stream, file)
         try:
-            num_tensors, num_keys = _read_preamble(cursor)
-            _read_metadata(cursor, num_keys, most_items=_MAX_ITEMS)
-            check_num_tensors(num_tensors, file)
-            for _ in range(num_tensors):
-                _read_tensor(cursor)
+            _read_entries(cursor, _MAX_ITEMS)
         except _CutHeaderError:
             return None
         return cursor.position
@@ -246,10 +238,11 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     return cursor.number("Q"), cursor.number("Q")
 
 
-def _read_metadata(
-    cursor: _Cursor, num_keys: int, *, most_items: int, sought: Mapping[str, Collection[str]] = _NOTHING
-) -> dict[str, Any]:
-    """Return all values, but arrays of more than `most_items` as `PassedArray`."""
+def _read_entries(
+    cursor: _Cursor, most_items: int, sought: Mapping[str, Collection[str]] = _NOTHING
+) -> tuple[dict[str, Any], list[GGUFTensor]]:
+    """Return metadata, with arrays of more than `most_items` as `PassedArray`, and tensors as `_read_tensor` does."""
+    num_tensors, num_keys = _read_preamble(cursor)
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
         key = cursor.string(_MAX_NAME)
@@ -258,7 +251,8 @@ def _read_metadata(
                 f"has the metadata key {truncated_repr(key)} twice" if key else "has an empty metadata key"
             )
         metadata[key] = _read_value(cursor, cursor.number("I"), key, most_items, sought.get(key, ()))
-    return metadata
+    check_num_tensors(num_tensors, cursor.file)
+    return metadata, [_read_tensor(cursor) for _ in range(num_tensors)]
 
 
 def _read_value(cursor: _Cursor, kind: int, key: str, most_items: int, sought: Collection[str]) -> Any:

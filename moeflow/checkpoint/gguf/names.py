@@ -120,17 +120,13 @@ def huggingface_name(gguf_name: str, moe: MoeNames | None, own: Mapping[str, str
 
 def _moe_parts(moe: MoeNames) -> dict[str, str]:
     shared = {f"ffn_{name}_shexp": f"{moe.shared}.{name}_proj" for name in ("gate", "up", "down") if moe.shared}
-    gate = {"ffn_gate_inp_shexp": moe.shared_gate} if moe.shared_gate else {}
-    return (
-        shared
-        | gate
-        | {
-            "ffn_gate_inp": f"{moe.block}.{moe.router}",
-            "ffn_gate_exps": moe.expert(moe.gate),
-            "ffn_up_exps": moe.expert(moe.up),
-            "ffn_down_exps": moe.expert(moe.down),
-        }
-    )
+    return shared | {
+        "ffn_gate_inp_shexp": moe.shared_gate,
+        "ffn_gate_inp": f"{moe.block}.{moe.router}",
+        "ffn_gate_exps": moe.expert(moe.gate),
+        "ffn_up_exps": moe.expert(moe.up),
+        "ffn_down_exps": moe.expert(moe.down),
+    }
 
 
 def cut_names(gguf_name: str, names: Sequence[str]) -> list[str]:
@@ -148,11 +144,9 @@ def part_of(gguf_name: str) -> str:
 
 def is_single_row(gguf_name: str, moe: MoeNames | None) -> bool:
     """Return whether what GGUF has as a vector is a matrix of one row."""
-    match = _TENSOR_IN_LAYER.fullmatch(gguf_name)
-    return moe is not None and match is not None and match[2] in moe.single_rows
+    return moe is not None and part_of(gguf_name) in moe.single_rows
 
 
 def heads_in_pairs(gguf_name: str, num_heads: int, num_kv_heads: int) -> int:
     """Return how many heads' rows a tensor of the `llama` architecture stores in pairs; 0 if none."""
-    match = _TENSOR_IN_LAYER.fullmatch(gguf_name)
-    return {"attn_q": num_heads, "attn_k": num_kv_heads}.get(match[2], 0) if match else 0
+    return {"attn_q": num_heads, "attn_k": num_kv_heads}.get(part_of(gguf_name), 0)

@@ -11,7 +11,7 @@ import errno
 import mmap
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from moeflow.checkpoint.packed.large_pages import LargePages
 from moeflow.checkpoint.packed.layout import PACK_AGAIN, SlabIndex, SlabSpec
+from moeflow.checkpoint.packed.reader import OnBytes, ignore
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.units import MIB, format_bytes
@@ -29,8 +30,6 @@ from moeflow.kernels.mapped_pages import MappedPages
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python does not name: Linux 5.14 and later
 _KNOWS_PAGES: Final = sys.platform == "linux"  # how they lie, and how they become large
 _STEP_BYTES: Final = 128 * MIB  # between two reports, and two chances for Ctrl-C
-
-OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 
 def map_weights(
@@ -52,7 +51,7 @@ def map_weights(
     spec = index.spec
     content, identity = _map(index)
     ranges = _ranges_without(index.spec, left_out, left_on_disk)
-    _bring_in(content, index, ranges, on_bytes or _ignore)
+    _bring_in(content, index, ranges, on_bytes or ignore)
     as_mapped = np.frombuffer(content, np.uint8)
     whole = array_on(as_mapped, "cpu" if as_tensors else None)
     pages = LargePages(index.path, identity, partial(MappedPages, as_mapped, ranges)) if _KNOWS_PAGES else None
@@ -118,7 +117,3 @@ def _bring_in(content: mmap.mmap, index: SlabIndex, ranges: Sequence[range], on_
                 return
             bytes_done += length
             on_bytes(bytes_done, bytes_total)
-
-
-def _ignore(bytes_done: int, bytes_total: int) -> None:
-    """Progress that is ignored."""

@@ -29,6 +29,10 @@ OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 _ATTEMPTS = 3
 
 
+def ignore(bytes_done: int, bytes_total: int) -> None:
+    """Report progress to no one."""
+
+
 class SlabReader:
     """An open packed weights file."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from moeflow.checkpoint.packed.layout import (
     encode_table,
     entry_offset,
 )
+from moeflow.checkpoint.packed.reader import OnBytes, ignore
 from moeflow.core.durable import sync
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import MIB, format_bytes
@@ -36,8 +37,6 @@ with on_demand(__name__):
 
 _UNSETTLED_BYTES = 128 * MIB  # that an interruption may cost, and that lie in the page cache at most
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 
 class SlabWriter:
@@ -148,7 +147,7 @@ def build_packed_weights_file(target: Path, spec: SlabSpec, on_bytes: OnBytes | 
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}. Choose a place that you may write to") from error
     try:
-        yield from _build(descriptor, partial, target, spec, on_bytes or _ignore)
+        yield from _build(descriptor, partial, target, spec, on_bytes or ignore)
     except OSError as error:
         if error.errno not in _DISK_FULL:
             raise
@@ -237,7 +236,3 @@ def _disk_full(target: Path, spec: SlabSpec, descriptor: int) -> CapacityError:
         f"have {format_bytes(free_bytes)}. Free some space and start again: what is written already is kept; "
         "or choose a place on another disk, or a smaller weight format"
     )
-
-
-def _ignore(bytes_done: int, bytes_total: int) -> None:
-    """Progress that is ignored."""

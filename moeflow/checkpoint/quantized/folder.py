@@ -7,14 +7,13 @@ kernels read, or as floats if no kind of block can hold it.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, commonest_dtype
 from moeflow.checkpoint.quantized import auto_round, awq, compressed_tensors, float8, gptq, modelopt, mxfp4
 from moeflow.checkpoint.quantized.matrix import Found, QuantizedMatrix
 from moeflow.checkpoint.quantized.parts import SCALES, TensorParts
@@ -61,7 +60,7 @@ class QuantizedFolder:
         found = _find(TensorParts(folder), settings, self.config)
         self._matrices: dict[str, QuantizedMatrix] = found.matrices
         self.tensors: Mapping[str, TensorInfo] = _described(found) | _others(folder, found)
-        self.dtype: str = _commonest_dtype(self.tensors)
+        self.dtype: str = commonest_dtype(self.tensors.values())
 
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU, quantized ones as float32; raises as `Checkpoint.read` does."""
@@ -113,11 +112,3 @@ def _others(folder: SafetensorsFolder, found: Found) -> dict[str, TensorInfo]:
                 remedy=REMEDY,
             )
     return others
-
-
-def _commonest_dtype(tensors: Mapping[str, TensorInfo]) -> str:
-    """Return the dtype most bytes are stored in; float32 for quantized ones."""
-    num_bytes: Counter[str] = Counter()
-    for info in tensors.values():
-        num_bytes[info.stored_as if info.stored_as in SCALES else "float32"] += info.num_bytes
-    return num_bytes.most_common(1)[0][0]

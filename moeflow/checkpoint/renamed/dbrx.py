@@ -9,6 +9,7 @@ from typing import Any, Final
 from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
 from moeflow.checkpoint.file_errors import check_num_tensors
 from moeflow.checkpoint.renamed.renamed_checkpoint import TensorPiece
+from moeflow.checkpoint.renamed.stacks import misfit
 from moeflow.core.errors import CheckpointError
 
 _BLOCK: Final = re.compile(r"transformer\.blocks\.(\d+)\.(.+)")
@@ -52,7 +53,7 @@ def find_pieces(stored: Checkpoint) -> dict[str, TensorPiece]:
 def _projections(prefix: str, name: str, info: TensorInfo) -> Mapping[str, TensorPiece]:
     """Cut [hidden + 2 KV * D, hidden] into queries, as wide as hidden states, keys and values."""
     if len(info.shape) != 2 or info.shape[0] <= info.shape[1] or (info.shape[0] - info.shape[1]) % 2:
-        raise _misfit(name, info, "queries as wide as hidden states, keys and values")
+        raise misfit(name, info, "queries as wide as hidden states, keys and values")
     rows, hidden = info.shape
     sizes = {"q_proj": hidden, "k_proj": (rows - hidden) // 2, "v_proj": (rows - hidden) // 2}
     pieces, first = {}, 0
@@ -65,7 +66,7 @@ def _projections(prefix: str, name: str, info: TensorInfo) -> Mapping[str, Tenso
 def _experts(prefix: str, part: str, name: str, info: TensorInfo, num_experts: int) -> Mapping[str, TensorPiece]:
     """Cut [E * I, hidden] into experts."""
     if len(info.shape) != 2 or info.shape[0] % num_experts:
-        raise _misfit(name, info, f"{num_experts} experts one below the other")
+        raise misfit(name, info, f"{num_experts} experts one below the other")
     rows, hidden = info.shape
     width, is_turned = rows // num_experts, part == "down_proj"
     shape = (hidden, width) if is_turned else (width, hidden)
@@ -85,12 +86,3 @@ def _num_experts(stored: Checkpoint) -> int:
             remedy="Download the model again",
         )
     return count
-
-
-def _misfit(name: str, info: TensorInfo, expected: str) -> CheckpointError:
-    return CheckpointError(
-        f"has the shape {list(info.shape)}, where {expected} are expected",
-        file=info.file,
-        tensor=name,
-        remedy="Check that config.json belongs to these weights, or download the model again",
-    )

@@ -17,10 +17,9 @@ from typing import Final
 from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
 from moeflow.checkpoint.file_errors import check_num_tensors
 from moeflow.checkpoint.renamed.renamed_checkpoint import TensorPiece
-from moeflow.core.errors import CheckpointError
+from moeflow.checkpoint.renamed.stacks import PARTS, misfit
 
 _STACK: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
-_PARTS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 def find_pieces(stored: Checkpoint) -> dict[str, TensorPiece]:
@@ -31,8 +30,10 @@ def find_pieces(stored: Checkpoint) -> dict[str, TensorPiece]:
         if found is None:
             pieces[name] = TensorPiece(name, info.shape)
         else:
-            prefix, parts, is_bias = found[1], _PARTS[found[2]], bool(found[3])
-            _check_shape(name, info, 2 if is_bias else 3, len(parts))
+            prefix, parts, is_bias = found[1], PARTS[found[2]], bool(found[3])
+            num_dims = 2 if is_bias else 3
+            if len(info.shape) != num_dims or info.shape[-1] % len(parts):
+                raise misfit(name, info, f"{num_dims} dimensions with a last one of {len(parts)} parts")
             check_num_tensors(len(pieces) + info.shape[0] * len(parts), stored.path)
             pieces |= dict(_experts(prefix, parts, name, info, is_bias=is_bias))
         check_num_tensors(len(pieces), stored.path)
@@ -52,13 +53,3 @@ def _experts(
             else:
                 cols = info.shape[1]
                 yield f"{own}.weight", TensorPiece(name, (rows, cols), expert * cols, True, first, step)
-
-
-def _check_shape(name: str, info: TensorInfo, num_dims: int, step: int) -> None:
-    if len(info.shape) != num_dims or info.shape[-1] % step:
-        raise CheckpointError(
-            f"has the shape {list(info.shape)}, where {num_dims} dimensions are expected, the last of {step} parts",
-            file=info.file,
-            tensor=name,
-            remedy="Check that config.json belongs to these weights, or download the model again",
-        )

@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from moeflow.checkpoint.checkpoint import Checkpoint, StoredRows, TensorInfo
-from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN
-from moeflow.core.errors import CheckpointError
+from moeflow.checkpoint.file_errors import known_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +68,7 @@ class RenamedCheckpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU; raises as `Checkpoint.read` does."""
-        piece = self._piece(name)
+        piece = known_tensor(self._pieces, name, self.path)
         if piece.is_turned:
             return self._turn(piece)
         if piece.shape == self._stored.tensors[piece.source].shape:
@@ -81,16 +80,11 @@ class RenamedCheckpoint:
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
         """Return rows of a matrix; raises as `Checkpoint.read` does."""
-        piece = self._piece(name)
+        piece = known_tensor(self._pieces, name, self.path)
         if not piece.is_turned and piece.shape == self._stored.tensors[piece.source].shape:
             return self._stored.read_rows(piece.source, start, stop)
         rows = self._turn(piece)[start:stop] if piece.is_turned else self._rows(piece, start, stop)
         return StoredRows(rows, np.arange(start, stop))
-
-    def _piece(self, name: str) -> TensorPiece:
-        if name not in self._pieces:
-            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
-        return self._pieces[name]
 
     def _rows(self, piece: TensorPiece, start: int, stop: int) -> torch.Tensor:
         return self._stored.read_rows(piece.source, piece.first_row + start, piece.first_row + stop).values

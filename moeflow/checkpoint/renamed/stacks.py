@@ -12,7 +12,7 @@ from moeflow.checkpoint.renamed.renamed_checkpoint import TensorPiece
 from moeflow.core.errors import CheckpointError
 
 _STACK: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
-_PARTS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+PARTS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 def find_experts(name: str, info: TensorInfo, known: str) -> Mapping[str, TensorPiece]:
@@ -25,7 +25,7 @@ def find_experts(name: str, info: TensorInfo, known: str) -> Mapping[str, Tensor
     found = _STACK.fullmatch(known)
     if found is None:
         return {}
-    parts = _PARTS[found[2]]
+    parts = PARTS[found[2]]
     check_stack(name, info, 3, len(parts))
     check_num_tensors(info.shape[0] * len(parts), info.file)
     return dict(cut_rows([f"{found[1]}.{expert}" for expert in range(info.shape[0])], parts, name, info))
@@ -44,9 +44,14 @@ def cut_rows(
 def check_stack(name: str, info: TensorInfo, num_dims: int, num_parts: int) -> None:
     """Raise CheckpointError unless a tensor has so many dimensions, and rows of as many equal parts."""
     if len(info.shape) != num_dims or info.shape[-2] % num_parts:
-        raise CheckpointError(
-            f"has the shape {list(info.shape)}, where {num_dims} dimensions are expected, with {num_parts} equal parts",
-            file=info.file,
-            tensor=name,
-            remedy="Check that config.json belongs to these weights, or download the model again",
-        )
+        raise misfit(name, info, f"{num_dims} dimensions with {num_parts} equal parts")
+
+
+def misfit(name: str, info: TensorInfo, expected: str) -> CheckpointError:
+    """Make the error for a tensor of another shape than `expected`."""
+    return CheckpointError(
+        f"has the shape {list(info.shape)}, where {expected} are expected",
+        file=info.file,
+        tensor=name,
+        remedy="Check that config.json belongs to these weights, or download the model again",
+    )

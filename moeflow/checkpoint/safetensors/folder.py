@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
-from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, commonest_dtype
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors, known_tensor
 from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
 from moeflow.checkpoint.other_kinds import refuse_other_config, refuse_other_tensors
 from moeflow.checkpoint.raw_file import RawFile
@@ -101,7 +100,7 @@ class SafetensorsFolder:
             name: TensorInfo(entry.shape, entry.num_bytes, _DTYPES[entry.dtype], file)
             for name, (file, entry) in self._entries.items()
         }
-        self.dtype: str = _commonest_dtype(entry for _, entry in self._entries.values())
+        self.dtype: str = commonest_dtype(self.tensors.values())
         self._files = {file: RawFile(file) for file in shards}
 
     def read(self, name: str) -> torch.Tensor:
@@ -126,9 +125,7 @@ class SafetensorsFolder:
         return data.view(dtype).reshape(stop - start, *shape)
 
     def _entry(self, name: str) -> tuple[Path, SafetensorsEntry]:
-        if name not in self._entries:
-            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
-        return self._entries[name]
+        return known_tensor(self._entries, name, self.path)
 
     def close(self) -> None:
         """Release the files."""
@@ -264,14 +261,6 @@ def _value_bytes(name: str, entry: SafetensorsEntry, file: Path, supported: Mapp
             remedy="Use a version of the model with unquantized weights",
         )
     return _NUM_BYTES[entry.dtype]
-
-
-def _commonest_dtype(entries: Iterable[SafetensorsEntry]) -> str:
-    """Return the dtype most bytes are stored in."""
-    num_bytes: Counter[str] = Counter()
-    for entry in entries:
-        num_bytes[entry.dtype] += entry.num_bytes
-    return _DTYPES[num_bytes.most_common(1)[0][0]]
 
 
 def _shorten(names: list[str]) -> str:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from moeflow.kernels.arrays import Array, dtype_name, is_contiguous, is_float32, is_int64, is_numpy
+from moeflow.kernels.arrays import Array, address, dtype_name, is_contiguous, is_float32, is_int64, is_numpy
 
 
-def check_floats(array: Array, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless an array is contiguous float32 of this shape."""
-    if not is_float32(array) or array.shape != shape or not is_contiguous(array):
+def floats(array: Array | None, *shape: int) -> int:
+    """Return the address of an array; 0: there is none.
+
+    Raises: ValueError unless it is contiguous float32 of this shape.
+    """
+    if array is not None and (not is_float32(array) or array.shape != shape or not is_contiguous(array)):
         raise ValueError(f"contiguous float32 {list(shape)} is needed, not {describe(array)}")
+    return address(array)
 
 
-def check_ids(topk_ids: Array) -> None:
-    """Raise ValueError unless experts' numbers are contiguous int64."""
+def ids(topk_ids: Array) -> int:
+    """Return the address of experts' numbers. Raises: ValueError unless they are contiguous int64."""
     if not is_int64(topk_ids) or not is_contiguous(topk_ids):
         raise ValueError(f"topk_ids must be contiguous int64, not {describe(topk_ids)}")
+    return address(topk_ids)
 
 
 def describe(array: Any) -> str:

@@ -10,7 +10,7 @@ from moeflow.kernels.arrays import Array, address, floats_like, is_float32, row_
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import PLAIN, Scores
-from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.cpu.arguments import floats
 
 try:
     import moeflow.kernels._cpu as _cpu
@@ -44,10 +44,6 @@ def attend(q: Array, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scor
     """Attend from each token to its visible tokens; see `kernels.attention.attention.attend`."""
     num_tokens, num_heads, _ = q.shape
     bias = scores.bias
-    if bias is not None:
-        check_floats(bias, (num_heads, bias.shape[1]))
-    if scores.sinks is not None:
-        check_floats(scores.sinks, (num_heads,))
     out = floats_like(q, num_tokens, num_heads * blocks.value_dim)
     _cpu.attention(
         cache=blocks.handle,
@@ -61,9 +57,9 @@ def attend(q: Array, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scor
         out=address(out),
         scale=scores.scale or 0.0,
         soft_cap=scores.soft_cap or 0.0,
-        sinks=address(scores.sinks),
+        sinks=floats(scores.sinks, num_heads),
         lengths=0 if metadata.lengths is None else metadata.lengths.buffer_info()[0],
-        bias=address(bias),
+        bias=0 if bias is None else floats(bias, num_heads, bias.shape[1]),
         bias_reach=0 if bias is None else bias.shape[1] // 2,
     )
     return out

@@ -15,7 +15,7 @@ from moeflow.kernels.arrays import Array, address, floats_like, ids_like, is_con
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import check_floats, describe
+from moeflow.kernels.cpu.arguments import describe, floats
 from moeflow.kernels.cpu.packed_layer import PackedAttention, PackedLayer
 from moeflow.kernels.cpu.rotary import bind_rotary
 from moeflow.kernels.cpu.stages import bind_norm
@@ -106,7 +106,7 @@ class PackedDecoder:
         """
         hidden_size = self.layers[0].hidden
         num_tokens = hidden.shape[0]
-        check_floats(hidden, (num_tokens, hidden_size))
+        floats(hidden, num_tokens, hidden_size)
         if positions.shape != (num_tokens,) or not is_int64(positions) or not is_contiguous(positions):
             raise ValueError(f"{num_tokens} tokens have positions of int64, not {describe(positions)}")
         memory = self._memory_of(blocks, states)
@@ -185,7 +185,7 @@ class PackedDecoder:
         if layer_inputs is None or layer_inputs.shape[1] < self._num_inputs:
             raise ValueError(f"{self._num_inputs} layers get inputs of their own")
         num_layers, size = layer_inputs.shape[1:]
-        check_floats(layer_inputs, (num_tokens, num_layers, size))
+        floats(layer_inputs, num_tokens, num_layers, size)
         if any(layer.layer_input is None or layer.layer_input.gate.rows != size for layer in self.layers):
             raise ValueError(f"inputs of {size} values are not for each layer")
         return int(num_layers * size)
@@ -199,7 +199,7 @@ class PackedDecoder:
                 f"KV caches and memories of states, not {len(blocks)} and {len(memory)}"
             )
         for mixer, layer in zip(mixers, memory, strict=True):
-            check_floats(layer.slots, (len(layer.slots), mixer.state_values))
+            floats(layer.slots, len(layer.slots), mixer.state_values)
 
 
 class PackedPass(msgspec.Struct):

@@ -15,8 +15,8 @@ import numpy as np
 from moeflow.kernels.activation import kernel_arguments
 from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import check_floats, check_ids
-from moeflow.kernels.cpu.packed_experts import ExpertKind, expert_bytes, gate_and_up_rows
+from moeflow.kernels.cpu.arguments import floats, ids
+from moeflow.kernels.cpu.packed_experts import ExpertKind, expert_bytes, unit_rows
 from moeflow.kernels.cpu.packed_weight import PackedRows, PackedWeight, matrix_bytes, whole_bands
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.on_demand import torch
@@ -101,15 +101,13 @@ class PackedExpertSlices:
         Shapes: x [T, hidden] float32, topk_ids [T, K] int64 -> [T * K, own units].
         """
         num_tokens, top_k = topk_ids.shape
-        check_floats(x, (num_tokens, self.shape.hidden))
-        check_ids(topk_ids)
         out = torch.empty(num_tokens * top_k, whole_bands(len(self.shape.units)))
         _cpu.expert_units(
             layer=self._units,
-            x=address(x),
+            x=floats(x, num_tokens, self.shape.hidden),
             num_tokens=num_tokens,
             top_k=top_k,
-            topk_ids=address(topk_ids),
+            topk_ids=ids(topk_ids),
             out=address(out),
         )
         return out[:, : len(self.shape.units)]
@@ -121,28 +119,22 @@ class PackedExpertSlices:
         outputs] -> [T, own outputs].
         """
         num_tokens, top_k = topk_ids.shape
-        check_floats(units, (num_tokens * top_k, self.shape.width))
-        check_floats(topk_weights, (num_tokens, top_k))
-        check_ids(topk_ids)
         out = torch.empty(num_tokens, len(self.shape.outputs))
-        if residual is not None:
-            check_floats(residual, tuple(out.shape))
         _cpu.expert_sums(
             layer=self._outputs,
-            x=address(units),
+            x=floats(units, num_tokens * top_k, self.shape.width),
             num_tokens=num_tokens,
             top_k=top_k,
-            topk_ids=address(topk_ids),
-            topk_weights=address(topk_weights),
-            residual=address(residual),
+            topk_ids=ids(topk_ids),
+            topk_weights=floats(topk_weights, num_tokens, top_k),
+            residual=floats(residual, *out.shape),
             out=address(out),
         )
         return out
 
     def parts(self) -> list[tuple[PackedRows, ...]]:
         """Return the slice's rows of each expert's gate [I, H], if it has one, up [I, H] and down [H, I]."""
-        num_units = len(self.shape.units)
-        ups = gate_and_up_rows(num_units) if self.shape.num_ups == 2 else [np.arange(num_units)]
+        ups = unit_rows(len(self.shape.units), self.shape.num_ups)
         outputs = np.arange(len(self.shape.outputs))
         first_unit, first_output = self.shape.units.start, self.shape.outputs.start
         return [

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from moeflow.kernels.arrays import Array, address, floats_like
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import check_floats, check_ids
+from moeflow.kernels.cpu.arguments import floats, ids
 from moeflow.kernels.cpu.packed_experts import PackedExperts, sum_experts
 from moeflow.kernels.expert_biases import ExpertBiases
 
@@ -51,18 +51,15 @@ class SlotExperts:
         Shapes: as there, pairs [T * K, H] float32; other rows stay as they are.
         """
         num_tokens, top_k = topk_ids.shape
-        check_floats(x, (num_tokens, self._memory.hidden))
-        check_floats(topk_weights, (num_tokens, top_k))
-        check_ids(topk_ids)
-        check_floats(pairs, (num_tokens * top_k, self._memory.hidden))
+        hidden = self._memory.hidden
         _cpu.expert_pairs(
             layer=self._layer,
-            x=address(x),
+            x=floats(x, num_tokens, hidden),
             num_tokens=num_tokens,
             top_k=top_k,
-            topk_ids=address(topk_ids),
-            topk_weights=address(topk_weights),
-            out=address(pairs),
+            topk_ids=ids(topk_ids),
+            topk_weights=floats(topk_weights, num_tokens, top_k),
+            out=floats(pairs, num_tokens * top_k, hidden),
         )
 
 
@@ -73,17 +70,14 @@ def add_pairs(pairs: Array, topk_ids: Array, residual: Array | None = None) -> A
     """
     num_tokens, top_k = topk_ids.shape
     hidden = pairs.shape[1]
-    check_floats(pairs, (num_tokens * top_k, hidden))
-    if residual is not None:
-        check_floats(residual, (num_tokens, hidden))
     out = floats_like(pairs, num_tokens, hidden)
     _cpu.add_pairs(
-        pairs=address(pairs),
+        pairs=floats(pairs, num_tokens * top_k, hidden),
         num_tokens=num_tokens,
         top_k=top_k,
         hidden=hidden,
-        topk_ids=address(topk_ids),
-        residual=address(residual),
+        topk_ids=ids(topk_ids),
+        residual=floats(residual, num_tokens, hidden),
         out=address(out),
     )
     return out

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from moeflow.kernels.arrays import Array, address, floats_like, has_whole_rows, is_contiguous, is_float32, row_stride
-from moeflow.kernels.cpu.arguments import describe
+from moeflow.kernels.arrays import Array, address, floats_like, has_whole_rows, is_float32, row_stride
+from moeflow.kernels.cpu.arguments import describe, floats
 from moeflow.kernels.cpu.packed_weight import PackedWeight
 
 try:
@@ -91,18 +91,14 @@ def linear(x: Array, weight: PackedWeight, bias: Array | None = None, residual: 
     if not is_float32(x) or x.ndim != 2 or x.shape[1] != weight.cols or not has_whole_rows(x):
         raise ValueError(f"{weight} takes rows of {weight.cols} float32 values, not {describe(x)}")
     num_rows = x.shape[0]
-    if bias is not None:
-        _check(bias, (weight.rows,), "bias")
-    if residual is not None:
-        _check(residual, (num_rows, weight.rows), "residual")
     out = floats_like(x, num_rows, weight.rows)
     _cpu.linear(
         weight=weight.handle,
         x=address(x),
         num_rows=num_rows,
         x_stride=row_stride(x),
-        bias=address(bias),
-        residual=address(residual),
+        bias=floats(bias, weight.rows),
+        residual=floats(residual, num_rows, weight.rows),
         out=address(out),
         norm=0,
         eps=0.0,
@@ -110,8 +106,3 @@ def linear(x: Array, weight: PackedWeight, bias: Array | None = None, residual: 
         norm_bias=0,
     )
     return out
-
-
-def _check(array: Array, shape: tuple[int, ...], name: str) -> None:
-    if not is_float32(array) or array.shape != shape or not is_contiguous(array):
-        raise ValueError(f"{name} must be contiguous float32 {list(shape)}, not {describe(array)}")

@@ -11,7 +11,7 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.latent_heads import LatentHeads
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.cpu.arguments import floats
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.cpu.row_ops import check_rotary
@@ -66,7 +66,6 @@ class PackedLatents:
         """
         heads = self.heads
         num_tokens = projected.shape[0]
-        check_floats(projected, (num_tokens, self.projected_size))
         check_rotary(rotary, num_tokens, heads.rope_dim)
         if (blocks.head_dim, blocks.latent_dim, blocks.num_kv_heads) != (heads.key_dim, heads.latent_dim, 1):
             raise ValueError(f"blocks for keys of {blocks.head_dim}, values of {blocks.latent_dim} do not fit {heads}")
@@ -75,7 +74,7 @@ class PackedLatents:
         _cpu.latent_attention(
             projections=self.handle,
             cache=blocks.handle,
-            projected=address(projected),
+            projected=floats(projected, num_tokens, self.projected_size),
             num_tokens=num_tokens,
             num_heads=heads.num_heads,
             rotary=_cpu.RotaryTable(cos=address(rotary.cos), sin=address(rotary.sin), dim=rotary.dim),

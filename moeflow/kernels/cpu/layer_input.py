@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moeflow.kernels.activation import Nonlinearity, kernel_arguments
-from moeflow.kernels.arrays import Array, address
+from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.cpu.arguments import floats
 from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.cpu.stages import bind_norm
 from moeflow.kernels.norm import NormWeights
@@ -32,14 +32,12 @@ class PackedLayerInput:
         size, hidden = self.gate.rows, self.gate.cols
         if (self.projection.rows, self.projection.cols) != (hidden, size):
             raise ValueError(f"{self.gate} and {self.projection} do not match")
-        if self.scale is not None:
-            check_floats(self.scale, (1,))
         handle = _cpu.LayerInput(
             gate=self.gate.handle,
             projection=self.projection.handle,
             norm=bind_norm(self.norm, hidden),
             function=kernel_arguments(self.function)["function"],
-            scale=address(self.scale),
+            scale=floats(self.scale, 1),
         )
         object.__setattr__(self, "handle", handle)
 
@@ -49,13 +47,11 @@ class PackedLayerInput:
         Shapes: hidden [T, H], changed; inputs [T, L, P] -> [T, H]; both float32.
         """
         num_tokens, num_layers, size = inputs.shape
-        check_floats(hidden, (num_tokens, self.gate.cols))
-        check_floats(inputs, (num_tokens, num_layers, self.gate.rows))
         _cpu.layer_input(
             layer=self.handle,
-            inputs=address(inputs) + 4 * number * size,
+            inputs=floats(inputs, num_tokens, num_layers, self.gate.rows) + 4 * number * size,
             inputs_stride=num_layers * size,
             num_tokens=num_tokens,
-            hidden=address(hidden),
+            hidden=floats(hidden, num_tokens, self.gate.cols),
         )
         return hidden

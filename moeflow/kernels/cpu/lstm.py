@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.cpu.arguments import floats
 from moeflow.kernels.cpu.packed_weight import PackedWeight
 
 if TYPE_CHECKING:
@@ -30,17 +30,14 @@ def lstm(inputs: Tensor, weights: PackedWeight, state: Tensor, cell: Tensor) -> 
     size = weights.cols
     if weights.rows != 4 * size:
         raise ValueError(f"{weights} has not four gates")
-    check_floats(inputs, (num_steps, num_texts, 4 * size))
-    check_floats(state, (num_texts, size))
-    check_floats(cell, (num_texts, size))
     out = inputs.new_empty(num_steps, num_texts, size)
     _cpu.lstm(
         weights=weights.handle,
-        inputs=inputs.data_ptr(),
+        inputs=floats(inputs, num_steps, num_texts, 4 * size),
         num_steps=num_steps,
         num_texts=num_texts,
-        state=state.data_ptr(),
-        cell=cell.data_ptr(),
+        state=floats(state, num_texts, size),
+        cell=floats(cell, num_texts, size),
         out=out.data_ptr(),
     )
     return out

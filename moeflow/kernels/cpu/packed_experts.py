@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moeflow.kernels.activation import Activation, kernel_arguments
 from moeflow.kernels.arrays import Array, address, dtype_name, floats_like, is_contiguous, split, stack
-from moeflow.kernels.cpu.arguments import check_floats, check_ids, describe
+from moeflow.kernels.cpu.arguments import describe, floats, ids
 from moeflow.kernels.cpu.packed_weight import PackedRows, PackedWeight, matrix_bytes, whole_bands
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import allocate_lazily
@@ -57,11 +57,9 @@ class PackedExperts:
         "down",
         "down_format",
         "format",
-        "function",
         "gate_up",
         "handle",
         "hidden",
-        "is_gated",
         "is_wide",
         "kind",
         "storage",
@@ -93,10 +91,8 @@ class PackedExperts:
         self.hidden = hidden
         self.width = width
         self.kind = kind
-        self.function = kind.function
-        self.is_gated = kind.is_gated
         # With a gate, bands alternate: gate 0..15, up 0..15, gate 16..31, ...
-        up_rows = (2 if kind.is_gated else 1) * whole_bands(width)
+        up_rows = kind.num_ups * whole_bands(width)
         up_bytes = matrix_bytes(weight_format, up_rows, hidden)
         num_bytes = up_bytes + matrix_bytes(self.down_format, hidden, width)
         if storage is None:
@@ -203,15 +199,11 @@ class PackedExperts:
 
     def parts(self) -> list[tuple[PackedRows, ...]]:
         """Return each expert's gate [I, H] if it has one, up [I, H] and down [H, I]."""
-        unit_rows, outputs = self._unit_rows(), np.arange(self.hidden)
+        rows_of_ups, outputs = unit_rows(self.width, self.kind.num_ups), np.arange(self.hidden)
         return [
-            (*(PackedRows(gate_up, rows) for rows in unit_rows), PackedRows(down, outputs))
+            (*(PackedRows(gate_up, rows) for rows in rows_of_ups), PackedRows(down, outputs))
             for gate_up, down in zip(self.gate_up, self.down, strict=True)
         ]
-
-    def _unit_rows(self) -> list[NDArray[np.int64]]:
-        """Return the gate's rows of `gate_up`, if there is one, and up's rows."""
-        return gate_and_up_rows(self.width) if self.is_gated else [np.arange(self.width)]
 
     @property
     def num_experts(self) -> int:
@@ -238,31 +230,24 @@ def sum_experts(
 ) -> Array:
     """Do what `PackedExperts.compute` says with a layer as kernels see it, see `PackedExperts.in_slots`."""
     num_tokens, top_k = topk_ids.shape
-    check_floats(x, (num_tokens, hidden))
-    check_floats(topk_weights, (num_tokens, top_k))
-    check_ids(topk_ids)
     out = floats_like(x, num_tokens, hidden)
-    if residual is not None:
-        check_floats(residual, tuple(out.shape))
     _cpu.experts(
         layer=layer,
-        x=address(x),
+        x=floats(x, num_tokens, hidden),
         num_tokens=num_tokens,
         top_k=top_k,
-        topk_ids=address(topk_ids),
-        topk_weights=address(topk_weights),
-        residual=address(residual),
+        topk_ids=ids(topk_ids),
+        topk_weights=floats(topk_weights, num_tokens, top_k),
+        residual=floats(residual, num_tokens, hidden),
         out=address(out),
     )
     return out
 
 
-def gate_and_up_rows(width: int) -> list[NDArray[np.int64]]:
-    """Return the places of gate's and up's rows for this number of units: alternating bands, gate 0..15, up 0..15, gate
-    16..31."""
+def unit_rows(width: int, num_ups: int) -> list[NDArray[np.int64]]:
+    """Return the places of gate's rows, if there is a gate, and up's for this number of units: see `PackedExperts`."""
     units = np.arange(width)
-    gate = units + units // BAND * BAND
-    return [gate, gate + BAND]
+    return [units + (units // BAND * (num_ups - 1) + number) * BAND for number in range(num_ups)]
 
 
 def expert_bytes(

@@ -12,7 +12,7 @@ from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.cpu.arguments import floats
 from moeflow.kernels.cpu.latent_attention import PackedLatents
 from moeflow.kernels.cpu.layer_input import PackedLayerInput
 from moeflow.kernels.cpu.packed_weight import PackedWeight
@@ -59,8 +59,6 @@ class PackedAttention(msgspec.Struct, frozen=True):
         heads, scores = self.heads, self.scores
         check_interleaved(heads)
         assert scores.bias is None, "a layer with relative positions is no decoder's"
-        if scores.sinks is not None:
-            check_floats(scores.sinks, (heads.num_heads,))
         return _cpu.AttentionLayer(
             num_heads=heads.num_heads,
             q_norm=address(heads.q_norm),
@@ -71,7 +69,7 @@ class PackedAttention(msgspec.Struct, frozen=True):
             sliding_window=scores.sliding_window or 0,
             scale=scores.scale or 0.0,
             soft_cap=scores.soft_cap or 0.0,
-            sinks=address(scores.sinks),
+            sinks=floats(scores.sinks, heads.num_heads),
             rotary=-1 if self.rotary is None else self.rotary,
             norms_last=heads.norms_last,
             is_interleaved=heads.is_interleaved,
@@ -110,13 +108,11 @@ class PackedLayer:
         num_mixed = sum(len(part) for part in self.order) if self.order else num_rows
         if num_mixed != mixer.in_size or stage.o_proj.cols != mixer.out_size:
             raise ValueError(f"{self.in_proj}, {mixer} and {stage.o_proj} do not match")
-        if self.in_bias is not None:
-            check_floats(self.in_bias, (num_rows,))
         if any(part.start < 0 or part.stop > num_rows or part.step != 1 for part in self.order):
             raise ValueError(f"{self.order} are not all among {num_rows} values")
         return _cpu.DecoderLayer(
             in_proj=[part.handle for part in self.in_proj],
-            in_bias=address(self.in_bias),
+            in_bias=floats(self.in_bias, num_rows),
             input_norm=bind_norm(self.input_norm, self.hidden),
             order=[(part.start, len(part)) for part in self.order],
             attention=mixer.bind() if isinstance(mixer, PackedAttention) else None,

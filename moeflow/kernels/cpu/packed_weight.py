@@ -24,7 +24,7 @@ from moeflow.kernels.arrays import (
     on_host,
     split,
 )
-from moeflow.kernels.cpu.arguments import check_floats, describe
+from moeflow.kernels.cpu.arguments import describe, floats
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.weight_format import BAND, FORMATS, BlockKind, WeightFormat, block_kind
 
@@ -108,8 +108,6 @@ class PackedWeight:
 
     def _blocks(self, source: Array, kind: BlockKind | None, importance: NDArray[np.float32] | None) -> Array:
         """Return the blocks that stand for rows best: [n, bytes of a row] uint8."""
-        if importance is not None:
-            check_floats(cast(Array, importance), (self.cols,))
         to = block_kind(self.format)
         blocks = cast(Array, np.empty((source.shape[0], _cpu.row_bytes(to, self.cols)), np.uint8))
         _cpu.quantize_rows(
@@ -118,7 +116,7 @@ class PackedWeight:
             source=address(source),
             num_rows=source.shape[0],
             cols=self.cols,
-            importance=address(importance),
+            importance=floats(cast(Array | None, importance), self.cols),
             out=address(blocks),
         )
         return blocks

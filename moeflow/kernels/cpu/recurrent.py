@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moeflow.kernels.arrays import Array, address, has_whole_rows, is_float32, is_in_main_memory, row_stride
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import check_floats, describe
+from moeflow.kernels.cpu.arguments import describe, floats
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.recurrent.recurrence_layer import RecurrenceInput, RecurrenceLayer
 from moeflow.kernels.recurrent.recurrent_mixer import MixerHeads, RecurrentMixer
@@ -88,14 +88,13 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_gated_
     """Compute `kernels.recurrent.gates.gated_norm`."""
     num_weights, size = weight.shape
     _check_parts((gate, tuple(x.shape)))
-    check_floats(x, tuple(x.shape))
     num_groups = x.shape[1] // size
     if num_groups * size != x.shape[1] or num_weights not in (1, num_groups):
         raise ValueError(f"{describe(x)} cannot be normalised with {describe(weight)}")
     out = torch.empty_like(x)
     _cpu.gated_norm(
         layer=_bind_norm(weight, eps, is_gated_first=is_gated_first),
-        x=address(x),
+        x=floats(x, *x.shape),
         gate=address(gate),
         rows_per_gate=num_groups,
         gate_stride=row_stride(gate),
@@ -107,11 +106,10 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_gated_
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """Compute `kernels.recurrent.gates.sigmoid_gate`."""
-    check_floats(x, tuple(x.shape))
     _check_parts((gate, tuple(x.shape)))
     out = torch.empty_like(x)
     _cpu.sigmoid_gate(
-        x=address(x),
+        x=floats(x, *x.shape),
         gate=address(gate),
         gate_stride=row_stride(gate),
         num_rows=x.shape[0],
@@ -168,14 +166,11 @@ def _check_places(size: int, count: int, places: Sequence[int]) -> None:
 
 def _bind_conv(weight: Array, bias: Array | None, *, has_silu: bool) -> object:
     num_channels, num_taps = weight.shape
-    check_floats(weight, (num_channels, num_taps))
     if not 1 <= num_taps <= _cpu.max_taps:
         raise ValueError(f"a convolution has up to {_cpu.max_taps} taps, not {num_taps}")
-    if bias is not None:
-        check_floats(bias, (num_channels,))
     return _cpu.ShortConv(
-        weight=address(weight),
-        bias=address(bias),
+        weight=floats(weight, num_channels, num_taps),
+        bias=floats(bias, num_channels),
         num_channels=num_channels,
         num_taps=num_taps,
         has_silu=has_silu,
@@ -185,12 +180,10 @@ def _bind_conv(weight: Array, bias: Array | None, *, has_silu: bool) -> object:
 def _bind_heads(layer: RecurrenceLayer) -> object:
     if layer.key_dim > _cpu.max_key_dim:
         raise ValueError(f"keys have up to {_cpu.max_key_dim} dimensions, not {layer.key_dim}")
-    for weight in (layer.step_bias, layer.log_decay, *([] if layer.skip is None else [layer.skip])):
-        check_floats(weight, (layer.num_heads,))
     return _cpu.Recurrence(
-        step_bias=address(layer.step_bias),
-        log_decay=address(layer.log_decay),
-        skip=address(layer.skip),
+        step_bias=floats(layer.step_bias, layer.num_heads),
+        log_decay=floats(layer.log_decay, layer.num_heads),
+        skip=floats(layer.skip, layer.num_heads),
         least_step=layer.least_step,
         most_step=layer.most_step,
         num_heads=layer.num_heads,
@@ -206,10 +199,8 @@ def _bind_heads(layer: RecurrenceLayer) -> object:
 
 def _bind_norm(weight: Array, eps: float, *, is_gated_first: bool) -> object:
     num_weights, size = weight.shape
-    check_floats(weight, (num_weights, size))
-    return _cpu.GatedNorm(
-        weight=address(weight), num_weights=num_weights, eps=eps, size=size, is_gated_first=is_gated_first
-    )
+    data = floats(weight, num_weights, size)
+    return _cpu.GatedNorm(weight=data, num_weights=num_weights, eps=eps, size=size, is_gated_first=is_gated_first)
 
 
 def _check_parts(*parts: tuple[Tensor, tuple[int, ...]]) -> None:
@@ -222,9 +213,8 @@ def _check_parts(*parts: tuple[Tensor, tuple[int, ...]]) -> None:
 
 def _states(states: LayerStates, sequences: StateSequences) -> dict[str, Any]:
     """Return the arguments for the places of states."""
-    check_floats(states.slots, tuple(states.slots.shape))
     return {
-        "slots": address(states.slots),
+        "slots": floats(states.slots, *states.slots.shape),
         "slot_floats": states.slots.shape[1],
         "offset": states.offset,
         "num_sequences": len(sequences),

@@ -14,6 +14,7 @@ from moeflow.kernels.arrays import Array, address, floats_like, ids_like, is_con
 from moeflow.kernels.attention.heads import MAX_INTERLEAVED, Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.arguments import floats
 from moeflow.kernels.rotary import RotaryTable
 
 if extension.is_available():
@@ -46,16 +47,13 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array
 
 def _normalise(x: Array, weight: Array, bias: Array | None, eps: float, *, subtracts_mean: bool) -> Array:
     size = x.shape[-1]
-    for given in (weight,) if bias is None else (weight, bias):
-        if not is_float32(given) or given.shape != (size,):
-            raise ValueError(f"rows of {size} float32 values cannot be scaled by {given.dtype} {list(given.shape)}")
     out = floats_like(x, *x.shape)
     _cpu.normalise(
         x=address(x),
-        norm=address(weight),
+        norm=floats(weight, size),
         eps=eps,
         subtracts_mean=subtracts_mean,
-        norm_bias=address(bias),
+        norm_bias=floats(bias, size),
         num_rows=math.prod(x.shape[:-1]),
         size=size,
         out=address(out),
@@ -142,7 +140,7 @@ def check_interleaved(heads: Heads) -> None:
 
 def check_rotary(rotary: RotaryTable, num_tokens: int, head_dim: int) -> None:
     """Raise ValueError unless a table is of so many tokens, and of no more dimensions than a head has."""
-    shape = (num_tokens, 1, rotary.dim)
+    if rotary.dim > head_dim:
+        raise ValueError(f"{rotary.dim} dimensions cannot be rotated in heads of {head_dim}")
     for part in (rotary.cos, rotary.sin):
-        if not is_float32(part) or part.shape != shape or not is_contiguous(part) or rotary.dim > head_dim:
-            raise ValueError(f"{list(part.shape)} {part.dtype} is not for {num_tokens} tokens, heads of {head_dim}")
+        floats(part, num_tokens, 1, rotary.dim)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from moeflow.kernels.arrays import Array, address, dtype_name, floats_like
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.cpu.arguments import floats
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.expert_biases import ExpertBiases
@@ -25,39 +25,26 @@ def bind_norm(norm: NormWeights, size: int) -> object:
 
     Raises: ValueError if it is for others.
     """
-    check_norm(norm, size)
-    return _cpu.Norm(
-        weight=address(norm.weight), eps=norm.eps, subtracts_mean=norm.subtracts_mean, bias=address(norm.bias)
-    )
-
-
-def check_norm(norm: NormWeights, size: int) -> None:
-    """Raise ValueError unless a norm is for float32 rows of that size."""
-    check_floats(norm.weight, (size,))
-    if norm.bias is not None:
-        check_floats(norm.bias, (size,))
+    weight, bias = floats(norm.weight, size), floats(norm.bias, size)
+    return _cpu.Norm(weight=weight, eps=norm.eps, subtracts_mean=norm.subtracts_mean, bias=bias)
 
 
 def norm_linear(x: Array, norm: NormWeights, weight: PackedWeight, bias: Array | None = None) -> Array:
     """Return `normalise(x, norm) @ weight.T + bias`. Shapes: x [T, H], bias [N] -> [T, N], all float32."""
     num_tokens = x.shape[0]
-    check_floats(x, (num_tokens, weight.cols))
-    check_norm(norm, weight.cols)
-    if bias is not None:
-        check_floats(bias, (weight.rows,))
     out = floats_like(x, num_tokens, weight.rows)
     _cpu.linear(
         weight=weight.handle,
-        x=address(x),
+        x=floats(x, num_tokens, weight.cols),
         num_rows=num_tokens,
         x_stride=weight.cols,
-        bias=address(bias),
+        bias=floats(bias, weight.rows),
         residual=0,
         out=address(out),
-        norm=address(norm.weight),
+        norm=floats(norm.weight, weight.cols),
         eps=norm.eps,
         subtracts_mean=norm.subtracts_mean,
-        norm_bias=address(norm.bias),
+        norm_bias=floats(norm.bias, weight.cols),
     )
     return out
 
@@ -93,9 +80,6 @@ class MoEStage:
 
     def __post_init__(self) -> None:
         size, router, num_experts = self.o_proj.rows, self.router, self.num_experts
-        check_norm(self.norm, size)
-        if self.o_bias is not None:
-            check_floats(self.o_bias, (size,))
         fits = self.experts.hidden == size
         if self.slots is None:
             fits &= self.experts.num_experts == num_experts
@@ -107,8 +91,6 @@ class MoEStage:
         if not fits:
             raise ValueError(f"{self.o_proj}, {router} and {self.experts} do not match")
         self.choose.check(num_experts)
-        if self.router_bias is not None:
-            check_floats(self.router_bias, (num_experts,))
         self._check_shared()
         self._check_norms()
         object.__setattr__(self, "handle", self._bind())
@@ -123,17 +105,13 @@ class MoEStage:
     def _check_norms(self) -> None:
         if self.post_norms is None:
             return
-        norms, scale, size = self.post_norms.experts, self.post_norms.scale, self.o_proj.rows
-        if scale is not None:
-            check_floats(scale, (1,))
+        norms = self.post_norms.experts
         if norms is None:
             if self.shared is not None:
                 raise ValueError("what a shared expert returns is normalised by norms of experts")
             return
         if self.router is None or self.shared is None or self.shared.gate is not None:
             raise ValueError("norms of experts are for a router beside a shared expert that is not gated")
-        for weights in (norms.router_weights, norms.shared_weights, norms.chosen_weights):
-            check_floats(weights, (size,))
 
     @property
     def num_experts(self) -> int:
@@ -145,13 +123,11 @@ class MoEStage:
         assert self.slots is None
         o_proj = self.o_proj
         num_tokens = hidden.shape[0]
-        check_floats(hidden, (num_tokens, o_proj.rows))
-        check_floats(attended, (num_tokens, o_proj.cols))
         out = floats_like(hidden, num_tokens, o_proj.rows)
         _cpu.moe_stage(
             stage=self.handle,
-            attended=address(attended),
-            hidden=address(hidden),
+            attended=floats(attended, num_tokens, o_proj.cols),
+            hidden=floats(hidden, num_tokens, o_proj.rows),
             num_tokens=num_tokens,
             out=address(out),
         )
@@ -168,23 +144,23 @@ class MoEStage:
             router=None if self.router is None else self.router.handle,
             layer=layer,
             routing=self.choose.handle,
-            o_bias=address(self.o_bias),
+            o_bias=floats(self.o_bias, size),
             norm=bind_norm(self.norm, size),
-            router_bias=address(self.router_bias),
+            router_bias=floats(self.router_bias, self.num_experts),
             shared=None if self.shared is None else self.shared.experts.handle,
             shared_gate=None if self.shared is None or self.shared.gate is None else self.shared.gate.handle,
             attention_norm=None if post is None else bind_norm(post.attention, size),
             experts_norm=None if post is None else bind_norm(post.feed_forward, size),
             normed_experts=None if post is None or post.experts is None else _bind_expert_norms(post.experts, size),
-            out_scale=0 if post is None else address(post.scale),
+            out_scale=0 if post is None else floats(post.scale, 1),
         )
 
 
 def _bind_expert_norms(norms: ExpertNorms, size: int) -> object:
     return _cpu.NormedExperts(
-        router_weights=address(norms.router_weights),
-        shared_weights=address(norms.shared_weights),
-        chosen_weights=address(norms.chosen_weights),
+        router_weights=floats(norms.router_weights, size),
+        shared_weights=floats(norms.shared_weights, size),
+        chosen_weights=floats(norms.chosen_weights, size),
         router_scale=norms.router_scale,
         shared_norm=bind_norm(norms.shared, size),
         chosen_norm=bind_norm(norms.chosen, size),

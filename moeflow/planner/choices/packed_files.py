@@ -17,9 +17,8 @@ from moeflow.checkpoint.identity import pulled_name
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, is_packed_weights_file, read_slab_index
 from moeflow.checkpoint.packed.mapped import map_weights
-from moeflow.checkpoint.packed.reader import damaged_parts, verify_packed_weights_file
+from moeflow.checkpoint.packed.reader import OnBytes, damaged_parts, ignore, verify_packed_weights_file
 from moeflow.checkpoint.packed.weight_memory import WeightMemory
-from moeflow.checkpoint.packed.writer import OnBytes
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, StorageError
@@ -138,7 +137,7 @@ def find_damage(config: EngineConfig, on_bytes: OnBytes | None = None) -> list[D
         index = _read_index(file, spec)
         return [
             Damage(spec.name(number), names_in_part(checkpoint, formats, spec, number), _cause(error))
-            for number, error in damaged_parts(index, on_bytes or _ignore)
+            for number, error in damaged_parts(index, on_bytes or ignore)
         ]
 
 
@@ -216,7 +215,7 @@ def _is_right(file: Path, spec: SlabSpec, on_bytes: OnBytes | None, *, is_weight
         index = _read_index(file, spec)
         if is_weighted and not index.spec.is_weighted:
             return False
-        verify_packed_weights_file(index, on_bytes or _ignore)
+        verify_packed_weights_file(index, on_bytes or ignore)
     except (CheckpointError, StorageError):
         if not is_packed_weights_file(file):
             raise
@@ -235,7 +234,3 @@ def _read_index(file: Path, spec: SlabSpec) -> SlabIndex:
     else:
         what = "this model's weights in another arrangement"
     raise ConfigError(f"{file} holds {what}. Name another file, or delete it and pack the model again (`moeflow pack`)")
-
-
-def _ignore(bytes_done: int, bytes_total: int) -> None:
-    """Progress that nobody watches."""

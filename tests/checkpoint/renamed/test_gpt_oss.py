@@ -74,10 +74,10 @@ def test_what_another_family_calls_so_is_no_stack(tmp_path):
         (
             "gate_up_proj",
             (EXPERTS, HIDDEN),
-            r"has the shape \[6, 8\], where 3 dimensions are expected, the last of 2 parts",
+            r"has the shape \[6, 8\], where 3 dimensions with a last one of 2 parts are expected",
         ),
         ("gate_up_proj", (EXPERTS, HIDDEN, 7), r"has the shape \[6, 8, 7\], where 3 dimensions"),
-        ("down_proj_bias", (EXPERTS, HIDDEN, 1), "where 2 dimensions are expected"),
+        ("down_proj_bias", (EXPERTS, HIDDEN, 1), "where 2 dimensions with a last one of 1 parts are expected"),
     ],
 )
 def test_other_shapes_are_refused(tmp_path, name, shape, complaint):
