@@ -73,16 +73,23 @@ _THINKING_SCHEMA: Final[dict[str, Any]] = {
     },
 }
 _ENABLED = Converted("chat_template_kwargs.enable_thinking", _thinking, {"type": "boolean"})
-_MACHINE = Ignored("the server chooses")
 # Ollama's.
+_MACHINE: Final = dict.fromkeys(
+    (
+        *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "use_mmap", "use_mlock", "num_thread"),
+        *("num_keep", "draft_num_predict", "logits_all", "vocab_only", "embedding_only", "penalize_newline"),
+        *("mirostat_tau", "mirostat_eta"),
+    ),
+    Ignored("the server chooses"),
+)
 _OPTIONS = Parts(
     {
         "num_predict": Mapped("max_tokens"),
         "repeat_penalty": Mapped("repetition_penalty"),
         **{name: Mapped(name) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop")},
         **{name: Mapped(name) for name in ("presence_penalty", "frequency_penalty")},
-        **dict.fromkeys(("num_ctx", "num_keep", "num_batch", "num_thread", "num_gpu"), _MACHINE),
-        **dict.fromkeys(("main_gpu", "low_vram", "numa", "use_mmap", "use_mlock"), _MACHINE),
+        "num_ctx": Ignored("the server chooses"),
+        **_MACHINE,
     }
 )
 # OpenRouter's, and that of OpenAI's responses.
@@ -205,6 +212,7 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
     "ScoringFields": {"user": _LABEL},
     # Ollama's API.
     "OllamaOptions": {
+        **_MACHINE,
         "mirostat": Refused(_NO_SAMPLER, (0,)),
         "tfs_z": Refused(_NO_SAMPLER, (1,)),
         "typical_p": Refused(_NO_SAMPLER, (1,)),
