@@ -1,58 +1,34 @@
-"""Metrics of each served model for Prometheus: whether it is loaded, its memory, and its activity."""
+"""Reads metrics of models for Prometheus: the tables, the facts of loaded models, and accepted tokens by pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from moeflow.core.engine_messages import EngineStats
+from moeflow.server.metric_tables import TABLES, stats_of
 from moeflow.server.model_pool import ModelPool
 from moeflow.server.served_model import ServedModel
 
-_GAUGES: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
-    ("moeflow_model_loaded", "1 if the model is loaded", lambda it: it.generator is not None),
-    ("moeflow_model_memory_bytes", "Memory that it was planned to hold; 0: not loaded", lambda it: it.memory_bytes),
-    ("moeflow_kv_usage_ratio", "Share of KV blocks that running sequences hold", lambda it: kv_usage(it.stats())),
-    (
-        "moeflow_sequences_unfinished",
-        "Sequences admitted and not finished, as the queue bound counts them",
-        lambda it: it.admission.num_unfinished,
-    ),
-)
-_COUNTERS: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (  # prometheus_client appends _total
-    ("moeflow_model_loads", "Times it was loaded because a request asked for it", lambda it: it.num_loads),
-    ("moeflow_model_failed_loads", "Times it could not be loaded", lambda it: it.num_failed_loads),
-    ("moeflow_model_load_seconds", "Time these loads took, waits for memory included", lambda it: it.load_s_total),
-)
-
 
 class ModelCollector(Collector):
-    """Reads the models' state when Prometheus asks."""
+    """Reads the models' state when Prometheus asks, instead of copying it on every pass."""
 
     def __init__(self, models: ModelPool) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics that have a label for the model, and of each that is loaded its facts as labels."""
-        models = self._models.named
+        """Yield the metrics of all tables, the accepted tokens, and the facts of each loaded model as labels."""
         facts = InfoMetricFamily("moeflow_model", "What is served")  # prometheus_client makes it moeflow_model_info
-        for model in models:
+        for model in self._models.named:
             if model.generator is not None:
                 facts.add_metric([], _facts(model))
         yield facts
-        for name, text, value in _GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=["model"])
-            for model in models:
-                gauge.add_metric([model.name], value(model))
-            yield gauge
-        for name, text, value in _COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=["model"])
-            for model in models:
-                counter.add_metric([model.name], value(model))
-            yield counter
+        for table in TABLES:
+            yield from table.collect(self._models)
+        yield _accepted_at_once({labels: stats.trees_total for labels, stats in stats_of(self._models).items()})
 
 
 def _facts(model: ServedModel) -> dict[str, str]:
@@ -64,6 +40,17 @@ def _facts(model: ServedModel) -> dict[str, str]:
     }
 
 
-def kv_usage(stats: EngineStats) -> float:
-    """Return the share of KV blocks held by running sequences, 0 to 1."""
-    return stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+def _accepted_at_once(trees_of: Mapping[tuple[str, ...], Sequence[int]]) -> HistogramMetricFamily:
+    """Return the drafted tokens that a pass accepted for a request. Each list counts passes by that number from 0."""
+    histogram = HistogramMetricFamily(
+        "moeflow_accepted_tokens_per_tree",
+        "Drafted tokens that a pass accepted for a request, in addition to its one token",
+        labels=["model"],
+    )
+    for labels, trees in trees_of.items():
+        if trees:
+            buckets = [(str(float(most)), float(sum(trees[: most + 1]))) for most in range(len(trees) - 1)]
+            total = float(sum(trees))
+            accepted = sum(number * count for number, count in enumerate(trees))
+            histogram.add_metric(labels, [*buckets, ("+Inf", total)], accepted)
+    return histogram

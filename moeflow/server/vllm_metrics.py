@@ -7,29 +7,38 @@ Source: vllm/v1/metrics/loggers.py and docs/design/metrics.md of vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Final
 
 from prometheus_client import Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from moeflow.core.engine_messages import EngineStats
 from moeflow.server.generation_metrics import GenerationMetrics
-from moeflow.server.model_metrics import kv_usage
+from moeflow.server.metric_tables import Table, kv_usage, stats_of
 from moeflow.server.model_pool import ModelPool
 
-_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("vllm:num_requests_running", "As moeflow_requests_running", lambda it: it.num_running),
-    ("vllm:num_requests_waiting", "As moeflow_requests_waiting", lambda it: it.num_waiting),
-    ("vllm:kv_cache_usage_perc", "As moeflow_kv_usage_ratio: 1 is full", kv_usage),
-)
-_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("vllm:num_preemptions", "As moeflow_preemptions_total", lambda it: it.preemptions_total),
-    ("vllm:generation_tokens", "As moeflow_generated_tokens_total", lambda it: it.generated_tokens_total),
-    ("vllm:prompt_tokens", "Prompt tokens, computed or found in the prefix tree", lambda it: _num_prompt_tokens(it)),
-    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix tree", lambda it: _num_prompt_tokens(it)),
-    ("vllm:prefix_cache_hits", "As moeflow_prefix_hit_tokens_total", lambda it: it.prefix_hit_tokens_total),
+
+def _num_prompt_tokens(stats: EngineStats) -> int:
+    return stats.prompt_tokens_total + stats.prefix_hit_tokens_total
+
+
+_TABLE: Final = Table(
+    ("model_name", "engine"),
+    lambda models: {(*labels, "0"): stats for labels, stats in stats_of(models).items()},
+    gauges=(
+        ("vllm:num_requests_running", "As moeflow_requests_running", "num_running"),
+        ("vllm:num_requests_waiting", "As moeflow_requests_waiting", "num_waiting"),
+        ("vllm:kv_cache_usage_perc", "As moeflow_kv_usage_ratio: 1 is full", kv_usage),
+    ),
+    counters=(
+        ("vllm:num_preemptions", "As moeflow_preemptions_total", "preemptions_total"),
+        ("vllm:generation_tokens", "As moeflow_generated_tokens_total", "generated_tokens_total"),
+        ("vllm:prompt_tokens", "Prompt tokens, computed or found in the prefix tree", _num_prompt_tokens),
+        ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix tree", _num_prompt_tokens),
+        ("vllm:prefix_cache_hits", "As moeflow_prefix_hit_tokens_total", "prefix_hit_tokens_total"),
+    ),
 )
 _REASONS = {"cancelled": "abort"}  # with another name there
 
@@ -52,25 +61,10 @@ class VllmCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics under their other names."""
-        models = self._models.named
-        labels = ["model_name", "engine"]
-        for name, text, value in _GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=labels)
-            for model in models:
-                gauge.add_metric([model.name, "0"], value(model.stats()))
-            yield gauge
-        for name, text, value in _COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=labels)
-            for model in models:
-                counter.add_metric([model.name, "0"], value(model.stats()))
-            yield counter
+        yield from _TABLE.collect(self._models)
         yield _renamed(self._generation.finished, "vllm:request_success")
         for name, histogram in self._histograms.items():
             yield _renamed(histogram, name)
-
-
-def _num_prompt_tokens(stats: EngineStats) -> int:
-    return stats.prompt_tokens_total + stats.prefix_hit_tokens_total
 
 
 def _renamed(metric: Counter | Histogram, name: str) -> Metric:

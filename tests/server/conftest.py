@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -13,7 +13,9 @@ from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from moeflow.text.tokenizer import Tokenizer
 from tests.server.checked_app import CheckedApp
+from tests.server.conversing import Connect, openai_client
 from tests.server.fake_client import FakeClient
+from tests.server.thinking_model import thinking_model
 from tests.tiny_mixtral import write_byte_tokenizer
 
 
@@ -51,6 +53,34 @@ def app(make_app: Callable[..., FastAPI]) -> FastAPI:
 async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     async with connect(app) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def official() -> Connect:
+    """Connects the client that the tests of a folder use."""
+    return openai_client
+
+
+@pytest.fixture
+def client(app: FastAPI, official: Connect) -> Iterator[Any]:
+    with official(app) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def refusing(tokenizer: Tokenizer, official: Connect) -> Iterator[tuple[Any, FakeClient]]:
+    """A server that refuses each request of its tests, so that one is enough."""
+    engine = FakeClient(tokenizer)
+    with official(create_app(Generator(engine, tokenizer), ServerConfig())) as client:
+        yield client, engine
+
+
+@pytest.fixture
+def thinking(official: Connect) -> Iterator[tuple[Any, FakeClient, Tokenizer]]:
+    """A server of a model that reasons."""
+    app, engine, tokenizer = thinking_model()
+    with official(app) as client:
+        yield client, engine, tokenizer
 
 
 def connect(app: FastAPI) -> httpx.AsyncClient:

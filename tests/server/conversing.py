@@ -11,16 +11,12 @@ import openai
 from fastapi import FastAPI
 from hypothesis import strategies as st
 
-from moeflow.engine.generator import Generator
-from moeflow.server.app import create_app
-from moeflow.server.config import ServerConfig
 from moeflow.text.tokenizer import Tokenizer
 from tests.server.fake_client import FakeClient
 from tests.server.live_server import eventually, serve_in_thread
-from tests.server.test_tools import ONE
-from tests.server.thinking_model import thinking_model
 
 Connect = Callable[[FastAPI], AbstractContextManager[Any]]
+ONE = '<tool_call>\n{"name": "look", "arguments": {"q": "the fox"}}\n</tool_call>'
 PIECES = (
     "<tool_call>",
     "</tool_call>",
@@ -48,22 +44,6 @@ def anthropic_client(app: FastAPI) -> Iterator[anthropic.Anthropic]:
     """Likewise with Anthropic's client."""
     with serve_in_thread(app) as url, anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         yield client
-
-
-@contextmanager
-def refusing_server(connect: Connect, tokenizer: Tokenizer) -> Iterator[tuple[Any, FakeClient]]:
-    """A server of which nothing is asked that it does, so that one is enough."""
-    engine = FakeClient(tokenizer)
-    with connect(create_app(Generator(engine, tokenizer), ServerConfig())) as client:
-        yield client, engine
-
-
-@contextmanager
-def thinking_server(connect: Connect) -> Iterator[tuple[Any, FakeClient, Tokenizer]]:
-    """A server of a model that reasons."""
-    app, engine, tokenizer = thinking_model()
-    with connect(app) as client:
-        yield client, engine, tokenizer
 
 
 def prompt_of(engine: FakeClient, tokenizer: Tokenizer) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.server.conftest import connect
+from tests.server.conversing import ONE
 from tests.server.events import read_events
 from tests.server.fake_client import REPLY, FakeClient
-from tests.server.test_tools import ONE, says
+from tests.server.test_tools import says
 from tests.server.thinking_model import thinking_model
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from moeflow.core.pooling_params import PoolingParams
+from tests.server.conversing import openai_client
 from tests.server.fake_client import NAME
-from tests.server.live_server import serve_in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ async def test_base64_and_dimensions(http, engine):
 
 
 def test_the_official_client(app):
-    with serve_in_thread(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(app) as client:
         answer = client.embeddings.create(model=NAME, input=["Hello", "Hi"])
         assert [item.embedding for item in answer.data] == [[5.0, 0.5, -2.0, 0.25], [2.0, 0.5, -2.0, 0.25]]
         assert answer.usage.total_tokens == 7

@@ -17,8 +17,8 @@ from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from moeflow.text.tokenizer import Tokenizer
 from tests.mcp_tools import chat_tool, chat_tools, mcp_tools
+from tests.server.conversing import openai_client
 from tests.server.fake_client import NAME
-from tests.server.live_server import serve_in_thread
 from tests.server.walking_client import MAX_TOKENS, WalkingClient
 
 ASK = [{"role": "user", "content": "Which files are there?"}]
@@ -151,7 +151,7 @@ class Asker:
 def asker(tokenizer: Tokenizer) -> Iterator[Asker]:
     engine = WalkingClient(tokenizer, max_model_len=2**17)
     app = create_app(Generator(engine, tokenizer), ServerConfig())
-    with serve_in_thread(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(app) as client:
         yield Asker(client, engine)
 
 

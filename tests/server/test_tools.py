@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import openai
 import pytest
 
 from moeflow.text.tokenizer import Tokenizer
+from tests.server.conversing import ONE
 from tests.server.events import read_events
 from tests.server.fake_client import NAME, FakeClient
-from tests.server.live_server import serve_in_thread
 from tests.server.openai_objects import check
-from tests.server.thinking_model import thinking_model
 from tests.tiny_mixtral import EOS
 
 ASK = [{"role": "user", "content": "Which fox?"}]
@@ -28,19 +26,12 @@ TOOLS = [
     },
     {"type": "function", "function": {"name": "go"}},
 ]
-ONE = '<tool_call>\n{"name": "look", "arguments": {"q": "the fox"}}\n</tool_call>'
 TWO = f'Let me see.\n{ONE}\n<tool_call>\n{{"name": "go", "arguments": {{}}}}\n</tool_call>'
 
 
 @pytest.fixture
 def engine(tokenizer: Tokenizer) -> FakeClient:
     return FakeClient(tokenizer, max_model_len=4096)
-
-
-@pytest.fixture
-def client(app) -> Iterator[openai.OpenAI]:
-    with serve_in_thread(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def says(engine: FakeClient, tokenizer: Tokenizer, text: str) -> None:
@@ -173,13 +164,6 @@ def test_what_cannot_be_meant(client, engine, changes, param, reason):
         ask(client, **changes)
     assert caught.value.param == param
     assert not engine.submissions
-
-
-@pytest.fixture
-def thinking() -> Iterator[tuple[openai.OpenAI, FakeClient, Tokenizer]]:
-    app, engine, tokenizer = thinking_model()
-    with serve_in_thread(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        yield client, engine, tokenizer
 
 
 def test_reasoning_stands_apart(thinking):

@@ -19,13 +19,13 @@ from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.engine.fakes import byte_level_core, wrap
 from tests.server.conftest import connect
-from tests.server.conversing import check_closing_ends_the_work, prompt_of, texts_of
+from tests.server.conversing import ONE, check_closing_ends_the_work, prompt_of, texts_of
 from tests.server.events import read_typed_events
 from tests.server.fake_client import NAME, REPLY, FakeClient
 from tests.server.live_server import eventually, serve_in_thread
 from tests.server.messages.asking import ASK, TOOLS, ask, asked, streamed, without_ids
 from tests.server.openai_objects import check
-from tests.server.test_tools import ONE, TWO, says
+from tests.server.test_tools import TWO, says
 from tests.server.thinking_model import TEMPLATE
 from tests.tiny_mixtral import EOS
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from moeflow.text.tokenizer import Tokenizer
 from tests.server.conftest import connect
-from tests.server.conversing import refusing_server, thinking_server
+from tests.server.conversing import Connect
 from tests.server.fake_client import FakeClient
 from tests.server.live_server import serve_in_thread
 from tests.server.thinking_model import thinking_model
@@ -28,22 +28,9 @@ def engine(tokenizer: Tokenizer) -> FakeClient:
     return FakeClient(tokenizer, max_model_len=4096)
 
 
-@pytest.fixture
-def client(app: FastAPI) -> Iterator[ollama.Client]:
-    with ollama_client(app) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def refusing(tokenizer: Tokenizer) -> Iterator[tuple[ollama.Client, FakeClient]]:
-    with refusing_server(ollama_client, tokenizer) as server:
-        yield server
-
-
-@pytest.fixture
-def thinking() -> Iterator[tuple[ollama.Client, FakeClient, Tokenizer]]:
-    with thinking_server(ollama_client) as server:
-        yield server
+@pytest.fixture(scope="session")
+def official() -> Connect:
+    return ollama_client
 
 
 @pytest.fixture

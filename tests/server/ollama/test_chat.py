@@ -14,11 +14,11 @@ from moeflow.server import sse
 from moeflow.server.api.ollama.answer_objects import OllamaChatResponse
 from moeflow.server.api.ollama.chat_request import OllamaChatRequest
 from tests.server.conftest import connect
-from tests.server.conversing import check_closing_ends_the_work, prompt_of, texts_of
+from tests.server.conversing import ONE, check_closing_ends_the_work, prompt_of, texts_of
 from tests.server.fake_client import NAME, REPLY
 from tests.server.live_server import eventually
 from tests.server.ollama.asking import ASK, TOOLS, asked, joined, lines_of, without_times
-from tests.server.test_tools import ONE, TWO, says
+from tests.server.test_tools import TWO, says
 
 CALLS = [("look", {"q": "the fox"}), ("go", {})]
 

@@ -11,12 +11,12 @@ from pydantic import BaseModel
 
 from moeflow.server.api.responses.response_object import RESPONSE_EVENTS, ResponseObject
 from tests.server.conftest import connect
-from tests.server.conversing import check_closing_ends_the_work, prompt_of, texts_of
+from tests.server.conversing import ONE, check_closing_ends_the_work, prompt_of, texts_of
 from tests.server.events import read_typed_events
 from tests.server.fake_client import NAME, REPLY
 from tests.server.openai_objects import check
 from tests.server.responses.asking import TOOLS, ask, streamed, without_ids
-from tests.server.test_tools import ONE, TWO, says
+from tests.server.test_tools import TWO, says
 from tests.tiny_mixtral import EOS
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from moeflow.server.api.responses.response_items import ReasoningItem
 from moeflow.server.guard.strict_json import MAX_CONTAINERS
 from moeflow.server.response_store import ResponseStore
-from tests.server.conversing import prompt_of
+from tests.server.conversing import ONE, prompt_of
 from tests.server.fake_client import NAME, REPLY
 from tests.server.openai_objects import check
 from tests.server.responses.asking import TOOLS, ask, streamed, without_ids
-from tests.server.test_tools import ONE, says
+from tests.server.test_tools import says
 from tests.tiny_mixtral import EOS
 
 

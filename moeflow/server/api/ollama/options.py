@@ -7,7 +7,7 @@ answer is refused with the reason.
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ from moeflow.core.sampling_params import (
     SamplingParams,
 )
 from moeflow.server.api.schema.field_rules import Rule
-from moeflow.server.api.schema.sampling_fields import IGNORED, Stop
+from moeflow.server.api.schema.sampling_fields import Stop
 from moeflow.server.api.schema.strict_model import StrictModel
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ _NO_WINDOW = Rule(
         ]
     },
 )
-Ignored = Annotated[bool | int | float | None, Field(description=IGNORED)]
 
 
 class OllamaOptions(StrictModel):
@@ -63,24 +62,6 @@ class OllamaOptions(StrictModel):
     num_ctx: int | None = Field(
         None, ge=0, le=2**31, description="Accepted; the server's context is the same for all requests."
     )
-
-    numa: Ignored = None
-    num_batch: Ignored = None
-    num_gpu: Ignored = None
-    main_gpu: Ignored = None
-    low_vram: Ignored = None
-    f16_kv: Ignored = None
-    use_mmap: Ignored = None
-    use_mlock: Ignored = None
-    num_thread: Ignored = None
-    num_keep: Ignored = None
-    draft_num_predict: Ignored = None
-    logits_all: Ignored = None
-    vocab_only: Ignored = None
-    embedding_only: Ignored = None
-    penalize_newline: Ignored = None
-    mirostat_tau: Ignored = None
-    mirostat_eta: Ignored = None
 
     def to_sampling_params(self, *, logprobs: int | None) -> SamplingParams:
         """Return the engine's parameters. Raises: RequestError, naming the field."""

@@ -24,12 +24,19 @@ _HINT = Ignored("a hint for another server")
 _CACHE = Ignored("the prefix cache keeps prompts without a request")
 _LABEL = Ignored("a label of the client")
 _COPY = Ignored("the message has the same text in another field")
+_SUFFIX = Refused("the models here continue text, they do not fill gaps", ("",))
 _OLD = "use tools, its newer form"
 _TEXT_ONLY = "the model reads and writes text only"
 _CITATIONS = Ignored("answers cite nothing")
 _BY_THE_MODEL = Refused("only the model calls tools", ({"type": "direct"},))
 _ONLY_THE_MODEL = Refused("only the model calls tools", (["direct"],))
 _DEFERRED = Ignored("the model sees the descriptions of all tools")
+_ASYNC = Refused("calls end with their results", (False,))
+_OFFERED: Final[Mapping[str, Policy]] = {
+    "allowed_callers": _ONLY_THE_MODEL,
+    "async": _ASYNC,
+    "defer_loading": _DEFERRED,
+}
 _NO_SAMPLER = "this server has no such sampler"
 _SWITCHES = ("enable_thinking", "thinking")  # names that chat templates know
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -73,16 +80,23 @@ _THINKING_SCHEMA: Final[dict[str, Any]] = {
     },
 }
 _ENABLED = Converted("chat_template_kwargs.enable_thinking", _thinking, {"type": "boolean"})
-_MACHINE = Ignored("the server chooses")
 # Ollama's.
+_MACHINE: Final = dict.fromkeys(
+    (
+        *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "use_mmap", "use_mlock", "num_thread"),
+        *("num_keep", "draft_num_predict", "logits_all", "vocab_only", "embedding_only", "penalize_newline"),
+        *("mirostat_tau", "mirostat_eta"),
+    ),
+    Ignored("the server chooses"),
+)
 _OPTIONS = FieldParts(
     {
         "num_predict": Mapped("max_tokens"),
         "repeat_penalty": Mapped("repetition_penalty"),
         **{name: Mapped(name) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop")},
         **{name: Mapped(name) for name in ("presence_penalty", "frequency_penalty")},
-        **dict.fromkeys(("num_ctx", "num_keep", "num_batch", "num_thread", "num_gpu"), _MACHINE),
-        **dict.fromkeys(("main_gpu", "low_vram", "numa", "use_mmap", "use_mlock"), _MACHINE),
+        "num_ctx": Ignored("the server chooses"),
+        **_MACHINE,
     }
 )
 # OpenRouter's, and that of OpenAI's responses.
@@ -153,9 +167,7 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
         "include_obfuscation": _HINT,
         "continuous_usage_stats": Refused("usage comes at the end", (False,)),
     },
-    "CompletionRequest": {
-        "suffix": Refused("the models here continue text, they do not fill gaps", ("",)),
-    },
+    "CompletionRequest": {"suffix": _SUFFIX},
     "ChatRequest": {
         "max_completion_tokens": _NO_LIMIT,
         "reasoning": _REASONING,
@@ -205,6 +217,7 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
     "ScoringFields": {"user": _LABEL},
     # Ollama's API.
     "OllamaOptions": {
+        **_MACHINE,
         "mirostat": Refused(_NO_SAMPLER, (0,)),
         "tfs_z": Refused(_NO_SAMPLER, (1,)),
         "typical_p": Refused(_NO_SAMPLER, (1,)),
@@ -212,7 +225,7 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
     "OllamaMessage": {"images": Refused(_TEXT_ONLY, ([],))},
     "OllamaGenerateRequest": {
         "images": Refused(_TEXT_ONLY, ([],)),
-        "suffix": Refused("the models here continue text, they do not fill gaps", ("",)),
+        "suffix": _SUFFIX,
         "template": Refused("send a whole prompt with raw: true instead", ("",)),
     },
     # Responses.
@@ -235,17 +248,8 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
         "mode": Refused("there is one mode", ("standard",)),
     },
     "TextConfig": {"verbosity": _VERBOSITY},
-    "FunctionTool": {
-        "allowed_callers": _ONLY_THE_MODEL,
-        "async": Refused("calls end with their results", (False,)),
-        "defer_loading": _DEFERRED,
-        "output_schema": _HINT,
-    },
-    "FreeformTool": {
-        "allowed_callers": _ONLY_THE_MODEL,
-        "async": Refused("calls end with their results", (False,)),
-        "defer_loading": _DEFERRED,
-    },
+    "FunctionTool": {**_OFFERED, "output_schema": _HINT},
+    "FreeformTool": _OFFERED,
     "InputText": {"prompt_cache_breakpoint": _CACHE},
     "SaidText": {"annotations": _LABEL, "logprobs": _LABEL},
     "ItemFields": {
@@ -253,14 +257,8 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
         "internal_chat_message_metadata_passthrough": _LABEL,
     },
     "Message": {"phase": _LABEL},
-    "FunctionCall": {
-        "caller": _BY_THE_MODEL,
-        "async": Refused("calls end with their results", (False,)),
-    },
-    "CustomToolCall": {
-        "caller": _BY_THE_MODEL,
-        "async": Refused("calls end with their results", (False,)),
-    },
+    "FunctionCall": {"caller": _BY_THE_MODEL, "async": _ASYNC},
+    "CustomToolCall": {"caller": _BY_THE_MODEL, "async": _ASYNC},
     "FunctionCallOutput": {"caller": _BY_THE_MODEL},
     # Messages.
     "Block": {"cache_control": _CACHE},
@@ -283,16 +281,7 @@ FIELD_TABLE: Final[Mapping[str, Mapping[str, Policy]]] = {
     "ShownThinking": {"block_binding": Ignored("signatures of thoughts are not checked")},
     "OutputConfig": {"task_budget": _HINT},
     "CountRequest": dict.fromkeys(
-        (
-            "max_tokens",
-            "stream",
-            "metadata",
-            "service_tier",
-            "stop_sequences",
-            "temperature",
-            "top_k",
-            "top_p",
-        ),
+        ("max_tokens", "stream", "metadata", "service_tier", "stop_sequences", "temperature", "top_k", "top_p"),
         Ignored("the count does not depend on it"),
     ),
     "MessageInput": {

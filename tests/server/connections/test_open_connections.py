@@ -17,8 +17,8 @@ from moeflow.server import open_connections
 from moeflow.server.config import ServerConfig
 from moeflow.server.listener import listen
 from moeflow.server.open_connections import OpenConnections, max_connections, raise_descriptor_limit
+from tests.server.connections.test_connection import read_all, refusals
 from tests.server.live_server import eventually, serve_in_thread
-from tests.server.test_connection import read_all, refusals
 from tests.server.test_proxies import TLS
 
 LIMIT = 16

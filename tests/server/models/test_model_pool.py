@@ -16,7 +16,7 @@ from tests.server.conftest import connect
 from tests.server.events import read_events
 from tests.server.fake_client import REPLY
 from tests.server.fleet import Fleet, make_fleet
-from tests.server.test_status import read_metrics
+from tests.server.observed.test_status import read_metrics
 
 pytestmark = pytest.mark.anyio
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -23,8 +23,8 @@ from moeflow.server.tracing_choice import is_tracing_wanted
 from tests.packed import pack_beside
 from tests.server.conftest import connect
 from tests.server.fake_client import NAME
+from tests.server.observed.test_request_log import CHAT, SECRET, lines
 from tests.server.server_process import Server
-from tests.server.test_request_log import CHAT, SECRET, lines
 from tests.tiny_mixtral import write_tiny_mixtral
 
 __all__ = ["lines"]  # a fixture
