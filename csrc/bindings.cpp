@@ -567,7 +567,7 @@ void make_tables(DecoderPass& pass) {
   }
 }
 
-int64_t run_pass(DecoderPass& pass, int64_t first_layer, uintptr_t hidden, int64_t routers_ahead, uintptr_t drafts,
+int64_t run_pass(DecoderPass& pass, int64_t first_layer, uintptr_t hidden, int64_t routers_ahead, uintptr_t predicted,
                  ExpertFetcher* fetcher) {
   const auto& layers = pass.model->layers;
   if (layers.size() != pass.memory->caches.size() || layers.size() != pass.memory->states.size()) {
@@ -583,7 +583,7 @@ int64_t run_pass(DecoderPass& pass, int64_t first_layer, uintptr_t hidden, int64
   call.first_layer = first_layer;
   call.hidden = at<float>(hidden);
   call.routers_ahead = routers_ahead;
-  call.drafts = at<const uint8_t>(drafts);
+  call.predicted = at<const uint8_t>(predicted);
   call.fetcher = fetcher;
   WithoutGIL without_gil;
   if (pass.rotary.empty()) make_tables(pass);
@@ -676,7 +676,7 @@ void bind_layers(nb::module_& m) {
            StateCount{"num_states"}, StateArrays{"state_sequences"}, PASS_FIELD(tree_masks), PASS_FIELD(topk_ids),
            PASS_FIELD(normed), PASS_FIELD(topk_weights), PASS_FIELD(keeps_inputs), PASS_FIELD(layer_inputs),
            PASS_FIELD(inputs_stride), PASS_FIELD(out));
-  pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "routers_ahead"_a, "drafts"_a,
+  pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "routers_ahead"_a, "predicted"_a,
            "fetcher"_a.none());
   m.attr("ABSENT") = kAbsent;
   m.attr("LOADING") = kLoading;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from moeflow.core.token_tree import MAX_TREE_TOKENS, TokenTree
-from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
+from moeflow.speculation.draft_tree import DraftNode, merge, tree_of
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
 
@@ -14,7 +14,7 @@ def token_tree(sequences: Iterable[Sequence[int]], max_tokens: int = MAX_TREE_TO
     """Merge sequences; of those behind, as much is left out as `max_tokens` asks for."""
     drafts = [Draft(tuple(sequence), (0,) * len(sequence)) for sequence in sequences]
     root = merge([("someone", draft) for draft in drafts], MAX_TREE_TOKENS, lambda name, grade: 0.5)
-    found: list[DraftedToken] = []
+    found: list[DraftNode] = []
     for draft in drafts:
         token = root
         for token_id in draft.token_ids[:MAX_TREE_TOKENS]:

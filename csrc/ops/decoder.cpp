@@ -35,7 +35,7 @@ bool are_in_memory(const ExpertLayer& layer, const int64_t* ids, int64_t count) 
 // Each layer's router runs once ahead of time, by the given number of layers. At the first layer, all routers up to
 // there run.
 RoutedLayer routed_layer(const DecoderCall& call, const MoEStageCall& stage, int64_t number, const Between& between) {
-  const int64_t reach = call.drafts != nullptr ? 1 : call.routers_ahead;
+  const int64_t reach = call.predicted != nullptr ? 1 : call.routers_ahead;
   const int64_t last = std::min(number + reach, static_cast<int64_t>(between.routed.size()) - 1);
   return {stage, number, number == 0 || reach == 0 ? number + 1 : number + reach, last};
 }
@@ -62,11 +62,11 @@ bool expects_absent(const Isa& isa, const DecoderCall& call, const RoutedLayer& 
   const MoEStageCall& stage = *between.routed[later];
   if (!lacks_any(stage.layer)) return false;
   const int32_t* const slots = stage.layer.slots;
-  if (call.drafts != nullptr) {
+  if (call.predicted != nullptr) {
     const int64_t num_experts = stage.layer.num_experts;
-    const uint8_t* const drafts = call.drafts + later * num_experts;
+    const uint8_t* const predicted = call.predicted + later * num_experts;
     for (int64_t expert = 0; expert < num_experts; ++expert) {
-      if (drafts[expert] != 0 && slots[expert] == kAbsent) return true;
+      if (predicted[expert] != 0 && slots[expert] == kAbsent) return true;
     }
     return false;
   }

@@ -408,9 +408,9 @@ struct DecoderCall {
   bool keeps_inputs = false;
   // What is expected of layers with routers that are still to come: of the one that follows by so many what its router
   // would choose now, at the first one of all up to there (0: nothing); or of the next one what is not 0 in its row of
-  // `drafts`, [layers with routers, num_experts].
+  // `predicted`, [layers with routers, num_experts].
   int64_t routers_ahead = 0;
-  const uint8_t* drafts = nullptr;
+  const uint8_t* predicted = nullptr;
   ExpertFetcher* fetcher = nullptr;  // or null; does not prefetch predicted experts
   // The normalized output of the last layer; null: not needed. Also where no layer is left to be run.
   float* out = nullptr;  // [num_tokens, hidden]

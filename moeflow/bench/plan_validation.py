@@ -53,7 +53,7 @@ class CheckRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Predicted:
+class _PredictedFigure:
     """What a case should take."""
 
     seconds: float  # of what is timed
@@ -198,7 +198,7 @@ class PlanValidation:
         measured.num_runs += 1
         return rate, _read_bytes(after) - _read_bytes(at_start[-1])
 
-    def _predict(self, case: SpeedCase) -> _Predicted:
+    def _predict(self, case: SpeedCase) -> _PredictedFigure:
         passes = case.new_tokens
         workload = Workload(prompt_len=case.prompt_len, gen_len=max(passes, 1), max_prompt_len=case.prompt_len)
         costs = self._expected.costs(workload)
@@ -207,7 +207,7 @@ class PlanValidation:
         num_read = prompt_reads + passes * step_reads
         step_read_s, prompts_read_s = costs.read_s(policy)
         step, prompts = costs.reads(IntegerPolicy.of(policy))
-        return _Predicted(
+        return _PredictedFigure(
             seconds=passes * it.decode_s if passes else it.prefill_s,
             timed_compute_s=passes * it.busy[HOST_COMPUTE] if passes else it.prefill_busy[HOST_COMPUTE],
             whole_s=it.prefill_s + passes * it.decode_s,

@@ -56,7 +56,7 @@ class AttentionKind:
     heads: HeadSizes | None = None  # None: as `AttentionConfig` has them
 
 
-class LatentAttention(msgspec.Struct, frozen=True):
+class LatentConfig(msgspec.Struct, frozen=True):
     """Keys and values as up-projections of one latent a token, which is what is kept of it (MLA, 2405.04434).
 
     All heads share a rotary key beside it. The model's one KV head is latent and rotary key side by side, of which the
@@ -94,7 +94,7 @@ class AttentionConfig:
     relative_positions: RelativePositions | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
     layer_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
-    latent: LatentAttention | None = None  # None: queries, keys and values are projected at once
+    latent: LatentConfig | None = None  # None: queries, keys and values are projected at once
     qkv_bias: bool = False
     out_bias: bool = False
     has_qk_norm: bool = False  # of families whose models may or may not normalise each head's queries and keys

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from moeflow.core.attention_config import LatentAttention, RopeConfig
+from moeflow.core.attention_config import LatentConfig, RopeConfig
 from moeflow.core.model_config import ConfigReader
 from moeflow.models.rope_keys import read_rope
 
@@ -23,7 +23,7 @@ def read_latent_fields(reader: ConfigReader, *, is_interleaved: bool) -> dict[st
 
     Raises: CheckpointError if a key is missing, contradicts another or is not supported.
     """
-    latent = LatentAttention(
+    latent = LatentConfig(
         q_lora_rank=None if reader.raw.get("q_lora_rank") is None else reader.positive("q_lora_rank"),
         kv_lora_rank=reader.positive("kv_lora_rank"),
         nope_head_dim=reader.positive("qk_nope_head_dim"),
@@ -49,7 +49,7 @@ def read_latent_fields(reader: ConfigReader, *, is_interleaved: bool) -> dict[st
     }
 
 
-def _scale(reader: ConfigReader, latent: LatentAttention, rope: RopeConfig) -> float:
+def _scale(reader: ConfigReader, latent: LatentConfig, rope: RopeConfig) -> float:
     """Return the scale of scores, which grows with the context that rotary positions are stretched to."""
     scale = 1 / math.sqrt(latent.query_dim)
     raw = reader.raw.get("rope_parameters") or reader.raw.get("rope_scaling") or {}

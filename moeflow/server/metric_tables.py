@@ -19,7 +19,7 @@ Rows = tuple[tuple[str, str, str | Callable[[Any], float]], ...]  # name, help, 
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class MetricTable:
     """Metrics with the same labels, read from the same objects."""
 
     labels: tuple[str, ...]
@@ -242,12 +242,12 @@ _SPECULATOR_GAUGES: Final[Rows] = (
     ),
 )
 TABLES: Final = (
-    Table(("model",), _models_of, _MODEL_GAUGES, _MODEL_COUNTERS),
-    Table(("model",), stats_of, _ENGINE_GAUGES, _ENGINE_COUNTERS),
-    Table(("model", "replica"), _replicas_of, _REPLICA_GAUGES, _REPLICA_COUNTERS),
-    Table(("model", "replica", "rank"), _ranks_of, _RANK_GAUGES, _RANK_COUNTERS),
-    Table(("model", "replica", "lender"), _lenders_of, _LENDER_GAUGES),
-    Table(("model", "replica", "speculator"), _resting_of, _SPECULATOR_GAUGES),
-    Table(("model", "speculator"), _speculators_of, counters=_SPECULATOR_COUNTERS),
-    Table(("model", "speculator", "depth"), _depths_of, counters=_DEPTH_COUNTERS),
+    MetricTable(("model",), _models_of, _MODEL_GAUGES, _MODEL_COUNTERS),
+    MetricTable(("model",), stats_of, _ENGINE_GAUGES, _ENGINE_COUNTERS),
+    MetricTable(("model", "replica"), _replicas_of, _REPLICA_GAUGES, _REPLICA_COUNTERS),
+    MetricTable(("model", "replica", "rank"), _ranks_of, _RANK_GAUGES, _RANK_COUNTERS),
+    MetricTable(("model", "replica", "lender"), _lenders_of, _LENDER_GAUGES),
+    MetricTable(("model", "replica", "speculator"), _resting_of, _SPECULATOR_GAUGES),
+    MetricTable(("model", "speculator"), _speculators_of, counters=_SPECULATOR_COUNTERS),
+    MetricTable(("model", "speculator", "depth"), _depths_of, counters=_DEPTH_COUNTERS),
 )

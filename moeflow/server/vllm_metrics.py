@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from moeflow.core.engine_messages import EngineStats
 from moeflow.server.generation_metrics import GenerationMetrics
-from moeflow.server.metric_tables import Table, kv_usage, stats_of
+from moeflow.server.metric_tables import MetricTable, kv_usage, stats_of
 from moeflow.server.model_pool import ModelPool
 
 
@@ -24,7 +24,7 @@ def _num_prompt_tokens(stats: EngineStats) -> int:
     return stats.prompt_tokens_total + stats.prefix_hit_tokens_total
 
 
-_TABLE: Final = Table(
+_TABLE: Final = MetricTable(
     ("model_name", "engine"),
     lambda models: {(*labels, "0"): stats for labels, stats in stats_of(models).items()},
     gauges=(

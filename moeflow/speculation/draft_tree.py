@@ -12,30 +12,30 @@ Origin = tuple[str, int]  # a speculator's name, and the grade that it gave the 
 
 
 @dataclass(slots=True, eq=False)
-class DraftedToken:
+class DraftNode:
     """A token that follows its parent's, according to one speculator or several."""
 
     token_id: int
-    parent: DraftedToken | None
+    parent: DraftNode | None
     origins: list[Origin] = field(default_factory=list)
-    children: dict[int, DraftedToken] = field(default_factory=dict)
+    children: dict[int, DraftNode] = field(default_factory=dict)
     chance: float = 0.0  # that it is right, and all before it
     experts: Experts = frozenset()  # that it will need; empty: nobody knows
 
-    def all(self) -> Iterator[DraftedToken]:
+    def all(self) -> Iterator[DraftNode]:
         """Yield this token and its descendants."""
         yield self
         for child in self.children.values():
             yield from child.all()
 
 
-def merge(drafts: Iterable[tuple[str, Draft]], max_depth: int, chance: Callable[[str, int], float]) -> DraftedToken:
+def merge(drafts: Iterable[tuple[str, Draft]], max_depth: int, chance: Callable[[str, int], float]) -> DraftNode:
     """Return a root, the request's last token, whose descendants are the drafted tokens, common beginnings once.
 
     `chance` says how likely a speculator's token of a grade is to be right if those before it are; of several that
     draft the same, the surest counts.
     """
-    root = DraftedToken(-1, None, chance=1.0)
+    root = DraftNode(-1, None, chance=1.0)
     for name, draft in drafts:
         token = root
         known = (*draft.experts, *[frozenset[int]()] * (len(draft.token_ids) + 1 - len(draft.experts)))
@@ -44,7 +44,7 @@ def merge(drafts: Iterable[tuple[str, Draft]], max_depth: int, chance: Callable[
         for token_id, grade, experts in steps[:max_depth]:
             child = token.children.get(token_id)
             if child is None:
-                child = token.children[token_id] = DraftedToken(token_id, token)
+                child = token.children[token_id] = DraftNode(token_id, token)
             if (name, grade) not in child.origins:  # drafts of one speculator begin alike
                 child.origins.append((name, grade))
             child.chance = max(child.chance, token.chance * chance(name, grade))
@@ -53,17 +53,17 @@ def merge(drafts: Iterable[tuple[str, Draft]], max_depth: int, chance: Callable[
     return root
 
 
-def tree_of(chosen: list[DraftedToken]) -> tuple[TokenTree, list[DraftedToken]]:
+def tree_of(chosen: list[DraftNode]) -> tuple[TokenTree, list[DraftNode]]:
     """Return chosen tokens, each after its parent, as a tree, and the token of each of its nodes.
 
     Of a parent's children those chosen first come first: what is likeliest lies in a row.
     """
-    below: dict[DraftedToken | None, list[DraftedToken]] = {}
+    below: dict[DraftNode | None, list[DraftNode]] = {}
     for token in chosen:
         assert token.parent is not None
         parent = None if token.parent.parent is None else token.parent
         below.setdefault(parent, []).append(token)
-    nodes: list[DraftedToken] = []
+    nodes: list[DraftNode] = []
     parents: list[int] = []
     left = [(token, ROOT) for token in reversed(below.get(None, []))]
     while left:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from moeflow.speculation.draft_tree import DraftedToken
+from moeflow.speculation.draft_tree import DraftNode
 from moeflow.speculation.speculator import Experts
 
 WEIGHT: Final = 0.05  # of a token in what one usually adds
@@ -48,14 +48,14 @@ class ExpertNeeds:
         self.num_experts = float(len(self._known))
         self.num_absent = float(len(self._known & absent))
 
-    def added(self, token: DraftedToken) -> Added:
+    def added(self, token: DraftNode) -> Added:
         """Return what a token would add."""
         if not token.experts:
             return self._usual.mean
         new = token.experts - self._known
         return Added(len(new), len(new & self._absent))
 
-    def add(self, token: DraftedToken) -> None:
+    def add(self, token: DraftNode) -> None:
         """Take a token in."""
         added = self.added(token)
         if token.experts:

@@ -21,7 +21,7 @@ from moeflow.core.request import Request
 from moeflow.core.running_fit import RunningFit
 from moeflow.core.token_tree import MAX_TREE_TOKENS
 from moeflow.core.trial import SHARE
-from moeflow.speculation.draft_tree import DraftedToken
+from moeflow.speculation.draft_tree import DraftNode
 from moeflow.speculation.expert_needs import ExpertNeeds, UsualNeeds
 from moeflow.speculation.pass_times import PassTimes
 from moeflow.speculation.speculator import Experts
@@ -51,7 +51,7 @@ class Governor:
 
     def choose(
         self,
-        roots: Mapping[Request, DraftedToken],
+        roots: Mapping[Request, DraftNode],
         num_rows: int,
         max_tokens: int,
         absent_of: Callable[[Experts], Experts] | None = None,
@@ -65,7 +65,7 @@ class Governor:
         return self._choose_by_rows(roots, num_rows, max_tokens)
 
     def _choose_by_experts(
-        self, roots: Mapping[Request, DraftedToken], max_tokens: int, absent_of: Callable[[Experts], Experts]
+        self, roots: Mapping[Request, DraftNode], max_tokens: int, absent_of: Callable[[Experts], Experts]
     ) -> list[Choice]:
         """Add whatever token brings most for its experts, one after another; take the number with the best rate."""
         every = frozenset[int]().union(*[token.experts for root in roots.values() for token in root.all()])
@@ -83,7 +83,7 @@ class Governor:
         return chosen
 
     def _added_one_by_one(
-        self, roots: Mapping[Request, DraftedToken], needs: ExpertNeeds, base_s: float, max_tokens: int
+        self, roots: Mapping[Request, DraftNode], needs: ExpertNeeds, base_s: float, max_tokens: int
     ) -> list[Choice]:
         def worth(choice: Choice) -> float:
             return choice[1].chance / max(self._added_s(needs, choice[1]), _LEAST_S)
@@ -110,7 +110,7 @@ class Governor:
                 best, best_rate = len(found), expected / seconds
         return found[: best or self._probe(first_s / base_s - 1)]
 
-    def _choose_by_rows(self, roots: Mapping[Request, DraftedToken], num_rows: int, max_tokens: int) -> list[Choice]:
+    def _choose_by_rows(self, roots: Mapping[Request, DraftNode], num_rows: int, max_tokens: int) -> list[Choice]:
         likeliest = ranked(roots, max_tokens)
         base_s = self.times.seconds(num_rows)
         if not likeliest or base_s is None:  # nothing to draft, or nothing to compare with
@@ -135,7 +135,7 @@ class Governor:
         else:
             self._saved += SHARE
 
-    def _added_s(self, needs: ExpertNeeds, token: DraftedToken) -> float:
+    def _added_s(self, needs: ExpertNeeds, token: DraftNode) -> float:
         added = needs.added(token)
         return self.expert_times.seconds(0, added.experts, added.absent)
 
@@ -144,10 +144,10 @@ class Governor:
         return int(self.is_tried or self._saved >= self._in_vain * share)
 
 
-Choice = tuple[Request, DraftedToken]
+Choice = tuple[Request, DraftNode]
 
 
-def ranked(roots: Mapping[Request, DraftedToken], max_tokens: int) -> list[Choice]:
+def ranked(roots: Mapping[Request, DraftNode], max_tokens: int) -> list[Choice]:
     """Return the likeliest tokens of all requests, no token before its parent."""
     order = count()  # so that equal chances never compare further
     heap = [

@@ -15,7 +15,7 @@ from moeflow.core.token_tree import ROOT, TokenTree, depths
 from moeflow.core.trial import GainTrial
 from moeflow.speculation.acceptance import Acceptance
 from moeflow.speculation.counts import MAX_DEPTH, SpeculationCounts
-from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
+from moeflow.speculation.draft_tree import DraftNode, merge, tree_of
 from moeflow.speculation.governor import Governor
 from moeflow.speculation.pass_times import PassTimes
 from moeflow.speculation.speculator import Draft, Experts, Speculator
@@ -38,7 +38,7 @@ class Speculation:
     counts: SpeculationCounts = field(init=False)
     usefulness: Usefulness = field(init=False)
     _acceptance: Acceptance = field(init=False)
-    _nodes: dict[Request, list[DraftedToken]] = field(default_factory=dict)  # of the pass under way
+    _nodes: dict[Request, list[DraftNode]] = field(default_factory=dict)  # of the pass under way
     _draft_s: dict[str, float] = field(default_factory=dict)  # of who drafted for it
     _had_drafts: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
@@ -64,7 +64,7 @@ class Speculation:
             return {}
         start_s = self.clock()
         roots = self._drafted(running)
-        chosen: dict[Request, list[DraftedToken]] = {}
+        chosen: dict[Request, list[DraftNode]] = {}
         room = max_tokens - len(running)
         self.governor.is_tried = any(self.usefulness.is_tried(name) for name in self._had_drafts)
         for request, token in self.governor.choose(roots, len(running), room, self.absent_of):
@@ -92,7 +92,7 @@ class Speculation:
             self.governor.note(batch.num_tokens, len(drafts), num_kept, seconds)
             self._note_use(drafts, len(batch.entries), seconds)
 
-    def nodes(self, entry: BatchEntry) -> list[DraftedToken]:
+    def nodes(self, entry: BatchEntry) -> list[DraftNode]:
         """Return who drafted the tokens of an entry's tree, and their chances, while its pass is the newest."""
         return self._nodes.get(entry.request, [])[: len(entry.tree)]
 
@@ -108,13 +108,13 @@ class Speculation:
         for name in self._had_drafts:
             self._draft_s[name] += seconds / len(self._had_drafts)
 
-    def _drafted(self, running: Sequence[Request]) -> dict[Request, DraftedToken]:
+    def _drafted(self, running: Sequence[Request]) -> dict[Request, DraftNode]:
         proposed: list[list[tuple[str, Draft]]] = [[] for _ in running]
         for speculator in self.speculators:
             for found, drafts in zip(proposed, self._proposed_by(speculator, running), strict=True):
                 found += [(speculator.name, draft) for draft in drafts]
         self._had_drafts = {name for found in proposed for name, _ in found}
-        roots: dict[Request, DraftedToken] = {}
+        roots: dict[Request, DraftNode] = {}
         for request, found in zip(running, proposed, strict=True):
             max_depth = min(MAX_DEPTH, request.max_tokens - len(request.output_token_ids) - 1)
             if found and max_depth > 0:

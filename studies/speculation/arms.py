@@ -17,7 +17,7 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.model_runner import Runner
 from moeflow.engine.speculators.draft_model import DraftModel
 from moeflow.engine.speculators.loading import load_speculators, speculation_of
-from moeflow.speculation.draft_tree import DraftedToken
+from moeflow.speculation.draft_tree import DraftNode
 from moeflow.speculation.governor import Choice, Governor, ranked
 from moeflow.speculation.registry import SPECULATORS
 from moeflow.speculation.speculation import Speculation
@@ -49,7 +49,7 @@ class FixedSize(Governor):
 
     def choose(
         self,
-        roots: Mapping[Request, DraftedToken],
+        roots: Mapping[Request, DraftNode],
         num_rows: int,
         max_tokens: int,
         absent_of: Callable[[Experts], Experts] | None = None,
@@ -66,7 +66,7 @@ class FixedSize(Governor):
         return chosen[:max_tokens]
 
 
-def best_chain(token: DraftedToken, num_tokens: int) -> tuple[float, list[DraftedToken]]:
+def best_chain(token: DraftNode, num_tokens: int) -> tuple[float, list[DraftNode]]:
     """Return the descendants, one after another, of which most are expected to be right, and how many that is."""
     if not num_tokens or not token.children:
         return 0.0, []

@@ -8,7 +8,7 @@ import random
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.speculation.draft_tree import DraftedToken, merge
+from moeflow.speculation.draft_tree import DraftNode, merge
 from moeflow.speculation.expert_needs import ExpertNeeds, UsualNeeds
 from moeflow.speculation.governor import LEAST_GAIN, LEAST_PASSES, Governor
 from moeflow.speculation.speculation import Speculation
@@ -51,39 +51,39 @@ def test_what_a_token_adds_is_what_the_others_do_not_need():
     usual = UsualNeeds()
     needs = ExpertNeeds([frozenset({1, 2})], frozenset({2, 3, 4}), usual)
     assert (needs.num_experts, needs.num_absent) == (2, 1)
-    token = DraftedToken(5, None, experts=frozenset({2, 3, 7}))
+    token = DraftNode(5, None, experts=frozenset({2, 3, 7}))
     added = needs.added(token)
     assert (added.experts, added.absent) == (2, 1)
     needs.add(token)
     assert (needs.num_experts, needs.num_absent) == (4, 2)
     assert needs.added(token).experts == 0
-    needs.add(DraftedToken(6, None))  # nobody knows: as much as the only one that was known
+    needs.add(DraftNode(6, None))  # nobody knows: as much as the only one that was known
     assert (needs.num_experts, needs.num_absent) == (6, 3)
 
 
-def random_root(rng: random.Random, num_tokens: int) -> DraftedToken:
+def random_root(rng: random.Random, num_tokens: int) -> DraftNode:
     """Return a tree whose tokens need four of twelve experts each."""
 
     def some() -> frozenset[int]:
         return frozenset(rng.sample(range(12), 4))
 
-    root = DraftedToken(-1, None, chance=1.0, experts=some())
+    root = DraftNode(-1, None, chance=1.0, experts=some())
     tokens = [root]
     for number in range(num_tokens):
         parent = rng.choice(tokens)
-        token = DraftedToken(number, parent, chance=parent.chance * rng.uniform(0.2, 0.95), experts=some())
+        token = DraftNode(number, parent, chance=parent.chance * rng.uniform(0.2, 0.95), experts=some())
         parent.children[number] = token
         tokens.append(token)
     return root
 
 
-def rate(root: DraftedToken, chosen, absent) -> float:
+def rate(root: DraftNode, chosen, absent) -> float:
     experts = root.experts.union(*[token.experts for token in chosen])
     seconds = BASE_S + EACH_S * len(experts) + READ_S * len(experts & absent)
     return (1 + sum(token.chance for token in chosen)) / seconds
 
 
-def best_rate(root: DraftedToken, absent) -> float:
+def best_rate(root: DraftNode, absent) -> float:
     tokens = [token for token in root.all() if token is not root]
     return max(
         rate(root, some, absent)
@@ -112,10 +112,10 @@ def test_choices_come_near_the_best_of_all_trees():
 def test_a_branch_whose_experts_have_to_be_read_is_cut():
     """Of two tokens of one chance that one is taken whose experts are there; of a less likely one likewise."""
     for chances in ((0.6, 0.6), (0.6, 0.55), (0.4, 0.6)):
-        root = DraftedToken(-1, None, chance=1.0, experts=frozenset(range(8)))
+        root = DraftNode(-1, None, chance=1.0, experts=frozenset(range(8)))
         for number, chance in enumerate(chances):
             experts = frozenset(range(8)) if number == 0 else frozenset(range(20, 28))
-            root.children[number] = DraftedToken(number, root, chance=chance, experts=experts)
+            root.children[number] = DraftNode(number, root, chance=chance, experts=experts)
         absent = frozenset(range(20, 28))
         chosen = taught(random.Random(0)).choose({make_request(): root}, 1, 20, absent.intersection)
         assert [token.token_id for _, token in chosen] == [0]
@@ -125,10 +125,10 @@ def test_a_branch_whose_experts_have_to_be_read_is_cut():
 
 def test_without_what_is_needed_rows_decide():
     """If for one request nobody knows, or too few passes were seen."""
-    known = DraftedToken(-1, None, chance=1.0, experts=frozenset({1}))
-    known.children[0] = DraftedToken(0, known, chance=0.9, experts=frozenset({50}))
-    unknown = DraftedToken(-1, None, chance=1.0)
-    unknown.children[0] = DraftedToken(0, unknown, chance=0.9)
+    known = DraftNode(-1, None, chance=1.0, experts=frozenset({1}))
+    known.children[0] = DraftNode(0, known, chance=0.9, experts=frozenset({50}))
+    unknown = DraftNode(-1, None, chance=1.0)
+    unknown.children[0] = DraftNode(0, unknown, chance=0.9)
     for roots in ([known, unknown], [known]):
         governor = taught(random.Random(0), read_s=100.0) if len(roots) == 2 else Governor()
         for rows in range(1, 5):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
-from moeflow.speculation.draft_tree import DraftedToken
+from moeflow.speculation.draft_tree import DraftNode
 from studies.speculation.arms import FixedSize, Size, best_chain, make_arms
 from studies.speculation.prompts import Prompt
 from studies.speculation.run import Answer, SpeculationRun, set_fields
@@ -23,17 +23,17 @@ from tests.tiny_mixtral import write_tiny_mixtral
 
 
 @st.composite
-def drafted_trees(draw) -> DraftedToken:
-    nodes = [DraftedToken(-1, None, chance=1.0)]
+def drafted_trees(draw) -> DraftNode:
+    nodes = [DraftNode(-1, None, chance=1.0)]
     for token_id in range(draw(st.integers(0, 10))):
         parent = nodes[draw(st.integers(0, len(nodes) - 1))]
-        token = DraftedToken(token_id, parent, chance=parent.chance * draw(st.sampled_from([0.25, 0.5, 0.75])))
+        token = DraftNode(token_id, parent, chance=parent.chance * draw(st.sampled_from([0.25, 0.5, 0.75])))
         parent.children[token_id] = token
         nodes.append(token)
     return nodes[0]
 
 
-def descendants(token: DraftedToken) -> list[DraftedToken]:
+def descendants(token: DraftNode) -> list[DraftNode]:
     return [below for child in token.children.values() for below in (child, *descendants(child))]
 
 

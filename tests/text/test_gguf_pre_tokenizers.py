@@ -26,7 +26,7 @@ from moeflow.text.tokenizer import Tokenizer
 from tests.engine.fakes import byte_level_core, sentence_piece_vocabulary
 from tests.text.test_tokenizer import byte_level_fields, sentence_piece_fields, write_gguf
 
-PUBLISHED = json.loads((Path(__file__).parents[2] / "data" / "pre_tokenizers.json").read_text(encoding="ascii"))
+PUBLISHED = json.loads((Path(__file__).parents[1] / "data" / "pre_tokenizers.json").read_text(encoding="ascii"))
 RULES = {name: rule for rule in PUBLISHED for name in rule["names"]}
 ONE_OF_EACH = [rule["names"][0] for rule in PUBLISHED]
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -55,10 +55,10 @@ class LayerSource(Source[PassT]):
             return NOTHING
         if self._predictor.routers_ahead:
             return Expected(routers_ahead=self._predictor.routers_ahead)
-        drafts = torch.zeros(self._predictor.num_layers, self._num_experts, dtype=torch.uint8)
+        predicted = torch.zeros(self._predictor.num_layers, self._num_experts, dtype=torch.uint8)
         for layer, experts in enumerate(self._of_all_layers()):
-            drafts[layer, experts] = 1
-        return Expected(drafts=drafts)
+            predicted[layer, experts] = 1
+        return Expected(predicted=predicted)
 
     def _of_all_layers(self) -> Iterator[list[int]]:
         return (self._predictor.predict(layer) for layer in range(self._predictor.num_layers))

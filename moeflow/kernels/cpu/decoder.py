@@ -34,12 +34,12 @@ class Expected(msgspec.Struct, frozen=True):
     """Which experts layers with routers will probably need: a pass stops where one is absent.
 
     `routers_ahead`: the experts that the router this many layers ahead would choose now, counting layers with routers.
-    At the first one, those of all routers up to there. 0: none. `drafts`: of the next such layer those that are not 0,
+    At the first one, those of all routers up to there. 0: none. `predicted`: of the next such layer those that are not 0,
     [layers with routers, E] uint8.
     """
 
     routers_ahead: int = 0
-    drafts: Array | None = None
+    predicted: Array | None = None
 
 
 NOTHING: Final = Expected()
@@ -249,7 +249,7 @@ class PackedPass(msgspec.Struct):
             first_layer=first_layer,
             hidden=address(self.hidden),
             routers_ahead=expected.routers_ahead,
-            drafts=address(expected.drafts),
+            predicted=address(expected.predicted),
             fetcher=fetcher,
         )
         return stopped

@@ -128,7 +128,7 @@ class _CachedLayers:
         end = num_routed
         try:
             expected = prefetch.expected(work.num_tokens) if has_absent and prefetch is not None else NOTHING
-            if has_absent and expected.drafts is None:
+            if has_absent and expected.predicted is None:
                 self._pool.lend_slots(len(self._routed) - num_routed, work.num_choices)
             stopped = self._pool.spanned("layers", num_routed, work.run, layer, expected, self._pool.fetcher_handle)
             end = self._num_routed_before(stopped)

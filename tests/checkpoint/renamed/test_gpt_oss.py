@@ -103,7 +103,7 @@ def test_a_square_matrix_is_turned_in_parts_too():
     ],
 )
 def test_endless_stacks_are_refused_before_they_are_cut(module, name, shape, monkeypatch):
-    monkeypatch.setattr(module, "Piece", None)  # which none may be made of
+    monkeypatch.setattr(module, "TensorPiece", None)  # which none may be made of
     config = {"ffn_config": {"moe_num_experts": 1 << 40}}
     with pytest.raises(CheckpointError, match="tensors, where at most"):
         module.find_pieces(FakeCheckpoint(config, {name: torch.zeros(shape)}))

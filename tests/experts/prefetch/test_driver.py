@@ -130,7 +130,7 @@ def test_predictions_from_the_past_are_expected_of_all_layers_at_once():
     assert machine.of_layers == []  # kernels run the next layer already
     machine.driver.see_hits(1, torch.tensor([[[0, 2]]]))
     assert machine.of_layers == [(0, [1, 3])]  # for the next pass
-    assert machine.driver.expected(1).drafts.tolist() == [[0, 1, 0, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0, 0, 0]]
+    assert machine.driver.expected(1).predicted.tolist() == [[0, 1, 0, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0, 0, 0]]
 
 
 def test_routers_are_asked_as_far_ahead_as_configured_about_each_layer_once():

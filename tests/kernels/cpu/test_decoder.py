@@ -190,11 +190,11 @@ def test_a_pass_stops_at_the_first_expert_that_is_missing(needs_kernels, missing
 
 def test_a_pass_stops_before_what_is_drafted_and_absent(needs_kernels):
     model = Model("float32")
-    drafts = torch.zeros(3, EXPERTS, dtype=torch.uint8)
+    predicted = torch.zeros(3, EXPERTS, dtype=torch.uint8)
     _, topk_ids = model.run(1)
     other = min(set(range(EXPERTS)) - set(topk_ids[2].flatten().tolist()))
-    drafts[2, other] = 1
-    expected = Expected(drafts=drafts)
+    predicted[2, other] = 1
+    expected = Expected(predicted=predicted)
     assert model.begin(model.cached, 1).run(0, expected) == LAYERS
     model.table[2, other] = LOADING
     assert model.begin(model.cached, 1).run(0, expected) == LAYERS

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moeflow.core.attention_config import LatentAttention
+from moeflow.core.attention_config import LatentConfig
 from moeflow.core.hardware import RAM
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.recurrent_config import RecurrentConfig, ShortConvConfig
@@ -67,7 +67,7 @@ def test_ranks_are_proposed_only_where_the_model_permits_them():
     model = small_model(where(bytes_per_s=1e9), overlap=0.0)
     recurrent = RecurrentConfig((0,), ShortConvConfig(SMALL.hidden_size, kernel_size=3))
     assert not any("rank" in change for change in helps(on_shape(model, replace(SMALL, recurrent=recurrent))))
-    latent = LatentAttention(None, 48, 32, 16, 32, 1e-6)
+    latent = LatentConfig(None, 48, 32, 16, 32, 1e-6)
     shapes = (SMALL, SMALL.with_fields(latent=latent), SMALL.with_fields(num_experts=1, top_k=1))
     layouts = [
         {(it.attention_layout, it.expert_layout) for it in rank_ways(on_shape(model, shape), 2, joined=False)}
