@@ -84,10 +84,9 @@ class _Measured:
 class PlanValidation:
     """One engine that runs a plan."""
 
-    def __init__(self, planned: Planned, settings: Settings, seed: int = 0) -> None:
+    def __init__(self, planned: Planned, settings: Settings) -> None:
         assert planned.plan.forecast is not None, "this machine's speed is known"
         self._workload, self._batch_size = planned.plan.workload, planned.plan.forecast.policy.batch_size
-        self._seed = seed
         model = planned.model
         resolved = resolve(settings, machine_of=lambda _: model.machine, routing=model.routing)
         assert resolved.estimator is not None, "likewise"
@@ -98,7 +97,7 @@ class PlanValidation:
         """Load the model and choose what to measure. Raises: as `Engine.load`."""
         reset_peak()
         self._engine = Engine.load(self.config, on_progress)
-        self._stopwatch = Stopwatch(self._engine, self._seed, temperature=1.0, text=self._text())
+        self._stopwatch = Stopwatch(self._engine, 0, temperature=1.0, text=self._text())
         sizes = sorted({1, self._max_together()})
         decodes = [case for size in sizes if (case := self._decode_case(size)) is not None]
         self.cases = [*decodes, Case(1, self._workload.prompt_len, 0)]  # decoding ones may become smaller yet
