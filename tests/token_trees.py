@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from moeflow.core.token_tree import MAX_TREE_TOKENS, TokenTree
+from moeflow.core.token_tree import MAX_TREE_TOKENS, ROOT, TokenTree
 from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
 from moeflow.speculation.speculator import Draft
 
@@ -21,3 +21,12 @@ def token_tree(sequences: Iterable[Sequence[int]], max_tokens: int = MAX_TREE_TO
             if token not in found:
                 found.append(token)
     return tree_of(found[:max_tokens])[0]
+
+
+def branch_of(tree: TokenTree, node: int) -> list[int]:
+    """Return the nodes from the first token to this one; `ROOT`: none."""
+    branch: list[int] = []
+    while node != ROOT:
+        branch.append(node)
+        node = tree.parents[node]
+    return branch[::-1]
