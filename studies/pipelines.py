@@ -352,7 +352,7 @@ def summary(runner: Runner, turns: Sequence[Turn], num_steps: int) -> Record:
         "requests": len(runner.contexts),
         "micro_batch": min(runner.micro_batch, len(runner.contexts)),
         "resident_experts": runner.num_resident,
-        "hosted_experts": round(runner.model.num_hosted_experts / runner.model.config.num_layers, 2),  # of a layer
+        "hosted_experts": round(runner.model._share.num_hosted / runner.model.config.num_layers, 2),  # of a layer
         "device_bytes_used": runner.model.device.memory.used_bytes,
         "tokens_per_s": [round(speed, 2) for speed in speeds],
         **{

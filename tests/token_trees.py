@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from moeflow.core.token_tree import MAX_TREE_TOKENS, TokenTree
+from moeflow.core.token_tree import MAX_TREE_TOKENS, ROOT, TokenTree
 from moeflow.speculation.draft_tree import DraftNode, merge, tree_of
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
@@ -27,3 +27,12 @@ def token_tree(sequences: Iterable[Sequence[int]], max_tokens: int = MAX_TREE_TO
 def draft_always(speculation: Speculation) -> None:
     """Let speculators draft from the first pass on, without trials."""
     speculation.usefulness.pays = lambda name: True
+
+
+def branch_of(tree: TokenTree, node: int) -> list[int]:
+    """Return the nodes from the first token to this one; `ROOT`: none."""
+    branch: list[int] = []
+    while node != ROOT:
+        branch.append(node)
+        node = tree.parents[node]
+    return branch[::-1]

@@ -82,11 +82,10 @@ class _Measured:
 class PlanValidation:
     """One engine that runs a plan."""
 
-    def __init__(self, planned: Planned, seed: int = 0) -> None:
+    def __init__(self, planned: Planned) -> None:
         """Raise ConfigError for a plan that does not run on this machine's processor."""
         assert planned.plan.forecast is not None, "this machine's speed is known"
         self._workload, self._batch_size = planned.plan.workload, planned.plan.forecast.policy.batch_size
-        self._seed = seed
         if planned.estimator is None:
             raise ConfigError("--validate runs whole models on the processor: remove --device, or name such a model")
         config, self._expected = planned.plan.config, planned.estimator
@@ -97,7 +96,7 @@ class PlanValidation:
         """Load the model and choose what to measure. Raises: as `Engine.load`."""
         reset_peak()
         self._engine = Engine.load(self.config, on_progress)
-        self._stopwatch = Stopwatch(self._engine, self._seed, temperature=1.0, text=self._text())
+        self._stopwatch = Stopwatch(self._engine, 0, temperature=1.0, text=self._text())
         sizes = sorted({1, self._max_together()})
         decodes = [case for size in sizes if (case := self._decode_case(size)) is not None]
         self.cases = [*decodes, SpeedCase(1, self._workload.prompt_len, 0)]  # decoding ones may become smaller yet

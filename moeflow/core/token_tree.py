@@ -43,14 +43,6 @@ class TokenTree(msgspec.Struct, frozen=True):
             found.append((*found[parent + 1], token_id))
         return found
 
-    def branch(self, node: int) -> list[int]:
-        """Return the nodes from the first token to this one; `ROOT`: none."""
-        branch: list[int] = []
-        while node != ROOT:
-            branch.append(node)
-            node = self.parents[node]
-        return branch[::-1]
-
     def child(self, node: int, token_id: int) -> int | None:
         """Return the child of a node, or of `ROOT`, that is this token; None: there is none."""
         for other in range(node + 1, len(self.token_ids)):

@@ -32,8 +32,8 @@ class LendSettings:
     cpu_isa: str = ""  # the best instruction set to use; empty: the best there is
 
 
-def lend(settings: LendSettings, on_news: OnNews, has_ended: threading.Event | None = None) -> None:
-    """Lend until `has_ended` is set, or for ever; `on_news` gets what changes, in words.
+def lend(settings: LendSettings, on_news: OnNews) -> None:
+    """Lend until the process is stopped; `on_news` gets each change, in words.
 
     Raises: ConfigError if this machine cannot compute or listen; CapacityError if it does not have that much memory.
     """
@@ -57,4 +57,4 @@ def lend(settings: LendSettings, on_news: OnNews, has_ended: threading.Event | N
         with closing(acceptor):
             where = format_address(settings.host, acceptor.port)
             on_news(f"lending {format_bytes(settings.memory_bytes)} at {where}")
-            (has_ended or threading.Event()).wait()
+            threading.Event().wait()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.kernels.cpu import extension
-from moeflow.parallel.group import describe_rows
+from moeflow.parallel.collectives import Collectives
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -49,7 +49,7 @@ def make_descriptor(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
     return descriptor
 
 
-class SharedMemoryGroup:
+class SharedMemoryGroup(Collectives):
     """The `Group` of a process that maps the memory of `make_descriptor`. Tensors are in main memory."""
 
     def __init__(
@@ -99,22 +99,6 @@ class SharedMemoryGroup:
         """Return a channel to a rank with which this one is a subgroup; see `Group`."""
         return SharedMemoryChannel(self.subgroup(sorted((self.rank, rank))))
 
-    def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks; see `Group`."""
-        label = f"all_gather {name!r} of {describe_rows(tensor)}"
-        return self._run(label, [tensor.contiguous()], is_for_all=True, own=tensor)
-
-    def all_to_all(self, name: str, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Give each rank its part; see `Group`."""
-        assert len({describe_rows(part) for part in parts}) == 1, "parts differ in their first dimension only"
-        label = f"all_to_all {name!r} of {describe_rows(parts[0])}"
-        return self._run(label, [part.contiguous() for part in parts], is_for_all=False, own=parts[self.rank])
-
-    def barrier(self, name: str) -> None:
-        """Return when all ranks have arrived."""
-        nothing = torch.empty(0, dtype=torch.uint8)
-        self._run(f"barrier {name!r}", [nothing], is_for_all=True, own=nothing)
-
     def abort(self, reason: str) -> None:
         """End the group; see `Group`."""
         if self._whole is not None:
@@ -132,8 +116,8 @@ class SharedMemoryGroup:
         self._exchange = None  # it has the address
         self._memory.close()
 
-    def _run(self, label: str, parts: list[Tensor], *, is_for_all: bool, own: Tensor) -> list[Tensor]:
-        """Exchange; whatever goes wrong ends the group, because this rank is no longer where the others are."""
+    def _collect(self, label: str, parts: list[Tensor], *, is_for_all: bool, own: Tensor) -> list[Tensor]:
+        """See `Collectives`. Whatever goes wrong ends the group: this rank is no longer where the others are."""
         try:
             return self._exchange_parts(label, parts, is_for_all=is_for_all, own=own)
         except BaseException as error:

@@ -8,9 +8,8 @@ from typing import Final, Protocol
 import msgspec
 
 from moeflow.core.extensions import ExtensibleTable
-from moeflow.pipeline.cgopipe import cgopipe
+from moeflow.pipeline.cgopipe import cgopipe, fastdecode
 from moeflow.pipeline.cgopipe_sharing import cgopipe_sharing
-from moeflow.pipeline.fastdecode import fastdecode
 from moeflow.pipeline.flexgen import flexgen, flexgen_host_attention
 from moeflow.pipeline.sequential import sequential
 from moeflow.pipeline.task import Task

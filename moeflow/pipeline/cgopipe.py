@@ -1,8 +1,11 @@
-"""CGOPipe: attention two micro-batches ahead on the host, weights in as many pages as there are micro-batches.
+"""CGOPipe and S2: attention two micro-batches ahead on the host.
 
-Each page follows a micro-batch's hidden states on the link that both share, as in the algorithm. So no computation
-waits for weights that it does not need. Source: MoE-Lightning 4.1, algorithm 1; here layers and micro-batches count
-from 0.
+CGOPipe moves weights in as many pages as there are micro-batches. Each page follows a micro-batch's hidden states on
+the link that both share, as in the algorithm. So no computation waits for weights that it does not need. Source:
+MoE-Lightning 4.1, algorithm 1; here layers and micro-batches count from 0.
+
+S2 moves each layer's weights in one piece. The next layer's first hidden states wait for that piece. Source:
+MoE-Lightning figure 6; FastDecode itself streams no weights.
 """
 
 from __future__ import annotations
@@ -17,6 +20,21 @@ def cgopipe(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, w
     """Yield a decoding step in the order of the algorithm. For `is_warm` and `wraps` see `LayerWeights`."""
     make = TaskMaker(OP_LANES)
     weights = LayerWeights(make, num_layers, num_micro_batches, is_warm=is_warm, wraps=wraps)
+    return _two_ahead(make, weights, num_layers, num_micro_batches, is_paged=True)
+
+
+def fastdecode(
+    num_layers: int, num_micro_batches: int, *, is_warm: bool = False, wraps: bool = False
+) -> Iterator[Task]:
+    """Yield a decoding step of S2. For `is_warm` and `wraps` see `LayerWeights`."""
+    make = TaskMaker(OP_LANES)
+    weights = LayerWeights(make, num_layers, is_warm=is_warm, wraps=wraps)
+    return _two_ahead(make, weights, num_layers, num_micro_batches, is_paged=False)
+
+
+def _two_ahead(
+    make: TaskMaker, weights: LayerWeights, num_layers: int, num_micro_batches: int, *, is_paged: bool
+) -> Iterator[Task]:
     ahead = min(2, num_micro_batches)
     attended: dict[int, Task] = {}  # by micro-batch: the attention that its next post-attention needs
     ended: dict[int, Task] = {}  # by micro-batch: its latest post-attention
@@ -28,16 +46,20 @@ def cgopipe(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, w
             tasks = attention_on_host(make, layer, micro_batch, needs)
             attended[micro_batch] = tasks[-1]
             yield from tasks
-        yield from weights.to_pinned(layer + 1, micro_batch)
+        if is_paged:
+            yield from weights.to_pinned(layer + 1, micro_batch)
 
     yield from weights.load(0)
     for micro_batch in range(ahead):
         yield from attend(0, micro_batch, None)
     for layer in range(num_layers):
+        if not is_paged:
+            yield from weights.load(layer + 1)
         for micro_batch in range(num_micro_batches):
             hidden = make("load_hidden", layer, micro_batch, after=[attended[micro_batch]])
             yield hidden
-            yield from weights.to_device(layer + 1, micro_batch, behind=hidden)
+            if is_paged:
+                yield from weights.to_device(layer + 1, micro_batch, behind=hidden)
             done = make("post_attention", layer, micro_batch, after=[hidden, weights.last_page(layer), done])
             ended[micro_batch] = done
             weights.used_up(layer, done)

@@ -181,7 +181,7 @@ class Supervisor:
         """
         last_s = time.monotonic() + deadline_s
         self._end = self._end or "the engine has been shut down"
-        while self._has_work and time.monotonic() < last_s and self.state is not EngineState.GONE:
+        while self._unfinished() and time.monotonic() < last_s and self.state is not EngineState.GONE:
             await asyncio.sleep(_LOOK_S)
         await self._shut_down_all(0)
         self._end_requests()
@@ -251,10 +251,6 @@ class Supervisor:
 
     def _unfinished(self) -> list[Continuation]:
         return [*self._queue, *(request for replica in self._replicas for request in replica.requests)]
-
-    @property
-    def _has_work(self) -> bool:
-        return bool(self._unfinished())
 
     async def _shut_down_all(self, deadline_s: float) -> None:
         await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._replicas))

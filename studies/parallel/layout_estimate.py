@@ -34,6 +34,7 @@ from studies.parallel.layer_cost import (
     replicated_cost,
     sliced_cost,
 )
+from studies.parallel.router_chances import reached_ranks
 
 CHOICES: Final = tuple(name for name in LAYOUTS if name not in (CAPACITY, CAPACITY_DROPLESS, *ADDED_LAYOUTS))
 
@@ -57,7 +58,7 @@ class ExpectedLayer(RankedLayer, ExpectedExperts):
             return sliced_cost(self, own_tokens, self.num_tokens, lambda costs: replace(self, costs=costs).all_s())
         placement = place_experts(layout, self.routing.chances[None], self.num_ranks)
         served = self.served(placement)
-        pairs, reached = each_rank(served, self.routing.pairs), self.routing.reached(served)
+        pairs, reached = each_rank(served, self.routing.pairs), reached_ranks(self.routing, served)
         experts = Experts(self.num_tokens * pairs[0], np.array([self.placed_s(placement)]))
         rows, results = self._moved(reached, reached * (1 - reached)), self._moved(*pairs)
         return placed_cost(self, own_tokens, placement, experts, rows, results)

@@ -23,7 +23,6 @@ from moeflow.core.units import format_bytes, format_seconds, parse_bytes
 from moeflow.parallel.placement.expert_load import LoadTracker
 from moeflow.parallel.placement.layouts import ADDED_LAYOUTS, LAYOUTS
 from moeflow.parallel.placement.placement import Loads
-from moeflow.planner.costs.expected_routing import ExpectedRouting
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.hardware.machine_files import load_machine
 from studies.harness.command import run_study
@@ -32,6 +31,7 @@ from studies.parallel.layout_choice import LayoutChoice, choose_layout
 from studies.parallel.layout_estimate import ExpectedLayer
 from studies.parallel.parallel_run import ParallelRun, run_layouts
 from studies.parallel.plots import plot_simulated
+from studies.parallel.router_chances import skewed_routing
 from studies.parallel.skew_router import SkewRouter
 
 MOST_RANKS = 1 << 14
@@ -192,7 +192,7 @@ def expected_layer(layer: ParallelLayer, router: SkewRouter) -> ExpectedLayer:
         costs=layer.costs,
         num_ranks=layer.num_ranks,
         num_tokens=len(layer.topk_ids),
-        routing=ExpectedRouting.skewed(router.num_experts, router.top_k, router.router_skew, router.num_experts_skew),
+        routing=skewed_routing(router.num_experts, router.top_k, router.router_skew, router.num_experts_skew),
     )
 
 

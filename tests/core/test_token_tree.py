@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.core.token_tree import MAX_TREE_TOKENS, ROOT, TokenTree, branch_masks, depths
-from tests.token_trees import token_tree
+from tests.token_trees import branch_of, token_tree
 
 sequences = st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=8)
 
 
 def texts(tree: TokenTree) -> list[tuple[int, ...]]:
     """What each node stands for: the tokens from the first to it."""
-    return [tuple(tree.token_ids[each] for each in tree.branch(node)) for node in range(len(tree))]
+    return [tuple(tree.token_ids[each] for each in branch_of(tree, node)) for node in range(len(tree))]
 
 
 @given(sequences=sequences)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from moeflow.core.batch import NO_SLOT, Batch, BatchEntry, StateUse
 from moeflow.core.request import Request
+from tests.token_trees import branch_of
 
 VOCAB_SIZE = 50
 
@@ -52,7 +53,7 @@ class FakeModel:
             for position, token in enumerate(tokens, entry.start):
                 self.slots[self.slot(entry.block_ids, position)] = (position, token)
             for node, token in enumerate(entry.tree.token_ids):
-                position = entry.stop - 1 + len(entry.tree.branch(node))
+                position = entry.stop - 1 + len(branch_of(entry.tree, node))
                 self.slots[self.slot(entry.block_ids, entry.stop + node)] = (position, token)
             if entry.state is not None:
                 self._bring_forward(entry, entry.state)

@@ -110,11 +110,6 @@ class OffloadedModel:
         with self.device.computing(int(work.num_bytes), int(work.num_flops)):
             return self._model.logits(hidden).cpu()
 
-    @property
-    def num_hosted_experts(self) -> int:
-        """Number of experts of the host in the latest pass, summed over layers."""
-        return self._share.num_hosted
-
     def close(self) -> None:
         """End the threads."""
         for lane in self._lanes.values():

@@ -34,8 +34,8 @@ class Expected(msgspec.Struct, frozen=True):
     """Which experts layers with routers will probably need: a pass stops where one is absent.
 
     `routers_ahead`: the experts that the router this many layers ahead would choose now, counting layers with routers.
-    At the first one, those of all routers up to there. 0: none. `predicted`: of the next such layer those that are not 0,
-    [layers with routers, E] uint8.
+    At the first one, those of all routers up to there. 0: none. `predicted`: of the next such layer those that are not
+    0, [layers with routers, E] uint8.
     """
 
     routers_ahead: int = 0

@@ -164,16 +164,6 @@ class PackedStack:
         """Take matrices of as many columns."""
         self.parts = tuple(parts)
 
-    @property
-    def rows(self) -> int:
-        """The sum over all parts."""
-        return sum(part.rows for part in self.parts)
-
-    @property
-    def cols(self) -> int:
-        """Those of each."""
-        return self.parts[0].cols
-
     def split(self, sizes: Sequence[int]) -> list[PackedRows]:
         """Return parts of so many rows each, one below the other; none of them is of two matrices."""
         left, found = list(sizes), []

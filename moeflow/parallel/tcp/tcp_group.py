@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from moeflow.core.errors import GroupError
+from moeflow.parallel.collectives import Collectives
 from moeflow.parallel.group import describe_rows
 from moeflow.parallel.tcp.frames import FrameHead, Kind
 from moeflow.parallel.tcp.tcp_link import TcpLink
@@ -26,7 +27,7 @@ from moeflow.parallel.tcp.tcp_link import TcpLink
 _MAX_PART_BYTES: Final = 4 << 30  # of a tensor of another rank: far beyond what a pass has
 
 
-class TcpGroup:
+class TcpGroup(Collectives):
     """The `Group` of a process that is linked to all others. Tensors are in main memory."""
 
     def __init__(
@@ -48,22 +49,6 @@ class TcpGroup:
     def channel(self, rank: int) -> TcpChannel:
         """Return a channel to a rank; see `Group`."""
         return TcpChannel(self, rank)
-
-    def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks; see `Group`."""
-        part = tensor.contiguous()
-        return self._collect(f"all_gather {name!r} of {describe_rows(tensor)}", [part] * self.size, tensor)
-
-    def all_to_all(self, name: str, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Give each rank its part; see `Group`."""
-        assert len({describe_rows(part) for part in parts}) == 1, "parts differ in their first dimension only"
-        label = f"all_to_all {name!r} of {describe_rows(parts[0])}"
-        return self._collect(label, [part.contiguous() for part in parts], parts[self.rank])
-
-    def barrier(self, name: str) -> None:
-        """Return when all ranks have arrived."""
-        nothing = torch.empty(0, dtype=torch.uint8)
-        self._collect(f"barrier {name!r}", [nothing] * self.size, nothing)
 
     def abort(self, reason: str) -> None:
         """End the group; see `Group`."""
@@ -93,10 +78,9 @@ class TcpGroup:
             self.abort(str(error) or type(error).__name__)
             raise
 
-    def _collect(self, label: str, parts: list[Tensor], own: Tensor) -> list[Tensor]:
-        """Exchange with all others; return what each rank has for this one, `own` among it."""
+    def _collect(self, label: str, parts: list[Tensor], *, is_for_all: bool, own: Tensor) -> list[Tensor]:
         others = [rank for rank in range(self.size) if rank != self.rank]
-        found = self.exchange(label, {rank: parts[rank] for rank in others}, others, own)
+        found = self.exchange(label, {rank: parts[0 if is_for_all else rank] for rank in others}, others, own)
         return [*found[: self.rank], own, *found[self.rank :]]
 
     def _exchange(

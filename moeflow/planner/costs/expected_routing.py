@@ -22,8 +22,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.core.errors import ConfigError
-
 Values: TypeAlias = NDArray[np.float64]
 
 LARGEST_COUNT: Final = 512  # from which on counts are taken as normal
@@ -38,19 +36,6 @@ class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
 
     shares: Values
     rates: Values  # each row's sum is K
-
-    @classmethod
-    def skewed(cls, num_experts: int, top_k: int, hot_share: float, num_hot: int) -> ExpectedRouting:
-        """Return routers that send a share of the tokens to the first `num_hot` experts, and the others to the rest.
-
-        A token takes experts of its kind, evenly, and others only if its kind has fewer than K. This is the skew of the
-        study of sliced experts (6.1.1). Raises: ConfigError if there are fewer experts than are hot.
-        """
-        if not 1 <= num_hot <= num_experts:
-            raise ConfigError(f"{num_hot} of {num_experts} experts cannot be hot: take 1 to {num_experts}")
-        is_hot = np.arange(num_experts) < num_hot
-        kinds = [_first(kind, top_k) for share, kind in ((hot_share, is_hot), (1 - hot_share, ~is_hot)) if share]
-        return cls(np.array([share for share in (hot_share, 1 - hot_share) if share]), np.array(kinds))
 
     @classmethod
     def of_loads(cls, loads: Values, top_k: int) -> ExpectedRouting:
@@ -77,7 +62,7 @@ class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
         """A token's chance to take both of two experts, [E, E]; on the diagonal, the one."""
         total = np.zeros((self.rates.shape[1],) * 2)
         for share, rates in zip(self.shares, self.rates, strict=True):
-            kind = _TokenKind.of(rates)
+            kind = TokenKind.of(rates)
             together = np.outer(rates, rates)
             together[np.ix_(~kind.is_certain, ~kind.is_certain)] *= kind.pair_factor
             total += share * together
@@ -103,15 +88,8 @@ class ExpectedRouting(msgspec.Struct, frozen=True, dict=True):
         square = float((self.both * np.minimum(served, served[:, None])).sum())
         return mean, max(square - mean**2, 0.0)
 
-    def reached(self, served: Values) -> Values:
-        """Return a token's chance to reach each rank, [P], which serves shares of the experts' tokens, [P, E]."""
-        missed = np.zeros(len(served))
-        for share, rates in zip(self.shares, self.rates, strict=True):
-            missed += share * _TokenKind.of(rates).missed(served)
-        return 1 - missed
 
-
-class _TokenKind(msgspec.Struct, frozen=True):
+class TokenKind(msgspec.Struct, frozen=True):
     """Tokens that always take some experts, and others by chance."""
 
     is_certain: NDArray[np.bool_]  # [E]
@@ -120,7 +98,8 @@ class _TokenKind(msgspec.Struct, frozen=True):
     num_open: float  # from how many these are drawn, were they all alike
 
     @classmethod
-    def of(cls, rates: Values) -> _TokenKind:
+    def of(cls, rates: Values) -> TokenKind:
+        """Return the kind of tokens with these chances to take each expert, [E]."""
         is_certain = rates > 1 - 1e-9
         rest = np.where(is_certain, 0.0, rates)
         drawn = round(float(rest.sum()))
@@ -130,22 +109,6 @@ class _TokenKind(msgspec.Struct, frozen=True):
     def pair_factor(self) -> float:
         """How much more often a token takes two of the others than by independent chances."""
         return self.num_open * (self.num_drawn - 1) / (self.num_drawn * (self.num_open - 1)) if self.num_drawn else 1.0
-
-    def missed(self, served: Values) -> Values:
-        """Return a token's chance to miss each rank, [P]."""
-        missed: Values = (1 - served[:, self.is_certain]).prod(axis=1)
-        if self.num_drawn:
-            part = served @ self.rates / self.num_drawn * self.num_open  # of the open experts, [P]
-            for before in range(self.num_drawn):
-                missed = missed * np.clip(1 - part / (self.num_open - before), 0, 1)
-        return missed
-
-
-def _first(is_kind: NDArray[np.bool_], top_k: int) -> Values:
-    """Return the chances of a token that takes K experts of its kind, and others if those are too few, [E]."""
-    size, others = int(is_kind.sum()), int((~is_kind).sum())
-    taken = min(top_k, size)
-    return np.where(is_kind, taken / max(size, 1), (top_k - taken) / max(others, 1))
 
 
 def expected_max(means: Values, variances: Values, *, is_any: bool = False) -> float:

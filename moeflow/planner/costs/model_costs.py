@@ -268,11 +268,6 @@ class ModelCosts:
         """All weights; norms over single heads and biases but experts' are left out (under 0.1%)."""
         return self.bytes_of(WHOLE)
 
-    @property
-    def norm_bytes(self) -> int:
-        """The norms of all layers and the last."""
-        return (self.shape.num_norms * self.shape.num_layers + 1) * self.shape.hidden_size * FLOAT32_BYTES
-
     @cached_property
     def encoder_bytes(self) -> float:
         """The encoder's layers of an encoder-decoder, and the decoder's attention over encoded tokens."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Final
 
 from moeflow.text.answer_form.lark import LarkWriter
-from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content
+from moeflow.text.tool_syntax.events import Arguments, CallBegun
+from moeflow.text.tool_syntax.marked_calls import marked_calls
 from moeflow.text.tool_syntax.plain_value import key_of, value_until
 from moeflow.text.tool_syntax.reader import Reader, Steps
 from moeflow.text.tool_syntax.tool import Tool, Tools
@@ -36,13 +37,7 @@ def write(lark: LarkWriter, tool: Tool) -> WrittenCall:
 
 def read(reader: Reader, tools: Tools) -> Steps[None]:
     """Yield what an answer says and calls."""
-    while (marker := (yield from reader.text_until((f"\n{BEGIN}", BEGIN), Content))) is not None:
-        reader.forget()
-        if (yield from _call(reader, tools)):
-            yield from reader.skip_space()
-        else:
-            reader.go_back(0)
-            yield Content(marker)
+    return marked_calls(reader, (f"\n{BEGIN}", BEGIN), lambda _: _call(reader, tools))
 
 
 def _call(reader: Reader, tools: Tools) -> Steps[bool]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from moeflow.text.answer_form.lark import LarkWriter
-from moeflow.text.tool_syntax.events import Content
 from moeflow.text.tool_syntax.json_call import json_call
+from moeflow.text.tool_syntax.marked_calls import marked_calls
 from moeflow.text.tool_syntax.reader import Reader, Steps
 from moeflow.text.tool_syntax.tool import Tool, Tools
 from moeflow.text.tool_syntax.written_call import WrittenCall, json_arguments
@@ -19,12 +19,4 @@ def write(lark: LarkWriter, tool: Tool) -> WrittenCall:
 
 def read(reader: Reader, tools: Tools) -> Steps[None]:
     """Yield what an answer says and calls."""
-    while (marker := (yield from reader.text_until((f"\n{BEGIN}", BEGIN), Content))) is not None:
-        reader.forget()
-        if (yield from json_call(reader)):
-            yield from reader.skip_space()
-            yield from reader.takes(END)
-            yield from reader.skip_space()
-        else:
-            reader.go_back(0)
-            yield Content(marker)
+    return marked_calls(reader, (f"\n{BEGIN}", BEGIN), lambda _: json_call(reader), END)

@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Final
 
 from moeflow.text.answer_form.lark import LarkWriter
-from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content
+from moeflow.text.tool_syntax.events import Arguments, CallBegun
 from moeflow.text.tool_syntax.json_call import json_call
 from moeflow.text.tool_syntax.json_values import json_pieces
+from moeflow.text.tool_syntax.marked_calls import marked_calls
 from moeflow.text.tool_syntax.reader import Reader, Steps
 from moeflow.text.tool_syntax.tool import Tool, Tools
 from moeflow.text.tool_syntax.written_call import WrittenCall, json_arguments
@@ -30,16 +31,13 @@ def write_listed(lark: LarkWriter, tool: Tool) -> WrittenCall:
 
 def read(reader: Reader, tools: Tools) -> Steps[None]:
     """Yield what an answer says and calls."""
-    while (yield from reader.text_until((BEGIN,), Content)) is not None:
-        reader.forget()
-        yield from reader.skip_space()
-        char = yield from reader.char()
-        is_call = yield from (_list(reader) if char == "[" else json_call(reader) if char == "{" else _named(reader))
-        if is_call:
-            yield from reader.skip_space()
-        else:
-            reader.go_back(0)
-            yield Content(BEGIN)
+    return marked_calls(reader, (BEGIN,), lambda _: _calls(reader))
+
+
+def _calls(reader: Reader) -> Steps[bool]:
+    yield from reader.skip_space()
+    char = yield from reader.char()
+    return (yield from (_list(reader) if char == "[" else json_call(reader) if char == "{" else _named(reader)))
 
 
 def _list(reader: Reader) -> Steps[bool]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from moeflow.text.answer_form.lark import LarkWriter
-from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content
+from moeflow.text.tool_syntax.events import Arguments, CallBegun
+from moeflow.text.tool_syntax.marked_calls import marked_calls
 from moeflow.text.tool_syntax.plain_value import key_of, value_until
 from moeflow.text.tool_syntax.reader import Reader, Steps
 from moeflow.text.tool_syntax.tool import Tool, Tools
@@ -38,15 +39,9 @@ def write(lark: LarkWriter, tool: Tool) -> WrittenCall:
 def read(reader: Reader, tools: Tools) -> Steps[None]:
     """Yield what an answer says and calls."""
     markers = (f"\n{BEGIN}", BEGIN, f"\n{FUNCTION}", FUNCTION)
-    while (marker := (yield from reader.text_until(markers, Content))) is not None:
-        reader.forget()
-        if (yield from _call(reader, tools, has_function=marker.endswith(FUNCTION))):
-            yield from reader.skip_space()
-            yield from reader.takes(END)
-            yield from reader.skip_space()
-        else:
-            reader.go_back(0)
-            yield Content(marker)
+    return marked_calls(
+        reader, markers, lambda marker: _call(reader, tools, has_function=marker.endswith(FUNCTION)), END
+    )
 
 
 def _call(reader: Reader, tools: Tools, *, has_function: bool) -> Steps[bool]:

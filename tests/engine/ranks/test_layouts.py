@@ -64,7 +64,7 @@ def test_requests_get_the_tokens_and_log_probabilities_of_one_process(models, al
 @pytest.mark.parametrize(
     ("name", "settings", "complaint"),
     [
-        ("llama", {"num_ranks": 2, "attention_layout": "replicated"}, "no experts.*--attention-layout tensor"),
+        ("llama", {"num_ranks": 2, "attention_layout": "replicated"}, "without experts.*--attention-layout tensor"),
         ("llama", {"num_ranks": 5, "attention_layout": "tensor"}, "5 ranks .* 4 attention heads"),
         ("mixtral", {"num_ranks": 5, "expert_layout": "expert"}, "only 4 experts.*--expert-layout sliced"),
         ("mixtral", {"num_ranks": 2, "expert_layout": "round"}, "expert_layout 'round' is unknown.*expert, sliced"),

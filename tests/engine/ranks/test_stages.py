@@ -215,7 +215,7 @@ def step_often(engine):
         (
             "llama",
             {"stages": "2", "num_ranks": 4, "attention_layout": "replicated"},
-            "no experts.*--attention-layout tensor",
+            "without experts.*--attention-layout tensor",
         ),
         ("mixtral", {"stages": "2", "device": "emulated:64MiB,1"}, "--stages does not go with a device"),
     ],

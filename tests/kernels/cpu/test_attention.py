@@ -17,7 +17,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.scheduler.draft_placement import KV_RANGE_POSITIONS
 from tests.kernels.passes import Pass, make_blocks
 from tests.marks import thorough_unless
-from tests.token_trees import token_tree
+from tests.token_trees import branch_of, token_tree
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.03, "int8": 0.06}
 SPANS = [(0, 1), (0, 37), (254, 1), (255, 1), (256, 1), (250, 12), (15, 1), (511, 2), (16, 16)]
@@ -395,7 +395,7 @@ def test_a_branch_has_the_bits_that_it_has_by_itself(kv_dtype, window, latent_di
         write(made)
         together = run(made, window)
         for node in range(len(tree)):
-            branch = [start + each for each in tree.branch(node)]
+            branch = [start + each for each in branch_of(tree, node)]
             kept = [*range(start), *branch]
             by_itself = Pass([(len(kept) - 1, 1)], **shape)
             by_itself.keys, by_itself.values = [made.keys[0][kept]], [made.values[0][kept]]

@@ -103,7 +103,8 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
             memory.num_bytes += num_held * expert_bytes(shape.hidden_size, shape.feed_forward.intermediate_size, "int8")
         norm_bytes = sum(place.nbytes for _, place in model.named_weights() if isinstance(place, torch.Tensor))
         kept = [layer.self_attn.heads.num_kv_heads for layer in model.layers]
-        return memory.num_bytes - norm_bytes + costs.norm_bytes, kept
+        priced = (costs.shape.num_norms * costs.shape.num_layers + 1) * costs.shape.hidden_size * 4
+        return memory.num_bytes - norm_bytes + priced, kept
 
     found = run_ranks(num_ranks, held)
     expected = RankMemory.of(costs, parallel)

@@ -9,6 +9,7 @@ import pytest
 
 from moeflow.core.errors import ConfigError
 from moeflow.planner.costs.expected_routing import ExpectedRouting, expected_max
+from studies.parallel.router_chances import reached_ranks, skewed_routing
 
 NUM_EXPERTS, TOKENS = 5, 3
 SERVED = np.array([[1, 1, 0.5, 0, 0], [0, 0, 0.5, 1, 1]])  # of two ranks; expert 2 has a replica
@@ -29,7 +30,7 @@ def outcomes(top_k: int, hot_share: float, num_hot: int) -> list[tuple[float, tu
 class TestAllChoices:
     def test_distinct_experts(self, skew):
         """Of those that ranks have alone, and of all: mean and variance."""
-        routing = ExpectedRouting.skewed(NUM_EXPERTS, *skew)
+        routing = skewed_routing(NUM_EXPERTS, *skew)
         for held in ({0, 1}, {3, 4}, set(range(NUM_EXPERTS))):
             first = second = 0.0
             for tokens in product(outcomes(*skew), repeat=TOKENS):
@@ -40,7 +41,7 @@ class TestAllChoices:
             assert routing.distinct(counted) == pytest.approx((first, second - first**2), abs=1e-9)
 
     def test_pairs_at_a_rank(self, skew):
-        routing = ExpectedRouting.skewed(NUM_EXPERTS, *skew)
+        routing = skewed_routing(NUM_EXPERTS, *skew)
         counts = [(chance, len({0, 1} & set(chosen))) for chance, chosen in outcomes(*skew)]
         mean = sum(chance * count for chance, count in counts)
         variance = sum(chance * (count - mean) ** 2 for chance, count in counts)
@@ -52,10 +53,10 @@ class TestAllChoices:
             sum(chance for chance, chosen in outcomes(*skew) if any(rank[expert] for expert in chosen))
             for rank in served
         ]
-        assert ExpectedRouting.skewed(NUM_EXPERTS, *skew).reached(served) == pytest.approx(reached)
+        assert reached_ranks(skewed_routing(NUM_EXPERTS, *skew), served) == pytest.approx(reached)
 
     def test_replicas_share_the_pairs(self, skew):
-        routing = ExpectedRouting.skewed(NUM_EXPERTS, *skew)
+        routing = skewed_routing(NUM_EXPERTS, *skew)
         means = [routing.pairs(rank)[0] for rank in SERVED]
         assert means == pytest.approx(SERVED @ routing.chances)
         assert sum(means) == pytest.approx(skew[0])
@@ -63,7 +64,7 @@ class TestAllChoices:
 
 def test_two_experts_of_which_one_has_fewer_tokens():
     """One gets both tokens, the other the first alone; a token takes either."""
-    routing = ExpectedRouting.skewed(2, 1, 1.0, 2)
+    routing = skewed_routing(2, 1, 1.0, 2)
     mean, variance = routing.distinct(np.array([2.0, 1.0]))
     assert mean == pytest.approx(3 / 4 + 1 / 2)
     assert variance == pytest.approx(1 + 2 * 1 / 4 * 1 - mean**2 + 1 / 4)  # counts 1, 1, 1, 2 of four cases
@@ -73,7 +74,7 @@ def test_two_experts_of_which_one_has_fewer_tokens():
 def test_a_token_of_eight_experts_reaches_as_many_ranks_as_the_literature_says(num_ranks, distinct):
     num_experts = 1 << 14
     served = np.kron(np.eye(num_ranks), np.ones(num_experts // num_ranks))
-    reached = ExpectedRouting.skewed(num_experts, 8, 1.0, num_experts).reached(served).sum()
+    reached = reached_ranks(skewed_routing(num_experts, 8, 1.0, num_experts), served).sum()
     assert reached == pytest.approx(distinct, abs=0.01)
 
 
@@ -81,7 +82,7 @@ def test_a_token_of_eight_experts_reaches_as_many_ranks_as_the_literature_says(n
 def test_one_token_makes_ranks_as_uneven_as_the_literature_says(num_ranks, low, high):
     """Expected maximum of active experts over their mean, at eight experts a token of 64 to 256."""
     served = np.repeat(np.eye(num_ranks)[0], 128 // num_ranks)
-    mean, variance = ExpectedRouting.skewed(128, 8, 1.0, 128).pairs(served)
+    mean, variance = skewed_routing(128, 8, 1.0, 128).pairs(served)
     widened = variance * num_ranks / (num_ranks - 1)
     most = expected_max(np.full(num_ranks, mean), np.full(num_ranks, widened), is_any=True)
     assert 0.98 * low < most / (8 / num_ranks) < 1.02 * high
@@ -126,4 +127,4 @@ def test_measured_loads_are_chances_that_none_exceeds_one():
 
 def test_more_hot_experts_than_there_are_make_no_sense():
     with pytest.raises(ConfigError, match="9 of 8 experts cannot be hot: take 1 to 8"):
-        ExpectedRouting.skewed(8, 2, 0.5, 9)
+        skewed_routing(8, 2, 0.5, 9)

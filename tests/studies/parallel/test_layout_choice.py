@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moeflow.planner.costs.expected_routing import ExpectedRouting
 from moeflow.planner.costs.model_costs import ModelCosts
 from studies.parallel.layer_cost import rank_link
 from studies.parallel.layout_choice import choose_layout
 from studies.parallel.layout_estimate import CHOICES, ExpectedLayer
 from studies.parallel.parallel_run import run_layouts
+from studies.parallel.router_chances import skewed_routing
 from studies.parallel.skew_router import SkewRouter
 from tests.planner.examples import HALF, SMALL, machine
 from tests.studies.parallel.test_layer_cost import layer
@@ -31,7 +31,7 @@ def a_layer(num_tokens=64, num_ranks=4, *, room=10**10, link=1e9, skew=0.6, shap
         costs=ModelCosts(shape.with_fields(top_k=top_k), HALF),
         num_ranks=num_ranks,
         num_tokens=num_tokens,
-        routing=ExpectedRouting.skewed(shape.routing.num_experts, top_k, skew, max(shape.routing.num_experts // 10, 1)),
+        routing=skewed_routing(shape.routing.num_experts, top_k, skew, max(shape.routing.num_experts // 10, 1)),
     )
 
 

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from moeflow.planner.costs.expected_routing import ExpectedRouting
 from studies.parallel.layout_estimate import CHOICES, ExpectedLayer, estimate_layouts
 from studies.parallel.parallel_run import run_layouts
+from studies.parallel.router_chances import skewed_routing
 from studies.parallel.skew_router import SkewRouter
 from tests.planner.examples import SMALL
 from tests.studies.parallel.test_layer_cost import layer
@@ -36,7 +36,7 @@ def simulated(name, at) -> float:
 def test_without_chance_formulas_say_what_is_counted(num_tokens, num_ranks):
     """Each token takes all eight experts; of a section's parts, the formula takes each one's slowest rank."""
     at = layer(np.tile(np.arange(8), (num_tokens, 1)), num_ranks)
-    estimates = estimate_layouts(expected(at, ExpectedRouting.skewed(8, 8, 1.0, 8)))
+    estimates = estimate_layouts(expected(at, skewed_routing(8, 8, 1.0, 8)))
     for name in set(CHOICES) - {"expert-by-load"}:  # whose replicas take turns, on average alike
         assert estimates[name].seconds == pytest.approx(simulated(name, at), rel=5e-3), name
         run = run_layouts(at, (name,))[0][name]
@@ -50,7 +50,7 @@ def test_formulas_are_close_to_the_mean_of_many_draws(num_experts, skew, num_tok
     shape = SMALL.with_fields(num_experts=num_experts)
     num_hot, seeds = num_experts // 8, range(400 // num_tokens + 2)
     router = SkewRouter(num_experts=num_experts, top_k=2, router_skew=skew, num_experts_skew=num_hot)
-    routing = ExpectedRouting.skewed(num_experts, 2, skew, num_hot)
+    routing = skewed_routing(num_experts, 2, skew, num_hot)
     layers = [
         layer(dataclasses.replace(router, seed=seed).route(num_tokens), num_ranks, shape, routing.chances)
         for seed in seeds
