@@ -138,7 +138,7 @@ class Job:
             except (KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C, SIGTERM
                 self.state = view.state
                 return False
-            except (OSError, EngineError):  # a full disk, say; the shell says which
+            except (OSError, EngineError):  # such as a full disk; the shell reports it
                 click.echo(self.last_words(journal.totals, is_complete=False), err=True)
                 raise
             finally:

@@ -1,6 +1,6 @@
 """--config FILE: options of verbs in a TOML file, for what neither the command line nor the environment sets.
 
-Keys are options without their dashes, and `model`; `models` is a list of those that `serve` serves together. Those at
+Keys are options without their dashes, and `model`; `models` is the list of models for `serve`. Those at
 the top hold for every verb, those in a verb's table (`[serve]`, `[bench.serve]`) for that one, and go first. Other
 verbs' tables are not looked into.
 """

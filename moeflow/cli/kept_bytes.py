@@ -8,8 +8,8 @@ from pathlib import Path
 
 from moeflow.cli import lazy
 
-HISTORY_FILE = "chat_history.jsonl"  # what was typed in `moeflow chat`
-_MADE_AGAIN = ("experts", "importance", "routing")  # folders of what is made or learnt of models, whenever it is needed
+HISTORY_FILE = "chat_history.jsonl"  # the input history of `moeflow chat`
+_MADE_AGAIN = ("experts", "importance", "routing")  # folders of files that are built or learnt when needed
 
 
 @dataclass(frozen=True, slots=True)

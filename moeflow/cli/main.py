@@ -1,7 +1,7 @@
 """The `moeflow` command: finds the verb, runs it, and turns what went wrong into one line and an exit code.
 
-Knows of each verb only its name, its one-line help and its module, which is imported when the verb is
-used: so `moeflow --help` answers at once. Every verb's module has a click command named like the verb; it is named like
+Has the name, the one-line help and the module of each verb. The module is imported when the verb is used, so `moeflow
+--help` answers at once. Every verb's module has a click command named like the verb; it is named like
 the verb, too, unless the verb has a folder.
 """
 

@@ -1,5 +1,5 @@
-"""The types of arguments that name a model, and how shells complete them, and the types of options that name a file to
-be written: a place where that cannot be is said before the work begins.
+"""The types of arguments that name a model, with their completion in shells, and of options that name an output file. A
+path that cannot be written is refused before the work begins.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def watched_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def watched_steps(label: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call with what is being done now: shown where a terminal watches, else nowhere."""
+    """Yield a function that shows the current step on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -11,7 +11,7 @@ MAX_RATE: Final = 1e6
 
 
 def check_rate(rate: float, *, also: str = "") -> None:
-    """Refuse what is no rate, or none that figures could be computed with; `also` is what else may be said.
+    """Refuse invalid rates, and rates too extreme to compute with; `also` is what else may be said.
 
     Raises: ConfigError.
     """

@@ -20,8 +20,8 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     attention_factor: float | None = None  # of cos and sin; yarn; None: 0.1 ln(factor) + 1; longrope
-    truncate: bool = True  # yarn: whether what is slowed begins and ends at whole dimensions
-    pair_factors: tuple[float, ...] = ()  # longrope: by which each pair turns more slowly
+    truncate: bool = True  # yarn: whether the range of slowed dimensions is rounded to whole ones
+    pair_factors: tuple[float, ...] = ()  # longrope: divisor of each pair's frequency
     rotary_dim: int = 0  # dimensions of a head that are rotated, the first ones; 0: all of `AttentionConfig.head_dim`
     turning_dim: int = 0  # proportional: of those, dimensions whose angles grow with the position; others stay
     is_interleaved: bool = False  # neighbours are rotated against each other, else halves
@@ -57,18 +57,18 @@ class AttentionKind:
 
 
 class LatentConfig(msgspec.Struct, frozen=True):
-    """Keys and values as up-projections of one latent a token, which is what is kept of it (MLA, 2405.04434).
+    """Keys and values as up-projections of one stored latent per token (MLA, 2405.04434).
 
-    All heads share a rotary key beside it. The model's one KV head is latent and rotary key side by side, of which the
-    latent is the value, too; `head_dim` is the width of both.
+    All heads share an additional rotary key. The model's one KV head is the latent followed by the rotary key; the
+    latent is also the value. `head_dim` is the width of both.
     """
 
     q_lora_rank: int | None  # None: queries are projected at once, else down to so many and up again
     kv_lora_rank: int  # the latent
-    nope_head_dim: int  # of a head's queries and keys what is not rotated,
+    nope_head_dim: int  # unrotated dimensions of a head's queries and keys,
     rope_head_dim: int  # and what is
     value_head_dim: int
-    norm_eps: float  # of the norms of what is projected down
+    norm_eps: float  # of the norms of down-projections
 
     @property
     def query_dim(self) -> int:

@@ -17,7 +17,7 @@ class AddedPositions(msgspec.Struct, frozen=True):
 
 
 class LayerEmbeddings(msgspec.Struct, frozen=True):
-    """A table that embeds tokens for each layer anew (Gemma 4): with what a layer's part of a row says it goes on."""
+    """A table that embeds tokens for each layer (Gemma 4): a layer continues with its part of a row."""
 
     size: int  # of each layer's part
     vocab_size: int  # rows

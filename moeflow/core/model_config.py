@@ -100,7 +100,7 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> tuple[int, ...]:
-        """The decoder's layers that keep keys and values, ascending: those that attend, but not to another layer's."""
+        """The decoder's layers with keys and values of their own, ascending."""
         return tuple(layer for layer in self.attention_layers if self.attention.heads_of(layer).has_keys)
 
     @property
@@ -204,7 +204,7 @@ class ModelConfig:
 
     @property
     def num_attentions(self) -> int:
-        """Attentions of all layers: those of a decoder over what was encoded are further ones."""
+        """Attentions of all layers; cross-attentions of a decoder count separately."""
         return len(self.attention_layers) + (0 if self.encoder is None else self.num_layers + self.encoder.num_layers)
 
     @property
@@ -243,13 +243,13 @@ class ModelConfig:
 
     @property
     def layer_table_values(self) -> int:
-        """Numbers of the table that embeds tokens for each layer, of which a token reads a row."""
+        """Numbers of the table that embeds tokens for each layer; a token reads one row."""
         table = self.embeddings.layer_embeddings
         return 0 if table is None else table.vocab_size * self.num_layers * table.size
 
     @property
     def layer_input_values(self) -> int:
-        """Weights by which a layer makes its input of token embeddings, and goes on with that."""
+        """Weights that make a layer's additional input from token embeddings, and apply it."""
         table = self.embeddings.layer_embeddings
         return 0 if table is None else 3 * table.size * self.hidden_size
 
@@ -268,11 +268,11 @@ class ModelConfig:
         return self._kv_bytes(kv_dtype, layers)
 
     def most_kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """Return the same of the layer in which they take most."""
+        """Return the maximum over layers."""
         return max((self.kv_bytes_per_token(kv_dtype, layer) for layer in self.kv_layers), default=0)
 
     def attended_bytes_per_token(self, kv_dtype: str) -> int:
-        """Return what is read of them by queries of all layers: once more where layers share them."""
+        """Return the bytes read by queries of all layers; shared ones count for each layer."""
         return self._kv_bytes(kv_dtype, self.attention_layers)
 
     def _kv_bytes(self, kv_dtype: str, layers: Sequence[int]) -> int:

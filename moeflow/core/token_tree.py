@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-MAX_TREE_TOKENS: Final = 63  # without the token before them, as many as a mask has bits
+MAX_TREE_TOKENS: Final = 63  # without the token before them, at most the bits of a mask
 ROOT: Final = -1  # the parent of nodes that follow the request's last token
 
 

@@ -83,7 +83,7 @@ def read_decoder_config(
 
 
 def text_part(reader: ConfigReader) -> ConfigReader:
-    """Return the config of the text model within that of one that sees or hears, too. Raises: CheckpointError."""
+    """Return the config of the text model within a multimodal one. Raises: CheckpointError."""
     text: Any = reader.raw.get("text_config")
     if not isinstance(text, Mapping):
         raise reader.error("has no 'text_config', an object")
@@ -92,7 +92,7 @@ def text_part(reader: ConfigReader) -> ConfigReader:
 
 
 def check_supported(reader: ConfigReader, supported: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise CheckpointError if a key is there with another value than those that are computed."""
+    """Raise CheckpointError if a key has an unsupported value."""
     for key, values in supported.items():
         if reader.raw.get(key, values[0]) not in values:
             raise reader.error(
@@ -101,7 +101,7 @@ def check_supported(reader: ConfigReader, supported: Mapping[str, tuple[Any, ...
 
 
 def read_num_layers(reader: ConfigReader) -> int:
-    """Return the number of layers, which whoever reads a config may count up to."""
+    """Return the number of layers, bounded so that readers may count up to it."""
     return reader.positive("num_hidden_layers", most=MAX_LAYERS)
 
 
@@ -149,7 +149,7 @@ def read_layer_types(
 
 
 def with_sliding_layers(config: ModelConfig, window: int, is_sliding: Sequence[bool]) -> ModelConfig:
-    """Return a config in which those layers have a sliding window; rotary positions are those of all."""
+    """Return a config with a sliding window for those layers; rotary positions are common."""
     if all(is_sliding):
         return config.with_fields(sliding_window=window)
     if not any(is_sliding):

@@ -1,7 +1,7 @@
 """How much each input of a model's matrices matters, for rounding weights: an importance matrix.
 
 An error in a weight costs, on average over text, its square times the mean square of the activation that it meets. So
-what is kept is that mean, a vector for each matrix.
+that mean is stored, a vector for each matrix.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NO_IMPORTANCE: Final[Importance] = {}  # all inputs alike
 
 
 def importance_file(cache_dir: Path, identity: str) -> Path:
-    """Return where what was learnt of a checkpoint is kept."""
+    """Return the path of a checkpoint's importance."""
     return cache_dir / "importance" / f"{identity}.safetensors"
 
 
 def load_importance(file: Path) -> Importance | None:
-    """Return what is kept; None if there is nothing, or nothing that can be read."""
+    """Return the stored importance; None if there is nothing, or nothing that can be read."""
     try:
         found: dict[str, NDArray[np.float32]] = array_files.load_file(file)
     except (OSError, safetensors.SafetensorError):

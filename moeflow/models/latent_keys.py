@@ -53,7 +53,7 @@ def _scale(reader: ConfigReader, latent: LatentConfig, rope: RopeConfig) -> floa
     """Return the scale of scores, which grows with the context that rotary positions are stretched to."""
     scale = 1 / math.sqrt(latent.query_dim)
     raw = reader.raw.get("rope_parameters") or reader.raw.get("rope_scaling") or {}
-    assert isinstance(raw, Mapping)  # whoever read rotary positions refused others
+    assert isinstance(raw, Mapping)  # the reader of rotary positions refused others
     mscale = ConfigReader(raw, reader.file).number("mscale_all_dim", 0.0, least=0.0, most=_MAX_MSCALE)
     if rope.kind == "default" or not mscale or rope.factor <= 1:
         return scale

@@ -1,7 +1,7 @@
-"""From a checkpoint to a model in memory: what is in the file is held against what the model needs, then taken over.
+"""From a checkpoint to a model in memory: the file's tensors are checked against the model's, then loaded.
 
-Weights are read in pieces by several threads, each of which packs its piece where it belongs: memory holds the model
-and a few pieces, and the file is read once.
+Several threads read weights in pieces and pack them in place. Memory holds the model and a few pieces, and the file is
+read once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LISTED = 3
 _CHECK_CONFIG = "Check that config.json belongs to these weights, or download the model again"
 _PIECE_BYTES = MIB  # of the file: stays in a core's cache between reading and packing
-_PIECE_ROWS = 16  # a multiple of these lies together in a packed matrix
+_PIECE_ROWS = 16  # a packed matrix stores a multiple of these
 
 
 def load_model(
@@ -223,7 +223,7 @@ def fill_in_threads(
     has_failed = threading.Event()
 
     def take_over(piece: _LoadPiece) -> int:
-        if has_failed.is_set():  # in another thread; what comes after the piece that failed is not looked at
+        if has_failed.is_set():  # in another thread; pieces after the failed one are skipped
             return 0
         try:
             return _take_over(checkpoint, piece, importance)
@@ -236,7 +236,7 @@ def fill_in_threads(
             for num_bytes in threads.map(take_over, pieces):
                 bytes_done += num_bytes
                 progress(bytes_done, bytes_total)
-        except BaseException:  # also Ctrl-C: what is queued would still be read
+        except BaseException:  # also Ctrl-C: queued pieces would still be read
             threads.shutdown(cancel_futures=True)
             raise
 
@@ -260,4 +260,4 @@ def _read(checkpoint: Checkpoint, name: str) -> torch.Tensor:
 
 
 def _ignore(bytes_done: int, bytes_total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress that is ignored."""

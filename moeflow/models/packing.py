@@ -216,7 +216,7 @@ def _layout(model: LanguageModel, memory: NotedMemory) -> str:
 
 
 def _places(model: LanguageModel, memory: NotedMemory) -> list[tuple[str, int, int, int, str]]:
-    """Return for each weight its block, where in it, the first row's number, and in which format."""
+    """Return each weight's block, its place in it, the first row's number, and its format."""
     numbers = sorted(range(len(memory.blocks)), key=lambda number: address(memory.blocks[number]))
     starts = [address(memory.blocks[number]) for number in numbers]
 

@@ -42,7 +42,7 @@ class PassInput(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, batch: Batch, num_micro_batches: int = 1, kv_moves: Sequence[tuple[int, int]] = ()) -> PassInput:
-        """Return what a batch computes, and what is to be moved before. With trees it is one micro-batch."""
+        """Return a batch's computation, and the moves before it. With trees it is one micro-batch."""
         trees = [entry.tree.parents for entry in batch.entries]
         encoder_tokens = [entry.request.num_encoder_tokens for entry in batch.entries]
         return cls(
@@ -64,13 +64,13 @@ class PassInput(msgspec.Struct, frozen=True):
         return sorted({row for rows in self.row_groups() for row in rows})
 
     def row_groups(self) -> list[list[int]]:
-        """Return which tokens' hidden states come back together: first those that logits are made of."""
+        """Return the tokens with returned hidden states: first the tokens with logits."""
         return self.logit_rows + self.pooled_rows
 
     def micro_batches(self) -> list[PassInput]:
         """Return the pass in pieces of as many tokens, a token more or less, in order; its results are all of theirs.
 
-        A sequence that is cut goes on in the next piece, and finds there what the one before has stored in each layer.
+        A split sequence continues in the next piece, which finds the stored keys and values of the previous one.
         """
         if self.num_micro_batches == 1:
             return [msgspec.structs.replace(self, logit_rows=[self.result_rows()], pooled_rows=[])]
@@ -82,7 +82,8 @@ class PassInput(msgspec.Struct, frozen=True):
     def independent_bounds(self, block_size: int) -> list[int]:
         """Return before which sequences, ascending, the pass may be cut into parts that are computed in any order.
 
-        None of one part reads what another one writes, as a sequence does that begins with a prompt of the same pass.
+        No sequence of one part reads data written by another, like a sequence that begins with a prompt of the same
+        pass.
         """
         last_reader: dict[int, int] = {}
         for number, block_ids in enumerate(self.block_ids):
@@ -99,7 +100,7 @@ class PassInput(msgspec.Struct, frozen=True):
     def cut(self, bounds: Sequence[int], number: int) -> list[PassInput]:
         """Return at most so many parts of about as many tokens, in order, cut before some of these sequences.
 
-        No rows come back of them: who computes them puts results together, and takes rows of the whole pass.
+        They return no rows: the caller combines results and selects rows of the whole pass.
         """
         before = [0, *accumulate(self.num_tokens)]
         ideal = [part * before[-1] / number for part in range(1, number)]

@@ -1,7 +1,7 @@
 """What a config says of a model, held against the headers of its weights before anything is built from it.
 
 Cheap, so that it can come first: sizes that no weights stand behind would take minutes and gigabytes to find out one
-by one. Whether each tensor is there and has its shape is for whoever loads them.
+by one. The loader checks that each tensor exists and has its shape.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moeflow.core.model_config import MOST, ConfigReader, ModelConfig
 from moeflow.core.truncated_repr import truncated_repr
 
 _MIN_IN_LAYER = 5  # tensors: two norms, attention's input and output, a feed-forward network
-_SLACK = 4  # times the weights: near enough for a loader to say which tensor is wrong
+_SLACK = 4  # times the weights: close enough for a loader to name the wrong tensor
 
 
 def check_sizes(config: ModelConfig, checkpoint: Checkpoint) -> None:
@@ -56,7 +56,7 @@ def read_eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
     config_file = checkpoint.config_file
     generation = _token_ids(ConfigReader(checkpoint.generation_config, generation_file(checkpoint)))
     model = _token_ids(ConfigReader(checkpoint.config, config_file))
-    text = checkpoint.config.get("text_config")  # of a model that sees or hears, too
+    text = checkpoint.config.get("text_config")  # of a multimodal model
     return generation or model or (_token_ids(ConfigReader(text, config_file)) if isinstance(text, Mapping) else ())
 
 

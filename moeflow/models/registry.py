@@ -121,7 +121,7 @@ FAMILIES: Final = ExtensibleTable("moeflow.families", _OWN, FamilyRow)
 def find_family(checkpoint: Checkpoint) -> Family:
     """Return the model file for a checkpoint.
 
-    Raises: CheckpointError, listing what is supported, if there is none.
+    Raises: CheckpointError, listing the supported ones, if there is none.
     """
     return _family(checkpoint.config, checkpoint.config_file)
 
@@ -142,7 +142,7 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def read_bare_config(file: Path) -> ModelConfig:
-    """Return the shape that a `config.json` describes which has no weights beside it.
+    """Return the shape described by a `config.json` without weights.
 
     Raises: CheckpointError as `read_model_config`, and if the file cannot be read.
     """
@@ -195,7 +195,7 @@ def _makes_no_text(model_type: Any, architectures: Any) -> bool:
 
 
 def _without_type(architectures: Any, file: Path) -> CheckpointError:
-    """Blame a file that is no model's config, or one that lost a line: that line can be told if the class is there."""
+    """Blame a file that is not a model's config, or lost a line: the class, if present, identifies that line."""
     named = architectures if isinstance(architectures, list) else []
     known = [name for name, row in FAMILIES.items() if any(it in named for it in row.architectures)]
     return CheckpointError(

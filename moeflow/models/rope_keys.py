@@ -51,7 +51,7 @@ def read_rope(
 def _read_long_rope(
     reader: ConfigReader, rope: ConfigReader, theta: float, max_position: int, head_dim: int
 ) -> RopeConfig:
-    """Read LongRoPE's factors and scales, of which those for short texts hold only for models of no other ones."""
+    """Read LongRoPE's factors and scales. The factors of short texts apply only to models without long ones."""
     original = reader.positive(
         "original_max_position_embeddings", rope.positive("original_max_position_embeddings", max_position)
     )

@@ -1,7 +1,7 @@
 """What `config.json` says of experts in DeepSeek's words, which other families took over with its way of routing.
 
-Source: DeepSeek-V3 (2412.19437), 2.1.2: experts are ranked by the sigmoid of a score plus a bias that balances loads;
-only those of the best groups are chosen among, and the chosen ones weigh their sigmoids, made to sum to a factor.
+Source: DeepSeek-V3 (2412.19437), 2.1.2: experts are ranked by the sigmoid of a score plus a bias that balances loads.
+Only experts of the best groups are candidates. The weights are the chosen sigmoids, normalized to sum to a factor.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from moeflow.models.layers.moe import ExpertNames
 
 BIASED_NAMES: Final = ExpertNames(choice_bias="gate.e_score_correction_bias")
 _MAX_PREDICTORS: Final = 64
-_EPSILON: Final = 1e-20  # beside the sum of the chosen sigmoids
+_EPSILON: Final = 1e-20  # added to the sum of the chosen sigmoids
 _SUPPORTED: Final = {"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
 
 
 def read_routed_experts(reader: ConfigReader, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `ModelConfig` about experts, shared ones and the first, dense layers.
 
-    `defaults` are the family's for keys that are not there; those that are null ask for nothing.
+    `defaults` are the family's values for missing keys; null keys have no effect.
 
     Raises: CheckpointError.
     """

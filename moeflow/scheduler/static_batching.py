@@ -1,14 +1,13 @@
 """Static padded batching: the baseline that continuous batching is measured against, as FasterTransformer does it.
 
-Requests wait until a batch is full or the oldest has waited long enough. Prompts are padded on the left to the
-longest; the batch then decodes in step until its longest answer is complete, and only then does the next one
-begin. Padding costs what it costs there: a padded position is computed like any other, and a request that has
-ended keeps its row, which goes through every layer, though attention passes over it (FasterTransformer's
-kernel returns at once for finished rows) and it needs no logits. Padding's keys and values belong to requests
-of its own, so nobody sees them and each request gets the tokens it would get alone.
+Requests wait until a batch is full or the oldest has waited long enough. Prompts are padded on the left to the longest.
+The batch then decodes in step until its longest answer is complete. Only then the next one begins. Padding costs as
+much as there: a padded position is computed like any other. A finished request keeps its row, which goes through every
+layer except attention (FasterTransformer's kernel returns at once for finished rows), and needs no logits. Padding's
+keys and values belong to requests of its own, so each request gets the same tokens as alone.
 
-In two points this is kinder than the original: a request's tokens are handed out as they come, not when the
-batch ends, and memory is not reserved beyond what rows can use. Batch requests are treated like all others.
+It improves on the original in two points: tokens are returned as they come, not when the batch ends, and rows reserve
+only the memory they can use. Batch requests are treated like all others.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from moeflow.core.token_tree import TokenTree
 from moeflow.kv.block_tables import BlockTables
 from moeflow.scheduler.scheduler import check_limits
 
-PADDING_TOKEN = 0  # any token will do: nobody sees it
+PADDING_TOKEN = 0  # any token will do: it is never visible
 
 
 class _Row(msgspec.Struct):
     """One line of the padded batch."""
 
     request: Request
-    padding: Request  # what is computed before the prompt, and in place of the request once that has ended
+    padding: Request  # computed before the prompt, and in place of a finished request
     num_padding: int  # columns before the prompt
 
     @property
@@ -43,7 +42,7 @@ class _Row(msgspec.Struct):
 
 
 class _PaddedBatch(msgspec.Struct):
-    """The rows that run together."""
+    """The rows of the running batch."""
 
     rows: list[_Row] = []
     width: int = 0  # tokens of the longest prompt
@@ -87,7 +86,7 @@ class StaticBatching:
         self._waits_since[request] = self._clock()
 
     def schedule(self, trees: Mapping[Request, TokenTree] | None = None) -> Batch:
-        """Plan the next pass; begins a batch if none runs, whoever may come. Not empty as long as there is work.
+        """Plan the next pass; begins a batch if none runs. Not empty as long as there is work.
 
         Drafts are left out: the baseline knows none.
         """
@@ -114,7 +113,7 @@ class StaticBatching:
         return failed
 
     def undo(self, batch: Batch) -> bool:
-        """Rows of a padded batch share each pass, and fail together."""
+        """Rows of a padded batch share each pass, and fail with it."""
         return False
 
     def finish(self, request: Request, reason: FinishReason) -> None:

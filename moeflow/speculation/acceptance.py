@@ -51,7 +51,7 @@ class Acceptance:
         self._requests.setdefault(request_id, _Count(0.0, 0.0)).note(float(is_right), expected, REQUEST_MEMORY)
 
     def forget(self, request_id: str) -> None:
-        """Drop what is known of a request."""
+        """Drop the counts of a request."""
         self._requests.pop(request_id, None)
 
     def _base(self, speculator: str, grade: int) -> float:

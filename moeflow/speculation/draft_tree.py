@@ -20,7 +20,7 @@ class DraftNode:
     origins: list[Origin] = field(default_factory=list)
     children: dict[int, DraftNode] = field(default_factory=dict)
     chance: float = 0.0  # that it is right, and all before it
-    experts: Experts = frozenset()  # that it will need; empty: nobody knows
+    experts: Experts = frozenset()  # that it will need; empty: unknown
 
     def all(self) -> Iterator[DraftNode]:
         """Yield this token and its descendants."""
@@ -32,8 +32,8 @@ class DraftNode:
 def merge(drafts: Iterable[tuple[str, Draft]], max_depth: int, chance: Callable[[str, int], float]) -> DraftNode:
     """Return a root, the request's last token, whose descendants are the drafted tokens, common beginnings once.
 
-    `chance` says how likely a speculator's token of a grade is to be right if those before it are; of several that
-    draft the same, the surest counts.
+    `chance` is the probability that a speculator's token of a grade is accepted if its ancestors are. If several draft
+    the same token, the surest counts.
     """
     root = DraftNode(-1, None, chance=1.0)
     for name, draft in drafts:
@@ -56,7 +56,7 @@ def merge(drafts: Iterable[tuple[str, Draft]], max_depth: int, chance: Callable[
 def tree_of(chosen: list[DraftNode]) -> tuple[TokenTree, list[DraftNode]]:
     """Return chosen tokens, each after its parent, as a tree, and the token of each of its nodes.
 
-    Of a parent's children those chosen first come first: what is likeliest lies in a row.
+    A parent's children are in the order of choice, so the likeliest path is contiguous.
     """
     below: dict[DraftNode | None, list[DraftNode]] = {}
     for token in chosen:

@@ -1,4 +1,5 @@
-"""Which experts a pass will need with some drafted tokens, as far as those who draft know, and what more take."""
+"""The experts that a pass needs with some drafted tokens, as far as speculators predict them, and the cost of more
+tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Added:
 
 
 class UsualNeeds:
-    """What a drafted token adds in the mean: for those whose experts nobody knows."""
+    """The mean cost of a drafted token, for tokens without predicted experts."""
 
     def __init__(self) -> None:
         self.mean = Added(0.0, 0.0)
@@ -38,7 +39,7 @@ class UsualNeeds:
 
 
 class ExpertNeeds:
-    """The experts of a pass that is being put together."""
+    """The experts of a pass that is being planned."""
 
     def __init__(self, experts: Iterable[Experts], absent: Experts, usual: UsualNeeds) -> None:
         """Take those of the requests' last tokens, and which of all experts are not in memory."""

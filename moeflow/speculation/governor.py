@@ -1,11 +1,11 @@
-"""How many drafted tokens are worth computing, and which: those that make tokens come fastest, down to none.
+"""Chooses the drafted tokens that maximize tokens per second, down to none.
 
 With each further drafted token a pass takes longer (`pass_times.py`) and brings, in the mean, as many tokens more as
 the chance of that token. The likeliest tokens of all requests are added one after another; the number with the most
 tokens a second is taken. So trees are cut where a branch's experts cost more than its chance brings, at any number of
 requests.
-Where those who draft say which experts each token will need, a token costs what these cost: nothing if the pass needs
-them anyway, most if they have to be read from disk. `base + each * experts + read * absent` is fitted to passes.
+If speculators predict the experts of each token, a token costs as much as these: nothing if the pass needs them anyway,
+most if they must be read from disk. `base + each * experts + read * absent` is fitted to passes.
 Where nothing pays, a token is tried once passes without drafts have saved its time: its chances may have improved.
 (Cascade, 2506.20675, has a utility of this kind for chains of one length; 2605.00342 for trees.)
 """
@@ -40,13 +40,13 @@ class Governor:
         self.times = PassTimes()
         self.expert_times = RunningFit([0.0] * 3, _MEMORY)  # a pass, its experts, the absent ones of these
         self._usual = UsualNeeds()
-        self._needs: ExpertNeeds | None = None  # of the pass that is put together, if they are known
+        self._needs: ExpertNeeds | None = None  # of the pass being planned, if known
         self.is_tried = False  # whether a trial needs a draft in the next pass
         self._saved = 0.0  # share of a pass, since the last with drafts
         self._in_vain = 1
 
     def begin(self) -> None:
-        """Begin with the next pass: what was known of the last one's experts does not hold."""
+        """Begin with the next pass, without the last one's predicted experts."""
         self._needs = None
 
     def choose(
@@ -56,9 +56,9 @@ class Governor:
         max_tokens: int,
         absent_of: Callable[[Experts], Experts] | None = None,
     ) -> list[Choice]:
-        """Return tokens to be computed beside the `num_rows` of a pass that decodes, up to `max_tokens`: best first.
+        """Return tokens to add to the `num_rows` of a decode pass, up to `max_tokens`: best first.
 
-        `absent_of` says which of some experts are not in memory.
+        `absent_of` returns the experts that are not in memory.
         """
         if absent_of is not None and len(roots) == num_rows and all(root.experts for root in roots.values()):
             return self._choose_by_experts(roots, max_tokens, absent_of)

@@ -1,6 +1,6 @@
 """What speculators are called where people read it: in statistics, metrics and pictures.
 
-Settings name a model by its path, which is long, and nobody's business outside.
+Settings name a model by its path, which is long, and hidden from clients.
 """
 
 from __future__ import annotations

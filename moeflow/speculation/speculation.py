@@ -24,12 +24,12 @@ from moeflow.speculation.usefulness import ComputedDraft, Usefulness
 logger = logging.getLogger(__name__)
 
 _FEW: Final = 0.5  # weight of the newest of passes that are few, so that they follow what experts are in memory
-MOST_IN_A_ROW: Final = 32  # passes with drafts; one without follows, so that what they are compared with stays true
+MOST_IN_A_ROW: Final = 32  # passes with drafts; one without follows, so that the comparison stays current
 
 
 @dataclass(slots=True)
 class Speculation:
-    """Has speculators draft, takes what is worth computing, and counts what was right."""
+    """Runs speculators, chooses the tokens worth computing, and counts accepted ones."""
 
     speculators: Sequence[Speculator]
     clock: Callable[[], float] = time.perf_counter
@@ -42,7 +42,7 @@ class Speculation:
     _draft_s: dict[str, float] = field(default_factory=dict)  # of who drafted for it
     _had_drafts: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
-    _undrafted: PassTimes = field(default_factory=lambda: PassTimes(weight=_FEW))  # passes before which nobody drafted
+    _undrafted: PassTimes = field(default_factory=lambda: PassTimes(weight=_FEW))  # passes without drafting before them
     _num_in_a_row: int = 0  # passes with drafts
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class Speculation:
             speculator.forget(request)
 
     def _charge(self, seconds: float) -> None:
-        """Add the time of merging and choosing to that of those who had drafts."""
+        """Add the time of merging and choosing to that of speculators with drafts."""
         for name in self._had_drafts:
             self._draft_s[name] += seconds / len(self._had_drafts)
 
@@ -141,8 +141,8 @@ class Speculation:
     def _note_use(self, drafts: Sequence[ComputedDraft], num_requests: int, seconds: float) -> None:
         """Count what drafts brought and took, in a pass of decodes.
 
-        Where experts come from disk, who drafts may also save time, as reads begin earlier: there the pass itself
-        counts, against those before which nobody drafted.
+        With experts on disk, drafting may also save time, because reads begin earlier. Then the pass itself is compared
+        with passes without drafting.
         """
         times, draft_s = self.governor.times, self._draft_s
         if self.absent_of is not None:

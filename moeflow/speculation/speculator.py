@@ -38,4 +38,4 @@ class Speculator(Protocol):
         """Return what share of its tokens of a grade will be right, as far as it can tell before any was judged."""
 
     def forget(self, request: Request) -> None:
-        """Let go of what is kept of a request that has ended; it may be one that was never seen."""
+        """Drop the state of a finished request; it may be an unknown one."""

@@ -1,9 +1,9 @@
-"""Drafts from what has been said: what followed the last few tokens when they were there before.
+"""Drafts from earlier text: the tokens that followed the last few tokens before.
 
 Earlier in the request itself, prompt and output, or in other requests' outputs. Needs no weights and next to no time,
 and is right where text repeats: code, quotations, summaries, lists, the same question again. (Prompt lookup; Suffix
-decoding, as in Arctic Inference, over an index of short runs of tokens instead of a suffix tree: the longest match is
-looked for among the most recent places only.)
+decoding, as in Arctic Inference, over an index of short runs of tokens instead of a suffix tree. The longest match is
+searched among the most recent places only.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SuffixSpeculator:
         return 0.5
 
     def forget(self, request: Request) -> None:
-        """Keep what was said for others, as long as there is room."""
+        """Keep a text for other requests, within the limit."""
         self._texts.pop(request, None)
         output = list(request.output_token_ids)
         if len(output) <= RUN or len(output) > MAX_SHARED_TOKENS // 4:
@@ -80,7 +80,7 @@ class SuffixSpeculator:
 
 
 class _Text:
-    """Some tokens, of which a first part is in an index."""
+    """Some tokens; a first part is in an index."""
 
     def __init__(self, token_ids: list[int]) -> None:
         self.token_ids = token_ids

@@ -1,4 +1,4 @@
-"""`moeflow bench batch`: jobs of many requests, with the paper's lengths: padded and not, alone and beside others."""
+"""`moeflow bench batch`: jobs of many requests, with the paper's lengths: padded and not, alone and next to others."""
 
 from __future__ import annotations
 

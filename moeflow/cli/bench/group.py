@@ -1,4 +1,4 @@
-"""`moeflow bench`: measures, and writes down what it measured. One file a measurement: `engine.py`, ..."""
+"""`moeflow bench`: measures, and keeps the records. One file a measurement: `engine.py`, ..."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def repeated_command() -> list[str]:
-    """Return the command line that is running, as a user would type it."""
+    """Return the running command line as typed."""
     return ["moeflow", *sys.argv[1:]]
 
 
@@ -78,7 +78,7 @@ class Recorder:
         )
 
     def add(self, fields: dict[str, Any], *, seed: int, threads: int | None) -> None:
-        """Keep what was measured. `seed` and `threads` as in `make_record`; the former may be among the fields."""
+        """Keep the records. `seed` and `threads` as in `make_record`; the former may be among the fields."""
         measured = {name: value for name, value in fields.items() if name != "seed"}
         record = make_record(self.kind, self.command, seed=seed, threads=threads, **measured)
         self.records.append(record)
@@ -92,7 +92,7 @@ class Recorder:
 
 
 def show(table: Table) -> None:
-    """Print a table and its notes, as wide as the terminal; what has more columns goes on below, row for row.
+    """Print a table and its notes, as wide as the terminal; further columns follow below, row for row.
 
     A file gets all columns beside each other, and words in lines of `PAGE_WIDTH`.
     """

@@ -57,7 +57,7 @@ class ChatBackend(Protocol):
         ...
 
     def model_names(self) -> list[str]:
-        """Return the names of all models that can answer. Raises: EngineError if nobody is there any more."""
+        """Return the names of all models that can answer. Raises: EngineError if the engine is gone."""
         ...
 
     def use(self, name: str) -> None:
@@ -67,14 +67,14 @@ class ChatBackend(Protocol):
     def count_tokens(self, said: str | Messages) -> int:
         """Return how many tokens a text has, or a conversation with the chat template around it.
 
-        Raises: RequestError if they cannot be counted, EngineError if nobody is there any more.
+        Raises: RequestError if they cannot be counted, EngineError if the engine is gone.
         """
         ...
 
     def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
         """Yield the answer as it comes; closing the iterator stops it.
 
-        Raises: RequestError if the conversation is refused, EngineError if nobody is there any more.
+        Raises: RequestError if the conversation is refused, EngineError if the engine is gone.
         """
         ...
 

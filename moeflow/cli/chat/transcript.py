@@ -1,7 +1,7 @@
 """Conversations in files: the Markdown and the JSON that the server's page exports and imports.
 
-A system prompt is kept, too; the page reads past it. So is the name of the model that the conversation goes on with, in
-Markdown as a comment before the messages. Of the page's versions of messages the chosen ones are read.
+A system prompt is kept, too; the page reads past it. So is the name of the conversation's model, in Markdown as a
+comment before the messages. Of the page's versions of messages the chosen ones are read.
 """
 
 from __future__ import annotations

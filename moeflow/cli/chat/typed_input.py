@@ -1,7 +1,7 @@
 """Input at the prompt: texts of one or several lines, and the history of earlier texts.
 
-A line goes on behind a backslash at its end; three quotation marks open a text of many lines, and three more close it;
-what is pasted is one text.
+A backslash at the end continues a line. Three quotation marks open and close a text of many lines. A pasted text stays
+one text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this machine has, as findings: each says what was found, whether that is enough, and what to do if not.
+"""This machine's resources as findings: each has the result, a verdict, and a remedy.
 
 Measures with the same eyes as the engine does, so that both speak of the same memory. Knows nothing of models.
 """
@@ -171,7 +171,7 @@ def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia
         device, there, back = lazy.measure_device(
             lazy.torch.device(machine.accelerator), machine.accelerator_free_bytes
         )
-    except RuntimeError as error:  # torch's, such as that there is no room
+    except RuntimeError as error:  # torch's, such as a lack of memory
         remedy = "Free some of its memory: other programs may use it"
         return [Finding("accelerator", Verdict.WARN, f"{free} free, but it cannot be measured: {error}", remedy)]
     assert device.processor is not None

@@ -22,7 +22,7 @@ from moeflow.cli.doctor.model_check import examine_builtin_model, examine_named_
 from moeflow.cli.help import Command
 from moeflow.cli.options import served_engine_options
 
-INDENT = 23  # of what stands beside verdict and topic
+INDENT = 23  # of the text next to verdict and topic
 MIN_WIDTH = 40
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.MISSING: "red"}
 
@@ -52,7 +52,7 @@ damaged part, are named."""
 def doctor(overrides: dict[str, Any], verifies: bool, as_json: bool) -> int:
     """Check this machine: list its resources, problems and remedies.
 
-    With MODEL, a Hugging Face folder or a .gguf file, say also whether it fits and what it will use.
+    With MODEL, a Hugging Face folder or a .gguf file, check also whether it fits, and its memory.
     """
     findings = examine(overrides["cache_dir"], overrides["cpu_isa"])
     findings += kept_prompts(overrides["prompt_cache"] or lazy.default_prompt_folder(overrides["cache_dir"]))

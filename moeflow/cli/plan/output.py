@@ -32,7 +32,7 @@ _POLICY_COLUMNS = ("policy", "", "why")
 
 
 def plan_tables(plan: Plan) -> list[Table]:
-    """Return what was decided, what to expect, and what would help."""
+    """Return the decisions, the forecast, and possible improvements."""
     tables = [policy_table(plan)]
     if plan.forecast is not None:
         tables.append(prediction_table(plan, plan.forecast))
@@ -53,7 +53,7 @@ def _why(plan: Plan, name: str) -> str:
 
 
 def policy_table(plan: Plan) -> Table:
-    """Return what was decided, and why: only what this machine has."""
+    """Return the decisions and their reasons, for this machine's resources only."""
     config, limits = plan.config, plan.config.scheduler
     rows = [("sequences at once (N)", f"{limits.max_num_seqs}", _why(plan, "max_num_seqs") or WHY_SO_MANY[plan.goal])]
     if config.offload is not None and plan.forecast is not None:
@@ -199,7 +199,7 @@ def helps_table(goal: str, helps: tuple[Sensitivity, ...]) -> Table:
 
 
 def check_table(rows: Sequence[CheckRow]) -> Table:
-    """Return what was predicted beside what was measured."""
+    """Return predicted figures next to measured ones."""
     is_informed = any(row.informed is not None for row in rows)
     cells = []
     for row in rows:

@@ -150,7 +150,7 @@ def plan(
     batch_size: int | None,
     **overrides: Any,
 ) -> None:
-    """Decide how to run a model here or on another machine, and say what to expect.
+    """Plan how to run a model on this or another machine, and predict its speed.
 
     MODEL is a Hugging Face folder, a .gguf file, a model's name on the hub, a bare config.json, or one of the shapes
     that are shipped (mixtral-8x7b, qwen3-30b-a3b, gpt-oss-20b, olmoe-1b-7b, mixtral-8x22b, dbrx); without it, the
@@ -198,7 +198,7 @@ def plan(
 
 
 def _check(*, validate: bool, recalibrate: bool, machine: str | None, has_replicas: bool) -> None:
-    """Raises: ConfigError for options that do not go together."""
+    """Raises: ConfigError for conflicting options."""
     if validate and machine is not None:
         raise ConfigError("--validate runs the model on this machine; leave --machine away")
     if validate and has_replicas:
@@ -231,7 +231,7 @@ def under_its_name(plan: Plan, named: str) -> Plan:
 
 
 def has_to_learn(planned: Planned) -> bool:
-    """Return whether speeds depend on routers of which nothing is known yet."""
+    """Return whether speeds depend on routing that is not known yet."""
     return forecast_of(planned.plan).policy.experts_on_disk > 0 and not planned.model.routing.decode
 
 

@@ -24,13 +24,13 @@ Shipped models: {", ".join(shipped_models())}."""
 
 
 def described_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for which model, in which format, on how many devices of which machine."""
+    """Add the options for the model, its format, the machine and its number of devices."""
     devices = click.option("--devices", type=click.IntRange(1), default=1, help="That hold a part of every layer each.")
     return shape_options(devices(command))
 
 
 def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for which model, in which format, on which machine."""
+    """Add the options for the model, its format and the machine."""
     options = [
         click.option("--machine", required=True, help="A shipped machine, or a JSON file that describes one."),
         click.option("--model", required=True, help="A shipped shape, a config.json, a model's folder or a GGUF file."),

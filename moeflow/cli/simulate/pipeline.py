@@ -97,7 +97,7 @@ def pipeline(
 ) -> None:
     """Predict a batch job's speed, what idles, and what memory it takes, by each pipeline that streams weights.
 
-    All sequences have one length and begin together; prompts are computed on the device, then steps are decoded.
+    All sequences have one length and begin at once. Prompts are computed on the device, then steps are decoded.
     """
     names = tuple(dict.fromkeys(names))
     if (trace or graph) and len(names) > 1:
@@ -221,7 +221,7 @@ def to_json(run: PipelineRun) -> dict[str, Any]:
 def write_pictures(
     runs: Mapping[str, PipelineRun], trace: Path | None, graph: Path | None, picture: Path | None
 ) -> None:
-    """Write what was asked for: the step in the middle of the job."""
+    """Write the requested outputs, for the step in the middle of the job."""
     run = next(iter(runs.values()))
     num_layers = run.costs.shape.num_layers
     if trace is not None:

@@ -2,8 +2,8 @@
 
 Compress, two layers of LSTM, self-attention with SparseMax weights, a residual connection, and a head a layer (SiDA,
 2310.18859, section 3.2). For encoders, whose inputs are known as a whole, attention sees all of it. For decoders all is
-causal, and attention sees a bounded number of tokens, so that a token more costs the same however long its text is:
-what came before is a state.
+causal, and attention sees a bounded number of tokens. So a further token costs the same for any length of its text: the
+past is a state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PredictorShape:
 
 @dataclass(frozen=True, slots=True)
 class PredictorState:
-    """What is kept of a text. Shapes: hidden and cell [2, D]; keys and values [fewer than `window`, D]."""
+    """The state of a text. Shapes: hidden and cell [2, D]; keys and values [fewer than `window`, D]."""
 
     hidden: Tensor
     cell: Tensor
@@ -56,7 +56,7 @@ class ExpertPredictor(nn.Module):
         self.heads = nn.Linear(size, shape.num_layers * shape.num_experts)
 
     def forward(self, embeddings: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return logits of whole texts; `lengths` [B] of those that are filled up at their end, None: all are full.
+        """Return logits of whole texts; `lengths` [B] of padded texts; None: all are full.
 
         Shapes: embeddings [B, T, H] -> [B, T, layers, E].
         """

@@ -1,7 +1,7 @@
 """The network as it is asked while a model serves: by the CPU extension, its matrices packed in bfloat16.
 
-Of a text all steps' products with inputs are computed at once. What is left of the LSTM are products of a state with
-half a megabyte (D = 256), one a layer and step, which stays in the processor's second cache: some microseconds each.
+Of a text all steps' products with inputs are computed at once. The rest of the LSTM is one product per layer and step,
+of a state with half a megabyte (D = 256). That stays in the second cache and takes a few microseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moeflow.models.expert_predictor.network import LSTM_LAYERS, ExpertPredictor
 
 
 def for_serving(predictor: ExpertPredictor) -> ExpertPredictor:
-    """Return a predictor in the form that is fastest here; nobody trains it any more."""
+    """Return a predictor in its fastest form, which cannot be trained any more."""
     return PackedPredictor(predictor) if extension.is_available() else predictor
 
 

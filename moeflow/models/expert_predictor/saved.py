@@ -34,7 +34,7 @@ def predictor_folder(model: Path) -> Path:
 
 
 def decoder_folder(folder: Path) -> Path:
-    """Return where what predicts the decoder's layers lies, beside what predicts the encoder's."""
+    """Return the path of the predictor of the decoder's layers, next to the encoder's."""
     return folder / "decoder"
 
 
@@ -57,7 +57,7 @@ def carried_folder(packed_file: Path) -> Path:
 def folders_of(model: Path, packed_file: Path | None = None) -> tuple[Path, Path]:
     """Return where the predictor of a model lies, of an encoder-decoder that of its encoder; and of its decoder.
 
-    That is beside the model, or else beside its packed weights.
+    That is next to the model, or else next to its packed weights.
     """
     places = [predictor_folder(model), *([] if packed_file is None else [carried_folder(packed_file)])]
     pairs = [(folder, decoder_folder(folder)) for folder in places]
@@ -84,7 +84,7 @@ def carry_predictor(target: Checkpoint, packed_file: Path) -> Path | None:
 
 
 def save_predictor(predictor: ExpertPredictor, target: Checkpoint, folder: Path, measured: dict[str, Any]) -> None:
-    """Write a predictor, and what was measured of it, for whoever reads the file.
+    """Write a predictor with its measurements.
 
     Raises: ConfigError if the folder cannot be written to.
     """

@@ -1,6 +1,6 @@
 """DBRX: layer norms without biases; queries, keys and values are clipped; sixteen experts, four for each token.
 
-Its checkpoints stack matrices; what is loaded has a name for each (`checkpoint/renamed/dbrx.py`).
+Its checkpoints stack matrices; loading gives each a name (`checkpoint/renamed/dbrx.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """fairseq's language models with experts in every other layer (2112.10684): like GPT-MoE, with sinusoidal positions.
 
-The two experts of a token weigh together 1. fairseq's second expert is drawn with noise while it trains; here it is the
+The weights of a token's two experts sum to 1. fairseq draws the second expert with noise in training; here it is the
 second best one. What a config calls capacity, beyond which tokens skip experts, is a means of training, not applied.
 """
 

@@ -1,4 +1,4 @@
-"""Gemma 4 that sees and hears, too: its text model alone."""
+"""Multimodal Gemma 4: its text model alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Gemma 4 for text: local layers, and global ones with wider heads, whose keys are their values, too.
 
-Experts are beside a network that all tokens go to. In models for phones the last layers attend to keys and values of
-earlier ones, and have wider networks for that; and tokens are embedded for each layer anew.
+Experts are beside a network that all tokens go to. In models for phones, the last layers attend to keys and values of
+earlier ones and have wider networks. Tokens are embedded separately for each layer.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _read_experts(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _attention_kinds(reader: ConfigReader) -> tuple[AttentionKind, ...]:
-    """Return each layer's; the last one is global, whatever is said of it."""
+    """Return each layer's kind; the last one is always global."""
     num_layers = read_num_layers(reader)
     are_local = list(read_sliding_layers(reader) or ((it + 1) % _INTERVAL > 0 for it in range(num_layers)))
     are_local[-1] = False
@@ -142,7 +142,7 @@ def _kv_layers(reader: ConfigReader, are_local: Sequence[bool]) -> list[int | No
 
 
 def _read_heads(reader: ConfigReader, layer_idx: int, *, is_local: bool) -> HeadSizes:
-    """Return a layer's heads: newer files of transformers say of each layer in which it differs, older of the kind."""
+    """Return a layer's heads: newer files of transformers list each layer's differences, older ones those of a kind."""
     stated: Any = reader.raw.get("per_layer_config")
     values_are_keys = reader.get(bool, "attention_k_eq_v", False) and not is_local
     own: Any = {}

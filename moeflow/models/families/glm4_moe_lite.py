@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: DeepSeek-V3's layers, of which the config lists those that are dense."""
+"""GLM-4.7-Flash: DeepSeek-V3's layers; the config lists the dense ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
 
 
 def _dense_layers(reader: ConfigReader) -> tuple[int, ...]:
-    """Return the layers without experts: those that are listed so, else the first."""
+    """Return the layers without experts: the listed ones, else the first."""
     kinds = reader.raw.get("mlp_layer_types")
     if kinds is None:
         return (0,)

@@ -1,7 +1,7 @@
 """Granite MoE, with and without a shared expert: embeddings, residuals, scores and logits have multipliers.
 
-What each layer adds is multiplied by m, the residual multiplier. With hidden states divided by m all along, layers add
-what they compute as it is: norms give the same if their epsilon is divided by m^2, and embeddings are divided by m.
+What each layer adds is multiplied by m, the residual multiplier. Hidden states are divided by m throughout, so layers
+add their results unscaled. Norms give the same with an epsilon divided by m^2; embeddings are divided by m.
 """
 
 from __future__ import annotations

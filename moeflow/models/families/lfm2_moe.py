@@ -1,4 +1,4 @@
-"""LFM2 with experts: LFM2's layers, of which all but the first have experts, chosen by sigmoids and a bias."""
+"""LFM2 with experts: LFM2's layers; all except the first have experts, chosen by sigmoids and a bias."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Phi-3.5-MoE: Mixtral with layer norms, biases everywhere but in experts, and a router of its own (SparseMixer).
 
-Rotary positions are stretched for long contexts (LongRoPE), for texts of any length in the same way: as for those
-beyond the length that the model was first made for, unless it takes no longer ones.
+Rotary positions are stretched for long contexts (LongRoPE), equally for texts of any length: with the factors of long
+texts, unless the model takes only short ones.
 """
 
 from __future__ import annotations

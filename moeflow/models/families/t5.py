@@ -117,7 +117,7 @@ def read_activation(reader: ConfigReader, key: str) -> HiddenAct:
 
 
 def read_start_token(reader: ConfigReader) -> int:
-    """Return what decoders begin with: as transformers has it, the token that fills up where nothing else is said."""
+    """Return the first token of decoders: like transformers, the padding token by default."""
     token_id = reader.get(int, "decoder_start_token_id", reader.get(int, "pad_token_id", 0))
     if not 0 <= token_id < reader.positive("vocab_size"):
         raise reader.error(f"'decoder_start_token_id' is {token_id}, no token of the vocabulary")

@@ -13,7 +13,7 @@ from moeflow.models.layers.weight_allocator import WeightAllocator
 
 
 class PositionTable:
-    """What is added for each position of a sequence."""
+    """The vector added for each position of a sequence."""
 
     def __init__(self, positions: AddedPositions, hidden_size: int, allocator: WeightAllocator) -> None:
         self._positions = positions

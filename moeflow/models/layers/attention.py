@@ -38,7 +38,7 @@ QKNorm = Literal["per_head", "all_heads", "per_rotated_head"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionNames:
-    """How a family's checkpoints name what is called in more than one way."""
+    """A family's checkpoint names where families differ."""
 
     out: str = "o_proj"
     q_norm: str = "q_norm"

@@ -1,4 +1,4 @@
-"""What a pass hands to every layer beside the hidden states. An argument, never a global."""
+"""The inputs of every layer in a pass, other than hidden states. An argument, never a global."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ForwardContext:
     kv: KVStorage
     states: StateSequences | None = None  # of recurrent layers; None: there are none
     num_encoder_tokens: Sequence[int] = ()  # of each sequence of an encoder-decoder: how many of its tokens are input
-    layer_inputs: Array | None = None  # [T, L, P], what each layer that is here gets besides; None: nothing
+    layer_inputs: Array | None = None  # [T, L, P], additional inputs of this rank's layers; None: nothing
     # Receives what each layer's experts or dense network got, [layers, T, H], and what came out of the last, [T, H].
     on_inputs: Callable[[Array, Array], None] | None = None
 

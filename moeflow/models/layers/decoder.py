@@ -54,7 +54,7 @@ class CausalLM:
         own = allocator.own_layers or range(config.num_layers)
         elsewhere = allocator.elsewhere()
         self.first_layer = own.start
-        ends = allocator if self._has_ends else elsewhere  # in the order in which memory has them
+        ends = allocator if self._has_ends else elsewhere  # in the order of memory
         self.embed_tokens = ends.matrix("embeddings", config.vocab_size, config.hidden_size)
         added = config.embeddings.added_positions
         self.embed_positions = None if added is None else PositionTable(added, config.hidden_size, ends)
@@ -111,7 +111,7 @@ class CausalLM:
 
     @without_gradients
     def run_layers(self, hidden: Array, context: ForwardContext) -> Array:
-        """Return what comes out of the last layer that is here; writes K and V of every token to `context.kv`.
+        """Return the output of this rank's last layer; writes K and V of every token to `context.kv`.
 
         Shapes: hidden [T, H], which is used up -> [T, H].
         """
@@ -165,17 +165,17 @@ class CausalLM:
 
     @property
     def tells_inputs(self) -> bool:
-        """Whether `ForwardContext.on_inputs` is told of a pass over a cache for kernels."""
+        """Whether a pass over a cache for kernels calls `ForwardContext.on_inputs`."""
         return self._packed is not None
 
     @property
     def shares_head(self) -> bool:
-        """Whether logits are computed by all ranks together."""
+        """Whether all ranks compute parts of the logits."""
         return self._vocab is not None
 
     @property
     def _has_ends(self) -> bool:
-        """Whether token embeddings, final norm and output projection are here: in the first stage."""
+        """Whether this rank has token embeddings, final norm and output projection: in the first stage."""
         return self.first_layer == 0
 
     def _make_head(self, allocator: WeightAllocator) -> Weight:

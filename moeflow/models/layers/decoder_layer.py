@@ -52,7 +52,7 @@ class DecoderLayer:
         names: LayerNames = LayerNames(),  # frozen
         layer_input: LayerInput | None = None,
     ) -> None:
-        """`layer_input` is what comes last, with the layer's scale."""
+        """`layer_input` is the last part, with the layer's scale."""
         self.mixer = mixer
         self.mlp = mlp
         self._layer_input = layer_input
@@ -113,7 +113,7 @@ class DecoderLayer:
         )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:
-        """Return queries, keys and values side by side, or what they are made of, or what another mixer takes.
+        """Return queries, keys and values in one row, or their latents, or another mixer's inputs.
 
         Shapes: hidden [T, H] -> [T, ..].
         """
@@ -159,7 +159,7 @@ class DecoderLayer:
         return self.add_normed(normed, mlp.weights.compute(mlp.expert_input(normed), topk_ids, topk_weights), hidden)
 
     def add_normed(self, normed: Tensor, chosen: Tensor, hidden: Tensor) -> Tensor:
-        """Finish a layer that normalises what it adds, with the result of the chosen experts. Shapes: [T, H] all."""
+        """Finish a layer that normalizes its sums, with the result of the chosen experts. Shapes: [T, H] all."""
         mlp = self.mlp
         assert isinstance(mlp, MoE)
         shared = None if mlp.shared is None else mlp.shared(mlp.network_input(normed), None)
@@ -176,7 +176,7 @@ class DecoderLayer:
         return isinstance(self.mlp, MoE)
 
     def route(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, RoutedTokens]:
-        """Return what experts are to be added to, [T, H], and what they compute with. Shapes: as `post_attention`.
+        """Return the residual of experts, [T, H], and their inputs. Shapes: as `post_attention`.
 
         The shared expert's result is added already, unless that is normalised before.
         """
@@ -188,7 +188,8 @@ class DecoderLayer:
         return hidden if self.has_post_norms else mlp.with_shared(normed, hidden), routed
 
     def add_divided(self, sums: Callable[[Tensor | None], Tensor], hidden: Tensor) -> Tensor:
-        """Finish a layer after `route`; `sums` adds up the chosen experts' results, over what it is given, if anything.
+        """Finish a layer after `route`; `sums` adds up the chosen experts' results, onto a given tensor if there is
+        one.
 
         Shapes: hidden [T, H] -> [T, H].
         """

@@ -1,4 +1,4 @@
-"""A layer's experts where two processors share them: who has the first ones adds up theirs, the other adds the rest.
+"""A layer's experts shared by two processors: the owner of the first ones sums theirs, the other adds the rest.
 
 A token's experts are added up in ascending order, so of those below the border only the sum is needed. Packed, the
 results are those of one processor to the bit, wherever the border is.
@@ -38,7 +38,7 @@ def experts_below(border: int, experts: MovableExperts, routed: RoutedTokens) ->
 def experts_from(
     border: int, experts: MovableExperts, routed: RoutedTokens, below: tuple[Tensor, Tensor], residual: Tensor | None
 ) -> Tensor:
-    """Return the weighted sum over each token's experts, of which those below the border were computed before.
+    """Return the weighted sum over each token's experts; experts below the border were computed before.
 
     It is added to the residual, if there is one.
     Shapes: residual [T, H], below: the tokens that chose any of those [n] int64, and the sums for them [n, H] float32

@@ -1,8 +1,8 @@
-"""An encoder-decoder: an encoder that sees all of an input, and a decoder that also attends to what it made of it.
+"""An encoder-decoder: an encoder that sees all of an input, and a decoder that also attends to the encoded input.
 
 A request is one sequence: its input, filled up to whole KV blocks, and then what the decoder begins with and continues.
-The blocks of the input hold, in each decoder layer, the keys and values that this layer makes of the encoded input:
-they are computed once, in the pass that encodes it, and read by every later one. The decoder's own positions begin
+In each decoder layer, the blocks of the input hold its keys and values of the encoded input. The encoding pass computes
+them once; every later pass reads them. The decoder's own positions begin
 behind them, from 0 on. (Attention as in T5, 1910.10683: relative positions, scores that are not scaled, no biases.)
 """
 
@@ -342,7 +342,7 @@ class _Stack:
 
 
 class _EncoderStack(_Stack):
-    """Inputs, each of which is seen whole by all its tokens."""
+    """Inputs that are visible as a whole to all their tokens."""
 
     def __init__(
         self, config: ModelConfig, allocator: WeightAllocator, num_layers: int, make_network: MakeNetwork
@@ -370,7 +370,7 @@ class _EncoderStack(_Stack):
         return self.norm(hidden)
 
     def _limit(self, lengths: list[int]) -> Limit | None:
-        """Return what has experts skip tokens of inputs beyond their capacity, if they have one."""
+        """Return the limit that lets experts skip tokens beyond their capacity, if they have one."""
         capacity = self._expert_capacity
         if not capacity or max(lengths) <= capacity:
             return None

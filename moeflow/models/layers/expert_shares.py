@@ -1,8 +1,8 @@
 """The experts of all layers where replicas compute some of them for each other, without any barrier.
 
-A pass sends the rows of its tokens to who has their experts, computes its own meanwhile, and adds up a token's pairs in
-ascending order of expert, as the kernels do in one process: the bits are the same. All replicas map the same file of
-packed weights, so that each can compute any expert; it does so only with those of replicas that do not answer.
+A pass sends the rows of its tokens to the owners of their experts, and computes its own meanwhile. It adds a token's
+pairs in ascending order of expert, as kernels in one process: the bits are the same. All replicas map the same file of
+packed weights, so each can compute any expert. It computes others only if their replica does not answer.
 
 Source: the asynchronous runtime of ExpertFlow (3.2, 3.3).
 """
@@ -38,7 +38,7 @@ class ExpertShares:
     """Which replica computes which experts, and this one's part of them: the `ExpertOwner` of its service."""
 
     def __init__(self, placement: ExpertPlacement, replica: int) -> None:
-        """Take a placement in which an expert has one home."""
+        """Take a placement with one home for each expert."""
         self.placement, self.replica = placement, replica
         self.num_layers, self.num_experts = len(placement.homes), len(placement.homes[0])
         self.hidden = 0  # once a layer has been added
@@ -48,7 +48,7 @@ class ExpertShares:
         self._layers: list[PeerExperts] = []
 
     def add_layer(self, experts: PackedExperts) -> PeerExperts:
-        """Return the next layer's experts, all of which can be read."""
+        """Return the next layer's experts; all can be read."""
         self.hidden = experts.hidden
         layer = PeerExperts(experts, len(self._layers), self)
         self._layers.append(layer)
@@ -78,8 +78,8 @@ class PeerExperts(ExpertWeights):
         self.own_slots = _slots(self._is_of[shares.replica])
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
-        """See `ExpertWeights`. Blocks: until other replicas have answered, or are given up; who has
-        the baton lets others compute meanwhile.
+        """See `ExpertWeights`. Blocks until other replicas have answered or are given up; the compute lock is released
+        meanwhile.
         """
         if not self._shares.has_peers:
             self._count_taken_over(topk_ids, ~self._is_of[self._shares.replica])

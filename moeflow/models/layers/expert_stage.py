@@ -1,4 +1,4 @@
-"""What follows attention as one call, made from the layers that it takes together."""
+"""The part after attention as one call over several layers."""
 
 from __future__ import annotations
 

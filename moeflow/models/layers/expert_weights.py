@@ -1,7 +1,7 @@
 """What a layer asks of its experts, wherever their weights are, and the kinds of weights that are torch tensors.
 
-Two more kinds are written elsewhere: `PackedExperts` in the order in which the CPU kernels read them, and
-`CachedExperts`, of which only some are in memory.
+Two more kinds are written elsewhere: `PackedExperts` in the CPU kernels' order, and `CachedExperts`, with only some in
+memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Destination: TypeAlias = "Array | PackedRows | PackedUpProjection"
 
 
 class ExpertWeights(Protocol):
-    """The experts of a layer. A new kind has `compute`, and of the others what it can do."""
+    """The experts of a layer. A new kind has `compute`, and the other methods as far as it supports them."""
 
     def compute(self, hidden: Array, topk_ids: Array, topk_weights: Array, residual: Array | None = None) -> Array:
         """Return the weighted sum of each token's experts plus the residual.

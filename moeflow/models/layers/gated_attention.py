@@ -1,4 +1,4 @@
-"""Attention whose result is gated: with each query come as many numbers that say how much of it is let through."""
+"""Attention with a gated result: each query has as many gate values."""
 
 from __future__ import annotations
 

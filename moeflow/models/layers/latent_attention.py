@@ -1,6 +1,6 @@
 """Attention over latents: projections down to them and up to queries on either side of the paged attention kernel.
 
-The norms of what is projected down are between projections, so queries may take two of these.
+Norms of down-projections are between projections, so queries may take two of these.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class LatentAttention:
         return None if self.latents is None else PackedAttention(self.heads, self.scores, self.rotary, self.latents)
 
     def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
-        """Store what is kept of each token in the cache, and attend.
+        """Store the latent and rotary key of each token in the cache, and attend.
 
         Shapes: projected [T, rows of `qkv_proj`] -> [T, H * V].
         """

@@ -23,8 +23,8 @@ class Linear:
     """`x @ weight.T + bias`.
 
     `parts` gives the output features of each part under its checkpoint name: {"q_proj": 576, "k_proj": 192, ...}.
-    One product instead of several reads the input once and keeps the cores busy on narrow parts. `own` gives the output
-    features of each part that this rank has, where it has some only: then these are what comes out.
+    One product instead of several reads the input once and keeps the cores busy on narrow parts. `own` are this rank's
+    output features of each part, if it has only some: then the output has only these.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Linear:
 
     @property
     def bias(self) -> Array | None:
-        """What is added to the output features that this rank has."""
+        """The bias of this rank's output features."""
         rows = None if self._bias is None else self._own_rows()
         if self._bias is None or rows is None:
             return self._bias

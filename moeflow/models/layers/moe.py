@@ -1,7 +1,7 @@
 """The Mixture-of-Experts feed-forward block: a router and its experts.
 
-How a router's scores become a choice is the family's business (a function from the model file), and so are the
-checkpoint names; the experts are one shared layer.
+The family defines how a router's scores become a choice (a function in the model file), and the checkpoint names. The
+experts are one shared layer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def expert_kind(config: ModelConfig) -> ExpertKind:
 
 
 class MoE:
-    """Routes each token to `top_k` experts and adds up what they return."""
+    """Routes each token to `top_k` experts and adds up their results."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class Norm:
         has_bias: bool = False,
         has_weight: bool = True,
     ) -> None:
-        """Without weights what is normalised stays so, and checkpoints have nothing of it."""
+        """Without weights the normalized values are not scaled, and checkpoints have no tensor."""
         self.weight = allocator.empty(size) if has_weight else allocator.ones(size)
         self._has_weight = has_weight
         self.bias = allocator.empty(size) if has_bias else None

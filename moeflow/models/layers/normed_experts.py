@@ -1,7 +1,7 @@
 """Experts beside a network that all tokens go to, where each has norms of its own, before and behind it.
 
 Hidden states are normalised once, without weights: the network, the experts and the router then multiply them by
-weights of their own. So whoever asks a router ahead gives it what any other layer's router gets.
+weights of their own. So a router run ahead gets the same input as any other layer's router.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """All layers of a model by the CPU extension in as few calls as possible: one, if all experts it needs are in memory.
 
-Where experts come from disk, the extension looks into the cache's table of slots after each router, and has those come
-that are missing, into slots that it is lent for the pass. A layer for which that is not enough is finished here: its
-experts are loaded and computed with as for any other model. What was done without asking the cache is told to it
-afterwards.
+With experts on disk, the extension checks the cache's table of slots after each router, and fetches missing experts
+into slots lent for the pass. A layer for which that is not enough is finished here: its
+experts are loaded and computed with as for any other model. Afterwards the cache is updated with these fetches.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class PackedLayers:
     """The layers of one model; its experts are in memory, or in slots."""
 
     def __init__(self, decoder: PackedDecoder, cached: _CachedLayers | None, on_route: OnRoute | None) -> None:
-        """`on_route` is told of each router's choice, in order, once a pass is through; of small passes with inputs."""
+        """`on_route` receives each router's choice, in order, after a pass; for small passes with inputs."""
         self._decoder = decoder
         self._cached = cached
         self._on_route = on_route
@@ -43,8 +42,8 @@ class PackedLayers:
         out_norm: NormWeights | None,
         allocator: WeightAllocator,
     ) -> PackedLayers | None:
-        """Return a model's layers, its kinds of rotary positions, and the norm that follows the last layer, if it is
-        here; None if a layer has to be run by itself.
+        """Return this rank's layers, its kinds of rotary positions, and the norm after the last layer if it has that;
+        None if a layer has to be run by itself.
         """
         packed = [layer.packed() for layer in layers]
         if None in packed:
@@ -56,7 +55,7 @@ class PackedLayers:
         return cls(decoder, _CachedLayers(decoder, routed), allocator.on_route)
 
     def first(self, num_layers: int) -> PackedLayers:
-        """Return the first layers alone, over the same experts; nobody is told of what their routers choose."""
+        """Return the first layers alone, over the same experts; their routers' choices are not reported."""
         whole = self._decoder
         decoder = PackedDecoder(whole.layers[:num_layers], whole.rotary, whole.out_norm)
         return PackedLayers(decoder, None if self._cached is None else self._cached.first(decoder), None)
@@ -96,13 +95,13 @@ class _CachedLayers:
     """Runs passes some of whose experts may have to be loaded first."""
 
     def __init__(self, decoder: PackedDecoder, routed: Sequence[DecoderLayer]) -> None:
-        """Take the layers, and those that have routers."""
+        """Take the layers, and the layers with routers."""
         self._decoder = decoder
         self._routed = routed
         self._pool = cast("CachedExperts", cast(MoE, routed[0].mlp).weights).pool
 
     def first(self, decoder: PackedDecoder) -> _CachedLayers | None:
-        """Return the first layers, as many as a decoder has; None if none of them has a router."""
+        """Return the first layers of the decoder; None if none of them has a router."""
         routed = self._routed[: len(decoder.routed)]
         return _CachedLayers(decoder, routed) if routed else None
 

@@ -25,7 +25,7 @@ class RelativeBias:
         self._by_distance: Tensor | None = None  # made of the weight once that is filled
 
     def by_distance(self) -> Tensor:
-        """Return what is added, by the key's position minus the query's, from -max_distance to max_distance.
+        """Return the bias by the key's position minus the query's, from -max_distance to max_distance.
 
         Shapes: -> [heads, 2 * max_distance + 1] float32.
         """

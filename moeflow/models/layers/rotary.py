@@ -62,7 +62,7 @@ def _frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:
     if rope.kind == "proportional":
         frequencies[rope.turning_dim // 2 :] = 0.0
         return (frequencies / np.float32(rope.factor)).astype(np.float32)
-    assert rope.kind == "default", rope.kind  # whoever read the config refused the others
+    assert rope.kind == "default", rope.kind  # the reader of the config refused the others
     return frequencies
 
 

@@ -1,7 +1,7 @@
-"""The shared expert: a network that every token goes through, beside those of its experts that a router chooses.
+"""The shared expert: a network for every token, in addition to the experts chosen by a router.
 
-It comes before the chosen ones in the sum that a layer adds to the hidden states. So it is a part of what experts are
-added to, wherever these are, and is computed while those that come from disk are on their way. It is always in memory.
+It comes before the chosen ones in the sum that a layer adds to the hidden states. So it is part of the sum that experts
+are added to, wherever they are. It is computed while experts are read from disk. It is always in memory.
 """
 
 from __future__ import annotations
@@ -75,5 +75,5 @@ class SharedNetwork:
         return self.network.matrix_names(prefix)
 
     def gate_names(self, prefix: str) -> list[str]:
-        """Return the checkpoint names of what is kept as routers are."""
+        """Return the checkpoint names of tensors kept in the routers' dtype."""
         return [f"{prefix}.{self._names.gate}.weight"] if self.gate is not None else []

@@ -23,15 +23,15 @@ class TokenMixer(Protocol):
 
     @property
     def in_proj(self) -> Linear:
-        """From hidden states to what is mixed: [T, H] -> [T, P]."""
+        """From hidden states to the mixer's inputs: [T, H] -> [T, P]."""
 
     @property
     def out_proj(self) -> Linear:
-        """From what is mixed to what the residual stream gets: [T, M] -> [T, H]."""
+        """From the mixer's result to the residual stream: [T, M] -> [T, H]."""
 
     @property
     def order(self) -> Sequence[range]:
-        """Where in what is projected lies what is mixed; empty: it is that."""
+        """Places of the mixer's inputs in the projection; empty: all of it."""
 
     def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Have tokens see those before them, and keep what later ones need; `projected` is used up.
@@ -47,5 +47,5 @@ class TokenMixer(Protocol):
 
 
 def in_order(projected: Tensor, order: Sequence[range]) -> Tensor:
-    """Return what is mixed of what is projected. Shapes: [T, P] -> [T, P]."""
+    """Return the mixer's result for the projected inputs. Shapes: [T, P] -> [T, P]."""
     return torch.cat([projected.narrow(1, part.start, len(part)) for part in order], dim=1) if order else projected

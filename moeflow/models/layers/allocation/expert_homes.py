@@ -97,7 +97,7 @@ class InCache:
 
 @dataclass(frozen=True, slots=True)
 class SharedByReplicas:
-    """All experts in a file that replicas map, each of which computes some."""
+    """All experts in a file that replicas map; each replica computes some."""
 
     shares: ExpertShares
 
@@ -134,7 +134,7 @@ class SlicedOnRanks:
     def place(self, experts: PackedSpec) -> sliced_experts.SlicedExperts:
         """See `ExpertHome.place`."""
         group, shape = self.group, experts.shape
-        is_whole = experts.memory.is_filled  # with whole experts, of which a rank touches its slices
+        is_whole = experts.memory.is_filled  # with whole experts; a rank uses its slices
         units, outputs = (band_blocks(count, group.size) for count in (shape.intermediate_size, shape.hidden_size))
         own_shape = expert_slices.SliceShape(
             hidden=shape.hidden_size,

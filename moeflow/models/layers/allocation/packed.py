@@ -1,4 +1,4 @@
-"""Weights packed in the order in which the CPU kernels read them."""
+"""Weights packed in the CPU kernels' order."""
 
 from __future__ import annotations
 

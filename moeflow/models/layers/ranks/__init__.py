@@ -1,1 +1,1 @@
-"""Layers of which each rank computes a part."""
+"""Layers that ranks share; each computes a part."""

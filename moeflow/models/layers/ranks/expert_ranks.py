@@ -30,9 +30,9 @@ class ExpertRanks:
 
     @classmethod
     def of(cls, shape: ModelConfig, parallel: ParallelConfig, group: Group, layers: range) -> ExpertRanks | None:
-        """Return who of those that share some layers has which experts at first, and whether they move.
+        """Return the first placement of experts on the ranks that share some layers, and whether they move.
 
-        None: nobody has whole ones. Blocks: where another package says it, until ranks know that they agree.
+        None: no rank has whole ones. Blocks: where another package says it, until ranks know that they agree.
         Raises: ConfigError if that layout cannot be used; GroupError.
         """
         if not shape.routing.num_experts or parallel.has_slices:
@@ -44,14 +44,14 @@ class ExpertRanks:
         return cls(group, ExpertBalancer(experts))
 
     def add_layer(self, experts: PackedExperts, memory: LazyMemory | None) -> RankExperts:
-        """Return the next layer's experts; `memory` is what they lie in, None: a file, which has all of them."""
+        """Return the next layer's experts; `memory` holds them; None: a file with all of them."""
         layer = RankExperts(experts, len(self._layers), self.balancer, self._group)
         self._layers.append(layer)
         self._memory.append(memory)
         return layer
 
     def end_pass(self) -> None:
-        """Move experts if loads call for it. Blocks: until the other ranks are here, then. Raises: GroupError."""
+        """Move experts if loads call for it. Then it waits for the other ranks. Raises: GroupError."""
         steps = self.balancer.end_pass()
         if not steps:
             return
@@ -64,7 +64,7 @@ class ExpertRanks:
                 self._give_back(step)
 
     def _copy(self, steps: Sequence[ReplicaMove]) -> None:
-        """Have the weights of each step's expert where it goes to: who has them sends them."""
+        """Send the weights of each step's expert from its owner to its new rank."""
         mine = self._group.rank
         travels = [(step, self._source(step)) for step in steps if step.to_rank is not None]
         parts = [
@@ -98,6 +98,6 @@ class ExpertRanks:
 
 
 def _name_of(steps: Sequence[ReplicaMove]) -> str:
-    """Return what is exchanged, in full: ranks that decide otherwise must notice, not take one expert for another."""
+    """Return a full description of the exchange: ranks that decide differently must notice, not confuse experts."""
     each = (f"{step.expert} of MoE layer {step.layer} from {step.from_rank} to {step.to_rank}" for step in steps)
     return f"experts {', '.join(each)}"

@@ -1,7 +1,7 @@
 """A layer's experts where each of several ranks has some of them: all compute theirs, and exchange the results.
 
-What travels are the weighted results of pairs (token, expert). They are added up in ascending order of expert, as the
-kernels do where one process has all experts, so that the results are the same to the bit, whichever rank has which.
+What travels are the weighted results of pairs (token, expert). They are added in ascending order of expert, like the
+kernels in one process with all experts. So the bits are the same for any placement.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 
 
 class RankExperts(ExpertWeights):
-    """One layer's experts, of which this rank has some."""
+    """This rank's experts of one layer."""
 
     def __init__(self, experts: PackedExperts, layer: int, balancer: ExpertBalancer, group: Group) -> None:
-        """Take room for all experts, of which this rank fills its own; `layer` counts the layers with experts."""
+        """Take memory for all experts; this rank fills its own; `layer` counts the layers with experts."""
         self._all, self._layer, self._balancer, self._group = experts, layer, balancer, group
         self._name = f"experts of MoE layer {layer}"
         self.expert_bytes = len(experts.storage[0])

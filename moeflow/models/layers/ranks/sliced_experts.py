@@ -1,8 +1,8 @@
 """A layer's experts where every rank has a slice of each: all ranks do the same work, whatever routers choose.
 
 After algorithm 1 of the sliced experts paper. Since all ranks know all tokens and route them alike, it needs neither
-the exchange of counts nor that of tokens, and stays dropless. In place of the reduce-scatter of partial outputs there
-are two all-gathers: of hidden units, of which each rank makes some, and of outputs, which are made of all units. So no
+the exchange of counts nor that of tokens, and stays dropless. Two all-gathers replace the reduce-scatter of partial
+outputs: of hidden units, computed in parts by the ranks, and of outputs, computed from all units. So no
 sum is cut, and results are those of one process to the bit.
 """
 
@@ -18,7 +18,7 @@ from moeflow.parallel.columns import Columns
 
 
 class SlicedExperts(ExpertWeights):
-    """One layer's experts, or a dense network as one expert, of which this rank has a slice."""
+    """This rank's slice of one layer's experts, or of a dense network as one expert."""
 
     def __init__(self, own: PackedExpertSlices, units: Columns, outputs: Columns) -> None:
         """Take this rank's slices, and how the units and the outputs of an expert are cut."""

@@ -102,7 +102,7 @@ def _order_of(mixer: GatedDeltaConfig) -> list[range]:
 
 
 def _of_key_heads(sizes: list[int], start: int, num_key_heads: int) -> list[range]:
-    """Return each part of all key heads, then the next part, of what lies side by side for each key head."""
+    """Regroup rows stored per key head: each part of all key heads, then the next part."""
     return [
         range(at := start + number * sum(sizes) + before, at + size)
         for before, size in zip(accumulate(sizes, initial=0), sizes, strict=False)

@@ -1,5 +1,5 @@
-"""Mamba2's mixer: a short convolution, then a matrix of each head that maps keys to values, all of which fades by one
-decay a token (2405.21060).
+"""Mamba2's mixer: a short convolution, then a matrix per head that maps keys to values and fades by one decay per token
+(2405.21060).
 
 What queries find, and a share of the value itself, is gated, and normalised for each group of heads.
 """

@@ -20,7 +20,7 @@ with on_demand(__name__):
 
 
 class RecurrentLayer:
-    """What kinds of such mixers have in common. Each says what it is made of, and how checkpoints name that."""
+    """What kinds of such mixers have in common. Each lists its weights and their checkpoint names."""
 
     def __init__(
         self, layer_idx: int, in_proj: Linear, mixer: RecurrentMixer, out_proj: Linear, order: Sequence[range] = ()
