@@ -47,7 +47,7 @@ else:
     described = on_demand("moeflow.planner.described")
     calibrate_device = on_demand("moeflow.planner.hardware.calibrate_device")
 
-OnStep = Callable[[str], None]  # told what is being done
+OnStep = Callable[[str], None]  # called with the current step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class PlanRequest:
     usage: Usage
     machine: str | None = None  # a name or a file; None: this one
     recalibrate: bool = False  # measure this machine again
-    routing: RoutingProfile | None = None  # None: what was learnt of this model, or even routing
+    routing: RoutingProfile | None = None  # None: the learnt routing of this model, or even routing
 
 
 def plan_for_start(
@@ -69,7 +69,7 @@ def plan_for_start(
 ) -> Plan:
     """Return the plan that an engine is about to start with.
 
-    `resources` is what the machine offers, by default what it does now.
+    `resources` are the machine's free resources, by default the current ones.
 
     Blocks: for a moment; up to six seconds where this machine was never measured.
     Raises: as `resolve`.
@@ -118,7 +118,7 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
 
 
 def _plan_described(request: PlanRequest, on_step: OnStep) -> described.Planned:
-    """Plan for a machine in a file; or for this one, with its GPU or a model of which there is the shape alone."""
+    """Plan for a machine in a file; or for this one, with its GPU or a model known by its shape alone."""
     named = None if request.machine is None else machine_files.load_machine(request.machine)
 
     def machine(wanted: Wanted) -> Machine:

@@ -1,4 +1,4 @@
-"""Models that guess tokens beside the engine's own: which they are, in which formats, and what they take of memory.
+"""Draft models: their names, formats and memory.
 
 Only headers and vocabularies are read.
 """
@@ -34,11 +34,11 @@ else:
 
 EARLY_EXIT: Final = "early-exit"
 OWN: Final = "self"
-MOST_BITS: Final = BITS_PER_VALUE["int8"]  # nearly as fast as int4, which makes a small model guess much worse
+MOST_BITS: Final = BITS_PER_VALUE["int8"]  # nearly as fast as int4, which makes a small model draft much worse
 KV_TOKENS: Final = 16384  # that a drafting model keeps: it is of use for few requests at a time
 CHUNK_TOKENS: Final = 128  # of prompts that it computes before a pass: as long as the pass waits
 _MOST_DIGITS: Final = 9  # of a number of layers
-_EXIT_SHARE: Final = 3  # of the layers, one in so many guesses
+_EXIT_SHARE: Final = 3  # of the layers, one in so many drafts
 _MOST_OTHERS: Final = 0.01  # of common tokens that may stand for other text: reserved ones, in models of one family
 
 
@@ -47,7 +47,7 @@ def choose_draft_model(
 ) -> DraftModelConfig:
     """Return the model that a speculator's name means, for a model of this shape.
 
-    Raises: ConfigError if there is none, or it cannot guess for this model; CheckpointError if it cannot be read.
+    Raises: ConfigError if there is none, or it cannot draft for this model; CheckpointError if it cannot be read.
     """
     kind, _, detail = name.partition(":")
     if kind == EARLY_EXIT:
@@ -59,7 +59,7 @@ def choose_draft_model(
     place = local_models.local_path(path)
     if not Path(place).exists():
         raise ConfigError(
-            f"speculator {name!r} is unknown, and there is no such file: name suffix, {EARLY_EXIT}, {OWN}:int8, "
+            f"speculator {name!r} is unknown, and there is no such file. Name suffix, {EARLY_EXIT}, {OWN}:int8, "
             "dense-source (of the built-in model), or a small model's folder, .gguf file or name"
         )
     absolute = Path(place).absolute()
@@ -86,7 +86,7 @@ def _early_exit(name: str, detail: str, settings: Settings, shape: ModelConfig, 
             f"speculator {brief(name)} is not possible: after {EARLY_EXIT}: comes a number of layers from 1 to {most}"
         )
     if settings.record_routing is not None:
-        raise ConfigError(f"{EARLY_EXIT} would be recorded, too (--record-routing): leave one of the two away")
+        raise ConfigError(f"{EARLY_EXIT} would be recorded, too (--record-routing): remove one of the two")
     kv = replace(shape, num_layers=number)
     return DraftModelConfig(
         name=name,
@@ -178,7 +178,7 @@ def _check_vocabulary(draft: Checkpoint, checkpoint: Checkpoint, num_embeddings:
     least = min(len(own), len(other))
     if same < (1 - _MOST_OTHERS) * least:
         raise ConfigError(
-            f"{draft.path} cannot guess for {checkpoint.path}: its tokenizer is another one ({same} tokens of {least} "
+            f"{draft.path} cannot draft for {checkpoint.path}: its tokenizer is another one ({same} tokens of {least} "
             f"have the same number, {common} the same text). Take a small model of the same family"
         )
     need = max(own.values(), default=-1) + 1
