@@ -30,7 +30,7 @@ class FlagSettings(TypedDict, total=False):
 
 
 class LLMSettings(FlagSettings, total=False):
-    """Keyword arguments of `LLM`. What is left away or None is chosen for this machine."""
+    """Keyword arguments of `LLM`. The engine chooses omitted and None values for this machine."""
 
     model_name: str | None
     dtype: str | torch.dtype

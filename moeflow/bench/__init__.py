@@ -1,1 +1,1 @@
-"""The project's one way to make a speed claim: what is measured, against which floor, and how it is written down."""
+"""The project's one way to make a speed claim: the measurement, its lower bound, and its record."""

@@ -1,7 +1,7 @@
-"""`bench batch` as a whole: what a job of many requests takes, padded and not, and what it does to interactive ones.
+"""`bench batch` as a whole: the time of a job of many requests, padded and not, and its effect on interactive ones.
 
-Each system has an engine in a process of its own, started anew for every repetition, in turns, so that a drift of
-the machine hits all alike. Jobs are submitted as batch jobs are, with batch priority.
+Each system has an engine in a process of its own, started anew for every repetition. Systems run alternately, so that a
+drift of the machine hits all alike. Jobs are submitted as batch jobs are, with batch priority.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ async def run_beside(
 
 
 def _times(served: Sequence[Served]) -> dict[str, list[float]]:
-    """Return what each request felt, in order of arrival, so that repetitions can be taken together."""
+    """Return each request's timings, in order of arrival, so that repetitions can be combined."""
     return {
         "first_token_s": [each.first_token_s for each in served if each.first_token_s is not None],
         "per_token_s": [each.per_token_s for each in served if each.per_token_s is not None],

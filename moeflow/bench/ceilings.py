@@ -1,4 +1,4 @@
-"""The machine's own speed beside what is measured: samples of what it can do at best."""
+"""The machine's own speed next to measurements: samples of its best rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench engine` as a whole: load, measure in turns, sum up in a record. May be interrupted at any point."""
+"""`bench engine` as a whole: load, measure alternately, summarize in a record. May be interrupted at any point."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class EngineRun:
         self._is_complete = True
 
     def _repeat_outliers(self, case: SpeedCase, on_begin: Callable[[str], None]) -> None:
-        """Measure again what lies far from the case's other rates; the record keeps both."""
+        """Measure outliers of a case's rates again; the record keeps both."""
         rates = self._rates.get(case, [])
         for number in range(MAX_REPEATED):
             far = outliers(rates)
@@ -103,7 +103,7 @@ class EngineRun:
         self._engine.close()
 
     def result(self) -> dict[str, Any]:
-        """Return what has been measured so far, as the fields of a record."""
+        """Return the measurements so far, as the fields of a record."""
         limits = self.config.scheduler
         costs = {case: case.cost(self._costs) for case in self._rates}
         kept = ("name", "model_type", "num_parameters", "num_active_parameters", "num_layers", "num_experts", "top_k")

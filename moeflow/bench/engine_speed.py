@@ -29,7 +29,7 @@ class SpeedCase:
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         return f"decode, batch {self.batch_size}" if self.new_tokens else f"prefill {self.prompt_len}"
 
     @property
@@ -44,9 +44,9 @@ class SpeedCase:
         return self.batch_size * (self.prompt_len + self.new_tokens + num_prefills)
 
     def cost(self, costs: ModelCosts) -> tuple[float, float]:
-        """Return the bytes that the timed part reads and the operations that it does at least, all passes together.
+        """Return the bytes that the timed part reads and the operations that it does at least, over all passes.
 
-        A pass reads each weight once, of the experts those that even routers choose. Norms, activations, embedding rows
+        A pass reads each weight once, and only the experts that even routers choose. Norms, activations, embedding rows
         and the K and V of a prefill are left out (under 1%).
         """
         if self.new_tokens:
@@ -71,8 +71,8 @@ class SetBackError(EngineError):
 class Stopwatch:
     """Times cases on one engine.
 
-    temperature: 0 repeats itself sooner or later, and then calls the same experts again and again.
-    text: tokens that prompts are pieces of; without it they are random, which other experts are chosen for.
+    temperature: 0 repeats itself sooner or later, and then uses the same experts again and again.
+    text: prompts are pieces of these tokens. Without it prompts are random, and routers choose other experts.
     """
 
     def __init__(

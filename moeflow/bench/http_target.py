@@ -92,7 +92,7 @@ class HttpTarget:
         await self._client.aclose()
 
     async def model(self) -> ReportedModel:
-        """Ask what is served. Raises: EngineError if no server answers, RequestError if it refuses."""
+        """Ask for the served models. Raises: EngineError if no server answers, RequestError if it refuses."""
         listed = await self._read("/v1/models")
         try:
             card = dict(listed["data"][0])

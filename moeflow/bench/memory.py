@@ -18,7 +18,7 @@ def resident_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Reset the peak to what is held now, where the system can do that."""
+    """Reset the peak to the memory in use now, where the system can do that."""
     with contextlib.suppress(OSError):
         _CLEAR.write_text("5")
 

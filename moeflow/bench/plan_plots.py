@@ -20,7 +20,7 @@ from moeflow.planner.figures.roofline_figures import RooflineFigure
 Panel = tuple[str, Callable[[Policy], float]]
 
 NUM_POINTS = 200
-EVEN = 0.005  # by which values may differ that are shown as one
+EVEN = 0.005  # values that differ by less are shown as one
 NAMES = {"ram": "memory", "device": "device memory"}  # of levels, where they store
 COMPUTES = {"ram": "processor"}  # and where they compute
 LEGEND_COLUMNS = 95
@@ -29,7 +29,7 @@ LABEL = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.7, "line
 
 
 def plot_rooflines(figures: Sequence[RooflineFigure], title: str, file: Path) -> None:
-    """Draw one picture beside the other."""
+    """Draw the pictures side by side."""
     figure = Figure(figsize=(7.5 * len(figures), 6.2), layout="constrained")
     for axes, data in zip(np.atleast_1d(figure.subplots(1, len(figures))), figures, strict=True):
         draw_roofline(axes, data)
@@ -84,7 +84,7 @@ def _draw_marks(axes: Axes, data: RooflineFigure, bottom: float) -> None:
 
 
 def _draw_operating(axes: Axes, data: RooflineFigure) -> None:
-    """Draw what is planned at its intensity on each level that brings something: one number, under two roofs."""
+    """Draw the plan at its intensity on each level that brings something: one number, under two roofs."""
     at, near, far = data.operating, NAMES.get(data.near, data.near), NAMES.get(data.far, data.far)
     streams = at.near_intensity is not None
     if at.near_intensity is not None:
@@ -109,7 +109,7 @@ def _number(value: float) -> str:
 def plot_policy_map(data: PolicyMap, title: str, file: Path) -> None:
     """Draw shares as colours over two properties of the machine; red points: attention on the host.
 
-    What is the same everywhere is a line of text instead of a panel of one colour.
+    A constant value is a line of text instead of a panel of one colour.
     """
     if data.has_device:
         panels: list[Panel] = [

@@ -1,8 +1,8 @@
-"""`plan --validate`: runs the engine as planned, and sets what was predicted beside what was measured.
+"""`plan --validate`: runs the engine as planned, and compares predictions with measurements.
 
-Predicted is what is measured: the same batch, prompt and number of passes, by the plan's own cost model. Where experts
-come from disk, passes are taken apart into computing and waiting, and what they read is counted: how often routers
-choose what is in memory is the model's and the text's business, so a speed is also predicted from what was really read.
+Predictions are for the measured cases: the same batch, prompt and number of passes, by the plan's own cost model. Where
+experts come from disk, splits passes into computing and waiting, and counts their reads. The model and the text
+determine how often routers choose experts in memory. So it also predicts a speed from the actual reads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from moeflow.train.routing_learning import other_text
 REPEATS: Final = 5
 LONG_S: Final = 5.0  # what takes longer is measured once
 MAX_S: Final = 25.0  # of one measurement: a batch that would take longer is made smaller
-NEW_TOKENS: Final = (32, 16, 8, 4, 2, 1)  # decode passes to time: the first for which there is room
+NEW_TOKENS: Final = (32, 16, 8, 4, 2, 1)  # decode passes to time: the first that fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CheckRow:
     unit: str
     predicted: float
     measured: float
-    informed: float | None = None  # what would be predicted if it were known what is read from disk
+    informed: float | None = None  # the prediction from the actual reads from disk
 
     @property
     def error(self) -> float:
@@ -48,7 +48,7 @@ class CheckRow:
 
     @property
     def informed_error(self) -> float | None:
-        """Likewise, knowing what is read."""
+        """Likewise, from the actual reads."""
         return None if self.informed is None or not self.measured else self.informed / self.measured - 1.0
 
 
@@ -107,8 +107,8 @@ class PlanValidation:
         return sum(self._repeats(case) for case in self.cases)
 
     def run(self, on_begin: Callable[[str], None], on_end: Callable[[], None]) -> None:
-        """Measure everything in turns, so that a drift of the machine hits all alike; what is short once before, which
-        does not count. Raises: EngineError.
+        """Measure everything alternately, so that a drift of the machine hits all alike. Short cases run once before,
+        without counting. Raises: EngineError.
         """
         for repetition in range(REPEATS + 1):
             for index, case in enumerate(self.cases):
@@ -123,14 +123,14 @@ class PlanValidation:
         self._engine.close()
 
     def rows(self) -> list[CheckRow]:
-        """Return what was predicted beside what was measured, speeds first."""
+        """Return predictions and measurements, speeds first."""
         rows = [self._speed(case) for case in self.cases]
         if self.config.experts is not None:
             rows += self._kinds()
         total = sum(self._predict(case).seconds for case in self.cases)
         really = sum(self._measured[it].seconds(it) for it in self.cases)
         rows.append(CheckRow("all speeds' times together", "s", total, really))
-        # Of ranks this process is but one, and what is predicted is of all.
+        # This process is only one of the ranks, and the prediction is for all.
         if self.config.parallel is None and (peak := peak_bytes()) is not None:
             most = max(
                 self._expected.peak_bytes(it.batch_size, it.prompt_len, max(it.new_tokens, 1)) for it in self.cases
@@ -146,7 +146,7 @@ class PlanValidation:
             return []
 
     def _max_together(self) -> int:
-        """Return the largest batch up to the planned one for which there is room and time."""
+        """Return the largest batch up to the planned one that memory and time allow."""
         size = self._batch_size
         while size > 1:
             case = self._decode_case(size)
@@ -164,7 +164,7 @@ class PlanValidation:
         return 1 if self._predict(case).whole_s > LONG_S else REPEATS + 1
 
     def _run_fitting(self, case: SpeedCase, repetition: int) -> SpeedCase:
-        """Measure a case, or a smaller one if its keys and values find no room beside what else grew; return it."""
+        """Measure a case, or a smaller one if its keys and values do not fit because other memory grew; return it."""
         while True:
             try:
                 self._run(case, repetition)
@@ -227,7 +227,7 @@ class PlanValidation:
         return CheckRow(name, "ms", 1000 * predicted, 1000 * measured, informed and 1000 * informed)
 
     def _informed_s(self, case: SpeedCase) -> float:
-        """Return what would be predicted for what is timed, knowing what it reads."""
+        """Return the prediction for the timed part, from its actual reads."""
         it = self._predict(case)
         passes = case.new_tokens or 1
         num_read = statistics.median(self._measured[case].timed_bytes) / it.expert_bytes
@@ -235,7 +235,7 @@ class PlanValidation:
         return CostModel.combine({HOST_COMPUTE: it.timed_compute_s, DISK_OFFLOAD: wait_s}, it.overlap)
 
     def _kinds(self) -> list[CheckRow]:
-        """Return what all runs together took, prefill of decoding ones included, by kinds of work."""
+        """Return the total time of all runs, prefill of decoding ones included, by kinds of work."""
         pairs = [(self._predict(case), measured) for case, measured in self._measured.items()]
         wait_s = sum(it.read_s * done.num_runs for it, done in pairs)
         compute_s = sum(it.whole_s * done.num_runs for it, done in pairs) - wait_s

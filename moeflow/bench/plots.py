@@ -162,7 +162,7 @@ def _draw_lanes(axis: Axes, line: TimeLine, start_s: float, end_s: float, scale_
                 continue
             bar = [(1000 * (left - start_s), 1000 * (right - left))]
             colour = TASK_COLOURS.get(one.task.op, OTHER_COLOUR)
-            edge = 0.4 if right - left > 0.003 * scale_s else 0.0  # which would hide what is thin
+            edge = 0.4 if right - left > 0.003 * scale_s else 0.0  # which would hide thin lines
             axis.broken_barh(bar, (row - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=edge)
             if one.task.micro_batch is not None and right - left > 0.012 * scale_s:
                 middle = 500 * (left + right - 2 * start_s)
@@ -180,7 +180,7 @@ def save(figure: Figure, file: Path) -> None:
 
 
 def _draw(axis: Axes, name: str, colour: str, points: Sequence[tuple[int, float]], quantiles: Quantiles) -> None:
-    """Draw each request as a dot, and quantiles of ranges of lengths, in each of which are as many requests."""
+    """Draw each request as a dot, and quantiles of ranges of lengths with equally many requests."""
     xs, ys = zip(*points, strict=True)
     axis.scatter(xs, ys, s=8, alpha=0.35, color=colour, linewidths=0, label=name)
     ordered = sorted(points)

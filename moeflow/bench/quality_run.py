@@ -1,9 +1,8 @@
 """What a smaller weight format costs: perplexity, and how often the likeliest token stays the same.
 
 The reference is the model in its own precision, or another file that it was made of. Both run through the real engine,
-as they do when they serve. Text is predicted token by token with the true text before it (perplexity, agreement); then
-a few prompts are continued greedily, where the first different token ends the comparison, since what follows is another
-text.
+as they do when they serve. Predicts text token by token with the true text before it (perplexity, agreement). Then
+continues a few prompts greedily. There the first different token ends the comparison, since the rest is another text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results as JSON lines: each says what was measured, where, with which versions, and the command to repeat it.
+"""Results as JSON lines: each has the measurement, the machine, the versions, and the command to repeat it.
 
 A record is one JSON object:
 
@@ -34,7 +34,7 @@ PACKAGES = ("moeflow", "torch", "numpy", "transformers")
 
 
 def make_record(kind: str, command: Sequence[str], *, seed: int, threads: int | None, **measured: Any) -> Record:
-    """Return a record of what was measured just now on this machine. `threads` is what computed; None: unknown."""
+    """Return a record of the latest measurement on this machine. `threads` is what computed; None: unknown."""
     return {
         "kind": kind,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -75,7 +75,7 @@ def commit() -> str | None:
 
 
 def is_tree_dirty() -> bool:
-    """Return whether what is measured differs from the commit; documents and records do not count."""
+    """Return whether the measured code differs from the commit; documents and records do not count."""
     return bool(_git("status", "--porcelain", "--", *CODE))
 
 

@@ -1,4 +1,4 @@
-"""Sends made-up traffic to whoever serves, each request when it is due, and notes what came back and when.
+"""Sends synthetic traffic to a server, each request when it is due, and records the replies and their times.
 
 An open loop: a request never waits for the answer to another, so a server that falls behind is seen to.
 """

@@ -1,7 +1,7 @@
-"""`bench serve` as a whole: the same traffic for each policy and rate, in turns, against engines or a server.
+"""`bench serve` as a whole: the same traffic for each policy and rate, alternately, against engines or a server.
 
-Each policy has an engine in a process of its own, started anew for every repetition, so that a drift of the
-machine hits all alike and only one model is in memory at a time.
+Each policy has an engine in a process of its own, started anew for every repetition. So a drift of the machine hits all
+alike, and only one model is in memory at a time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def on_and_off(configs: Sequence[EngineConfig]) -> list[EngineConfig]:
 
 
 def system_name(config: EngineConfig) -> str:
-    """Return what tells an engine from the others of a sweep: its policy, and who drafts."""
+    """Return the label of an engine within a sweep: its policy and its speculators."""
     return ", ".join((config.scheduler.policy, *short_names(config.speculators).values()))
 
 
@@ -118,7 +118,7 @@ async def _run(target: ReplayTarget, about: dict[str, Any], sweep: Sweep, repeti
 
 
 def result(spec: WorkloadSpec, served: Sequence[Served]) -> dict[str, Any]:
-    """Return the fields of a record: the traffic, what it is judged by, and each request."""
+    """Return the fields of a record: the traffic, its criteria, and each request."""
     errors = Counter(each.error for each in served if each.error is not None)
     return {
         "workload": dataclasses.asdict(spec),

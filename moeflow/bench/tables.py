@@ -70,7 +70,7 @@ def quality_table(records: Sequence[Record]) -> Table:
 
 
 def _formats_text(record: Record) -> str:
-    """Write what was tested: the weights' format, and that of K and V where it differs from the reference's."""
+    """Write the tested formats: the weights' format, and that of K and V where it differs from the reference's."""
     kv = record["kv_dtype"]
     with_kv = f", K and V in {kv}" if kv != record["reference_kv_dtype"] else ""
     with_importance = ", by importance" if record.get("has_importance") else ""
@@ -182,7 +182,7 @@ def _job_table(records: Sequence[Record]) -> Table:
 
 
 def _beside_table(records: Sequence[Record]) -> Table:
-    """Take all repetitions together."""
+    """Combine all repetitions."""
     rows = []
     for label, key, percent, digits in (
         ("per token p50, ms", "per_token_s", 50, 1),

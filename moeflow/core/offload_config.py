@@ -118,9 +118,7 @@ def parse_emulated_device(text: str) -> EmulatedDeviceConfig:
     link_bytes_per_s = _read_link(text, link)
     for part in parts[2:]:
         if part not in (_LIKE_T4, _IN_TORCH):
-            raise ConfigError(
-                f"device {text!r} is to compute like {part!r}: only t4 and torch are known, or leave it away"
-            )
+            raise ConfigError(f"device {text!r} is to compute like {part!r}: only t4 and torch are known, or remove it")
     speeds = t4_like(link_bytes_per_s) if _LIKE_T4 in parts[2:] else EmulatedSpeeds(link=link_bytes_per_s)
     return EmulatedDeviceConfig(capacity_bytes=capacity_bytes, speeds=speeds, computes_in_torch=_IN_TORCH in parts[2:])
 

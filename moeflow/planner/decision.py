@@ -106,7 +106,7 @@ class Decision:
         self.machine_of = machine_of
         self.routing = routing
         self.reasons: Reasons = []
-        self.memory_bytes = 0  # of all replicas; 0: not known, as a device has its own
+        self.memory_bytes = 0  # of all replicas; 0: not known, for a device with its own
         self._is_table_on_disk = False  # of embeddings for each layer, once weights are chosen
 
     def config(self) -> EngineConfig:
@@ -260,7 +260,7 @@ class Decision:
         return engine_config(settings, self.shape, checkpoint, choices, self.reasons, model_path=str(checkpoint.path))
 
     def _speculators(self, device: str, cpu_isa: str) -> SpeculatorChoice:
-        """Return what drafts, and count the memory that it takes."""
+        """Return the speculators, and count their memory."""
         chosen = choose_speculators(
             self.settings,
             self.checkpoint,
@@ -292,7 +292,7 @@ class Decision:
         return maps_together
 
     def _ranks(self, weights: WeightChoice, batching: Batching, cpu_isa: str) -> ParallelConfig | None:
-        """Return how processes share the model, in the layouts that are fastest of those that the user leaves open;
+        """Return how processes share the model, in the fastest layouts that the user leaves open;
         None: there is one process. Raises: ConfigError where they cannot.
         """
         candidates = possible_ranks(self.settings, self._costs(weights))
@@ -300,7 +300,7 @@ class Decision:
             return None
         if not cpu_isa or self.offloads_to_torch:
             raise ConfigError(
-                "ranks (--ranks, --stages) compute with the CPU's kernels: leave --device away, or use one rank"
+                "ranks (--ranks, --stages) compute with the CPU's kernels: remove --device, or use one rank"
             )
         if candidates[0].stages is None:  # of stages there is no forecast
             self.host.ask(weights, None, cpu_isa, has_ranks=True)
@@ -326,7 +326,7 @@ class Decision:
                 "use one rank"
             )
         if parallel.stages is not None and self.settings.record_routing is not None:
-            raise ConfigError("no stage sees what all routers choose (--record-routing): leave --stages away for that")
+            raise ConfigError("no stage sees what all routers choose (--record-routing): remove --stages for that")
         explain_ranks(parallel, self.shape, self.reasons)
         return parallel
 
@@ -355,7 +355,7 @@ class Decision:
         return ExpertPlan.make(self.checkpoint, self.shape, weights, self.settings)
 
     def _expert_slots(self, plan: ExpertPlan | None, cpu_isa: str, *, is_wide: bool) -> ExpertSlotsConfig | None:
-        """Return the slots there are while keys, values and work space need nothing, and who has the other experts."""
+        """Return the slots available before keys, values and work space, and the owner of the other experts."""
         has_lenders = self.settings.remote_experts is not None
         if plan is None:
             if has_lenders:

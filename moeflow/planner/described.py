@@ -1,7 +1,7 @@
 """Plans for a machine that is described in a file, and not this one: whether it has the model is not asked.
 
-A machine with a device is planned for as MoE-Lightning does, weights in 16 bits unless the user sets another format;
-others in the formats that the engine itself would choose.
+Plans for a machine with a device follow MoE-Lightning: weights in 16 bits unless the user sets another format. Other
+plans use the formats that the engine would choose.
 """
 
 from __future__ import annotations

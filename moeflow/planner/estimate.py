@@ -35,15 +35,15 @@ class Estimator(msgspec.Struct, frozen=True):
     machine: Machine
     is_served: bool = False
     routing: RoutingProfile | None = None
-    num_replicas: int = 1  # engines of the configuration; what is predicted is one's, while all are at work
+    num_replicas: int = 1  # engines of the configuration; the forecast is for one, while all are at work
 
     def predict(self, batch_size: int, prompt_len: int, gen_len: int) -> Prediction:
-        """Return what so many requests of these lengths would take, and what they need of each memory."""
+        """Return the time of so many requests of these lengths, and their use of each memory."""
         workload = Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len)
         return self.costs(workload).predict(self.policy(batch_size, workload.max_tokens))
 
     def complete(self, plan: Plan) -> Plan:
-        """Return a plan of the configuration with what it brings for its workload."""
+        """Return a plan of the configuration with the forecast for its workload."""
         limits, tokens = self.config.scheduler, plan.workload.max_tokens
         has_room_for = limits.num_blocks // ceil(tokens / limits.block_size)
         number = max(min(limits.max_num_seqs, has_room_for), 1)
@@ -86,7 +86,7 @@ class Estimator(msgspec.Struct, frozen=True):
         )
 
     def policy(self, batch_size: int, max_tokens: int) -> Policy:
-        """Return what the configuration means for a batch: its keys and values take the room of experts."""
+        """Return the configuration's effect on a batch: its keys and values take memory from experts."""
         on_disk = 0.0
         if (experts := self.config.experts) is not None:
             total = self._costs.num_moe_layers * self.shape.routing.num_experts
@@ -112,7 +112,7 @@ class Estimator(msgspec.Struct, frozen=True):
         return memory.limit_bytes - memory.weight_bytes - memory.process_bytes - self._work_bytes
 
     def peak_bytes(self, batch_size: int, prompt_len: int, gen_len: int) -> float:
-        """Return what is held while so many requests of these lengths run."""
+        """Return the memory in use while so many requests of these lengths run."""
         return self.predict(batch_size, prompt_len, gen_len).memory[RAM]
 
     @property
@@ -126,7 +126,7 @@ class Estimator(msgspec.Struct, frozen=True):
 
     @property
     def _process_bytes(self) -> int:
-        """What is held beside weights, keys and values, sampling left out."""
+        """Memory besides weights, keys and values, without sampling."""
         if self.config.memory is not None:
             held = self.config.memory.process_bytes
         else:
@@ -154,7 +154,7 @@ def host_costs(
 ) -> CostModel:
     """Return the costs of a host that computes everything, in passes of so many tokens.
 
-    `process_bytes`: what is held beside weights, keys and values, and sampling.
+    `process_bytes`: memory besides weights, keys and values, and sampling.
     """
     overlap, prefill_overlap = overlaps(machine)
     return CostModel(

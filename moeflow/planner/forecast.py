@@ -50,13 +50,13 @@ def forecast(
 
 
 def _peak(num_bytes: float, capacity: int) -> Estimate:
-    """Return an interval that ends where the memory does, which whoever runs the plan keeps to."""
+    """Return an interval limited by the memory, which the engine keeps to."""
     estimate = Estimate.within(num_bytes, MEMORY_UNCERTAINTY)
     return replace(estimate, high=max(min(estimate.high, capacity), num_bytes))
 
 
 def expert_places(model: CostModel, policy: Policy) -> tuple[tuple[str, float], ...]:
-    """Return which share of the experts lives where: (tier, share), together 1; nothing for a model without any.
+    """Return which share of the experts lives where: (tier, share), total 1; nothing for a model without any.
 
     What else a layer has takes the device's memory first, as all tokens need it.
     """
@@ -73,7 +73,7 @@ def expert_places(model: CostModel, policy: Policy) -> tuple[tuple[str, float], 
 
 
 def disk_reasons(model: CostModel, policy: Policy) -> list[tuple[str, str]]:
-    """Return how often experts that have no room in memory are read, and how that is known; nothing if all have."""
+    """Return how often experts that do not fit into memory are read, and how that is known; nothing if all fit."""
     if not policy.experts_on_disk:
         return []
     if model.has_device:

@@ -1,4 +1,4 @@
-"""What is known of this machine's speed with a model, and the batches that it makes best."""
+"""This machine's known speed with a model, and the batches that it makes best."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine's speed is asked for."""
 
     costs: ModelCosts
-    packed_file: Path | None  # that experts come from, once it is written; None: all have room in memory
+    packed_file: Path | None  # that experts come from, once it is written; None: all fit into memory
     has_ranks: bool = False
 
 
@@ -68,7 +68,7 @@ class HostForecast:
         budget: MemoryBudget,
         costs_of: Callable[[WeightChoice], ModelCosts],
     ) -> None:
-        """`machine_of` returns how fast the machine is. `routing` None: what was learnt of the model's routers."""
+        """`machine_of` returns how fast the machine is. `routing` None: learnt from the model's routers."""
         self.machine: Machine | None = None  # once it is asked for, if it is known
         self.routing = routing
         self._settings = settings
@@ -90,7 +90,7 @@ class HostForecast:
     def batching(
         self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str, reasons: Reasons
     ) -> Batching:
-        """Return how many requests run together, in passes of how many tokens; `default` where nothing is known."""
+        """Return how many requests run concurrently, in passes of how many tokens; `default` where nothing is known."""
         settings, parallel = self._settings, self._budget.parallel
         if self.machine is None and (parallel is None or parallel.stages is None):
             self.ask(weights, plan, cpu_isa)
@@ -112,7 +112,7 @@ class HostForecast:
         except CapacityError:
             if self._usage.reserves_kv:
                 raise
-            return default  # shorter requests than are planned for may have room
+            return default  # shorter requests than are planned for may fit
         reasons += chosen.reasons()
         return chosen
 
@@ -159,7 +159,7 @@ class HostForecast:
     def _streamed_batching(
         self, weights: WeightChoice, plan: ExpertPlan, default: Batching, reasons: Reasons
     ) -> Batching:
-        """Return how many tokens a pass may have whose experts come from disk, of which any prompt needs nearly all."""
+        """Return how many tokens a pass may have whose experts come from disk; any prompt needs nearly all experts."""
         if self._settings.max_num_batched_tokens is not None:
             return default
         shape = self._costs_of(weights).shape

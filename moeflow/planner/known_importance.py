@@ -1,4 +1,4 @@
-"""What was learnt of the importance of a checkpoint's inputs, if anything was."""
+"""The learnt importance of a checkpoint's inputs, if known."""
 
 from __future__ import annotations
 

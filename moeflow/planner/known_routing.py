@@ -1,4 +1,4 @@
-"""What was learnt of a checkpoint's routers, if anything was."""
+"""The learnt routing of a checkpoint, if known."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def routing_file(checkpoint: Checkpoint, cache_dir: Path | None) -> Path:
 
 
 def known_routing(checkpoint: Checkpoint, cache_dir: Path | None) -> RoutingProfile:
-    """Return what was learnt; even routing if nothing was."""
+    """Return the learnt routing; even routing if none is known."""
     return load_profile(routing_file(checkpoint, cache_dir)) or EVEN_ROUTING

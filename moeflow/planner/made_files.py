@@ -1,4 +1,4 @@
-"""What moeflow has made of a model and keeps in its cache folder: packed weights, and what was learnt for them."""
+"""The files that moeflow makes from a model and keeps in its cache folder: packed weights, and learnt data for them."""
 
 from __future__ import annotations
 

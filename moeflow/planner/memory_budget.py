@@ -25,7 +25,7 @@ from moeflow.planner.settings import Settings
 
 
 class MemoryBudget:
-    """One engine's memory: `free_bytes` for all of it, of which the process and a pass's work space take theirs."""
+    """One engine's memory: `free_bytes` for all of it, including the process and a pass's work space."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class MemoryBudget:
         self._num_ranks = count_ranks(settings)
         self.parallel: ParallelConfig | None = None  # once it is chosen; until then, the most usual counts
         self.free_bytes = 0
-        self.draft_bytes = 0  # of models that draft; set before `set_beside_weights`
+        self.draft_bytes = 0  # of draft models; set before `set_beside_weights`
         self.predictor_bytes = 0  # of the network that predicts experts; likewise
         self.num_state_slots = 0  # of recurrent states
         self.prompt_cache_bytes = 0  # of buffers between KV blocks and disk; likewise
@@ -50,7 +50,7 @@ class MemoryBudget:
         self.work_bytes = 0
 
     def take_share(self, *, mapped_bytes: int = 0) -> None:
-        """Set what this engine may use: of several, its share, where what they have in common counts once.
+        """Set the memory this engine may use: of several, its share, where common memory counts once.
 
         `mapped_bytes`: weights that all map from one file. A limit covers the server's own processes, too.
         """
@@ -65,7 +65,7 @@ class MemoryBudget:
     def set_beside_weights(self, cpu_isa: str, batching: Batching) -> None:
         """Set what processes will hold, and a pass's work space; both matter to the byte only within a limit.
 
-        Raises: CapacityError if there is no room for recurrent states.
+        Raises: CapacityError if recurrent states do not fit.
         """
         shares_prefixes = self._settings.prefix_caching
         self.num_state_slots = num_state_slots(
@@ -88,7 +88,7 @@ class MemoryBudget:
 
     @property
     def num_here(self) -> int:
-        """Processes of this machine that compute: all ranks, but for those that join."""
+        """Processes of this machine that compute: all ranks except the joining ones."""
         return 1 if self._settings.listen_ranks is not None else self._num_ranks
 
     @property
@@ -117,9 +117,8 @@ class MemoryBudget:
                 raise CapacityError(
                     f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.min_slots} "
                     f"experts at a time: with the process that is {format_bytes(num_bytes + self.overhead_bytes)} in "
-                    f"{weights.name}{self._drafts()}, but {format_bytes(self.free_bytes)} are allowed: raise the "
-                    "memory limit "
-                    f"(--memory), or use {instead_of(weights.matrices)}"
+                    f"{weights.name}{self._drafts()}, but {format_bytes(self.free_bytes)} are allowed. Raise the "
+                    f"memory limit (--memory), or use {instead_of(weights.matrices)}"
                 )
             raise CapacityError(
                 f"the weights need {format_bytes(num_bytes)} in {weights.name} and the process "

@@ -38,7 +38,7 @@ with on_demand(__name__):
     from moeflow.planner.hardware import calibrate_device, disk_rates, machine_files, measuring_process
     from moeflow.planner.search import sensitivity
 
-OnStep = Callable[[str], None]  # told what is being done
+OnStep = Callable[[str], None]  # called with the current step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class PlanRequest:
     usage: Usage
     machine: str | None = None  # a name or a file; None: this one
     recalibrate: bool = False  # measure this machine again
-    routing: RoutingProfile | None = None  # None: what was learnt of this model, or even routing
+    routing: RoutingProfile | None = None  # None: the learnt routing of this model, or even routing
 
 
 def plan_for_start(
@@ -60,7 +60,7 @@ def plan_for_start(
 ) -> Plan:
     """Return the plan that an engine is about to start with.
 
-    `resources` is what the machine offers, by default what it does now.
+    `resources` are the machine's free resources, by default the current ones.
 
     Blocks: for a moment; up to six seconds where this machine was never measured.
     Raises: as `resolve`.
@@ -109,7 +109,7 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
 
 
 def _plan_described(request: PlanRequest, on_step: OnStep) -> described.Planned:
-    """Plan for a machine in a file; or for this one, with its GPU or a model of which there is the shape alone."""
+    """Plan for a machine in a file; or for this one, with its GPU or a model known by its shape alone."""
     named = None if request.machine is None else machine_files.load_machine(request.machine)
 
     def machine(wanted: Wanted) -> Machine:

@@ -52,7 +52,7 @@ def resolve(
     """Turn settings into a plan for this model on this machine.
 
     `machine_of` returns how fast the machine is; None: unknown, and what the user leaves open is left to defaults.
-    `routing` None: what was learnt of the model's routers.
+    `routing` None: learnt from the model's routers.
 
     Raises: ConfigError for a setting that makes no sense, CapacityError if model or cache do not fit,
     CheckpointError if the model cannot be read. `settings.model` must name a path.

@@ -1,6 +1,6 @@
 """What the user sets before anything is decided, and what holds where many set nothing.
 
-A field that may be set from the command line says so itself: verbs make their options of these fields.
+A field that may be set from the command line declares its option: verbs make their options of these fields.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ DEFAULT_MAX_NUM_SEQS: Final = 32
 OFFLOADED_MAX_NUM_SEQS: Final = 256  # where weights go to a device each pass: the more requests share that, the better
 OFFLOADED_NUM_BATCHED_TOKENS: Final = 2048
 DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 512  # about a second on two CPU cores: as long as decodes wait for a prefill
-DISK_NUM_BATCHED_TOKENS: Final = (2048, 1024)  # where a pass reads most of the model: the first with room for its work
+DISK_NUM_BATCHED_TOKENS: Final = (
+    2048,
+    1024,
+)  # where a pass reads most of the model: the first that fits
 
 LOSSY_ROUTING: Final = {"sida": 1, "sida:3": 3}  # experts of a token, as SiDA was published with
 
@@ -120,7 +123,7 @@ class Settings:
         metadata=_option(
             "choice",
             "--quantize",
-            "Quantize weights: smaller and faster, not quite the same answers. int8, int4: rounded in groups of 32; "
+            "Quantize weights: smaller and faster, not quite the same answers. int8, int4: rounded in groups of 32. "
             "q4_k, q4_k_m: four bits of better quality, best after `moeflow pack` (see its --help).",
             "Weights",
             choices=(*QUANTIZED, *MIXES),
@@ -132,8 +135,8 @@ class Settings:
         metadata=_option(
             "switch",
             "--exact-activations/--fast-activations",
-            "What integer weights of a file meet: activations of 16 bits, so that next to nothing is lost, or of 8 in "
-            "groups of 32 (llama.cpp: of 256), which reads prompts half as fast again.",
+            "Activations for a file's integer weights. Exact: 16 bits, with next to no loss. Fast: 8 bits in groups "
+            "of 32 (llama.cpp: of 256), which makes prefill half as fast again.",
             "Weights",
         ),
     )
@@ -216,8 +219,8 @@ class Settings:
         metadata=_option(
             "folder",
             "--prompt-cache",
-            "Keep the KV cache of prompts and answers in this folder, too: after a restart, who goes on with a "
-            "conversation gets the answer at once. Engines may share it. Who can read it learns what was said.",
+            "Keep the KV cache of prompts and answers in this folder, too: after a restart, conversations resume at "
+            "once. Engines may share it. Users who can read it can learn the conversations.",
             "Batching",
             default="none; with --prompt-cache-size: prompts in the cache folder",
         ),
@@ -227,7 +230,7 @@ class Settings:
         metadata=_option(
             "bytes",
             "--prompt-cache-size",
-            "Disk space for it, such as 50GiB: what was used longest ago is deleted first.",
+            "Disk space for it, such as 50GiB: the least recently used prompts are deleted first.",
             "Batching",
             default="none; with --prompt-cache: 8GiB",
         ),
@@ -285,8 +288,8 @@ class Settings:
         metadata=_option(
             "choice",
             "--expert-layout",
-            "What each rank has of a layer's experts: some of them (expert), or a slice of every one (sliced), which "
-            "keeps ranks equally busy whatever routers choose; auto: the faster by forecast.",
+            "Each rank's share of a layer's experts: some of them (expert), or a slice of every one (sliced). Slices "
+            "keep ranks equally busy whatever routers choose. auto: the faster by forecast.",
             "Processor and device",
             choices=("auto", *EXPERT_LAYOUTS, *ADDED_LAYOUTS),
         ),
@@ -296,8 +299,8 @@ class Settings:
         metadata=_option(
             "choice",
             "--attention-layout",
-            "What each rank has of attention, dense layers and the output projection: all (replicated), or a part "
-            "(tensor), with the keys and values of its own heads only; auto: the faster by forecast.",
+            "Each rank's share of attention, dense layers and the output projection: all (replicated), or a part "
+            "(tensor). A part has the keys and values of its own heads only. auto: the faster by forecast.",
             "Processor and device",
             choices=("auto", *ATTENTION_LAYOUTS),
         ),
@@ -319,8 +322,8 @@ class Settings:
         metadata=_option(
             "switch",
             "--expert-parallel/--no-expert-parallel",
-            "Have each of the replicas compute some of every layer's experts for all of them, as work arrives: an "
-            "expert is read from memory once for the tokens of all. Same answers to the bit.",
+            "Have each replica compute some of every layer's experts for all replicas, as work arrives. So an expert "
+            "is read from memory once for the tokens of all. Same answers to the bit.",
             "Processor and device",
             is_served_only=True,
         ),
@@ -351,8 +354,8 @@ class Settings:
         metadata=_option(
             "text",
             "--ray-address",
-            "HOST:PORT of a Ray cluster that starts the other ranks on its nodes, and again when they end; auto: the "
-            "one that this machine is a node of. They join at --listen-ranks.",
+            "HOST:PORT of a Ray cluster that starts the other ranks on its nodes, and restarts them when they end. "
+            "auto: this machine's cluster. Ranks join at --listen-ranks.",
             "Processor and device",
             default="ranks of other machines are started there",
             is_served_only=True,
@@ -374,8 +377,8 @@ class Settings:
         metadata=_option(
             "text",
             "--remote-experts",
-            "HOST:PORT of machines that lend memory (`moeflow lend`), separated by commas: experts that do not fit "
-            "into --memory are kept and computed there as far as that is faster than reading them from disk.",
+            "HOST:PORT of machines that lend memory (`moeflow lend`), separated by commas. They keep and compute "
+            "experts that do not fit into --memory, as far as that is faster than reading them from disk.",
             "Expert cache",
         ),
     )
@@ -385,8 +388,8 @@ class Settings:
             "text",
             "--device",
             "Where to compute: cpu, cuda, cuda:1. cuda:MEMORY (experimental) uses that much of a GPU, and streams "
-            "experts that do not fit. emulated:MEMORY,GB_PER_S emulates a GPU and its PCIe link; ,t4 behind it slows "
-            "down computing in the same proportion, ,torch computes as a GPU would.",
+            "experts that do not fit. emulated:MEMORY,GB_PER_S emulates a GPU and its PCIe link. Append ,t4 to slow "
+            "down computing in the same proportion, or ,torch to compute with torch like a GPU.",
             "Processor and device",
             is_common=True,
         ),
@@ -424,11 +427,11 @@ class Settings:
         metadata=_option(
             "texts",
             "--speculator",
-            "What drafts the next tokens, which the model then checks together, as far as that is faster; answers "
-            "stay the same. auto: suffix, and what `moeflow train speculator` has made for this model; suffix: from "
-            "what the prompt and earlier answers say; PATH[:FORMAT]: a small model with the same tokenizer, in its "
-            "own integers or int8 unless another format is given; dense-source: what the built-in model was made "
-            "from; self:int8: the model itself, quantized; early-exit[:LAYERS]: its first layers, if it was trained "
+            "Drafts the next tokens, and the model verifies them in one pass, as far as that is faster. Answers "
+            "stay the same. auto: suffix, and speculators from `moeflow train speculator` for this model. suffix: "
+            "from the prompt and earlier answers. PATH[:FORMAT]: a small model with the same tokenizer, in its "
+            "own integers or int8 unless another format is given. dense-source: the source of the built-in model. "
+            "self:int8: the model itself, quantized. early-exit[:LAYERS]: its first layers, if it was trained "
             "for that. May be given several times.",
             "Speculation",
             default="none",
@@ -450,8 +453,8 @@ class Settings:
         metadata=_option(
             "choice",
             "--lossy-routing",
-            "Not the routers choose an encoder's experts but the network of `moeflow train predictor`, one for each "
-            "token or three. Answers change where it errs: the model's name says so.",
+            "The network of `moeflow train predictor` chooses an encoder's experts instead of the routers, one for "
+            "each token or three. Answers change where it errs, and the model's name shows that.",
             "Experts of encoders",
             default="routers choose",
             choices=tuple(LOSSY_ROUTING),
@@ -484,7 +487,7 @@ class Settings:
             "choice",
             "--predictor",
             "Expert prefetch predictor, used where a trial shows that passes are faster with it. next-router:N: "
-            "routers of up to N layers ahead; sida: the network of `moeflow train predictor`; combined: next-router, "
+            "routers of up to N layers ahead. sida: the network of `moeflow train predictor`. combined: next-router, "
             "frequency, previous-token and the network, if there is one, weighed online.",
             "Expert cache",
             choices=("auto", *PREDICTORS, WHOLE_PASS, NO_PREDICTOR),
@@ -518,7 +521,7 @@ class Settings:
         ),
     )
     is_served: bool = field(default=False, metadata=_INTERNAL)  # by a process of its own, in memory_bytes, too
-    shares_memory: bool = field(default=False, metadata=_INTERNAL)  # with other models: KV caches leave them room
+    shares_memory: bool = field(default=False, metadata=_INTERNAL)  # with other models: KV caches leave memory for them
     cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
     cache_dir: Path | None = None  # where the built-in model, packed experts and prompts are kept
 

@@ -1,4 +1,4 @@
-"""What an engine is planned for: lengths of requests, how many there are, and what matters to whoever waits."""
+"""The planned usage of an engine: lengths and number of requests, and the goal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Usage:
     reserves_kv: bool = False  # the KV cache must hold all concurrent requests of the workload
 
     def max_sequences(self, *, has_device: bool) -> int:
-        """Return how many sequences may decode together."""
+        """Return how many sequences may decode concurrently."""
         return self.num_requests or self.num_sequences or (MAX_SEQUENCES if has_device else MAX_SEQUENCES_ON_HOST)
 
     def objective(self, memory_limits: Mapping[str, int], *, has_device: bool = False) -> Objective:
@@ -52,8 +52,8 @@ class Usage:
         if workload.max_tokens > shape.max_position:
             raise ConfigError(
                 f"a prompt of {workload.max_prompt_len} tokens and an answer of {workload.gen_len} are "
-                f"{workload.max_tokens} together, but {model} was made for {shape.max_position} at most: "
-                "plan for shorter prompts (--prompt-len, --prompts) or answers (--gen-len)"
+                f"{workload.max_tokens} in total, but {model} was made for {shape.max_position} at most. "
+                "Plan for shorter prompts (--prompt-len, --prompts) or answers (--gen-len)"
             )
 
     def blocks_to_reserve(self, max_num_seqs: int) -> int:
@@ -61,7 +61,7 @@ class Usage:
         return max_num_seqs * ceil(self.workload.max_tokens / BLOCK_SIZE) if self.reserves_kv else 0
 
     def within(self, max_tokens: int) -> Usage:
-        """Return the same with requests of no more than so many tokens, prompt and answer together."""
+        """Return the same with requests of at most so many tokens, prompt and answer combined."""
         workload = self.workload
         if workload.max_tokens <= max_tokens:
             return self

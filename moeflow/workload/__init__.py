@@ -1,1 +1,1 @@
-"""Requests that nobody asked for: made-up traffic to measure with."""
+"""Synthetic requests for measurements."""

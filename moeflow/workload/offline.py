@@ -1,8 +1,8 @@
 """Requests of batch jobs: prompts of the lengths that MoE-Lightning measures with, all there at once.
 
 MTBench's are those of its questions, which the user supplies; the two HELM tasks are made up with their average and
-longest length. Every answer has the same length, and prompt tokens are uniform over the vocabulary: what is
-measured depends on lengths, not on words. (MoE-Lightning, table 3 and section 6.1)
+longest length. Every answer has the same length, and prompt tokens are uniform over the vocabulary: measurements depend
+on lengths, not on words. (MoE-Lightning, table 3 and section 6.1)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Requests that arrive at random, of random length: ExpertFlow's workload (thesis 6.2.3.1, after Orca).
 
 Arrivals are a Poisson process of rate lambda: the k-th arrival is Erlang(k, lambda), a sum of k exponential
-gaps. (The thesis' formula 6.3 scales the sum by 1/k; the Erlang distribution that it names needs 1/lambda.)
-Lengths of prompts and answers are uniform, and so is each prompt token over the vocabulary.
+gaps. (The thesis' formula 6.3 scales the sum by 1/k. The Erlang distribution that it names needs 1/lambda.) Lengths of
+prompts and answers are uniform. So is each prompt token over the vocabulary.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Arrival:
 def make_arrivals(spec: WorkloadSpec) -> list[Arrival]:
     """Return the requests in order of arrival.
 
-    Lengths do not depend on the rate, so runs at different rates compare; tokens do, so that no run finds the
-    prompts of an earlier one in a prefix cache.
+    Lengths do not depend on the rate, so runs at different rates compare. Tokens do, so that no run finds the prompts
+    of an earlier one in a prefix cache.
     """
     gaps = random.Random(f"gaps {spec.seed}")
     lengths = random.Random(f"lengths {spec.seed}")

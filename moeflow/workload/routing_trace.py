@@ -6,8 +6,8 @@
     | of each text: number, known from, start, stop, rows (u32 each) | each text's tokens from there to `stop` (u32)
     | expert ids [layers, tokens, K] | ids by routers ahead [layers, A, tokens, K] | CRC-32 (u32)
 
-Ids take a byte each for up to 256 experts, two for more; in the order of the router's choice. A text's tokens tell what
-it says up to the end of the pass, so that predictors that go by text can be asked again. Routers ahead are those of the
+Ids take a byte each for up to 256 experts, two for more; in the order of the router's choice. A record has a text's
+tokens up to the end of the pass, so that predictors that use text can run again. Routers ahead are those of the
 A layers that follow, asked about what this layer's experts got; behind the last layer they are 0.
 A record that was cut by a crash, or anything after a damaged one, is left out. `routing_recorder.py` writes.
 """

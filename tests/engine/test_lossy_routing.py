@@ -126,7 +126,7 @@ def test_what_cannot_be_is_refused(target, tmp_path):
     with pytest.raises(ConfigError, match=r"--lossy-routing sida is for encoders with 1 experts.*mixtral"):
         resolve(Settings(model=str(tmp_path / "decoder"), lossy_routing="sida"))
     write_tiny_classifier(tmp_path / "untrained", num_experts=EXPERTS)
-    with pytest.raises(ConfigError, match=r"no predictor.*moeflow train predictor.*leave --lossy-routing away"):
+    with pytest.raises(ConfigError, match=r"no predictor.*moeflow train predictor.*remove --lossy-routing"):
         resolve(Settings(model=str(tmp_path / "untrained"), lossy_routing="sida"))
     with pytest.raises(ConfigError, match="lossy_routing 'sida:9' is unknown; use one of sida, sida:3"):
         resolve(Settings(model=str(folder), lossy_routing="sida:9"))

@@ -265,7 +265,7 @@ def test_a_plan_says_what_lenders_bring_and_leaves_slow_ones_away(model, tmp_pat
 
         fast, slow = chosen(1e9), chosen(1e4)
         assert [it.num_experts for it in fast.config.lenders] == [256, 0]
-        assert f"24 experts have room at {where} with a round trip of 0.1 ms" in fast.reason
+        assert f"24 experts fit at {where} with a round trip of 0.1 ms" in fast.reason
         assert slow.config is None
         assert "not used: an expert that one token needs takes 25.8 ms there, 1.05 ms from disk" in slow.reason
         refused = msgspec.structs.replace(borrowing_now, software="moeflow 0")

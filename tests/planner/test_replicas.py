@@ -162,9 +162,9 @@ def test_replicas_that_share_experts_map_one_copy_which_the_first_makes(model, t
 
 def test_who_cannot_share_experts_is_told_what_to_do(model, tmp_path):
     for number, settings, problem in (
-        (1, {}, r"say how many there are \(--replicas\)"),
-        (2, {"num_ranks": 2}, "leave --ranks and --stages away"),
-        (2, {"stages": "2"}, "leave --ranks and --stages away"),
+        (1, {}, r"set the number of replicas \(--replicas\)"),
+        (2, {"num_ranks": 2}, "remove --ranks and --stages"),
+        (2, {"stages": "2"}, "remove --ranks and --stages"),
         (5, {}, r"5 replicas cannot share .* only 4 experts a layer: use fewer"),
     ):
         with pytest.raises(ConfigError, match=problem):

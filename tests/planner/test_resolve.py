@@ -84,10 +84,10 @@ def test_a_port_alone_listens_to_this_machine(model):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"listen_ranks": "9200"}, r"nobody can join \(--listen-ranks\) an engine of one rank"),
-        ({"listen_ranks": "9200", "num_ranks": 1}, "nobody can join"),
+        ({"listen_ranks": "9200"}, r"no rank can join \(--listen-ranks\) an engine of one rank"),
+        ({"listen_ranks": "9200", "num_ranks": 1}, "no rank can join"),
         ({"listen_ranks": "here", "num_ranks": 2}, "'here' is no address: write HOST:PORT or PORT"),
-        ({"ray_address": "auto", "num_ranks": 2}, r"have to reach the first one: .* \(--listen-ranks HOST:PORT\)"),
+        ({"ray_address": "auto", "num_ranks": 2}, r"must reach the first one: .* \(--listen-ranks HOST:PORT\)"),
         (
             {"ray_address": "auto", "num_ranks": 2, "listen_ranks": "9200", "is_served": False},
             "for `moeflow serve` and `moeflow batch` only",
@@ -97,7 +97,7 @@ def test_a_port_alone_listens_to_this_machine(model):
             "an address for Ray's clients: make this machine a node .* --ray-address auto",
         ),
         ({"ray_address": "head", "num_ranks": 2, "listen_ranks": "9200"}, "'head' is no address: write HOST:PORT"),
-        ({"ray_placement": "spread", "num_ranks": 2, "listen_ranks": "9200"}, r"say which \(--ray-address\)"),
+        ({"ray_placement": "spread", "num_ranks": 2, "listen_ranks": "9200"}, r"set its address \(--ray-address\)"),
         ({"ray_placement": "pack", "num_ranks": 2, "listen_ranks": "9200"}, "'pack' is unknown; use one of strict-spr"),
     ],
 )
@@ -379,6 +379,6 @@ def test_a_memory_limit_below_the_least_is_refused(wide_model, tmp_path, overhea
 def test_remedies_for_too_little_memory_are_whole_sentences(wide_model, tmp_path, overhead_bytes, settings, smaller):
     with pytest.raises(CapacityError) as refused:
         limited(wide_model, tmp_path, overhead_bytes + MIB // 2, **settings)
-    assert str(refused.value).endswith(f"raise the memory limit (--memory), or use {smaller}")
+    assert str(refused.value).endswith(f"Raise the memory limit (--memory), or use {smaller}")
     with pytest.raises(CapacityError, match=f"use {smaller}, or free memory"):
         resolve(Settings(model=wide_model, **settings), resources=machine(free=PROCESS_BYTES // 2))

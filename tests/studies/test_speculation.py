@@ -216,7 +216,7 @@ def test_speculation_is_measured_on_the_same_answers(folder, tmp_path):
     ("arguments", "message"),
     [
         ((), "--speculator suffix"),
-        (("--speculator", "oracle"), "'oracle' is unknown, and there is no such file: name suffix"),
+        (("--speculator", "oracle"), "'oracle' is unknown, and there is no such file. Name suffix"),
     ],
 )
 def test_speculation_needs_a_speculator_that_there_is(folder, arguments, message):

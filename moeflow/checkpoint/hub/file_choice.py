@@ -157,7 +157,7 @@ def _no_model(name: ModelName, paths: Collection[str]) -> CheckpointError:
     if name.file:
         return CheckpointError(
             f"{name} has no GGUF files",
-            remedy="Leave the part behind the colon away for its safetensors, or take another",
+            remedy="Remove the part after the colon for its safetensors, or take another",
         )
     pickles = sorted(path for path in paths if PurePosixPath(path).suffix in PICKLE_SUFFIXES)
     if pickles:

@@ -1,4 +1,4 @@
-"""Gemma 3: norms multiply by one more than their weights; where it sees images, too, that is left away."""
+"""Gemma 3: norms multiply by one more than their weights; the vision part of multimodal checkpoints is ignored."""
 
 from __future__ import annotations
 

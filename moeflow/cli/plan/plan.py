@@ -200,11 +200,11 @@ def plan(
 def _check(*, validate: bool, recalibrate: bool, machine: str | None, has_replicas: bool) -> None:
     """Raises: ConfigError for conflicting options."""
     if validate and machine is not None:
-        raise ConfigError("--validate runs the model on this machine; leave --machine away")
+        raise ConfigError("--validate runs the model on this machine; remove --machine")
     if validate and has_replicas:
-        raise ConfigError("--validate runs one engine; leave --replicas away, or measure with `moeflow bench serve`")
+        raise ConfigError("--validate runs one engine; remove --replicas, or measure with `moeflow bench serve`")
     if recalibrate and machine is not None:
-        raise ConfigError("--recalibrate measures this machine; leave --machine away")
+        raise ConfigError("--recalibrate measures this machine; remove --machine")
 
 
 def _planned(request: PlanRequest) -> Planned:

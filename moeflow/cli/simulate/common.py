@@ -66,7 +66,7 @@ def choose_formats(machine: Machine, weights: str | None) -> Formats:
 def check_devices(machine: Machine, shape: ModelConfig, num_devices: int) -> None:
     """Print a note if there are more devices than the machine has. Raises: ConfigError if they cannot share a layer."""
     if num_devices > 1 and not machine.num_devices:
-        raise ConfigError(f"{machine.name} has no device, but --devices {num_devices} are asked for: leave it away")
+        raise ConfigError(f"{machine.name} has no device, but --devices {num_devices} are asked for: remove it")
     if shape.attention.num_heads % num_devices:
         raise ConfigError(
             f"{num_devices} devices (--devices) cannot each have a part of every layer: this model has "

@@ -1,7 +1,7 @@
-"""How many requests run together and how many tokens a pass has, on a host whose speed is known.
+"""How many requests run concurrently and how many tokens a pass has, on a host whose speed is known.
 
-Offline work takes what brings most tokens a second. Where people read along, a pass over a long prompt must not make
-the others wait for long, and a step of all requests together must not be much slower than one alone.
+Offline work takes what brings most tokens a second. For interactive work, a pass over a long prompt must not delay the
+others for long. A step of all requests must not be much slower than a step of one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAX_SLOWDOWN: Final = 4.0  # or, where one alone is slower than that, so many ti
 TOGETHER: Final = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # requests, the most first
 MIN_TOGETHER: Final = 8
 LEAST_TOKENS: Final = DEFAULT_MAX_NUM_BATCHED_TOKENS  # of a pass, while the number of requests is chosen
-TIE: Final = 1e-3  # what a second until the first token counts beside what the goal asks for
+TIE: Final = 1e-3  # weight of a second until the first token, relative to the goal
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """What was chosen, and why."""
+    """The choice and its reason."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -134,7 +134,7 @@ def _prompt_s(model: CostModel, objective: Objective, num_tokens: int) -> float:
 def _cheapest(objective: Objective, costs: Callable[[int], CostModel]) -> int:
     """Return so many tokens a pass as are best for the goal.
 
-    The more a pass has, the fewer experts there is room for beside its work.
+    A larger pass leaves less memory for experts.
     """
     found = []
     for tokens in (DEFAULT_MAX_NUM_BATCHED_TOKENS, *DISK_NUM_BATCHED_TOKENS):
@@ -146,5 +146,5 @@ def _cheapest(objective: Objective, costs: Callable[[int], CostModel]) -> int:
         first_s = model.predict(policy).first_token_s
         found.append((cost_per_token(model, policy, objective.goal) + first_s * TIE, tokens))
     if not found:
-        search(costs(DEFAULT_MAX_NUM_BATCHED_TOKENS), objective, COARSE)  # raises what is missing
+        search(costs(DEFAULT_MAX_NUM_BATCHED_TOKENS), objective, COARSE)  # raises the missing limit's error
     return min(found)[1]

@@ -1,4 +1,4 @@
-"""What is decided otherwise where a device is smaller than the model and a pipeline brings it the weights."""
+"""Choices that differ where a device is smaller than the model and a pipeline brings it the weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverr
     if settings.device_memory_bytes not in (None, memory_bytes):
         raise ConfigError(
             f"--device {settings.device} and --device-memory {format_bytes(cuda_bytes)} say different things: "
-            "leave one of them away"
+            "remove one of them"
         )
     return overrides
 
@@ -53,13 +53,11 @@ def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Setting
     """Return what holds for the host of a smaller device. Raises: ConfigError for what pipelines do not do."""
     if computes_in_torch(overrides) and settings.packed_weights_file is not None:
         raise ConfigError(
-            "--packed-weights names weights that are packed for the CPU's kernels, but torch computes: leave it away"
+            "--packed-weights names weights that are packed for the CPU's kernels, but torch computes: remove it"
         )
     for flag, value in given_options(settings, _NOT_ON_DEVICES).items():
         if (flag, value) != ("--ranks", 1):
-            raise ConfigError(
-                f"{flag} does not go with a device that is smaller than the model: leave one of them away"
-            )
+            raise ConfigError(f"{flag} does not go with a device that is smaller than the model: remove one of them")
     return replace(
         settings,
         device="cpu",

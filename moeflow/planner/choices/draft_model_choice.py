@@ -1,4 +1,4 @@
-"""Models that draft tokens beside the engine's own: which they are, in which formats, and what they take of memory.
+"""Draft models: their names, formats and memory.
 
 Only headers and vocabularies are read.
 """
@@ -57,7 +57,7 @@ def choose_draft_model(
     place = local_models.local_path(path)
     if not Path(place).exists():
         raise ConfigError(
-            f"speculator {name!r} is unknown, and there is no such file: name suffix, {EARLY_EXIT}, {OWN}:int8, "
+            f"speculator {name!r} is unknown, and there is no such file. Name suffix, {EARLY_EXIT}, {OWN}:int8, "
             "dense-source (of the built-in model), or a small model's folder, .gguf file or name"
         )
     absolute = Path(place).absolute()
@@ -85,7 +85,7 @@ def _early_exit(name: str, detail: str, settings: Settings, shape: ModelConfig, 
             f"from 1 to {most}"
         )
     if settings.record_routing is not None:
-        raise ConfigError(f"{EARLY_EXIT} would be recorded, too (--record-routing): leave one of the two away")
+        raise ConfigError(f"{EARLY_EXIT} would be recorded, too (--record-routing): remove one of the two")
     kv = replace(shape, num_layers=number)
     return DraftModelConfig(
         name=name,

@@ -1,4 +1,4 @@
-"""What is otherwise with encoders: inputs are computed whole, and experts may have a capacity."""
+"""Choices that differ for encoders: inputs are computed whole, and experts may have a capacity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_expert_capacity(settings: Settings, shape: ModelConfig) -> None:
     """Raise ConfigError if a capacity is asked for of a model whose experts have none."""
     if settings.expert_capacity is not None and not (shape.encoder and shape.routing.num_experts):
         raise ConfigError(
-            f"--expert-capacity is for encoders with experts, which a {shape.model_type} model has not: leave it away"
+            f"--expert-capacity is for encoders with experts, which a {shape.model_type} model has not: remove it"
         )
 
 

@@ -64,7 +64,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
         return self.resident_bytes + arena_bytes(self.min_slots, self.spec.slab_bytes)
 
     def slots(self, left_bytes: int) -> ExpertSlotsConfig:
-        """Return the slots that fit into what is left for experts. Raises: CapacityError."""
+        """Return the slots that fit into the memory left for experts. Raises: CapacityError."""
         spec = self.spec
         return self.config(slots_within(left_bytes, spec.slab_bytes, spec.num_slabs, least=self.min_slots))
 
@@ -80,7 +80,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
         )
 
     def reason(self, config: ExpertSlotsConfig) -> str:
-        """Return what was decided."""
+        """Return the decision."""
         made = "is" if self.packed_weights_file.exists() else "will be"
         return (
             f"up to {config.num_slots} of {self.spec.num_slabs} in memory, of {format_bytes(self.spec.slab_bytes)} "

@@ -27,11 +27,11 @@ def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
         return None
     if num_ranks == 1:
         raise ConfigError(
-            "nobody can join (--listen-ranks) an engine of one rank: say how many there are, this one counted "
+            "no rank can join (--listen-ranks) an engine of one rank: set the number of ranks, this one included "
             "(--ranks, or --stages)"
         )
     if (settings.num_replicas or 1) > 1:
-        raise ConfigError("ranks of other machines (--listen-ranks) join one engine: leave --replicas away")
+        raise ConfigError("ranks of other machines (--listen-ranks) join one engine: remove --replicas")
     host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
     file = (settings.cluster_token_file or cluster_token.default_token_file(settings.cache_dir)).absolute()
     return JoinConfig(host=host, port=port, token_file=str(file), ray=ray)
@@ -44,12 +44,12 @@ def _choose_ray(settings: Settings) -> RayConfig | None:
         raise ConfigError(f"ray_placement {placement!r} is unknown; use one of {', '.join(RAY_PLACEMENTS)}")
     if address is None:
         if placement != "strict-spread":
-            raise ConfigError("where Ray starts ranks (--ray-placement) takes a Ray cluster: say which (--ray-address)")
+            raise ConfigError("--ray-placement needs a Ray cluster: set its address (--ray-address)")
         return None
     if settings.listen_ranks is None:
         raise ConfigError(
-            "ranks that Ray starts (--ray-address) have to reach the first one: say at which address of this machine "
-            "(--listen-ranks HOST:PORT), and how many there are (--ranks)"
+            "ranks that Ray starts (--ray-address) must reach the first one: set its address on this machine "
+            "(--listen-ranks HOST:PORT), and the number of ranks (--ranks)"
         )
     if not settings.is_served:
         raise ConfigError("Ray starts ranks (--ray-address) for `moeflow serve` and `moeflow batch` only")

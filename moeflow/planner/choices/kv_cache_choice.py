@@ -13,9 +13,9 @@ from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.settings import BLOCK_SIZE, Settings
 
 KV_DTYPES: Final = ("float32", "bfloat16", "int8")  # that the engine keeps them in
-MIN_KV_TOKENS: Final = 2048  # weights that leave no room for so many do not count as fitting into --memory
-KV_SHARE: Final = 0.25  # of what is free once the weights are loaded
-KV_SHARE_BESIDE_SLOTS: Final = 0.5  # if experts come from disk, from whose slots keys and values take what they need
+MIN_KV_TOKENS: Final = 2048  # weights that leave less memory than these need do not count as fitting into --memory
+KV_SHARE: Final = 0.25  # of the memory that is free once the weights are loaded
+KV_SHARE_BESIDE_SLOTS: Final = 0.5  # if experts come from disk: keys and values take memory from their slots
 KV_SHARE_KEPT: Final = 0.125  # that unused keys and values keep there: the more experts are in memory, the less is read
 
 
@@ -29,7 +29,7 @@ class KVCacheChoice(msgspec.Struct, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes once all blocks are in use."""
+        """Bytes once all blocks are in use."""
         return self.num_blocks * self.block_bytes
 
 
@@ -46,7 +46,7 @@ def choose_kv_cache(
 ) -> KVCacheChoice:
     """Decide for a cache that takes `share` of the bytes that weights and processes leave, unless the user says more.
 
-    `torch_dtype` is what torch attends in, None where the CPU kernels do. `least_blocks` have room whatever the share.
+    `torch_dtype` is what torch attends in, None where the CPU kernels do. `least_blocks` fit whatever the share.
 
     Raises: ConfigError for a setting that makes no sense, CapacityError if it does not fit, or holds no request.
     """
@@ -126,7 +126,7 @@ def min_kv_bytes(settings: Settings, shape: ModelConfig, dtype: str) -> int:
 def kv_share(*, has_slots: bool, takes_all: bool) -> float:
     """Return how much of what weights leave keys and values may take.
 
-    `takes_all`: the user said what that is, and nobody else needs it.
+    `takes_all`: the user set the memory, and nothing else needs it.
     """
     if has_slots:
         return KV_SHARE_BESIDE_SLOTS
@@ -134,7 +134,7 @@ def kv_share(*, has_slots: bool, takes_all: bool) -> float:
 
 
 def num_kept_blocks(settings: Settings, cache: KVCacheChoice, share: float) -> int:
-    """Return how many blocks stay in memory while nobody uses them: all, if the user says how much there is."""
+    """Return how many unused blocks stay in memory: all, if the user sets the memory."""
     if settings.kv_cache_bytes is not None:
         return cache.num_blocks
     max_bytes = int(cache.num_bytes * KV_SHARE_KEPT / share)

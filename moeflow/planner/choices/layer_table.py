@@ -10,7 +10,7 @@ from moeflow.planner.costs.model_costs import ModelCosts
 
 
 def stays_on_disk(costs: ModelCosts, packed_file: Path | None, reasons: Reasons) -> bool:
-    """Return whether tokens read their rows from packed weights on disk, which are mapped; and say where the table is.
+    """Return whether tokens read their rows from mapped packed weights on disk. Also report the table's place.
 
     `packed_file` is None where weights are packed at the start.
     """

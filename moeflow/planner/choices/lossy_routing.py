@@ -29,15 +29,15 @@ def choose_lossy_routing(settings: Settings, checkpoint: Checkpoint, shape: Mode
     if shape.encoder is None or shape.routing.num_experts < top_k:
         raise ConfigError(
             f"{_FLAG} {name} is for encoders with {top_k} experts or more, which a {shape.model_type} model of "
-            f"{shape.routing.num_experts} has not: leave it away"
+            f"{shape.routing.num_experts} has not: remove it"
         )
-    check_is_saved(folders_of(checkpoint.path, settings.packed_weights_file)[:1], f"leave {_FLAG} away")
+    check_is_saved(folders_of(checkpoint.path, settings.packed_weights_file)[:1], f"remove {_FLAG}")
     reasons.append(("lossy_routing", f"{top_k} of each token by the predictor, not the routers: answers may change"))
     return top_k
 
 
 def served_name(name: str, settings: Settings) -> str:
-    """Return what a model is called, so that nobody takes answers of lossy routing for the model's own."""
+    """Return a model's name that shows that lossy routing may change its answers."""
     return name if settings.lossy_routing is None else f"{name}:lossy-{settings.lossy_routing}"
 
 

@@ -11,13 +11,13 @@ from moeflow.planner.settings import Settings
 def free_bytes(settings: Settings, machine: HostResources, device: str) -> int:
     """Return what the engine may use of the device that computes.
 
-    Raises: CapacityError if the user allows what is not there, ConfigError if they limit what is not used.
+    Raises: CapacityError if the user allows more memory than there is, ConfigError if they limit unused memory.
     """
     allowed, on_device = settings.memory_bytes, settings.device_memory_bytes
     if device == "cpu":
         if on_device is not None:
             raise ConfigError(
-                "a limit of device memory (--device-memory) is set, but the processor computes: leave it away, "
+                "a limit of device memory (--device-memory) is set, but the processor computes. Remove it, "
                 "limit main memory (--memory), or run where torch finds a CUDA device"
             )
         have = machine.available_bytes
@@ -26,7 +26,7 @@ def free_bytes(settings: Settings, machine: HostResources, device: str) -> int:
         return allowed_bytes("memory", allowed, have)
     if allowed is not None:
         raise ConfigError(
-            "a limit of main memory (--memory) is kept on --device cpu only: leave it away, or limit that of the "
+            "a limit of main memory (--memory) applies to --device cpu only: remove it, or limit the memory of the "
             "device (--device-memory)"
         )
     return allowed_bytes("device memory", on_device, machine.accelerator_free_bytes)

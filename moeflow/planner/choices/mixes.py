@@ -29,10 +29,10 @@ class MixedFormats(msgspec.Struct, frozen=True):
 def mixed_formats(mix: Mix, shape: ModelConfig, *, can_differ: bool = True) -> MixedFormats:
     """Return the formats of a mix for a model of some shape; one for all of its matrices if they cannot differ.
 
-    "q4_k": four bits, but six for attention's values, which are few and whose errors cost most (on the built-in model,
-    0.4% of the bytes take away 28% of the divergence).
-    "q4_k_m": also six for the downs of the first layers, the last and some between, which write to the residual stream;
-    and five instead of four where columns are no whole blocks of two levels.
+    "q4_k": four bits, but six for attention's values, which are few. Their errors cost most: on the built-in model,
+    0.4% of the bytes remove 28% of the divergence. "q4_k_m": also six for the downs of the first layers, the last and
+    some between. These write to the residual stream. Five instead of four where columns are no whole blocks of two
+    levels.
 
     Raises: ConfigError if matrices cannot differ where a mix needs that.
     """

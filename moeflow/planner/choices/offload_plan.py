@@ -1,4 +1,4 @@
-"""Decides what of a model stays on a device that cannot hold all of it: as many experts as its memory has room for.
+"""Decides which experts stay on a device that cannot hold the whole model: as many as fit into its memory.
 
 Only headers are read. Sizes are those of the cost model, which leaves out little; what then does not fit after all is
 refused when it is allocated.
@@ -75,7 +75,7 @@ def offload_overrides(
 
     `cuda_bytes` are those of a GPU that may be used, unless the user says it with the device.
 
-    Raises: ConfigError, also if something is said that is for such a device only.
+    Raises: ConfigError, also for settings that need such a device.
     """
     said = {"pipeline": pipeline, "micro_batch": micro_batch_tokens, "resident_experts": resident_experts}
     is_said = any(value is not None for value in said.values())
@@ -85,7 +85,7 @@ def offload_overrides(
             if value is not None:
                 raise ConfigError(
                     f"{name} is for a device that is smaller than the model: ask for one (--device "
-                    f"{PREFIX}:16GiB,12 or {CUDA}:16GiB), or leave it away"
+                    f"{PREFIX}:16GiB,12 or {CUDA}:16GiB), or remove it"
                 )
         return None
     if micro_batch_tokens is not None and micro_batch_tokens < 1:
@@ -143,8 +143,8 @@ def plan_offload(overrides: OffloadOverrides, costs: ModelCosts, limits: Schedul
 def _may_share(device: DeviceConfig) -> bool:
     """Return whether the host may compute experts, as many as it measures to be best.
 
-    Host and device have to round alike, so that any number gives the same; and to compute beside each other: a device
-    without a pace of its own is the host's processor.
+    Host and device must round alike, so that any number of experts gives the same answers. They must also compute
+    concurrently: a device without a pace of its own is the host's processor.
     """
     return (
         isinstance(device, EmulatedDeviceConfig) and not device.computes_in_torch and bool(device.speeds.device_flops)
@@ -152,7 +152,7 @@ def _may_share(device: DeviceConfig) -> bool:
 
 
 def _resident_experts(overrides: OffloadOverrides, costs: ModelCosts, fixed_bytes: float) -> int:
-    """Return how many experts of each layer stay, beside room for two layers' others."""
+    """Return how many experts of each layer stay, with memory left for two layers' others."""
     shape = costs.shape
     num_experts = max(shape.routing.num_experts, 1)
     sizes = (shape.num_layers, num_experts, _expert_bytes(costs) / num_experts * _MARGIN)
@@ -168,7 +168,7 @@ def _resident_experts(overrides: OffloadOverrides, costs: ModelCosts, fixed_byte
         f"the device has {format_bytes(overrides.device.capacity_bytes)}, but this model and these limits need "
         f"{format_bytes(least)} of it: {format_bytes(fixed_bytes)} for weights outside of experts, activations, and "
         f"keys and values, {format_bytes(least - fixed_bytes)} for experts. Give the device more memory, or ask for "
-        "smaller micro-batches, fewer requests together (--max-num-seqs), shorter ones (--max-model-len), another "
+        "smaller micro-batches, fewer concurrent requests (--max-num-seqs), shorter ones (--max-model-len), another "
         "pipeline, or a smaller weight format"
     )
 

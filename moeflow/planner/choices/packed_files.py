@@ -1,5 +1,5 @@
-"""The packed weights that belong to a model: where they are kept, that they are there when experts are to come from
-them, and that a model which fits into memory starts from them if they are there.
+"""The packed weights of a model: their place, and their existence where experts come from them. A model that fits into
+memory starts from them if they exist.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _cause(error: StorageError) -> str:
 
 
 def formats_of(config: EngineConfig) -> WeightFormats:
-    """Return the formats in which an engine's weights are packed."""
+    """Return the formats of an engine's packed weights."""
     names = (config.weight_format, config.embedding_format, config.router_format)
     matrices, embeddings, routers = (cast(WeightFormat, name) for name in names)
     head, layer_table = (
@@ -176,8 +176,8 @@ def pack(
 ) -> SlabIndex:
     """Make a model's packed weights file, at `out` or where the engine looks for it.
 
-    One that is there is compared with its checksums; if it is damaged, of an older version, or a mix that was rounded
-    before it was known which inputs matter, it is made anew.
+    Compares an existing file with its checksums. Makes it anew if it is damaged, of an older version, or a mix that was
+    rounded before the importance of inputs was known.
 
     Raises: ConfigError if it belongs to another model; CheckpointError, CapacityError.
     """

@@ -13,7 +13,7 @@ Reasons = list[tuple[str, str]]  # the name of a choice, and why it was made
 def no_cuda(device: str) -> ConfigError:
     """Return what to raise where a GPU is asked for and there is none."""
     return ConfigError(
-        f"device {device} is asked for, but torch finds no CUDA device here; use --device cpu, or emulate a GPU "
+        f"device {device} is asked for, but torch finds no CUDA device here. Use --device cpu, or emulate a GPU "
         "that is smaller than the model: --device emulated:16GiB,12 (its memory, and GB/s of its link)"
     )
 

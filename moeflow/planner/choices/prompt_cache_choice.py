@@ -35,7 +35,7 @@ def choose_prompt_cache(
     }
     for obstacle, is_there in obstacles.items():
         if is_there:
-            raise ConfigError(f"prompts are not kept on disk (--prompt-cache) where {obstacle}: leave one of them away")
+            raise ConfigError(f"prompts are not kept on disk (--prompt-cache) where {obstacle}: remove one of them")
     folder = (settings.prompt_cache or default_prompt_folder(settings.cache_dir)).absolute()
     _check(folder)
     max_bytes = settings.prompt_cache_bytes or DEFAULT_BYTES
@@ -44,7 +44,7 @@ def choose_prompt_cache(
 
 
 def default_prompt_folder(cache_dir: Path | None) -> Path:
-    """Return where prompts are kept if nobody says otherwise."""
+    """Return the default folder of prompts."""
     return cache_folder(cache_dir) / "prompts"
 
 

@@ -50,7 +50,7 @@ def count_ranks(settings: Settings) -> int:
 
 
 def possible_ranks(settings: Settings, costs: ModelCosts) -> list[ParallelConfig]:
-    """Return the ways in which ranks can share a model, the most usual first; none if there is one rank.
+    """Return the ways ranks can share a model, the most usual first; none if there is one rank.
 
     Layouts that the user leaves open are tried, those of other packages only where they are named.
     Raises: ConfigError if the ranks cannot share it in any of these ways.
@@ -171,7 +171,8 @@ class RankMemory(msgspec.Struct, frozen=True):
         return max(self.kv_shapes, key=_kv_values)
 
     def explain(self, kv_bytes: int, reasons: Reasons) -> None:
-        """Add how many bytes of weights, keys and values each rank holds, of which none has more than `kv_bytes`."""
+        """Add how many bytes of weights, keys and values each rank holds. No rank has more keys and values than
+        `kv_bytes`."""
         most = _kv_values(self.kv_shape)
         caches = [kv_bytes * _kv_values(shape) // most for shape in self.kv_shapes]
         each = [
@@ -182,7 +183,7 @@ class RankMemory(msgspec.Struct, frozen=True):
 
 
 def _kept_of(shape: ModelConfig, parallel: ParallelConfig, rank: int) -> ModelConfig:
-    """Return a model whose keys and values are those that a rank has: with its layers alone, and its KV heads."""
+    """Return a model with a rank's share of keys and values: its layers and its KV heads."""
     layers = layers_of(parallel, shape, rank)
     of_rank = with_kv_heads_of(shape, parallel, rank)
     kinds = of_rank.attention.layer_kinds[layers.start : layers.stop]
@@ -197,7 +198,7 @@ def _kv_values(shape: ModelConfig) -> int:
 def _layouts(name: str, value: str, known: Sequence[Layout], added: Sequence[Layout] = ()) -> Sequence[Layout]:
     """Return the layouts that a setting leaves open: all that are known, or the one of that name. Raises: ConfigError.
 
-    `added` are those that have to be named.
+    The user has to name the `added` ones.
     """
     found = known if value == "auto" else [layout for layout in (*known, *added) if layout == value]
     if not found:
@@ -208,14 +209,14 @@ def _layouts(name: str, value: str, known: Sequence[Layout], added: Sequence[Lay
 def _refuse_layouts(settings: Settings) -> None:
     """Raises: ConfigError if one rank is to share something."""
     for flag, value in given_options(settings, _LAYOUTS).items():
-        raise ConfigError(f"{flag} {value} is for several ranks: say how many (--ranks), or leave it away")
+        raise ConfigError(f"{flag} {value} is for several ranks: set their number (--ranks), or remove it")
 
 
 def _refuse_layouts_of_experts(settings: Settings) -> None:
-    """Raises: ConfigError if something is said of the experts of a model that has none."""
+    """Raises: ConfigError if settings name experts of a model that has none."""
     for flag, value in given_options(settings, _LAYOUTS_OF_EXPERTS).items():
         if value != "expert":  # which is how plans of such models say it
-            raise ConfigError(f"{flag} {value} is for models with experts, and this one is dense: leave it away")
+            raise ConfigError(f"{flag} {value} is for models with experts, and this one is dense: remove it")
 
 
 def _sizes(blocks: Sequence[range]) -> str:

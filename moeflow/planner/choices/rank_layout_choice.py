@@ -1,7 +1,7 @@
 """Which layouts the ranks of an engine get where the user leaves them open: those with the shortest forecast.
 
-Weights lie one way for prompts and for decoding, so what is compared is the time of requests as the usage has them,
-prompt and answer. The least memory decides where that alone fits; where a machine's speed is unknown, the usual.
+Weights have one layout for prompts and for decoding. So the planner compares the time of the usage's requests, prompt
+and answer. The least memory decides where that alone fits; where a machine's speed is unknown, the usual.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _forecast(parallel: ParallelConfig, model: CostModel, num_sequences: int) ->
 
 
 def _reason(best: LayoutForecast, others: Sequence[LayoutForecast], num_sequences: int) -> str:
-    """Say how long all alternatives take, and whether prompts or decoding alone would have another one."""
+    """Report how long all alternatives take, and whether prompts or decoding alone would have another one."""
     requests = "a request" if num_sequences == 1 else f"{num_sequences} requests together"
     figures = ", ".join(f"{format_seconds(other.seconds)} {other.name}" for other in others)
     text = f"{best.name}: {requests} should take {format_seconds(best.seconds)}, against {figures}"

@@ -1,4 +1,4 @@
-"""The ways in which ranks can share a model of a given shape."""
+"""The ways ranks can share a model of a given shape."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _RECORDS: Final = "records of routing (--record-routing)"
 _WHOLE_DECODERS: Final = (RANKS, _STAGES, _SHARED_EXPERTS, _SPECULATORS, _DEVICES, PIPELINES, _LENDERS)
 
 _REFUSED: Final[tuple[tuple[Callable[[ModelConfig], bool], str, tuple[str, ...]], ...]] = (
-    # whether a model is of the kind, what such models have, and what they do not go with
+    # whether a model is of the kind, the property of such models, and the settings it excludes
     (lambda shape: shape.encoder is not None, "an encoder", (*_WHOLE_DECODERS, _RECORDS)),
     (lambda shape: shape.recurrent is not None, "recurrent layers", _WHOLE_DECODERS),
     (lambda shape: shape.attention.latent is not None, "latent attention", (SHARED_HEADS, PIPELINES)),
@@ -34,7 +34,7 @@ def why_refused(shape: ModelConfig, what: str) -> str:
     """Return why a model is not run with something of the table; empty: it is."""
     for is_of_kind, name, refused in _REFUSED:
         if what in refused and is_of_kind(shape):
-            return f"{what} do not go with {name}, which this model has ({shape.model_type}): leave the option away"
+            return f"{what} do not go with {name}, which this model has ({shape.model_type}): remove the option"
     return ""
 
 

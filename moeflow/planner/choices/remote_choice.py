@@ -1,6 +1,6 @@
 """Whether experts that do not fit into memory are also kept by other machines, from the rates of links and disk.
 
-Lenders are asked what they have left, and the links to them are measured. One that does not answer now may do so later.
+Asks lenders for their free memory, and measures the links to them. One that does not answer now may do so later.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NAME: Final = "remote_experts"  # of the reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteChoice:
-    """What was decided, and why."""
+    """The decision and its reason."""
 
-    config: RemoteExpertsConfig | None  # None: what has no slot is on disk alone
+    config: RemoteExpertsConfig | None  # None: experts without a slot are on disk alone
     reason: str
 
 
@@ -76,7 +76,7 @@ def choose_remote(
 
 
 def _asked(address: tuple[str, int], token: bytes, borrowing: Borrowing, slots: ExpertSlotsConfig) -> LenderConfig:
-    """Return a lender with what was found out of it. Raises: ConfigError."""
+    """Return a lender with the measured values. Raises: ConfigError."""
     host, port = address
     try:
         free_bytes, rates = lenders_memory.probe_lender(address, token, borrowing)
@@ -97,7 +97,7 @@ def _asked(address: tuple[str, int], token: bytes, borrowing: Borrowing, slots: 
 def _judged(
     config: RemoteExpertsConfig, slots: ExpertSlotsConfig, borrowing: Borrowing, disk: DiskRates | None
 ) -> RemoteChoice:
-    """Say what lenders bring, and leave those away that would be slower than the disk."""
+    """Report what lenders bring, and omit lenders that would be slower than the disk."""
     rates = [RemoteRates.of(it, borrowing.hidden, slots.slab_bytes) for it in config.lenders if it.num_experts]
     if not rates:
         return RemoteChoice(config=config, reason="no lender has answered yet: experts come from disk until one does")
@@ -109,9 +109,9 @@ def _judged(
         if it.num_experts
     )
     if disk is None or disk.link is None:
-        return RemoteChoice(config=config, reason=f"{number} experts have room at {links}; the faster one computes")
+        return RemoteChoice(config=config, reason=f"{number} experts fit at {links}; the faster one computes")
     remote_s, disk_s = min(it.expert_s(1) for it in rates), disk.read_s(1)
     both = f"an expert that one token needs takes {format_seconds(remote_s)} there, {format_seconds(disk_s)} from disk"
     if remote_s >= disk_s:
         return RemoteChoice(config=None, reason=f"not used: {both} ({links})")
-    return RemoteChoice(config=config, reason=f"{number} experts have room at {links}: {both}")
+    return RemoteChoice(config=config, reason=f"{number} experts fit at {links}: {both}")

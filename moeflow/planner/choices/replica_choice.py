@@ -22,7 +22,7 @@ def check_replicas(settings: Settings, device: str, *, offloads_to_torch: bool) 
     if device != "cpu" or offloads_to_torch:
         raise ConfigError("replicas (--replicas) compute on the processor: set --device cpu, or use one")
     for flag in given_options(settings, written_files()):
-        raise ConfigError(f"{flag} writes the file of one engine: leave it away, or use one replica (--replicas)")
+        raise ConfigError(f"{flag} writes the file of one engine: remove it, or use one replica (--replicas)")
 
 
 def choose_expert_parallel(
@@ -30,16 +30,16 @@ def choose_expert_parallel(
 ) -> ExpertParallelConfig | None:
     """Return how replicas share experts; None: each computes apart. Raises: ConfigError if they cannot.
 
-    `comes_from_disk`: not all experts have room in memory.
+    `comes_from_disk`: not all experts fit into memory.
     """
     number = settings.num_replicas or 1
     if not settings.expert_parallel:
         return None
     if number == 1:
-        raise ConfigError("experts are shared by replicas (--expert-parallel): say how many there are (--replicas)")
+        raise ConfigError("replicas share experts (--expert-parallel): set the number of replicas (--replicas)")
     if count_ranks(settings) > 1:
         raise ConfigError(
-            "replicas that share experts (--expert-parallel) have one process each: leave --ranks and --stages away, "
+            "replicas that share experts (--expert-parallel) have one process each: remove --ranks and --stages, "
             "or let ranks alone share the model"
         )
     if number > shape.routing.num_experts:
@@ -70,7 +70,7 @@ def share_of(total_bytes: int, num_replicas: int, *, shared_bytes: int) -> int:
 
 
 def what_each_has(num_replicas: int, num_threads: int, num_bytes: int, *, maps_together: bool) -> str:
-    """Return what was decided. `maps_together`: the replicas have their weights in the same pages of memory."""
+    """Return the decision. `maps_together`: the replicas have their weights in the same pages of memory."""
     weights = "the weights are mapped, and in memory once" if maps_together else "weights are in memory for each"
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
     memory = f"{format_bytes(num_bytes)} of memory, what is shared included"

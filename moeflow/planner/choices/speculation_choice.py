@@ -23,7 +23,7 @@ with on_demand(__name__):
     from moeflow.planner.choices import draft_model_choice
 
 AUTO: Final = "auto"
-AUTO_SHARE: Final = 0.1  # of memory, that models may take which nobody named
+AUTO_SHARE: Final = 0.1  # of memory, for draft models that the user did not name
 
 
 class SpeculatorChoice(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class SpeculatorChoice(msgspec.Struct, frozen=True):
         return sum(draft.num_bytes for draft in self.draft_models)
 
     def check(self, parallel: ParallelConfig | None) -> None:
-        """Raises: ConfigError if one of them cannot draft beside a model that is run so."""
+        """Raises: ConfigError if one of them cannot draft for a model that is run so."""
         for draft in self.draft_models:
             if draft.is_early_exit and parallel is not None:
                 raise ConfigError(
@@ -62,7 +62,7 @@ def choose_speculators(
         return SpeculatorChoice()
     if settings.speculators and is_offloaded:
         raise ConfigError(
-            "speculators (--speculator) work where the CPU computes all layers: leave --device or --speculator away"
+            "speculators (--speculator) work where the CPU computes all layers: remove --device or --speculator"
         )
     names: list[str] = []
     draft_models: list[DraftModelConfig] = []
@@ -81,7 +81,7 @@ def choose_speculators(
 def _expanded(
     settings: Settings, checkpoint: Checkpoint, shape: ModelConfig, cpu_isa: str, reasons: Reasons
 ) -> list[str]:
-    """Return the names that are set, with what "auto" stands for: suffix, and what was trained and fits in memory."""
+    """Return the set names. "auto" stands for suffix and the trained speculators that fit in memory."""
     if AUTO not in settings.speculators:
         return list(settings.speculators)
     found, why = _automatic(settings, checkpoint, shape, cpu_isa)
@@ -90,7 +90,7 @@ def _expanded(
 
 
 def _automatic(settings: Settings, checkpoint: Checkpoint, shape: ModelConfig, cpu_isa: str) -> tuple[list[str], str]:
-    """Return what drafts if nobody says what, and why; which of them are asked is the governor's business."""
+    """Return the default speculators and the reason. The governor chooses among them."""
     suffix = SuffixSpeculator.name
     trained = trained_speculators(checkpoint.path)
     if not trained:

@@ -21,8 +21,8 @@ def choose_stages(settings: Settings, costs: ModelCosts) -> StageConfig | None:
     if len(wanted) > 1:
         if sum(wanted) != num_layers:
             raise ConfigError(
-                f"stages of {', '.join(map(str, wanted))} layers (--stages) have {sum(wanted)} together, but the model "
-                f"has {num_layers}: name as many, or say only how many stages there are"
+                f"stages of {', '.join(map(str, wanted))} layers (--stages) have {sum(wanted)} in total, but the model "
+                f"has {num_layers}: name as many, or set only the number of stages"
             )
         _check_borders(wanted, costs.shape)
         return StageConfig(num_layers=wanted, costs=micro_batch_costs(costs))
@@ -34,8 +34,8 @@ def choose_stages(settings: Settings, costs: ModelCosts) -> StageConfig | None:
     borders = costs.shape.stage_borders
     if number > len(borders) + 1:
         raise ConfigError(
-            f"{number} stages (--stages) cannot share {num_layers} layers, the last of which attend to keys and values "
-            f"of earlier ones: use at most {len(borders) + 1}"
+            f"{number} stages (--stages) cannot share {num_layers} layers: the last layers attend to keys and values "
+            f"of earlier ones. Use at most {len(borders) + 1}"
         )
     num_of_each = balanced(_layer_loads(costs), _ends_load(costs), number, borders)
     return StageConfig(num_layers=num_of_each, costs=micro_batch_costs(costs))
@@ -48,13 +48,13 @@ def _check_borders(num_of_each: Sequence[int], shape: ModelConfig) -> None:
     for start in starts:
         if start not in borders:
             raise ConfigError(
-                f"layers cannot be cut before layer {start} (--stages), as a later one attends to keys and values of "
-                f"an earlier one: cut before one of {', '.join(map(str, borders))}"
+                f"layers cannot be cut before layer {start} (--stages): a later one attends to keys and values of "
+                f"an earlier one. Cut before one of {', '.join(map(str, borders))}"
             )
 
 
 def num_stages(settings: Settings) -> int:
-    """Return into how many stages the user wants layers to be cut. Raises: ConfigError if that cannot be told."""
+    """Return into how many stages the user wants layers to be cut. Raises: ConfigError if the number is unclear."""
     wanted = _wanted(settings)
     return wanted[0] if len(wanted) == 1 else len(wanted)
 
@@ -62,8 +62,8 @@ def num_stages(settings: Settings) -> int:
 def balanced(layers: Sequence[float], first: float, number: int, borders: Sequence[int]) -> tuple[int, ...]:
     """Return how many layers each of so many stages has, at least one, so that the greatest load is the least.
 
-    `layers` are the loads of layers, `first` is what the first stage has beside its own; stages begin at `borders`, of
-    which there are enough.
+    `layers` are the loads of layers, `first` is the first stage's extra load. Stages begin at `borders`; there are
+    enough of these.
     """
     before = list(accumulate(layers, initial=0.0))
 

@@ -13,7 +13,7 @@ from moeflow.planner.settings import Settings
 
 
 def found_packed_file(settings: Settings, checkpoint: Checkpoint, weights: WeightChoice) -> Path | None:
-    """Return the packed weights that are there. See `find_packed_weights_file`, also for what it raises."""
+    """Return the packed weights that are there. See `find_packed_weights_file`, also for its exceptions."""
     return find_packed_weights_file(checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir)
 
 
@@ -33,7 +33,7 @@ def choose_packed_file(
 
 
 def choose_importance_file(settings: Settings, checkpoint: Checkpoint, weights: WeightChoice, reasons: Reasons) -> str:
-    """Return what is known of the importance of inputs, for rounding to a mix; empty if nothing is.
+    """Return the known importance of inputs, for rounding to a mix; empty if unknown.
 
     Ranks on other machines may know something else, and all are to round alike.
     """

@@ -28,8 +28,8 @@ def num_state_slots(shape: ModelConfig, max_num_seqs: int, free_bytes: int, *, s
     most = int(free_bytes * STATES_SHARE) // shape.state_bytes
     if most < _MIN_SLOTS:
         raise CapacityError(
-            f"a request's recurrent state takes {format_bytes(shape.state_bytes)}, of which {_MIN_SLOTS} have to fit "
-            f"into {STATES_SHARE:.0%} of the memory, {format_bytes(free_bytes)}: free or allow more (--memory)"
+            f"a request's recurrent state takes {format_bytes(shape.state_bytes)}, and {_MIN_SLOTS} have to fit into "
+            f"{STATES_SHARE:.0%} of the memory, {format_bytes(free_bytes)}: free or allow more (--memory)"
         )
     return min(max((_SLOTS_PER_REQUEST if shares_prefixes else 1) * max_num_seqs, _MIN_SLOTS), most)
 
@@ -47,8 +47,8 @@ def choose_states(shape: ModelConfig, num_slots: int, reasons: Reasons) -> State
 
 
 def _checkpoint_every(shape: ModelConfig) -> int:
-    """Return after how many tokens a state is kept, where a prefix can be taken up: about as many as have keys and
-    values of the state's size, so that neither takes much more than the other.
+    """Return the number of tokens between kept states, where a prefix can resume. The keys and values of so many tokens
+    take about as much memory as the state.
     """
     block_bytes = max(shape.kv_bytes_per_token("float32") * BLOCK_SIZE, 1)
     num_blocks = _MIN_EVERY

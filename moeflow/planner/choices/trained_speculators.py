@@ -1,4 +1,4 @@
-"""Where the speculators that were trained for a model lie: beside it, numbered in the order of training."""
+"""The place of a model's trained speculators: next to the model, numbered in the order of training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def speculators_folder(model: Path) -> Path:
 
 
 def trained_speculators(model: Path) -> list[Path]:
-    """Return the folders of what was trained for a model and is complete, the first one first."""
+    """Return the folders of a model's completely trained speculators, the first one first."""
     folder = speculators_folder(model)
     if not folder.is_dir():
         return []

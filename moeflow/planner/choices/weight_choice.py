@@ -1,4 +1,4 @@
-"""In which format an engine keeps its weights. Only headers are looked at."""
+"""The format of an engine's weights. Only headers are looked at."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class WeightChoice:
         )
 
     def with_routers(self, checkpoint: Checkpoint) -> WeightChoice:
-        """Return the same with routers as a checkpoint has them: bfloat16 if they and all else are, else float32."""
+        """Return the same with a checkpoint's format of routers: bfloat16 if they and all else are, else float32."""
         names = names_apart(checkpoint).routers
         has_narrow = all(checkpoint.tensors[name].stored_as == "bfloat16" for name in names)
         is_narrow = self.matrices == "bfloat16" and not self.layers
@@ -113,8 +113,8 @@ def explicit_choice(
         raise ConfigError(f"weights cannot be both quantized to {quantize} and kept in {dtype}: say one of the two")
     if not can_pack:
         raise ConfigError(
-            "quantized weights are computed by the CPU kernels, which are not used here: "
-            "install moeflow where there is a C++ compiler and run on --device cpu, or leave --quantize away"
+            "quantized weights need the CPU kernels, which are not used here: "
+            "install moeflow where there is a C++ compiler and run on --device cpu, or remove --quantize"
         )
     if mix is not None:
         mixed = mixed_formats(mix, shape, can_differ=can_differ)
@@ -240,7 +240,7 @@ def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool],
 
 
 def _matrices(checkpoint: Checkpoint, apart: NamesApart) -> Iterator[TensorInfo]:
-    """Yield what is packed in the format of matrices: neither embeddings nor routers, which are kept apart."""
+    """Yield the tensors packed in the format of matrices: neither embeddings nor routers, which are kept apart."""
     for name, info in checkpoint.tensors.items():
         if len(info.shape) == 2 and name not in apart.embeddings | apart.routers:
             yield info

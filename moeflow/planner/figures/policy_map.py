@@ -14,7 +14,7 @@ from moeflow.planner.search.objective import Objective
 from moeflow.planner.search.search import search
 
 FACTORS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)  # of what the machine has
-MAP_SEQUENCES: Final = 8  # whose keys and values there is always room for
+MAP_SEQUENCES: Final = 8  # whose keys and values always fit
 MEMORY_SHARES: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of what the model needs
 
 
@@ -86,7 +86,7 @@ def _other_device(model: CostModel, objective: Objective, link: float, host: flo
 
 
 def scaled_link_and_host(machine: Machine, link: float, host: float) -> Machine:
-    """Return a machine whose link to the device, and whose host, are so many times what they are."""
+    """Return a machine whose device link and host are so many times as fast."""
     levels = []
     for level in machine.levels:
         if level.name == RAM and level.processor is not None:
@@ -101,7 +101,7 @@ def scaled_link_and_host(machine: Machine, link: float, host: float) -> Machine:
 
 
 def _other_host(model: CostModel, objective: Objective, share: float, disk: float) -> tuple[CostModel, Objective]:
-    """Return the same with room for another share of the model, and another disk; the room is the only limit."""
+    """Return the same with memory for another share of the model, and another disk; this memory is the only limit."""
     size = int(
         model.process_bytes
         + model.costs.model_bytes * share

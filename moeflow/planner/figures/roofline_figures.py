@@ -1,8 +1,8 @@
 """What MoE-Lightning's figures 4 and 5 show, for any machine, model and policy. Numbers only, drawn elsewhere.
 
-Two levels are looked at: the near one (i), where a pass computes, and the far one (j), where there is more room. An
-operational intensity (FLOP/byte) belongs to a level: on the near one it counts bytes that are read there, on the far
-one bytes that really come from there. What stays on the near level comes from nowhere, and no link bounds it.
+Considers two levels: the near one (i), where a pass computes, and the far one (j), which is larger. An operational
+intensity (FLOP/byte) belongs to a level. The near one counts bytes read there, the far one bytes that really come from
+there. What stays on the near level comes from nowhere, and no link bounds it.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class RooflineFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
-    """A layer's work as planned: one of its micro-batches, how many there are, and what comes from the far level."""
+    """A layer's work as planned: one of its micro-batches, their number, and the bytes from the far level."""
 
     name: str
     work: KernelWork
     times: int
     level: str  # where it is computed
-    streamed_bytes: float  # for all micro-batches together
+    streamed_bytes: float  # for all micro-batches combined
     stream_s: float
 
 
@@ -118,7 +118,7 @@ def _attention(model: CostModel, policy: Policy) -> _Planned:
 
 
 def _feed_forward(model: CostModel, policy: Policy) -> _Planned:
-    """Return experts, or a dense model's network: what is not on the near level comes to it for each step."""
+    """Return experts, or a dense model's network: the part that is not on the near level comes to it for each step."""
     costs, choice = model.costs, IntegerPolicy.of(policy)
     name = f"as planned: batch of {policy.batch_size}"
     if not model.has_device:
@@ -178,7 +178,7 @@ def turns(over: Roofs, near_intensity: float) -> Iterator[Turn]:
 
 
 def _roofs(model: CostModel, dtype: str) -> Roofs:
-    """Return the roofs; several devices multiply what they read and compute, and links that are their own."""
+    """Return the roofs; several devices multiply the rates of reading, computing and their own links."""
     near, far = _levels(model)
     one = roofs(model.machine, near, far, dtype)
     if near != DEVICE:

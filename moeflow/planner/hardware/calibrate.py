@@ -1,9 +1,9 @@
 """Measures this machine: what memory, processor and disk do at best, and how near to that kernels come at given shapes.
 
 In rounds, over some fifteen seconds: a machine that others share is now faster and now slower, for seconds on end.
-Every round sets its kernels against its own roofs; medians over the rounds count, and how far the roofs lay apart is
-what predictions are to be trusted to. A round beside other work is repeated a few times; of all, the calmest count, and
-what others took of the processor meanwhile is kept with the figures.
+Every round compares its kernels with its own roofs; medians over the rounds count. The spread of the roofs is the
+accuracy to expect of predictions. A round that other work disturbs is repeated a few times, and the calmest rounds
+count. The figures include the share of the processor that others took.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from moeflow.planner.hardware.kernel_bench import (
 from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
 from moeflow.planner.hardware.pass_bench import NO_ENGINE, EngineTimes, measure_engine, median_times
 
-OnStep = Callable[[str], None]  # told what is being measured
+OnStep = Callable[[str], None]  # called with the current measurement
 
 NUM_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 6  # where others are at work,
 LONGEST_S: Final = 40.0  # and no more once they took so long
-NUM_GLANCES: Final = 10  # samples of the roofs by which a machine is known again
+NUM_GLANCES: Final = 10  # samples of the roofs that identify a machine
 GLANCE_S: Final = 0.1  # between them
 LIKENESS: Final = 1.25  # ratio of speeds that pass for the same
 MIN_UNCERTAINTY: Final = 0.12
@@ -67,7 +67,7 @@ def measure_machine(
 ) -> Machine:
     """Measure a machine without a device: memory, processor, disk, and kernels on shapes of the middle and on `shapes`.
 
-    `folder` is on the disk that counts. Blocks: for some 15 seconds, twice that beside others.
+    `folder` is on the disk that counts. Blocks: for about 15 seconds, twice that while others are at work.
     Raises: OSError if nothing can be written there.
     """
     rounds = Rounds(num_threads, THOROUGH)
@@ -134,7 +134,7 @@ class _Round:
 
 
 class Rounds:
-    """Measurements of the same things at several times, of which the calmest count."""
+    """Measurements of the same things at several times; the calmest count."""
 
     def __init__(self, num_threads: int, effort: Effort, num_kept: int = NUM_ROUNDS) -> None:
         self._bench = KernelBench(num_threads, effort)
@@ -165,7 +165,7 @@ class Rounds:
             disk.sample_overlap(self._bench.compute)
 
     def run(self, shapes: Iterable[KernelShape], on_step: OnStep, *, of_kernels_only: bool = False) -> None:
-        """Measure everything once more: memory, arithmetic, kernels, and what passes take beside them."""
+        """Measure everything again: memory, arithmetic, kernels, and the other time of passes."""
         on_step("memory and arithmetic")
         others, bench = OtherWork(), self._bench
         engine = NO_ENGINE
@@ -217,7 +217,7 @@ class Rounds:
     def uncertainty(self) -> float:
         """How far the rounds' roofs lay apart, relative; above 1 if one round's were more than twice another's.
 
-        Of rounds that a few are kept of, all count. Not less than what is seen within a round.
+        Of rounds that a few are kept of, all count. Not less than the spread within a round.
         """
         roofs = [it.roofs for it in (self._kept if self._num_kept > 1 else self._all)]
         series = [[it.read for it in roofs]]
@@ -236,7 +236,7 @@ def _level(roofs: BestRates, engine: EngineTimes, ram_bytes: int) -> MemoryLevel
 
 
 def with_efficiencies(machine: Machine, more: Iterable[KernelEfficiency]) -> Machine:
-    """Return a machine of which more kernels are known."""
+    """Return a machine with more known kernels."""
     processor = processor_of(machine.level(RAM))
     found = {(it.kernel, it.dtype, it.values, it.rows): it for it in (*processor.efficiencies, *more)}
     made = replace(processor, efficiencies=tuple(found.values()))

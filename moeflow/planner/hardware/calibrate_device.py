@@ -1,4 +1,4 @@
-"""Measures a torch device and its link: what it reads and computes a second, and how fast copies are, by size.
+"""Measures a torch device and its link: bytes and operations a second, and the speed of copies by size.
 
 For a GPU, on which it has not been tried yet; a processor can be measured likewise, as if it lay across a link.
 """
@@ -27,7 +27,7 @@ def measure_device(
 ) -> tuple[MemoryLevel, Link, Link]:
     """Return the device, the link to it and the link back.
 
-    Blocks: for about a second on a GPU. Raises: RuntimeError from torch if the device has no room for the buffers.
+    Blocks: for about a second on a GPU. Raises: RuntimeError from torch if the buffers do not fit on the device.
     """
     buffer = torch.ones(buffer_bytes, dtype=torch.uint8, device=device)
     values = buffer.view(torch.int32)
@@ -64,7 +64,7 @@ def _rate(device: torch.device, target: Tensor, source: Tensor) -> LinkRate:
 
 
 def _best(device: torch.device, run: Callable[[], object]) -> float:
-    """Return the seconds of a call, until what it launched is done; the first one, which warms up, does not count."""
+    """Return the seconds of a call until its launched work is done; the first one, which warms up, does not count."""
     times = []
     for _ in range(TRIES + 1):
         _wait(device)

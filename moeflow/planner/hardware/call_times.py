@@ -13,7 +13,8 @@ def usual_s(
     before: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the median seconds of so many calls, the first left out; `before` each is called what is not timed."""
+    """Return the median seconds of so many calls, the first left out; `before` runs before each call and is not
+    timed."""
     times = []
     for _ in range(number + 1):
         before()

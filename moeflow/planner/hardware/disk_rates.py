@@ -54,11 +54,11 @@ class DiskBench:
 
     @property
     def overlap(self) -> float:
-        """How far reading and computing go on at the same time, by the median of what was sampled; 0: not known."""
+        """How far reading and computing overlap, by the median of the samples; 0: not known."""
         return statistics.median(self._overlaps) if self._overlaps else 0.0
 
     def link(self) -> Link:
-        """Return the medians of what was sampled, at least once."""
+        """Return the medians of the samples, at least one."""
         rates = tuple(
             LinkRate(transfer_bytes=size, bytes_per_s=statistics.median(found), depth=depth)
             for (size, depth), found in self._samples.items()
@@ -67,7 +67,7 @@ class DiskBench:
 
     def _rate(self, size: int, depth: int) -> float:
         num_places = self._num_bytes // size
-        places = random.sample(range(num_places), num_places)  # not twice the same: a host keeps what was read
+        places = random.sample(range(num_places), num_places)  # not twice the same: a host caches reads
         memory = _page_aligned(depth * size)
         end = time.perf_counter() + MIN_S
 
@@ -88,7 +88,7 @@ class DiskBench:
 def overlap_of(computing: float, reading: float) -> float:
     """Return the overlap of two things that reach these shares of their speeds while both are at work.
 
-    So that two which take T each alone take T (2 - overlap) together: 1 if neither slows the other, 0 if they share.
+    Two that take T each alone take T (2 - overlap) concurrently: 1 if neither slows the other, 0 if they share.
     """
     together = computing + reading
     return min(max(2.0 - 2.0 / together, 0.0), 1.0) if together > 0 else 0.0

@@ -1,6 +1,7 @@
-"""Kernels at given shapes, timed: over weights in one buffer far larger than the caches, seen in every format in turn.
+"""Kernels at given shapes, timed: over weights in one buffer far larger than the caches, read in one format after
+another.
 
-What is in the buffer does not matter, as long as no number in it is a slow one. A measurement is the median of many
+The buffer's contents do not matter, as long as no number in it is a slow one. A measurement is the median of many
 short runs.
 """
 
@@ -160,7 +161,7 @@ QUICK: Final = Effort((1, 16, 64), 3, 0.0, 8, 0.5, False, 1 << 22)
 
 
 def parts_of(shapes: Iterable[KernelShape], effort: Effort) -> list[KernelShape]:
-    """Return what is measured for shapes: of a matrix too large for the effort, so many rows of it."""
+    """Return the shapes to measure: of a matrix too large for the effort, so many rows."""
     found = []
     for shape in shapes:
         if shape.kernel == "linear" and shape.values > effort.most_values:
@@ -236,7 +237,7 @@ class KernelBench:
         num_experts, top_k, hidden, width = shape.sizes
         dtype = cast(WeightFormat, shape.dtype)
         num_bytes = expert_bytes(hidden, width, dtype)
-        fitting = max(min(num_experts, self._buffer.nbytes // (2 * num_bytes)), top_k)  # two layers in turn at least
+        fitting = max(min(num_experts, self._buffer.nbytes // (2 * num_bytes)), top_k)  # at least two layers
         layers = cycle(
             PackedExperts(fitting, hidden, width, dtype, storage=part.view(fitting, num_bytes))
             for part in self._parts(fitting * num_bytes)
@@ -267,7 +268,7 @@ class KernelBench:
         }
         block_bytes = kv_block_bytes(dtype, **shaped)
         each = CONTEXT // KV_BLOCK
-        num_sequences = max(min(self._buffer.nbytes // (2 * block_bytes * each), 64), 1)  # two layers in turn at least
+        num_sequences = max(min(self._buffer.nbytes // (2 * block_bytes * each), 64), 1)  # at least two layers
         layers = [KVBlocks(part, dtype, **shaped) for part in self._parts(num_sequences * each * block_bytes)]
         if layers[0].handle is None:  # a shape that torch computes
             return

@@ -1,4 +1,4 @@
-"""Machines by name or file: those that moeflow or other packages ship, and a user's own descriptions."""
+"""Machines by name or file: shipped with moeflow or other packages, or described by the user."""
 
 from __future__ import annotations
 

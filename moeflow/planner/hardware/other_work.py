@@ -1,7 +1,7 @@
 """How much of the processor others take while something is measured, as the system counts it.
 
-Others are other processes, and whoever else the hypervisor gives the cores to ("steal"). Where the system does not
-tell, nobody is taken to be there.
+Others are other processes, and other guests that the hypervisor gives the cores to ("steal"). Where the system does not
+report others, assumes that there are none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OtherWork:
         return min(max((busy - own) / total, 0.0), 1.0) if total > 0 else 0.0
 
     def _sample(self) -> tuple[float, float, float] | None:
-        """Return seconds of all cores together: (that passed, that were busy, that this process had)."""
+        """Return total seconds of all cores: (that passed, that were busy, that this process had)."""
         try:
             fields = self._stat.read_text(encoding="ascii").split("\n", 1)[0].split()[1 : 1 + _NUM_FIELDS]
             ticks = [float(field) / os.sysconf("SC_CLK_TCK") for field in fields]

@@ -1,7 +1,7 @@
 """What passes take beside kernels and disk: those of a tiny model, with caches as a large one's weights leave them.
 
-What lies below the engine is run as it is: scheduler, tensors of a pass, layers, sampling and, where experts come from
-disk, their cache and the threads that read them, from a file that takes no time. What the engine itself adds is more
+The parts below the engine run unchanged: scheduler, tensors of a pass, layers, sampling. Where experts come from disk,
+their cache and its reading threads run, too, from a file that takes no time. What the engine itself adds is more
 Python of the same kind: a share of that.
 """
 
@@ -53,7 +53,7 @@ TOGETHER: Final = 32  # sequences
 MIN_PASSES: Final = 4  # of each kind, however long they take
 PROMPT_TOKENS: Final = 64
 BLOCK_SIZE: Final = 16
-# What the engine takes beside what is run here (results, statistics, choice of sampling), as a multiple of it.
+# Time of the engine's other work (results, statistics, choice of sampling), as a multiple of the time here.
 ENGINE_OF_PASS: Final = 0.5
 ENGINE_OF_TOKEN: Final = 0.5
 
@@ -87,7 +87,7 @@ def measure_engine(chill: Chill, num_passes: int, most_s: float) -> EngineTimes:
         drivers = [_Driver(tiny, num_sequences, num_passes) for tiny, num_sequences in kinds]
         began_s, turns = time.perf_counter(), list[list[_Pass]]()
         while len(turns) < num_passes and (len(turns) < MIN_PASSES or time.perf_counter() < began_s + most_s):
-            turns.append([driver.run_pass(chill) for driver in drivers])  # in turns: a drift hits all alike
+            turns.append([driver.run_pass(chill) for driver in drivers])  # alternately: a drift hits all alike
     alone, together, few_passes, many_passes = zip(*turns, strict=True)
     alone_s, together_s = (_calm([it.beside_s for it in passes]) for passes in (alone, together))
     whole_s, few_s, many_s = (_calm([it.whole_s for it in passes]) for passes in (alone, few_passes, many_passes))

@@ -1,7 +1,7 @@
 """Measures in a second what one model's start asks for: memory, arithmetic, its own kernels, and the disk if it counts.
 
-What is found is good enough to choose settings by, and marked as quick. Where nothing can be measured, figures are
-assumed that hardly any machine falls short of, and that is said in `sources`.
+The result is good enough to choose settings, and marked as quick. Where nothing can be measured, assumes figures that
+hardly any machine falls short of, and notes that in `sources`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ ASSUMED_DISK_BYTES_PER_S: Final = 1e8
 def measure_quickly(
     known: Machine | None, shapes: Sequence[KernelShape], *, num_threads: int, ram_bytes: int, on_step: OnStep
 ) -> Machine:
-    """Return a machine without a disk; of one that was measured quickly before, what is known is kept.
+    """Return a machine without a disk; keeps the known figures of one that was measured quickly before.
 
-    Blocks: for a second, three beside others. Raises: MemoryError or RuntimeError if there is no room for measuring.
+    Blocks: for a second, three while others are at work. Raises: MemoryError or RuntimeError if memory is too small for
+    measuring.
     """
     missing = missing_parts(known, shapes)
     if known is not None and not missing:
@@ -86,7 +87,7 @@ def measure_disk_quickly(machine: Machine, folder: Path, *, num_threads: int, on
 
 
 def assumed_machine(why: str, *, num_threads: int, ram_bytes: int) -> Machine:
-    """Return what is assumed of a machine that cannot be measured."""
+    """Return the assumptions for a machine that cannot be measured."""
     processor = Processor(
         name="processor",
         peak_flops_per_s=(("float32", ASSUMED_FLOPS_PER_S * num_threads),),
@@ -109,7 +110,7 @@ def assumed_machine(why: str, *, num_threads: int, ram_bytes: int) -> Machine:
 
 
 def with_assumed_disk(machine: Machine, why: str) -> Machine:
-    """Return a machine with what is assumed of its disk."""
+    """Return a machine with the assumptions for its disk."""
     link = Link(source=DISK, target=RAM, rates=(LinkRate(transfer_bytes=MIB, bytes_per_s=ASSUMED_DISK_BYTES_PER_S),))
     disk = MemoryLevel(name=DISK, capacity_bytes=1, read_bytes_per_s=ASSUMED_DISK_BYTES_PER_S)
     sources = (*machine.sources, (DISK, f"assumed: {why}"))

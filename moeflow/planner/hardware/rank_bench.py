@@ -1,8 +1,8 @@
 """What ranks of one machine pay for sharing layers: exchanges, and the Python of a layer computed stage by stage.
 
 Two processes with a thread each, started for it (`parallel/child_main.py`) with the descriptor of a group's memory and
-their rank. They gather tensors of a few sizes, through shared memory and through authenticated TCP
-over loopback, which is what two processes and the kernel do, not a network; and run the layers of a tiny model.
+their rank. They gather tensors of a few sizes, through shared memory and through authenticated TCP over loopback. That
+measures two processes and the kernel, not a network. They also run the layers of a tiny model.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RankTimes(msgspec.Struct, frozen=True):
     layers: list[tuple[str, str, float]]  # (layout of experts, of attention, seconds of a layer)
 
     def added_to(self, machine: Machine) -> Machine:
-        """Return a machine of which this is known."""
+        """Return a machine with these costs."""
         layers = tuple(RankLayer(expert_layout=it[0], attention_layout=it[1], seconds=it[2]) for it in self.layers)
         ram = machine.level(RAM)
         ram = replace(ram, processor=replace(processor_of(ram), rank_layers=layers))
@@ -75,8 +75,8 @@ class RankTimes(msgspec.Struct, frozen=True):
 
 
 def with_ranks(machine: Machine, on_step: Callable[[str], None]) -> Machine:
-    """Return a machine of which it is known what ranks pay; as it is, if that is known or cannot be measured: then what
-    is usual is assumed. Blocks: see `measure_ranks`.
+    """Return a machine with the known costs of ranks. Returns it unchanged if they are known or cannot be measured;
+    then the planner assumes usual costs. Blocks: see `measure_ranks`.
     """
     if processor_of(machine.level(RAM)).rank_layers:
         return machine

@@ -35,7 +35,7 @@ with on_demand(__name__):
 
 TOO_UNCERTAIN: Final = 0.8  # rounds that differ by a factor of 1.8
 CALM_S: Final = 0.2  # without other work, for which a provisional description is measured again
-VERSION: Final = 6  # to be raised when what is measured means something else
+VERSION: Final = 6  # to be raised when measurements change their meaning
 
 
 def machine_identity(num_threads: int) -> str:
@@ -60,11 +60,11 @@ def this_machine(
     recalibrate: bool = False,
     on_step: OnStep = lambda _: None,
 ) -> Machine:
-    """Return this machine with `ram_bytes` of memory to use; what is not known yet is measured.
+    """Return this machine with `ram_bytes` of memory to use; measures unknown figures.
 
-    All of it if `recalibrate`, and if a glance, while nobody else is at work, shows that the machine is not as fast as
-    it was, or is faster, or it was measured beside other work. What was measured calmly stays while others are at work.
-    Blocks: for some 15 seconds when all is measured, otherwise a second, and some more for each new model.
+    Measures all of it if `recalibrate`. Also if a quick check on an idle machine shows another speed, or a first
+    measurement that other work disturbed. Calm measurements stay valid while others are at work.
+    Blocks: for about 15 seconds when all is measured, otherwise a second, and a little more for each new model.
     Raises: OSError.
     """
     file = machine_file(cache_dir, num_threads)
@@ -167,7 +167,7 @@ def known_machine(cache_dir: Path, num_threads: int) -> Machine | None:
 
 
 def how_measured(machine: Machine) -> str:
-    """Return when a machine was measured, and beside what: "measured 2026-01-31 ..."; empty for data sheets."""
+    """Return when a machine was measured, and under which load: "measured 2026-01-31 ..."; empty for data sheets."""
     if not machine.measured_at:
         return ""
     day = f"measured {'quickly ' if machine.is_quick else ''}{machine.measured_at[:10]}"
@@ -202,7 +202,7 @@ def _holds(known: Machine, num_threads: int, on_step: OnStep) -> bool:
 
 
 def _quick(known: Machine | None, needs: MachineNeeds, on_step: OnStep) -> Machine:
-    """Return what is known with what it lacks of the shapes, or what is assumed if nothing can be measured."""
+    """Return the known figures plus those of missing shapes, or assumptions if nothing can be measured."""
     why = extension.why_not()
     if extension.is_available():
         try:
@@ -232,7 +232,7 @@ def _with_ram(machine: Machine, ram_bytes: int) -> Machine:
 
 
 def _load(file: Path) -> Machine | None:
-    """Return what is kept; None if there is nothing, or nothing that can be read."""
+    """Return the stored machine; None if there is nothing, or nothing that can be read."""
     try:
         return machine_from_json(read_bounded(file), str(file))
     except (UnreadableError, ConfigError):

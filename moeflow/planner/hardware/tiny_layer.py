@@ -1,4 +1,4 @@
-"""A layer whose kernels have next to nothing to do, by which what is beside them is measured."""
+"""A layer whose kernels have next to nothing to do, for measuring the other costs."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class VirtualRun(ReadyTasks):
             self.begin(entry, lane)
 
     def _end_next(self) -> None:
-        """Advance the clock until a task ends; its lane takes the next task after those that it frees have started."""
+        """Advance the clock until a task ends; its lane takes the next task after the freed tasks have started."""
         self.now_s, _, _, ended = heappop(self._ends)
         self.end(ended)
         if ended.lane is not None:

@@ -20,9 +20,9 @@ from moeflow.train.text_rounds import TextColumns
 class RoutedText(TextColumns):
     """Sequences with the most likely experts of each token. Layers are those with experts.
 
-    Shapes: experts [N, layers, T] int16, the likeliest first; logits [N, layers, T] float16, of these; is_found [S]
-    bool, False for variants with replaced tokens; is_known [N] bool, False for the input of a decoder, which has no
-    routing and 0 elsewhere.
+    Shapes: experts [N, layers, T] int16, the likeliest first; logits [N, layers, T] float16, of these. is_found [S]
+    bool, False for variants with replaced tokens. is_known [N] bool, False for a decoder's input, which has no routing
+    and 0 elsewhere.
     """
 
     experts: Tensor

@@ -121,8 +121,8 @@ def test_a_rate_that_is_none_is_refused(places, rate):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--prompt-len", "2000", "--gen-len", "100"), "2100 together, but"),
-        (("--gen-len", "99999999"), "was made for 2048 at most: plan for shorter prompts"),
+        (("--prompt-len", "2000", "--gen-len", "100"), "2100 in total, but"),
+        (("--gen-len", "99999999"), "was made for 2048 at most. Plan for shorter prompts"),
         (("--prompt-len", "0"), "0 is not in the range"),
         (("--batch-size", "100000000"), "is not in the range 1<=x<=32768"),
         (("--threads", "100000"), "100000 threads (--threads) are asked for, but this machine has"),
@@ -159,7 +159,7 @@ def test_ranks_and_replicas_are_planned_for_a_described_host(tmp_path):
 
 
 def test_processes_that_cannot_be_planned_for_are_refused():
-    assert "one engine; leave --replicas away" in run("--validate", "--replicas", "2").output
+    assert "one engine; remove --replicas" in run("--validate", "--replicas", "2").output
     assert (
         "--ranks 2 is for processes on the processor" in run("mixtral-8x7b", "--machine", "l4", "--ranks", "2").output
     )

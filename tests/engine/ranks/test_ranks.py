@@ -166,7 +166,7 @@ def test_a_model_that_a_rank_cannot_load_is_an_error_at_the_start(model, monkeyp
         ({"num_ranks": 6, "expert_layout": "expert"}, "6 ranks .* only 5 experts"),
         ({"num_ranks": 2, "num_redundant_experts": 6}, "at most 5, .* each of 2 ranks"),
         ({"num_ranks": 2, "num_redundant_experts": 1, "expert_placement": "index"}, "--expert-placement load"),
-        ({"num_redundant_experts": 1}, "--redundant-experts 1 is for several ranks: say how many .--ranks"),
+        ({"num_redundant_experts": 1}, "--redundant-experts 1 is for several ranks: set their number .--ranks"),
         ({"expert_placement": "index"}, "--expert-placement index is for several ranks"),
         (
             {"num_ranks": 2, "expert_placement": "index", "expert_layout": "sliced"},

@@ -207,7 +207,7 @@ def step_often(engine):
     ("name", "settings", "complaint"),
     [
         ("mixtral", {"stages": "6"}, "6 stages .*cannot share 5 layers"),
-        ("mixtral", {"stages": "2,2"}, "2, 2 layers .* have 4 together, but the model has 5"),
+        ("mixtral", {"stages": "2,2"}, "2, 2 layers .* have 4 in total, but the model has 5"),
         ("mixtral", {"stages": "2,0,3"}, "'2,0,3' .* neither a number"),
         ("mixtral", {"stages": "two"}, "'two' .* neither a number"),
         ("mixtral", {"stages": "2", "num_ranks": 3}, "3 ranks .* 2 stages .*multiple of 2"),

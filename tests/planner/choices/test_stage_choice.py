@@ -78,9 +78,9 @@ def test_layers_stay_with_those_whose_keys_they_attend_to():
     assert cut(SHARING, "2") == (2, 4)
     assert cut(SHARING, "3") == (1, 1, 4)
     assert cut(SHARING, "1,5") == (1, 5)
-    with pytest.raises(ConfigError, match=r"4 stages .* attend to keys and values of earlier ones: use at most 3"):
+    with pytest.raises(ConfigError, match=r"4 stages .* attend to keys and values of earlier ones. Use at most 3"):
         cut(SHARING, "4")
-    with pytest.raises(ConfigError, match=r"cut before layer 3 .* cut before one of 1, 2"):
+    with pytest.raises(ConfigError, match=r"cut before layer 3 .* Cut before one of 1, 2"):
         cut(SHARING, "1,2,3")
 
 
