@@ -63,7 +63,7 @@ class LLM:
     `LLMSettings` has their types.
     `on_progress(done, total)` is called while the model is made or loaded.
 
-    What is not set is chosen for this machine; `plan` has what was chosen, what to expect of it, and why.
+    Unset options are chosen for this machine; `plan` has the choices, the forecast and the reasons.
 
     Use it in a `with` block, or close it, to free the memory.
 
@@ -89,7 +89,7 @@ class LLM:
 
     @classmethod
     def from_plan(cls, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> Self:
-        """Load what was planned already. Raises: ConfigError if that is several engines; else as the class."""
+        """Load a finished plan. Raises: ConfigError if that is several engines; else as the class."""
         if plan.num_replicas > 1:
             raise ConfigError(
                 f"the plan is for {plan.num_replicas} engines (--replicas), which are processes of `moeflow serve` and "

@@ -61,7 +61,7 @@ class _PredictedFigure:
     whole_s: float  # with the prefill that a decoding case starts with
     read_s: float  # of the whole
     read_bytes: float  # likewise
-    reads: ExpertReads  # of a pass of what is timed
+    reads: ExpertReads  # of a timed pass
     overlap: float  # of these with computing
     expert_bytes: float
 

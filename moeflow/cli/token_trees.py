@@ -20,7 +20,7 @@ token_trees_option = click.option(
     "--token-trees",
     "token_trees_file",
     type=NEW_FILE,
-    help="Write what --speculator drafted in each pass, and what of it was right: as a graph for `dot -Tsvg`, "
+    help="Write the drafted and accepted tokens of each pass: as a graph for `dot -Tsvg`, "
     "or, if the name ends in .jsonl, as JSON lines.",
 )
 

@@ -15,7 +15,7 @@ MAX_IN_FLIGHT: Final = 8
 
 
 class InFlightChoice:
-    """Learns from passes; sizes are told apart by powers of two."""
+    """Learns from passes; sizes are grouped by powers of two."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[int, int], list[Trial]] = {}  # by size: each trial doubles the number

@@ -25,7 +25,7 @@ except ImportError:  # nothing asks then, but for what would be quick enough wit
         return found
 
 
-if TYPE_CHECKING:  # checked as torch's are, for all that is asked of NumPy's beside what is here they have, too
+if TYPE_CHECKING:  # type-checked as torch's: NumPy's arrays have the same methods, apart from functions of this module
     Array: TypeAlias = torch.Tensor
     DType: TypeAlias = torch.dtype
     Device: TypeAlias = torch.device | str | None

@@ -105,7 +105,7 @@ class Routing:
         groups, most = self.num_groups, row_ops.MAX_GROUPS
         if not 1 <= groups <= most or num_experts % groups or not 1 <= self.num_chosen_groups <= groups:
             raise ValueError(
-                f"{num_experts} experts are not in {groups} groups, of which {self.num_chosen_groups} count"
+                f"{num_experts} experts cannot form {groups} groups with {self.num_chosen_groups} chosen ones"
             )
         size = num_experts // groups
         if size < 2 and groups > 1 and self.group_score == "top2_sum":

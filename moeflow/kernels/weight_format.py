@@ -1,7 +1,7 @@
-"""The forms in which weights are held, and what is to be known of each beside how the CPU kernels compute with it.
+"""The formats of weights in memory, and the properties of each, apart from the CPU kernels' arithmetic.
 
 A new format is a name and a record here, and a struct in csrc/formats/formats.h or csrc/formats/block_formats.h, which
-packs and unpacks it and says how products read it. All else that goes by format is derived from the two. Needs no
+packs and unpacks it and reads it for products. All else that goes by format is derived from the two. Needs no
 torch.
 
 "int8" and "int4" store groups of 32 values as integers with one fp16 scale, as GGUF's Q8_0 and Q4_0 do; "int4-min" with
@@ -11,7 +11,7 @@ formats after it hold one kind of blocks each: GGUF's, under their names; intege
 DeepSeek's and Qwen's checkpoints have them; the levels of GGUF's grids (IQ1, IQ2, IQ3), each value's in four bits;
 4-bit floats (e2m1) with a scale for 16, as ModelOpt's and compressed-tensors' checkpoints have them (NVFP4). Some of
 GGUF's are made of floats, too, by a search for the scales with the least error (csrc/formats/quantize.cpp); a *mix*
-says which, for each matrix of a model (planner/choices/mixes.py).
+selects one for each matrix of a model (planner/choices/mixes.py).
 """
 
 from __future__ import annotations

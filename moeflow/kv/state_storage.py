@@ -35,7 +35,7 @@ class StateStorage:
         except (RuntimeError, MemoryError) as error:
             raise CapacityError(
                 f"{num_slots} states of recurrent layers need {format_bytes(self.num_bytes)}, which cannot be "
-                "allocated; have fewer requests run together (--max-num-seqs)"
+                "allocated; reduce the number of concurrent requests (--max-num-seqs)"
             ) from error
         self.layers = tuple(LayerStates(layer) for layer in slots)
 

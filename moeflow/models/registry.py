@@ -180,7 +180,7 @@ def _family(config: Mapping[str, Any], file: Path) -> Family:
         )
     if config.get("quantization_config"):
         raise CheckpointError(
-            "says that the weights are quantized, which is not supported in this format",
+            "has quantized weights, which is not supported in this format",
             file=file,
             remedy="Take the model's unquantized weights, or a GGUF file",
         )
@@ -199,7 +199,7 @@ def _without_type(architectures: Any, file: Path) -> CheckpointError:
     named = architectures if isinstance(architectures, list) else []
     known = [name for name, row in FAMILIES.items() if any(it in named for it in row.architectures)]
     return CheckpointError(
-        "has no 'model_type', so it does not say what kind of model this is",
+        "has no 'model_type', so the kind of model is unknown",
         file=file,
         remedy=f'Add "model_type": "{known[0]}" to it'
         if known

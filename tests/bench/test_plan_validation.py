@@ -31,7 +31,7 @@ def test_what_is_read_from_disk_is_told_apart_from_how_long_that_takes():
     rows = [CheckRow("speed", "ms", 150.0, 100.0, 95.0), CheckRow("peak", "bytes", 1.0, 1.0)]
     table = check_table(rows)
     assert [row[3:] for row in table.rows] == [("+50.0%", "-5.0%"), ("+0.0%", "")]
-    assert "Knowing what is read: 5.0%" in table.notes[1]
+    assert "From actual reads: 5.0%" in table.notes[1]
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,7 @@ def batch(
     """
     names = tuple(dict.fromkeys(names)) or (("mtbench",) if questions else ("reasoning",))
     if ("mtbench" in names) != (questions is not None):
-        raise click.UsageError("--workload mtbench and --questions belong together")
+        raise click.UsageError("--workload mtbench needs --questions, and vice versa")
     asked = read_questions(questions) if questions else []
     if interactive_rate is not None:
         WorkloadSpec(rate=interactive_rate, num_requests=interactive_requests, vocab_size=1)

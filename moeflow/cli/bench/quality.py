@@ -42,7 +42,7 @@ greedy tokens counts those before the first different one in each continued prom
 @click.option(
     "--reference",
     type=MODEL_PATH,
-    help="Compare with this model, of which MODEL was made.  [default: MODEL in its own precision]",
+    help="Compare with this model, the source of MODEL.  [default: MODEL in its own precision]",
 )
 @click.option("--prompts", "num_prompts", type=click.IntRange(1), default=8, show_default=True, help="To continue.")
 @click.option("--new-tokens", type=click.IntRange(1), default=64, show_default=True, help="Of each continuation.")

@@ -209,9 +209,7 @@ def check_table(rows: Sequence[CheckRow]) -> Table:
     notes = ["Median error of speeds: " + f"{statistics.median(abs(row.error) for row in rows if is_speed(row)):.1%}."]
     if is_informed:
         known = statistics.median(abs(row.informed_error or 0.0) for row in rows if is_speed(row))
-        notes.append(
-            f"Knowing what is read: {known:.1%}. How often experts are needed again depends on model and text:"
-        )
+        notes.append(f"From actual reads: {known:.1%}. How often experts are needed again depends on model and text:")
         notes.append("`moeflow generate --record-routing FILE` notes it, `moeflow plan --routing FILE` uses it.")
     columns = ("", "predicted", "measured", "error")
     return Table("Checked", (*columns, "knowing reads") if is_informed else columns, tuple(cells), tuple(notes))

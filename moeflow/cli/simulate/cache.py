@@ -85,7 +85,7 @@ class SlotCount(click.ParamType[str]):
     type=click.Choice(POLICY_NAMES),
     multiple=True,
     default=POLICY_NAMES,
-    help="Who is evicted; may be given often.",
+    help="Eviction policy; may be given several times.",
 )
 @click.option(
     "--predictor",

@@ -57,7 +57,7 @@ same kernels.
 
 @click.command(epilog=EPILOG, context_settings={"show_default": True})
 @described_options
-@click.option("--batch-size", type=click.IntRange(1), required=True, help="Sequences that decode together (N).")
+@click.option("--batch-size", type=click.IntRange(1), required=True, help="Sequences that decode concurrently (N).")
 @click.option("--micro-batch", type=click.IntRange(1), required=True, help="Of these, computed at once (mu).")
 @click.option("--prompt-len", type=click.IntRange(1), default=256, help="Tokens of each prompt.")
 @click.option("--gen-len", type=click.IntRange(1), default=64, help="Tokens generated for each.")

@@ -26,7 +26,7 @@ def _rate() -> RunningFit:
 
 
 class HostExpertSplit:
-    """Measures, and chooses for each pass; lanes time what they do from their own threads, one kind of work each."""
+    """Measures, and chooses for each pass. Lanes time their work in their own threads, one kind of work each."""
 
     def __init__(
         self, costs: ModelCosts, has_experts: Sequence[bool], num_streamed: int, fixed: int | None = None
@@ -43,7 +43,7 @@ class HostExpertSplit:
 
     @property
     def num_hosted(self) -> int:
-        """How many experts the host has, of all layers together."""
+        """The host's number of experts, summed over layers."""
         return sum(self.borders)
 
     def begin_pass(self, num_tokens: int, num_read: float) -> None:
@@ -109,7 +109,7 @@ class HostExpertSplit:
         return self.num_hosted if seconds(self.num_hosted) * WORTH_IT <= seconds(best) else best
 
     def _link_s(self, num_tokens: int, num_hosted: int) -> float:
-        """Return how long the link brings weights, what was attended, and the host's sums."""
+        """Return the link's seconds for weights, attention results, and the host's sums."""
         costs, shape, num_layers = self._costs, self._costs.shape, sum(self._has_experts)
         attended = shape.attended_size * costs.formats.activation_bytes * len(self.borders)
         with_sums = 1 - (1 - num_hosted / num_layers / shape.routing.num_experts) ** shape.routing.top_k  # of tokens

@@ -7,7 +7,7 @@ Blocks to write are neither copied in advance nor kept. The writing thread copie
 checks whether the block was still the prefix tree's. A block leaves the tree before its reuse, so an invalid copy is
 never used. A block evicted too early is not written.
 
-With recurrent layers, a prefix is written up to the last block with a kept state, together with the kept states, which
+With recurrent layers, a prefix is written up to the last block with a kept state. Kept states are written, too; they
 are copied and checked likewise. It is read up to a state.
 """
 

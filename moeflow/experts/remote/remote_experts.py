@@ -29,7 +29,7 @@ from moeflow.parallel.remote.work_client import PendingWork
 
 _MAX_ROWS: Final = 512  # of a message: the lender computes one while the next arrives
 _MAX_MESSAGES: Final = 12  # of a layer to one lender
-_FEW_TOKENS: Final = 32  # of a pass, up to which it tells what is hot; more use nearly all experts
+_FEW_TOKENS: Final = 32  # of a pass that shows hot experts; more tokens use nearly all experts
 _TRIAL_SHARE: Final = 0.05  # of the time of passes: `Split` already expects a gain, so tries come sooner
 _PATIENCE: Final = 4.0  # how much longer than expected a lender may take, beside REACTION_S
 
@@ -75,7 +75,7 @@ class RemoteExperts:
         self.lenders += [RemoteLender(address, token, borrowing, size, self) for address in addresses]
 
     def begin_pass(self) -> None:
-        """Begin a pass: what is hot is looked at anew."""
+        """Begin a pass: find the hot experts again."""
         self._is_hot = self._is_used = self._judged = None
         if self._has_new_speed:
             self._has_new_speed = False

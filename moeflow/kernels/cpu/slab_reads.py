@@ -132,7 +132,7 @@ class SlotFetcher:
             kinds = (np.float64, np.float64, np.float64, np.uint8)
             kept = [np.ascontiguousarray(it, kind) for it, kind in zip(worth, kinds, strict=True)]
             if any(it.shape != (self._num_experts,) for it in kept):
-                raise ValueError(f"each of {self._num_experts} experts has a worth, and is told when it may leave")
+                raise ValueError(f"each of {self._num_experts} experts needs a worth and an eviction rule")
             addresses = [it.ctypes.data for it in kept]  # they are copied
         self.handle.begin(list(free_slots), *addresses, max_prefetches, max_needed)
 

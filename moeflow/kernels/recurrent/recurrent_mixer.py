@@ -23,7 +23,7 @@ class MixerHeads:
     rates_at: int | None  # None: steps are rates, too
     norm: Array  # [groups, D] float32, or [1, D] for all groups
     norm_eps: float
-    norm_gates_at: int  # of what is projected
+    norm_gates_at: int  # of the projection
     is_gated_first: bool  # before the norm, else behind it
 
     @property

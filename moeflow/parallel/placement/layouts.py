@@ -65,6 +65,6 @@ def place_experts(layout: str, loads: Loads, num_ranks: int) -> ExpertPlacement:
     if has != wanted:
         raise ConfigError(
             f"the layout {layout!r} placed [experts of each layer] {list(has[1:])} on {has[0]} ranks, and was asked to "
-            f"place {list(wanted[1:])} on {num_ranks}: mend its package, or use another"
+            f"place {list(wanted[1:])} on {num_ranks}: fix its package, or use another"
         )
     return found

@@ -123,7 +123,7 @@ class WorkClient:
         with self._lock:
             pending = self._pending.pop(number, None)
         if pending is None:
-            raise GroupError(f"{self.peer} sends a {RESULT} that nobody asked for")
+            raise GroupError(f"{self.peer} sends a {RESULT} without a request")
         try:
             pending.settle(result)
         except GroupError as error:

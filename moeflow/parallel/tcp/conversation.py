@@ -49,7 +49,7 @@ def hear(
     try:
         message: msgspec.Struct = msgspec.msgpack.decode(data, type=others)
     except msgspec.DecodeError as error:
-        raise GroupError(f"{link.peer} says what this version does not understand: {error}") from None
+        raise GroupError(f"{link.peer} sends a message that this version does not understand: {error}") from None
     if isinstance(message, Refusal):
         raise RefusedError(message)
     if not isinstance(message, expected):

@@ -110,8 +110,8 @@ def test_stopped_it_shows_what_it_has(folder, measured):
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (("--workload", "mtbench"), "--workload mtbench and --questions belong together"),
-        (("--questions", "QUESTIONS", "--workload", "reasoning"), "belong together"),
+        (("--workload", "mtbench"), "--workload mtbench needs --questions, and vice versa"),
+        (("--questions", "QUESTIONS", "--workload", "reasoning"), "and vice versa"),
         (("--questions", "nowhere.jsonl"), "does not exist"),
         (("--workload", "chat"), "is not one of 'reasoning', 'summarization', 'mtbench'"),
         (("--policy", "greedy"), "is not one of 'continuous', 'static'"),

@@ -158,7 +158,7 @@ def test_who_talks_nonsense_is_no_more_than_a_line_in_the_log(head, caplog):
             with pytest.raises(GroupError, match=r"closed the connection|is gone"):
                 hear(link, Invitation)
     assert "says Invitation where Application is expected" in head_said(caplog, "where Application")
-    assert "says what this version does not understand" in caplog.text
+    assert "sends a message that this version does not understand" in caplog.text
 
 
 def test_too_few_within_the_time_is_an_error_that_says_what_to_do(model, tmp_path):

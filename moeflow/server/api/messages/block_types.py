@@ -70,7 +70,7 @@ class ToolResultBlock(Block):
         ]
         | None
     ) = None
-    is_error: bool | None = Field(None, description="The model is told so.")
+    is_error: bool | None = Field(None, description="The model sees a note.")
 
     @model_validator(mode="after")
     def _check_images(self) -> Self:

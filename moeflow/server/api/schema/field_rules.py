@@ -29,7 +29,7 @@ def needs_true(field: str, other: str) -> Rule:
     with_other = {"required": [other], "properties": {other: {"const": True}}}
     return Rule(
         field,
-        f"{field} is only allowed together with {other}: true",
+        f"{field} needs {other}: true",
         lambda fields: fields[field] is None or fields[other] is True,
         {"anyOf": [{"properties": {field: _NULL}}, with_other]},
     )
