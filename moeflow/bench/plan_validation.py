@@ -56,7 +56,7 @@ class CheckRow:
 class _PredictedFigure:
     """What a case should take."""
 
-    seconds: float  # of what is timed
+    seconds: float  # of the timed part
     timed_compute_s: float  # of that, without what experts on disk cost
     whole_s: float  # with the prefill that a decoding case starts with
     read_s: float  # of the whole
