@@ -60,6 +60,7 @@ COVERED = (
     (r"scripts/check", "Makefile", "scripts/check"),
     (r"scripts/test.*", "Makefile", "scripts/test"),
     (r"make test-all", "Makefile", "test-all:"),
+    (r"make quick", "Makefile", "quick:"),
     (r"scripts/mutate.*", "tests/test_mutants.py::test_mistakes_are_noticed_or_survive", "mutate", "-n", "--json"),
     (r"scripts/check-arm( best)?", "tests/csrc/test_arm.py::test_kernels_for_arm_are_right_in_an_emulator"),
     (r"scripts/fuzz-api", "tests/server/test_fuzz.py::test_the_server_does_what_its_document_says", "fuzz-api"),

@@ -118,7 +118,7 @@ def test_mistakes_are_noticed_or_survive(tmp_path):
 @pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing_behind():
     source = FILE.read_bytes()
-    with start(str(CHILDREN / "test_governor.py"), "-n", "50") as run:
+    with start(str(CHILDREN / "test_combined.py"), "-n", "50") as run:
         assert run.stdout is not None
         assert "NOT NOTICED" in run.stdout.readline()
         before = {child.pid for child in psutil.Process(run.pid).children(recursive=True)}

@@ -92,7 +92,7 @@ def batch(
     overrides = {**overrides, "model_name": model_name}
     plan = planned(overrides, batch_usage(source, len(result_ids)), explains=explains, is_served=True)
     name = plan.config.model_name
-    with lazy.Journal(output, errors, result_ids, name) as journal:
+    with lazy.ResultJournal(output, errors, result_ids, name) as journal:
         job = Job(source, output, errors, name, len(result_ids), len(journal.done))
         is_complete = job.run(plan, journal) if job.num_before < job.total else True
         totals = journal.totals

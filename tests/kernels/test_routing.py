@@ -201,7 +201,7 @@ def test_weights_are_float32_whatever_the_scores(by):
         ({"top_k": 9}, "9 of 8 experts cannot"),
         ({"top_k": 5, "num_groups": 4, "num_chosen_groups": 2}, "5 of 4 experts cannot"),
         ({"top_k": 1, "num_groups": 3}, "8 experts cannot form 3 groups"),
-        ({"top_k": 1, "num_groups": 4, "num_chosen_groups": 5}, "of which 5 count"),
+        ({"top_k": 1, "num_groups": 4, "num_chosen_groups": 5}, "with 5 chosen ones"),
         ({"top_k": 1, "num_groups": 8, "group_score": "top2_sum"}, "groups of 1 have no two"),
         ({"top_k": 1, "choice_bias": torch.ones(7)}, r"float32 \[8\] is needed"),
         ({"top_k": 1, "expert_scales": torch.ones(7)}, r"float32 \[8\] is needed"),

@@ -22,7 +22,7 @@ OWN_NAMES = {"kimi_k2": "deepseek_v3"}  # of models that are another family's
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_row_is_a_family_of_transformers_with_a_file_of_its_name(model_type):
     row, model_type = FAMILIES[model_type], OWN_NAMES.get(model_type, model_type)
-    assert row.module == f"moeflow.models.{model_type}"
+    assert row.module == f"moeflow.models.families.{model_type}"
     if model_type not in OF_OTHER_FILES:
         assert getattr(transformers, row.architecture).config_class.model_type == model_type
     module = importlib.import_module(row.module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from itertools import count
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -36,7 +37,8 @@ def test_durations_are_shown_by_their_quartiles():
 
 
 def test_a_record_has_the_command_of_its_study(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys.modules["__main__"].__spec__, "name", "studies.some.__main__")
+    spec = SimpleNamespace(name="studies.some.__main__")  # pytest's workers have none
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     monkeypatch.setattr(sys, "argv", ["anywhere/some/__main__.py", "--fast", "a b"])
     assert program() == "python -m studies.some"
     record = publish("some", lambda record: Table("Found", ("",), ((record["x"],),)), tmp_path / "out.jsonl", x="1")

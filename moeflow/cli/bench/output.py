@@ -70,7 +70,7 @@ class Recorder:
             if not counts_requests:
                 shown.advance()
 
-        return lazy.Progress(
+        return lazy.RunCalls(
             on_bytes=lambda done, total: shown.say(f"loading, {done / total:.0%}"),
             on_run=shown.say,
             on_result=on_result,

@@ -152,11 +152,11 @@ def test_the_first_tokens_time_is_not_part_of_the_rate():
 PROGRAM = """
 import sys
 from moeflow.cli.chat.chat import converse
-from moeflow.cli.chat.conversation import Conversation
+from moeflow.cli.chat.conversation import ChatHistory
 from moeflow.core.sampling_params import SamplingParams
 sys.path.insert(0, {folder!r})
 from test_chat import EchoTalker
-converse(EchoTalker(), Conversation(SamplingParams()))
+converse(EchoTalker(), ChatHistory(SamplingParams()))
 """
 
 

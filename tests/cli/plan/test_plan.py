@@ -101,7 +101,7 @@ def test_what_does_not_fit_says_what_is_missing(places):
     done = run(places[0], "--machine", places[1], "--memory", "1MiB")
     assert done.exit_code == 2
     assert "needs at least" in done.output
-    assert "allowed): take shorter" in done.output
+    assert "allowed). Take shorter" in done.output
 
 
 def test_an_unknown_machine_is_answered(places):

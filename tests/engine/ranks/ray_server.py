@@ -14,9 +14,9 @@ from pathlib import Path
 from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import MoeflowError
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.ranks import ray_launcher
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from moeflow.processes.cluster import ray_launcher
 from moeflow.processes.supervisor import Supervisor
 
 NUM_TOKENS = 300

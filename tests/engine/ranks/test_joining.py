@@ -157,7 +157,7 @@ def test_who_talks_nonsense_is_no_more_than_a_line_in_the_log(head, caplog):
             link.send_message(JOINING, message, PATIENCE_S)
             with pytest.raises(GroupError, match=r"closed the connection|is gone"):
                 hear(link, Invitation)
-    assert "says Invitation where Application is expected" in head_said(caplog, "where Application")
+    assert "says Invitation where JoinRequest is expected" in head_said(caplog, "where JoinRequest")
     assert "sends a message that this version does not understand" in caplog.text
 
 

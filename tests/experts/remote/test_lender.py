@@ -132,7 +132,7 @@ def test_work_is_for_those_who_have_a_loan(running):
         say(link, LENDING, LenderReady())
         with pytest.raises(GroupError):
             hear(link, LENDING, LenderReady, Message)
-    wait_for(lambda: running.said("says Ready where Borrowing is expected"))
+    wait_for(lambda: running.said("says LenderReady where Borrowing is expected"))
 
 
 def test_one_that_borrows_for_work_and_ends_its_work_loses_its_loan(running):
