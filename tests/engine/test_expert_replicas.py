@@ -1,4 +1,5 @@
-"""Replicas that share experts: the tokens of one engine, whoever computes, is lost, or does not answer."""
+"""Replicas that share experts give the tokens of one engine, whichever replica computes, is lost, or does not
+answer."""
 
 from __future__ import annotations
 
