@@ -163,7 +163,7 @@ def beside_record(seed: int, **changes: Any) -> dict[str, Any]:
 
 
 def accuracy_record(*errors: float) -> dict[str, Any]:
-    """A speed for each error; 100 errors were measured."""
+    """A predicted speed for each error; the measured speed is 100."""
     rows = [
         {
             "name": f"decode {number}",

@@ -1,4 +1,4 @@
-"""The token's file: made once, for its owner alone; what is no secret is refused."""
+"""The token's file: made once, for its owner alone; a file that others can read is refused."""
 
 from pathlib import Path
 
