@@ -1,5 +1,5 @@
 // Checks every operation of the CPU extension against plain loops in double. Covers every format, several numbers of
-// threads and every instruction set of this processor. Needs no Python, so that sanitizers see all of it; memory has
+// threads and every instruction set of this processor. Needs no Python, so that sanitizers see all of it. Memory has
 // exactly the size passed to the operations, so sanitizers catch any access out of bounds. scripts/sanitize builds it.
 //
 // tests/kernels holds the same operations to tight bounds; here results only have to be right.
