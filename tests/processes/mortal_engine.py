@@ -2,8 +2,7 @@
 
 `World` starts them, one after the other or in parallel. At each pass, it decides to end the engine, stop it for a
 while, or continue. The output of a pass is delivered one pass later, so that a death can lose it, as in a socket. A
-stopped
-engine gets its messages once it continues.
+stopped engine gets its messages once it continues.
 """
 
 from __future__ import annotations
