@@ -1,4 +1,4 @@
-"""The documents, and what they tell a reader to type."""
+"""The documents, and the commands for their reader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Command:
 
 
 def commands_in_blocks(text: str) -> Iterator[Command]:
-    """Yield the lines of sh blocks and those behind a prompt in other blocks, each joined where it goes on."""
+    """Yield the lines of sh blocks and the lines behind a prompt in other blocks, with continuation lines joined."""
     for language, block in _FENCED.findall(text):
         lines = block.replace("\\\n", " ").splitlines()
         if language == "sh":
@@ -39,7 +39,7 @@ def commands_in_blocks(text: str) -> Iterator[Command]:
 
 
 def code_in_prose(text: str) -> list[str]:
-    """Return what stands between backticks outside of blocks."""
+    """Return the text between backticks outside of blocks."""
     return re.findall(r"`([^`\n]+)`", without_blocks(text))
 
 

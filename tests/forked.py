@@ -1,4 +1,4 @@
-"""Processes that have what is slow to import already: forked from one that imported it, once in each test process."""
+"""Processes with slow imports already done: forked from one that imported them, once in each test process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import multiprocessing
 from multiprocessing.context import ForkServerContext
 
 FAMILIES = ("llama", "mixtral", "olmoe", "qwen3_moe")
-# Also the modules whose functions run in such processes: a child imports what it runs, and with it torch.
+# Also the modules whose functions run in such processes: a child imports its function's module, and with it torch.
 PRELOADED = [
     "tests.checkpoint.hostile",
     "tests.parallel.ranks",
@@ -17,7 +17,7 @@ PRELOADED = [
 
 
 def forked_context() -> ForkServerContext:
-    """Return what starts them. All share one server, and it imports what was said before its first process."""
+    """Return what starts them. All share one server, which imports the modules named before its first process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context

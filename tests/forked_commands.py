@@ -1,4 +1,4 @@
-"""Python commands, each in a process of its own, forked from one that has imported what is slow to import.
+"""Python commands, each in a process of its own, forked from one with slow imports already done.
 
 For tests of what commands find on their path, and not of how a process starts.
 """
@@ -40,9 +40,9 @@ else:
 
 @contextlib.contextmanager
 def forked_commands(folder: Path, **environment: str) -> Iterator[Callable[..., str]]:
-    """Yield a function that runs Python with arguments, `-m module ...` or `-c code`, and returns what it printed.
+    """Yield a function that runs Python with arguments, `-m module ...` or `-c code`, and returns the output.
 
-    The folder is for files with what commands print. A command that fails is an AssertionError with what it said.
+    The folder is for files with the output of commands. A command that fails raises an AssertionError with its output.
     """
     command = [sys.executable, "-c", _PARENT.replace("HERE", repr(os.getcwd()))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

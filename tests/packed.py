@@ -24,7 +24,7 @@ def pack_beside(folder: Path, cache_dir: Path | None = None) -> None:
 
 
 def know_this_machine(cache_dir: Path) -> None:
-    """Leave round figures where processes with that cache folder find what was measured, with any number of threads."""
+    """Write round figures as the measured machine of that cache folder, for any number of threads."""
     for num_threads in range(1, (os.cpu_count() or 1) + 1):
         file = machine_file(cache_dir, num_threads)
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """What a reader of the documents has: a home, an empty cache, and models and files under the names that pages use.
 
-Models are tiny and learnt from little text, the hub is on loopback, and the machine was measured; the built-in model
-is packed, so that a process starts at once. The commands are the reader's own.
+Models are tiny and learnt from little text, the hub is on loopback, and the machine was measured. The built-in model is
+packed, so that a process starts at once. The commands are the reader's own.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ReadersMachine:
         self.run("moeflow generate -p Once --max-tokens 64 --record-routing routing.trace")
 
     def run(self, line: str, *, stdin: str = "") -> Result:
-        """Run a line as a shell does: words, `~`, a comment, and files that stdin and stdout are redirected to."""
+        """Run a line like a shell: words, `~`, a comment, and files that stdin and stdout are redirected to."""
         words = [re.sub("^~(?=/)", str(self.home), word) for word in shlex.split(line, comments=True)]
         source, target = (self._taken(words, sign) for sign in "<>")
         if source:
@@ -97,7 +97,7 @@ class ReadersMachine:
 
 
 def described(*_: object, ram_bytes: int, **__: object) -> Machine:
-    """Return what is taken for a measured machine."""
+    """Return the stand-in for a measured machine."""
     return machine(ram=ram_bytes)
 
 

@@ -1,6 +1,6 @@
-"""Models that exist only as numbers: their shapes, an engine's configuration for one, what the engine says of one.
+"""Models that exist only as numbers: their shapes, an engine's configuration for one, the engine's description of one.
 
-Tests change what they are about with `replace`.
+Tests change the fields under test with `replace`.
 """
 
 from __future__ import annotations

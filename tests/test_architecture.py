@@ -22,7 +22,7 @@ PACKAGE = ROOT / "moeflow"
 INTERNALS = sorted((ROOT / "docs" / "internals").glob("*.md"))
 PICTURE = (ROOT / "docs" / "internals" / "README.md").read_text(encoding="utf-8")
 
-FLOORS = {  # of rooms, and of folders in them that stand apart from the rest of their room
+FLOORS = {  # of packages, and of their folders that stand apart from the rest of the package
     "core": 1,
     "kernels": 0,
     "checkpoint": 2,
@@ -43,7 +43,7 @@ FLOORS = {  # of rooms, and of folders in them that stand apart from the rest of
     "server": 10,
     "cli": 11,
 }
-NESTED = (  # folders and files within a room, lower ones first: none imports from the room but those before it
+NESTED = (  # folders and files within a package, lower ones first: each imports only earlier ones of the package
     ("checkpoint/packed",),
     ("pipeline/priority", "pipeline/task", "pipeline/runtime"),
     ("experts/predict",),
@@ -53,7 +53,7 @@ NESTED = (  # folders and files within a room, lower ones first: none imports fr
     ("planner/costs", "planner/hardware", "planner/simulator"),
     ("engine/offload",),
 )
-APART = (  # folders of one room of which none imports from another
+APART = (  # folders of one package that do not import from each other
     (
         "server/api/chat",
         "server/api/completions",
@@ -183,7 +183,7 @@ def is_in(name: str, places: tuple[str, ...]) -> bool:
 
 @cache
 def nodes(tree: ast.AST) -> list[ast.AST]:
-    return list(ast.walk(tree))  # which takes longer than what is looked for
+    return list(ast.walk(tree))  # the walk takes longer than the search
 
 
 @cache
@@ -205,14 +205,14 @@ def lines_of_functions(tree: ast.AST) -> set[int]:
 
 
 def check_import(name: str, imported: str) -> str | None:
-    """Return what is wrong when the file `name` imports `imported`, as far as folders go."""
+    """Return the error, if any, of an import of `imported` in the file `name`, as far as folders go."""
     for module, places in ONLY_IN.items():
         if (imported + ".").startswith(module + ".") and not is_in(name, places):
             return f"imports {module}, allowed in: {', '.join(places) or 'no file'}"
     parts = imported.split(".")
     if parts[0] == "":
         return "imports relatively; write the full name"
-    if parts[0] != "moeflow" or "/" not in name:  # the package face hands on names from every floor
+    if parts[0] != "moeflow" or "/" not in name:  # the package face exports names from every level
         return None
     here, there = name.split("/")[0], ".".join(parts[1:2])
     if there not in FLOORS:
@@ -229,7 +229,7 @@ def check_import(name: str, imported: str) -> str | None:
 
 
 def check_nesting(folder: str, target: str, imported: str) -> str | None:
-    """Return what is wrong when a file in `folder` imports from `target`, both parts of one room."""
+    """Return the error, if any, of an import from `target` in `folder`, both parts of one package."""
     for row in NESTED:
         if folder in row and target not in row[: row.index(folder) + 1]:
             return f"imports {imported}, but {folder} stands below that"
@@ -237,7 +237,7 @@ def check_nesting(folder: str, target: str, imported: str) -> str | None:
 
 
 def check_apart(folder: str, target: str, imported: str) -> str | None:
-    """Return what is wrong when a file in `folder` imports `target`, a module of the same room."""
+    """Return the error, if any, of an import of `target` in `folder`, a module of the same package."""
     for row in APART:
         if folder in row and any(target.startswith(f"{other}/") for other in row if other != folder):
             return f"imports {imported}, from which {folder} stands apart"
@@ -310,7 +310,7 @@ def test_the_package_keeps_its_floors():
 
 
 def picture(text: str) -> dict[str, int]:
-    """Return the folders of the picture and their floors: one at the start of a line, perhaps one behind a bar."""
+    """Return the folders of the picture and their levels: one at the start of a line, perhaps one behind a bar."""
     floors, floor = {}, 0
     for line in filter(str.strip, text.split("```")[1].splitlines()):
         if line[:4].strip() == "-":

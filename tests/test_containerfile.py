@@ -1,4 +1,5 @@
-"""deploy/Containerfile: what it copies is there and enough to build, what it runs exists, and it is nobody's root."""
+"""deploy/Containerfile: the copied files exist and suffice to build, its commands exist, and it does not run as
+root."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_it_serves_and_listens_on_loopback_unless_told_otherwise():
 
 @pytest.fixture
 def answering() -> Iterator[tuple[HTTPServer, list[str]]]:
-    """A server that answers with the status it was told last, and the paths that it was asked for."""
+    """A server that answers with the status set last, and the requested paths."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -61,7 +61,7 @@ def test_systemd_takes_the_service_and_finds_it_confined(tmp_path):
 
 
 def exported() -> set[str]:
-    """Return the names of all samples in /metrics, those that only some servers have included."""
+    """Return the names of all samples in /metrics, including those of only some servers."""
     text = Metrics(ModelPool(max_queue=0)).exposition().decode()
     found = set()
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):

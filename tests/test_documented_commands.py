@@ -1,4 +1,4 @@
-"""Every command in the documents is run: here, on tiny models, or by a test that is named; few need what is not here.
+"""Every command in the documents is run here, on tiny models, or by a named test; few need another machine.
 
 A new command of `moeflow` or of a study runs here, after what `SUBSTITUTED` and `ADDED` do to it. One that cannot,
 and one of another program, goes into `COVERED`, or with a reason into `ELSEWHERE`.
@@ -22,7 +22,7 @@ from tests.test_documents import commands
 SKIPPED = {"CHANGELOG.md", "command-line.md"}  # describe other versions, or are generated
 READ = sorted((page for page in PAGES if page.name not in SKIPPED), key=lambda page: page.parent == ROOT)
 
-# What stands for something of the reader's, and what it is here.
+# Placeholders for values of the reader, and their values here.
 SUBSTITUTED = (
     (r"--routing FILE --model MODEL$", "--routing routing.trace --model ~/models/olmoe"),  # which has a predictor
     (r"\bMODEL\b", "path/to/model"),
@@ -35,7 +35,7 @@ SUBSTITUTED = (
     (r"--max-model-len 32768$", "--max-model-len 128"),
     (r"--debug VERB\b", "--debug list"),
 )
-# What is said behind commands: what takes long is to be short, nobody is asked, and servers end when all is decided.
+# Arguments appended to commands: long work becomes short, no command asks a question, and servers end after their plan.
 # How they serve is tested in tests/server, how they share a model in tests/engine.
 ADDED = (
     (r"moeflow train classifier .*", "--minutes 0.005"),
@@ -130,7 +130,8 @@ def documented(page: Path) -> list[Command]:
 
 
 def is_command(code: str) -> bool:
-    """Say whether code in prose is to be typed. A verb alone may be no more than its name, if it is typed elsewhere."""
+    """Return whether code in prose is a command to type. A verb alone may be no more than its name, if it is typed
+    elsewhere."""
     program, *words = code.split()
     if (program == "moeflow" and (*words,) in commands()) or re.fullmatch(r"python -m studies[\w.]+", code):
         return not any(it.startswith(f"{code} ") for it in all_code())
@@ -176,12 +177,12 @@ def commands_to_run() -> dict[Path, list[Command]]:
 
 
 def typed(shown: str) -> str:
-    """Return what was typed at the prompts of a session that a page shows, or something."""
+    """Return the input at the prompts of a session shown on a page, or a default."""
     return "\n".join(re.findall(r"^> (\w.*)", shown, re.MULTILINE)) or "Once"
 
 
 def wrong_with(command: Command, machine: ReadersMachine) -> Iterator[str]:
-    """Run a command; yield what is not as its reader expects: it succeeds and prints, or prints the error shown."""
+    """Run a command; yield each difference from its page: it succeeds and prints, or prints the error shown."""
     line = here(command.line)
     result = machine.run(line, stdin=typed(command.shown))
     if command.shown.startswith("error: "):

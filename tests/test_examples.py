@@ -1,6 +1,6 @@
-"""The packages in `examples/`, as if they were installed: each adds its row, and what it adds computes.
+"""The packages in `examples/`, as if they were installed: each adds its row, and its addition computes.
 
-A package is installed as `pip install -e` does it: its folder is on the path, and beside it lie its entry points.
+A package is installed like with `pip install -e`: the path has its folder and its entry points.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Yield a function that runs Python where all examples are installed, and returns what it printed."""
+    """Yield a function that runs Python with all examples installed, and returns the output."""
     site = tmp_path_factory.mktemp("site")
     for example in EXAMPLES:
         project = tomllib.loads((example / "pyproject.toml").read_text())["project"]
@@ -88,7 +88,7 @@ main()
 
 
 def chained(trace):
-    """Return a trace in which a layer's expert follows from that of the layer before."""
+    """Return a trace with each layer's expert determined by the expert of the layer before."""
     for one in trace.passes:
         for layer in range(1, len(one.ids)):
             one.ids[layer] = (one.ids[layer - 1] * 5 + 3) % trace.header.num_experts

@@ -1,4 +1,4 @@
-"""Scripts that take minutes say what they do before they do it."""
+"""Scripts that take minutes announce each step first."""
 
 import subprocess
 from pathlib import Path

@@ -23,7 +23,7 @@ LEFTOVERS = (
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
-    """The files of a wheel without kernels, made in a copy of the repository in which leftovers lie about."""
+    """The files of a wheel without kernels, made in a copy of the repository with leftover files."""
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
     described = ("pyproject.toml", "README.md", "LICENSE", ".gitignore", "CMakeLists.txt", "tests/test_wheel.py")
     for name in (*described, *files_of_the_package()):

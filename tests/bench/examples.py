@@ -1,4 +1,4 @@
-"""Records as the tools write them, with figures that are easy to reckon with."""
+"""Records in the tools' own format, with figures for easy arithmetic."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def beside_record(seed: int, **changes: Any) -> dict[str, Any]:
 
 
 def accuracy_record(*errors: float) -> dict[str, Any]:
-    """A speed for each error, of which 100 were measured."""
+    """A predicted speed for each error; the measured speed is 100."""
     rows = [
         {
             "name": f"decode {number}",
@@ -209,7 +209,7 @@ def memory_record(*shares: float) -> dict[str, Any]:
 
 
 def cache_record() -> dict[str, Any]:
-    """Steps of 10 and 11 ms in turns."""
+    """Alternating steps of 10 and 11 ms."""
     row = {
         "num_slots": 8,
         "num_experts": 8,
@@ -345,7 +345,7 @@ def speculation_record(speedup: float, **changes: Any) -> dict[str, Any]:
 
 
 def drafting_record(speedup: float) -> dict[str, Any]:
-    """Of drafts beside llama.cpp's."""
+    """Of drafts, compared with llama.cpp's."""
     sets = speculation_record(speedup)["arms"][0]["sets"]
     both = [*sets, {**sets[0], "set": "all"}]
     return {

@@ -1,4 +1,4 @@
-"""`bench batch`, its jobs on an engine that is told what to do, and once on a real one."""
+"""`bench batch` runs its jobs on a scripted engine, and once on a real one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def config(tmp_path_factory):
 
 
 class ToldEngine:
-    """Answers at once, or fails as it is told, and remembers what it was asked."""
+    """Answers at once or fails on demand, and records its requests."""
 
     def __init__(self) -> None:
         self.asked = []
@@ -145,7 +145,7 @@ def test_beside_interactive_requests_the_job_lasts_as_long_as_they_do(config, en
 
 @pytest.mark.parametrize("dies_after", [4, 20])
 def test_an_engine_that_dies_beside_a_job_ends_the_measurement(config, engine, dies_after):
-    """Before the job's first token, and in the middle: it is told, and nobody waits for ever."""
+    """Before the job's first token, and in the middle: the failure is reported, and no caller waits for ever."""
     engine.dies_after = dies_after
     results = []
     with pytest.raises(EngineError, match="died"):

@@ -16,7 +16,7 @@ from moeflow.kernels.ceilings import measure_flops, measure_read, torch_threads
 
 @pytest.fixture
 def half_seconds(monkeypatch):
-    """A clock that goes on by half a second each time somebody looks."""
+    """A clock that advances by half a second at each read."""
     looks = itertools.count()
     monkeypatch.setattr(ceilings.time, "perf_counter", lambda: 0.5 * next(looks))
 

@@ -1,4 +1,4 @@
-"""A server as the target: what is sent, what is understood, what is refused. The server is a function."""
+"""A server as the target: requests sent, answers parsed, answers refused. The server is a function."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def test_a_spread_is_median_and_range():
 
 
 def test_a_run_of_three_requests_by_hand():
-    """Due at 0, 1 and 2 s; the first token after 0.5, 1 and 1.5 s; complete at 2, 3 and 4 s; 4, 1 and 6 tokens."""
+    """Due at 0, 1 and 2 s, with 4, 1 and 6 tokens. First tokens come after 0.5, 1 and 1.5 s, the last at 2, 3 and 4
+    s."""
     served = [
         Served(at_s=0.0, first_s=0.5, end_s=2.0, num_prompt=8, num_new=4),
         Served(at_s=1.0, first_s=2.0, end_s=3.0, num_prompt=8, num_new=1),

@@ -1,4 +1,4 @@
-"""A plan is run by the real engine, and every figure that was predicted has a measured one beside it."""
+"""The real engine runs a plan, and every predicted figure has a measured counterpart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records: they carry what is needed to repeat them, and survive a run that is stopped."""
+"""Records hold everything needed to repeat a run, and survive a stopped run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_commit_is_one_or_none():
 
 
 def test_a_tree_is_dirty_by_its_code_alone(tmp_path, monkeypatch):
-    """Records are appended to documents while others are being measured: that changes nothing of what is measured."""
+    """Records are appended to documents during other measurements, and do not make the measured tree dirty."""
     monkeypatch.setattr(records, "ROOT", tmp_path)
     assert (commit(), is_tree_dirty()) == (None, False)
     for name in ("moeflow/a.py", "docs/studies/results/r.jsonl"):

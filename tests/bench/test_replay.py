@@ -44,7 +44,7 @@ def arrivals(*times: float) -> list[Arrival]:
 
 
 class CrowdTarget:
-    """Answers nobody before three have asked."""
+    """Answers no client before three have asked."""
 
     def __init__(self) -> None:
         self.started: list[float] = []

@@ -85,7 +85,7 @@ def _columns():
     [
         (10, 25, 100, "about 30 s left"),
         (1, 25, 100, ""),  # too early to tell
-        (2.9, 10, 100, ""),  # loading begins slowly, and such a load ended after 3 s
+        (2.9, 10, 100, ""),  # loading begins slowly, and a similar load ended after 3 s
         (10, 4, 100, ""),
         (10, 0, 100, ""),
         (10, 100, 100, ""),

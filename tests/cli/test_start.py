@@ -192,6 +192,6 @@ def test_nothing_looks_for_garbage_while_modules_are_imported(tmp_path, monkeypa
         assert gc.get_freeze_count() > 0
         gc.unfreeze()
         assert lazy.was_collected is False
-        assert gc.get_freeze_count() == 0  # earlier imports are not frozen again together with later ones
+        assert gc.get_freeze_count() == 0  # earlier imports are not frozen again along with later ones
     finally:
         gc.unfreeze()

@@ -1,6 +1,6 @@
-// Every operation of the CPU extension against plain loops in double, in every format, at several numbers of threads
-// and under every instruction set that this processor has. Needs no Python, so that sanitizers see all of it; memory
-// is exactly as large as the operations are told, so that a step beyond it is noticed. scripts/sanitize builds it.
+// Checks every operation of the CPU extension against plain loops in double. Covers every format, several numbers of
+// threads and every instruction set of this processor. Needs no Python, so that sanitizers see all of it. Memory has
+// exactly the size passed to the operations, so sanitizers catch any access out of bounds. scripts/sanitize builds it.
 //
 // tests/kernels holds the same operations to tight bounds; here results only have to be right.
 #include <sys/wait.h>
@@ -46,8 +46,8 @@ Floats drawn_floats(int64_t count) {
   return values;
 }
 
-// Normally distributed; after a prime number of them, which is no multiple of any row's length, the same come again: an
-// emulator takes longer to draw numbers than to check most of what is made of them.
+// Normally distributed. The numbers repeat after a prime count, which is no multiple of any row's length. An emulator
+// takes longer to draw numbers than to check most results.
 Floats random_floats(int64_t count, float scale = 1) {
   static const Floats drawn = drawn_floats(65537);
   static size_t next = 0;
@@ -68,7 +68,8 @@ void expect(bool is_right, const std::string& what) {
   if (!is_right) fail(what + " is wrong");
 }
 
-// Errors are measured by what is wanted or, where that is a sum whose terms may cancel out, by these: `squares`, added up.
+// Errors are relative to the expected result or, if that is a sum whose terms may cancel out, to these: `squares`,
+// added up.
 void expect_close(const float* got, const std::vector<double>& want, double tolerance, const std::string& what,
                   double squares = 0) {
   double off = 0, size = 1e-30;
@@ -84,7 +85,7 @@ const char* name_of(Format format) {
   return with_format(format, [](auto it) { return it.kName; });
 }
 
-// Those that floats are brought to.
+// The formats that floats are converted to.
 std::vector<Format> made_formats() {
   std::vector<Format> formats;
 #define MOEFLOW_ROW(NAME) \
@@ -428,7 +429,7 @@ void check_norm_before_linear(const Isa& isa) {
 
 // ---- experts ----
 
-// A layer of random experts, and what they compute.
+// A layer of random experts, and their expected results.
 struct Experts {
   Experts(Format format, int64_t num_experts, int64_t hidden, int64_t width, Nonlinearity function, bool is_gated,
           bool has_bias)
@@ -523,7 +524,7 @@ void check_slots(const Isa& isa, const Experts& all, const Floats& x, int64_t to
   expect(out == want, "experts in parts");
 }
 
-// What two processes compute, one of which has the first band of units and of outputs and the other the rest.
+// The results of two processes: one has the first band of units and of outputs, the other has the rest.
 void check_slices(const Isa& isa, const Experts& all, const Floats& x, int64_t tokens, int64_t top_k,
                   const std::vector<int64_t>& ids, const Floats& weights, const Floats& want) {
   const int64_t hidden = all.layer.hidden, width = all.layer.width, pairs = tokens * top_k;
@@ -565,7 +566,7 @@ void check_slices(const Isa& isa, const Experts& all, const Floats& x, int64_t t
   expect(out == want, "experts in slices");
 }
 
-// Of so many tokens, and of fewer, which are the first of these: plain loops take longer than what is checked.
+// Of so many tokens, and of fewer, the first of these: plain loops take longer than the checked operations.
 void check_experts(const Isa& isa, Format format, const Experts& all, const std::vector<int64_t>& counts,
                    int64_t top_k) {
   const int64_t num_experts = all.layer.num_experts, hidden = all.layer.hidden, most = counts.back();
@@ -827,7 +828,7 @@ void check_norm(const Isa& isa, int64_t rows, int64_t size, bool subtracts_mean)
   expect_close(out.data(), want, 1e-5, subtracts_mean ? "layer norm" : "rms norm");
 }
 
-// Of all experts in chosen groups, those that are not chosen are ranked no better than those that are.
+// Within the chosen groups, no expert left out ranks better than a chosen one.
 void check_route(const Isa& isa, int64_t rows, int64_t num_experts, Routing routing) {
   const Floats logits = random_floats(rows * num_experts, 4), bias = random_floats(num_experts);
   routing.choice_bias = routing.score == ScoreFunction::kSigmoid ? bias.data() : nullptr;
@@ -1121,8 +1122,7 @@ void check_recurrence(const Isa& isa, bool is_delta, int64_t key_dim, int64_t va
   expect_close(out.data(), want, 1e-5, "recurrence");
 }
 
-// A mixer is its operations one after another: of a row of gates, then what is convolved to values, keys and queries,
-// then steps.
+// A mixer is its operations one after another: a row of gates, the convolution to values, keys and queries, then steps.
 void check_mixer(const Isa& isa) {
   constexpr int64_t kHeads = 4, kKeyDim = 7, kValueDim = 18, kTaps = 3, kValues = kHeads * kValueDim;
   constexpr int64_t kChannels = kValues + 2 * kKeyDim, kRow = kValues + kChannels + kHeads;
@@ -1407,7 +1407,7 @@ void check_decoder(const Isa& isa) {
   }
 }
 
-// ---- what is refused ----
+// ---- refused arguments ----
 
 // A call that throws leaves locks and workspace free.
 void check_refusal(const Isa& isa) {
@@ -1436,8 +1436,8 @@ void check_refusal(const Isa& isa) {
 
 // ---- threads ----
 
-// Of a job's items each thread has its share, and takes of others' in the end: each item is used once, and what is said
-// to be next comes later or never.
+// Each thread has its share of a job's items, and takes items of others at the end. Each item is used once, and an
+// announced next item comes later or never.
 void check_sharing() {
   struct Items {
     std::vector<std::atomic<int>> uses;
@@ -1513,8 +1513,8 @@ void check_fork(const Isa& isa) {
 
 }  // namespace
 
-// With the name of an instruction set, as in an emulator: it is the only one that is checked, at one number of threads,
-// as work is shared alike everywhere, and nothing forks, which QEMU cannot do with threads.
+// With the name of an instruction set, as in an emulator, only that set is checked. One number of threads suffices, as
+// every set shares work alike. Nothing forks, because QEMU cannot fork with threads.
 int main(int argc, char** argv) {
   const std::string only = argc > 1 ? argv[1] : "";
   std::printf("best here: %s\n", choose_isa("")->name);

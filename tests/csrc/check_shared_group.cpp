@@ -1,5 +1,5 @@
-// Collectives of csrc/threads/shared_group.h between threads, which share what else processes would: so the thread sanitizer
-// sees whether anything is read that may still be written. scripts/sanitize builds it; tests/parallel has processes.
+// Collectives of csrc/threads/shared_group.h between threads in place of processes. So the thread sanitizer detects a
+// read of memory that may still be written. scripts/sanitize builds it; tests/parallel has processes.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -105,7 +105,7 @@ void check_abort() {
   waiting.join();
 }
 
-// A rank that has left a collective writes nothing more: another may still read what it had there.
+// A rank that has left a collective writes nothing more: another may still read the rank's data there.
 void check_buffers_after_abort() {
   const Memory memory(2);
   SharedGroup first(memory.data(), 0), second(memory.data(), 1);

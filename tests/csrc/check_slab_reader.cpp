@@ -1,6 +1,6 @@
-// Reads of csrc/io/slab_reader.h and passes of csrc/io/expert_fetcher.h over a real file, by several threads at once, with
-// slabs that are damaged or missing, reads that are taken back, and readers that close early. scripts/sanitize builds
-// it; tests/experts has them under the cache.
+// Reads of csrc/io/slab_reader.h and passes of csrc/io/expert_fetcher.h over a real file, by several threads at once.
+// Slabs are damaged or missing, reads are cancelled, and readers close early. scripts/sanitize builds it; tests/experts
+// has them under the cache.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -78,7 +78,7 @@ class Disk {
 
 bool can_be_read(int64_t slab) { return slab != kDamaged && slab != kMissing; }
 
-// Each slab has its own slot. What was not taken back ends once, and holds what it should.
+// Each slab has its own slot. A read that was not cancelled ends once, with the right bytes.
 void check_reads(int num_threads, unsigned seed) {
   Disk disk(kSlabs, false);
   SlabReader reader(disk.file(), disk.memory.data(), 2 * kPage, num_threads, true);
@@ -134,7 +134,7 @@ void check_many_users(int num_threads) {
   for (int64_t slab = 0; slab < kSlabs; ++slab) reader.submit({{slab, slab}}, slab % 2 == 0, false);
 }  // closes with reads under way
 
-// What a cache knows: who is in which slot, as the journal tells it.
+// The state of a cache: each slot's expert, according to the journal.
 class Records {
  public:
   explicit Records(int64_t num_slots) {

@@ -1,4 +1,4 @@
-"""Encoder-decoders in the engine: transformers' tokens, the same bits in any company, and what is refused."""
+"""Encoder-decoders in the engine: transformers' tokens, the same bits in any batch, and refused requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoders without a decoder: transformers' states, classes, the same bits in any company, and what is refused."""
+"""Encoders without a decoder: transformers' states, classes, the same bits in any batch, and refused requests."""
 
 from __future__ import annotations
 

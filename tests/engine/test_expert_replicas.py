@@ -1,4 +1,4 @@
-"""Replicas that share experts: the tokens of one engine, whoever computes, is lost, or does not answer."""
+"""Replicas that share experts give the tokens of one engine, even if a replica is lost or does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs of an encoder whose experts are predicted beside the passes: what that spares, and that answers stay."""
+"""Predicting an encoder's experts in parallel with its passes saves reads and leaves answers unchanged."""
 
 from __future__ import annotations
 
@@ -165,6 +165,6 @@ def test_nothing_is_asked_while_the_governor_is_against_it(made):
     driver.begin_pass(batch_of(request))
     assert not cache.asked
     assert not trace.rows[0].spans
-    trial.is_on = True  # its trial goes on: what was not expected is asked now
+    trial.is_on = True  # its trial continues: unexpected inputs are asked now
     driver.begin_pass(batch_of(request))
     assert cache.asked == [in_order(experts_of(predictor, request))]

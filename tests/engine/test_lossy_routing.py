@@ -1,4 +1,4 @@
-"""A predictor in the place of an encoder's routers: transformers' layers with its choice, and who is told of it."""
+"""A predictor in place of an encoder's routers: transformers' layers with its choice, and the reports of it."""
 
 from __future__ import annotations
 

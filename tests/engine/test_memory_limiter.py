@@ -1,4 +1,4 @@
-"""Blocks that requests may use, as passes touch memory and requests end: never more than the limit has room for."""
+"""Blocks that requests may use, as passes touch memory and requests end: never more than the limit allows."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def measures(kept, resident):
 def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, overrides, kept):
     """`room` blocks fit beside all else; each pass of `overrides` writes so many more, or a request gives some back.
 
-    What kernels keep of their work space is held and is room for the pass, as far as it needs that.
+    The work space that kernels keep is held, and the pass may use it as far as needed.
     """
     reused = min(kept, kept_bytes(TINY, num_tokens=MAX_TOKENS))
     min_bytes = arena_bytes(EXPERTS.min_slots, EXPERTS.slab_bytes) + WORK_BYTES
@@ -133,7 +133,7 @@ def test_a_pass_announces_what_of_its_work_space_is_not_held_yet(num_tokens, kep
 
 
 def test_blocks_that_others_fill_while_passes_run_are_held_from_the_beginning():
-    """So the slots of experts, for which a pass measures anew, do not take what is still to be filled."""
+    """So the slots of experts, for which a pass measures anew, do not take memory still to be filled."""
     plan = MemoryPlan(limit_bytes=2**40, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
     kv = KVStorage(
         layers=range(2), num_blocks=64, block_size=16, num_kv_heads=4, head_dim=65, dtype="float32", device=None,

@@ -1,4 +1,4 @@
-"""A network that says before a pass what it will need: what it is asked, what that spares, and that answers stay."""
+"""A network that predicts a pass's experts: its inputs, the saved reads, and unchanged answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A packed model runs on NumPy's arrays: its answers are, to the bit, those that it gives on torch's tensors."""
+"""A packed model gives the same bits on NumPy's arrays and on torch's tensors."""
 
 from __future__ import annotations
 

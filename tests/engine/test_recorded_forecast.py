@@ -1,4 +1,4 @@
-"""What is recorded of routing, and what a network says of it: the same as while the model serves."""
+"""Recorded routing, and a network's predictions of it, equal those of a serving model."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_what_is_kept_of_a_tree_can_be_reused_as_a_prefix(tiny):
 
 
 def test_sampled_tokens_are_distributed_as_the_models(tiny):
-    """With a tree of drafts of which each is right now and then; chi-square over the likeliest tokens."""
+    """With a tree of drafts, each right now and then; chi-square over the likeliest tokens."""
     engine = load(tiny)
     prompt = [5, 9, 77]
     num = 1500

@@ -1,4 +1,4 @@
-"""What is reported of drafts is what happened: every drafted token once, and the accepted path is the answer."""
+"""The report of drafts is true: it has every drafted token once, and the accepted path is the answer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Prophet:
 
 
 class Everything(Governor):
-    """Computes all that is drafted, and keeps what it chose."""
+    """Computes all drafts, and keeps its choice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def test_every_computed_draft_is_there_once(reported):
 
 
 def test_who_drafted_and_the_counts_agree(reported):
-    """Totals by speculator and depth, counted once more from the trees that were reported."""
+    """Totals by speculator and depth, counted again from the reported trees."""
     outputs, _, engine = reported
     drafted = {name: [0] * 16 for name in ("one", "other")}
     accepted = {name: [0] * 16 for name in ("one", "other")}
@@ -204,7 +204,7 @@ def test_who_asks_where_nothing_drafts_is_told_so():
 
 
 def test_the_end_of_an_answer_ends_the_accepted_path(tiny, tokenizer):
-    """An end-of-sequence token in the midst of a right draft: what lies behind it is in no answer."""
+    """An end-of-sequence token in the midst of a right draft: no answer has the tokens behind it."""
     (first, *_) = jobs(temperature=0.0)
     with closing(load(tiny)) as engine:
         whole = tokens_of(answered(engine, [first])["r0"])

@@ -35,7 +35,7 @@ class FakeSlots:
 
 
 class BudgetMachine(RuleBasedStateMachine):
-    """A process that takes what it announced, or less, and fills slots whenever it likes."""
+    """A process that takes its announced memory or less, and fills slots at any time."""
 
     @initialize(fixed=st.integers(0, 200))
     def start(self, fixed):

@@ -1,4 +1,4 @@
-"""Cache, reader, threads and real file together; and each way in which a read can end."""
+"""Cache, reader, threads and a real file combined; and every possible end of a read."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_read_that_fails_is_tried_again(machine, tmp_path):
     cut.write_bytes(m.slabs.index.path.read_bytes()[: m.spec.offset(1) + 3 * MIB])
 
     class Cut:
-        """What threads read is cut, but not what is read again."""
+        """Reads by threads are cut, but a retry is not."""
 
         index, is_direct, read = m.slabs.index, False, staticmethod(m.slabs.read)
         descriptor = os.open(cut, os.O_RDONLY)

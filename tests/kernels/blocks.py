@@ -1,4 +1,4 @@
-"""Blocks of random bytes, and what they mean: GGUF's by gguf's own reader, all others by numpy."""
+"""Blocks of random bytes, and their values: GGUF's by gguf's own reader, all others by numpy."""
 
 import gguf
 import numpy as np

@@ -6,7 +6,7 @@ INSTRUCTION_SETS = extension.ISAS or ("none",)  # of none, tests are skipped
 
 
 def pytest_generate_tests(metafunc):
-    """Run what depends on the instruction set under two of those that this processor has, or under all of them."""
+    """Run tests that depend on the instruction set under two sets of this processor, or under all of them."""
     if "isa" in metafunc.fixturenames:
         chosen = INSTRUCTION_SETS if metafunc.config.getoption("--thorough") else two_instruction_sets()
         metafunc.parametrize("isa", chosen, indirect=True, scope="module")
@@ -31,10 +31,10 @@ def needs_kernels():
 
 @pytest.fixture(scope="module")
 def isa(request):
-    """Each instruction set in turn: all tests of a module that ask for it run under one cap, then under the next.
+    """Each instruction set: all tests of a module that use this fixture run under one cap, then under the next.
 
-    At one thread: where other programs want the cores, a second one is waited for at every step of every call. What
-    depends on threads says so.
+    At one thread: where other programs want the cores, a second one is waited for at every step of every call. Tests
+    that depend on threads set their number.
     """
     if not extension.is_available():
         pytest.skip(extension.why_not())

@@ -1,7 +1,7 @@
 """What the CPU kernels promise, in float64: how activations are prepared, and how far a result may be off.
 
-Weights stand for exact values (`unpack`), integer activations for exact values too once they are quantized. What is
-left is rounding: each of the n operations of a sum errs by at most 2**-24 of the sum of magnitudes |w| |x|.
+Weights stand for exact values (`unpack`), integer activations for exact values too once they are quantized. Only
+rounding is left: each of the n operations of a sum errs by at most 2**-24 of the sum of magnitudes |w| |x|.
 
 A *form* is a format, and for integers whether they meet activations of 16 bits: "int8 wide".
 """
@@ -108,8 +108,8 @@ def linear(x, weight, isa):
 def experts(x, packed, topk_ids, topk_weights, isa):
     """Return (the expert layer's output, by how much a kernel's result may differ), for PackedExperts.
 
-    Gate and up come from `cpu.linear`, which is tested against float64 on its own: an error in them, however
-    small, can decide how the next product's int8 input is rounded.
+    Gate and up come from `cpu.linear`, which has its own tests against float64. Even a small error in them can change
+    the rounding of the next product's int8 input.
     """
     ups_of, downs = packed.gate_up, packed.down
     out = torch.zeros(x.shape[0], packed.hidden, dtype=torch.float64)
@@ -119,7 +119,7 @@ def experts(x, packed, topk_ids, topk_weights, isa):
         if not len(tokens):
             continue
         bands = extension.linear(x[tokens], ups_of[expert]).unflatten(1, (-1, packed.kind.num_ups, 16))
-        parts = [part.flatten(1)[:, : packed.width] for part in bands.unbind(2)]  # gate and up in turn
+        parts = [part.flatten(1)[:, : packed.width] for part in bands.unbind(2)]  # gate and up alternate
         if packed.biases is not None:
             parts = [part + bias for part, bias in zip(parts, packed.biases.up[expert].chunk(len(parts)), strict=True)]
         units = activate(packed.kind.function, torch.cat(parts, dim=1).double(), is_gated=packed.kind.is_gated)

@@ -1,4 +1,4 @@
-"""Made-up passes for attention, and what comes out of them according to a loop over tokens and heads in float64."""
+"""Made-up passes for attention, and their results from a loop over tokens and heads in float64."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Pages of a mapped file, on the system as it is: /proc/self/smaps says whether they are large."""
+"""Pages of a mapped file, on the system as it is: /proc/self/smaps reports large pages."""
 
 from __future__ import annotations
 

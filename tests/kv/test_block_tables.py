@@ -1,4 +1,4 @@
-"""Block tables: reservation is all or nothing, and the checker notices what it is there to notice."""
+"""Block tables: reservation is all or nothing, and the checker detects each kind of damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Single steps of block tables and prefix tree, worked by hand: who gets which block, who is given up first."""
+"""Single steps of block tables and prefix tree, worked by hand: the block for each request, and the order of
+eviction."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def test_low_blocks_come_first_and_the_last_freed_is_the_next_given():
 
 @pytest.mark.parametrize(("num_kept", "given"), [(4, 4), (3, 3), (2, 0), (0, 0)])
 def test_where_memory_is_short_cached_blocks_go_before_fresh_ones(num_kept, given):
-    """Three blocks are touched, of which 0 and 1 are cached by the tree; fresh ones begin at 3."""
+    """Three blocks are touched, and the tree caches 0 and 1; fresh ones begin at 3."""
     tables = BlockTables(num_blocks=6, block_size=2, num_kept=num_kept)
     tables.close(computed(tables, [1, 1, 1, 1, 1]))
     assert (tables.num_touched, tables.num_cached) == (3, 2)

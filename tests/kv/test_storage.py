@@ -69,7 +69,7 @@ def test_what_does_not_fit_says_how_much_it_needs():
 
 
 def _many_layers(**changes):
-    """Layers of 4 MiB, in blocks of 4 KiB: 64 of a layer are what lies on small pages."""
+    """Layers of 4 MiB, in blocks of 4 KiB: 64 blocks of a layer are on small pages."""
     return _storage(layers=range(16), num_blocks=1024, block_size=16, head_dim=32, **changes)
 
 

@@ -1,5 +1,5 @@
-"""Of a family's configurations, the first meets every second format, and the next family's first the others; each
-other configuration, of what is made for formats, one of them.
+"""A family's first configuration runs with every second format, and the next family's first with the others. Each other
+configuration runs with one of the formats.
 
 So every configuration goes through every way to run a model, and every format through half of all families;
 `--thorough` takes the full product.
@@ -8,7 +8,7 @@ So every configuration goes through every way to run a model, and every format t
 import pytest
 
 
-@pytest.hookimpl(tryfirst=True)  # before what is marked is left out
+@pytest.hookimpl(tryfirst=True)  # before marked tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
     pairs = [test for test in tests if {"pair", "formats"} <= test.callspec.indices.keys()]

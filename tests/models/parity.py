@@ -56,7 +56,7 @@ SHAPE = {
 
 
 def layouts_of(config: ModelConfig, num_ranks: int) -> list[dict[str, str]]:
-    """Return the ways in which so many ranks can share a model."""
+    """Return the ways to share a model among so many ranks."""
     of_heads = ["replicated", "tensor"] if config.attention.latent is None else ["replicated"]
     found = product(["expert", "sliced"] if num_ranks <= config.routing.num_experts else ["sliced"], of_heads)
     return [{"expert_layout": experts, "attention_layout": attention} for experts, attention in found]
@@ -79,7 +79,7 @@ def make_pair(config: PretrainedConfig, folder) -> Pair:
 
 
 def random_model(config: PretrainedConfig) -> PreTrainedModel:
-    """Return a model in which no weight is zero or one, so that none can be left out unnoticed."""
+    """Return a model without any weight of zero or one, so that an omitted weight shows."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -46,7 +46,7 @@ def logits(path, formats: WeightFormats | None):
 
 
 def assert_near(got, want):
-    """16-bit activations err by some 2e-5 in each product."""
+    """16-bit activations err by about 2e-5 in each product."""
     for name, expected in want.items():
         assert (got[name] - expected).norm() <= 2e-3 * expected.norm(), name
 
@@ -62,7 +62,8 @@ def test_every_kind_stays_as_it_is(tmp_path):
 
 
 def test_what_gate_and_up_have_in_common_is_what_they_are_kept_in(tmp_path):
-    """Two of GGUF's grids come down to the same levels; of two other types the reason says that nothing holds both."""
+    """Two of GGUF's grids come down to the same levels; for two other types, the reason is that no format holds
+    both."""
 
     def kind_of(gate, up):
         kinds = {"ffn_gate_inp": "F32", "ffn_gate_exps": gate, "ffn_up_exps": up}

@@ -1,7 +1,7 @@
 """Whatever a config says: transformers' logits, or a clear refusal, never others in silence.
 
-Keys that change the arithmetic are varied one by one, in every family whose config class has them; what transformers
-itself cannot run is passed over.
+Varies the keys that change the arithmetic one by one, in every family whose config class has them. Skips the cases that
+transformers itself cannot run.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def test_logits_are_transformers_or_the_config_is_refused(tmp_path, family, chan
     try:
         theirs = random_model(config_of(family, change))
         want = their_logits(theirs, IDS)
-    except Exception as error:  # whatever transformers makes of what it cannot run
+    except Exception as error:  # any error of transformers for a config it cannot run
         pytest.skip(f"transformers cannot run it: {error}")
     theirs.save_pretrained(tmp_path)
     try:

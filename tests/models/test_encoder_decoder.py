@@ -1,4 +1,4 @@
-"""Switch Transformers and T5 against transformers' own: whole texts, and decoded bit by bit beside others."""
+"""Switch Transformers and T5 against transformers' own: whole texts, and decoded bit by bit in a batch with others."""
 
 from contextlib import closing
 

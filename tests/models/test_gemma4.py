@@ -1,4 +1,4 @@
-"""The text model in checkpoints that see and hear, too."""
+"""The text model, also in checkpoints with image and audio input."""
 
 import pytest
 import torch

@@ -71,7 +71,7 @@ def raw(**changes):
 
 
 def test_heads_of_configs_that_speak_of_kinds_of_layers():
-    """As Google publishes them; transformers writes what it made of that for each layer."""
+    """Configs as Google publishes them; transformers writes the values derived for each layer."""
     kinds = {"per_layer_config": ..., "global_head_dim": 24, "num_global_key_value_heads": 1}
     assert shape_of(raw(**kinds)) == shape_of(raw())
     assert shape_of(raw(**kinds | {"attention_k_eq_v": False})).attention.heads_of(2) == HeadSizes(2, 24)
@@ -99,7 +99,7 @@ def test_what_google_leaves_out_is_as_transformers_has_it():
 
 
 def test_experts_beside_shared_keys(tmp_path):
-    """transformers cannot run this unless it tells of each layer."""
+    """transformers cannot run this config unless it describes each layer."""
     config = MOE | {"num_hidden_layers": 6, "layer_types": PHONE["layer_types"], "num_kv_shared_layers": 2}
     pair = make_pair(Gemma4TextConfig(**config), tmp_path)
     ids = tokens(40)

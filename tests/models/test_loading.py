@@ -123,7 +123,7 @@ def test_an_error_while_reading_stops_the_other_threads(checkpoint):
     checkpoint.read_rows = read_rows
     with pytest.raises(CheckpointError, match="broke"):
         load(checkpoint, packed=WeightFormats("float32", "float32"), num_threads=2)
-    assert 1 <= len(begun) <= 2  # each thread has begun one at most when it hears of the other's
+    assert 1 <= len(begun) <= 2  # each thread has begun one at most when it sees the other's error
 
 
 def test_a_missing_tensor_is_named(checkpoint):

@@ -119,7 +119,7 @@ def test_a_packing_that_was_killed_goes_on(checkpoint, tmp_path):
     assert not target.exists()
     counts = []
     pack_model(checkpoint, target, INT8, on_bytes=lambda done, _: counts.append(done))
-    assert counts[0] > 0  # what was written was found
+    assert counts[0] > 0  # packing resumed from the written slabs
     assert slabs(read_slab_index(target)) == resident(checkpoint, "int8")
 
 

@@ -1,4 +1,4 @@
-"""Qwen3.5 as it is published: with what sees images beside the text model, experts stacked or each by itself."""
+"""Qwen3.5 as it is published: with a vision part next to the text model, and with stacked or separate experts."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Two ends of a link in one process, and what stands between them where a test wants to change bytes."""
+"""Two ends of a link in one process, with a proxy between them for tests that change bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def in_thread(call, *arguments) -> threading.Thread:
 
 
 class Proxy:
-    """Passes bytes on between those who connect to it and an address, until it is cut: then it says nothing more."""
+    """Forwards bytes between its clients and an address, until it is cut: then it sends nothing more."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
@@ -59,7 +59,7 @@ class Proxy:
         self._is_cut.set()
 
     def mend(self) -> None:
-        """Forget the connections that were cut, as both kernels do after a while, and pass on those that come."""
+        """Forget the connections that were cut, as both kernels do after a while, and forward new ones."""
         self._reset()
         self._is_cut.clear()
 

@@ -28,7 +28,7 @@ from moeflow.parallel.tcp.tcp_group import TcpGroup
 from moeflow.parallel.tcp.tcp_link import TcpLink
 from tests.forked import forked_context
 
-PATIENCE_S = 60.0  # for what has to come
+PATIENCE_S = 60.0  # for messages that must arrive
 TOKEN = b"the token of the tests"
 
 
@@ -88,7 +88,7 @@ class Ranks:
         return ranks
 
     def _alive(self, size: int) -> list[Rank]:
-        """Return so many processes, new ones for those that were killed."""
+        """Return so many processes, with new ones in place of killed ones."""
         for idx, rank in enumerate(self._ranks):
             if not rank.process.is_alive():
                 self._ranks[idx] = Rank()

@@ -1,4 +1,4 @@
-"""Blocks cover the whole in order, evenly; those of heads keep queries beside the keys that serve them."""
+"""Blocks cover the whole in order, evenly; blocks of heads keep queries with their keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of ranks' processes: those that leave are waited for, those that hang are killed, all by one deadline."""
+"""The end of ranks' processes: wait for those leaving, kill those hanging, all by one deadline."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not extension.is_available(), reason="needs the extension"),
 ]
 
-LONG_S = 30.0  # far beyond what it may take to notice something at once
+LONG_S = 30.0  # far beyond the time of an immediate reaction
 AT_ONCE_S = 10.0  # on a busy machine
 
 

@@ -1,4 +1,4 @@
-"""What is special of exchanging through shared memory; what groups have in common is in test_collectives.py."""
+"""The special cases of exchange through shared memory; test_collectives.py has the tests common to all groups."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from moeflow.parallel.timed_group import TimedGroup
 from tests.parallel.links import two_ends
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-LONG_S = 30.0  # far beyond what it may take to notice something at once
+LONG_S = 30.0  # far beyond the time of an immediate reaction
 SIZE = 3
 PAIRS = ((0, 1), (0, 2), (1, 2))
 LIKE = torch.empty(0, 5)

@@ -1,4 +1,4 @@
-"""CGOPipe where the host has a share of the experts: each stage after what it needs, and no room is used twice."""
+"""CGOPipe with a share of the experts on the host: each stage follows its inputs, and no buffer is used twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHTS = {"weights_to_pinned": "host_to_pinned", "weights_to_device": "host_to_
 
 
 class Stream:
-    """The tasks, and who comes before whom."""
+    """The tasks, and their order."""
 
     def __init__(self, num_layers, num_micro_batches, is_warm, wraps):
         stream = cgopipe_sharing(num_layers, num_micro_batches, is_warm=is_warm, wraps=wraps)

@@ -30,7 +30,7 @@ LANES = {
 
 
 class Stream:
-    """The tasks of a pipeline, and who comes before whom."""
+    """The tasks of a pipeline, and their order."""
 
     def __init__(self, name, num_layers, num_micro_batches, is_warm, wraps):
         make = PIPELINES[name].make_tasks
@@ -127,7 +127,7 @@ def test_keys_and_values_of_two_micro_batches_fit_on_the_device(sizes):
 
 
 def algorithm_1(num_layers, num_micro_batches):
-    """Return MoE-Lightning's algorithm as printed; j + 2 wraps, and what does not exist is left out."""
+    """Return MoE-Lightning's algorithm as printed; j + 2 wraps, and steps that do not exist are left out."""
     calls = []
 
     def call(op, i, j):

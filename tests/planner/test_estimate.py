@@ -1,4 +1,4 @@
-"""What is expected before loading is what the cost model predicts of the configuration."""
+"""The estimate before loading equals the cost model's prediction for the configuration."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def shape(model):
 
 @pytest.fixture
 def streamed(config, shape):
-    """Return an estimator of the configuration with room for six of eight experts."""
+    """Return an estimator of the configuration with memory for six of eight experts."""
     slots = ExpertSlotsConfig(packed_weights_file="x", num_slots=6, slab_bytes=2 << 20, min_slots=1)
     beside_bytes = usual_bytes(shape, num_tokens=512) + ceil(sampled_bytes(shape))  # of a request alone
     limit_bytes = (1 << 28) + (1 << 20) + beside_bytes + 6 * (2 << 20)

@@ -1,4 +1,4 @@
-"""Replicas share a machine: what each gets, what they have once, and how many fit."""
+"""Replicas share a machine: the share of each, the parts held once, and the number that fits."""
 
 from __future__ import annotations
 

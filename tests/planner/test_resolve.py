@@ -1,4 +1,4 @@
-"""Decisions: what fits is chosen with a reason, what does not is refused before anything loads."""
+"""Decisions: a fitting setup is chosen with a reason, any other is refused before anything loads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Engines that die on a test's command: the real step loop over the fake model, in this process.
 
-`World` starts them, one after the other or in parallel, and decides at each pass whether to end the engine or stop it
-for a while. The output of a pass is delivered one pass later, so that a death can lose it, as in a socket. A stopped
-engine gets its messages once it continues.
+`World` starts them, one after the other or in parallel. At each pass, it decides to end the engine, stop it for a
+while, or continue. The output of a pass is delivered one pass later, so that a death can lose it, as in a socket. A
+stopped engine gets its messages once it continues.
 """
 
 from __future__ import annotations

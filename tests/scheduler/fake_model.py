@@ -1,8 +1,8 @@
 """A model without weights whose next token depends on every token before it, read through the KV blocks.
 
 It stores (position, token) in the slots that a batch names and reads the whole context back from the block
-table, as attention would. A wrong block, a block shared too early, a stale one: the next token changes. Where batches
-name slots of states, what is kept there is all tokens so far.
+table, as attention would. A wrong block, a block shared too early, a stale one: the next token changes. If batches name
+slots of states, a state holds all tokens so far.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FakeModel:
             self.states[slot] = request.token_ids(0, position)
 
     def _sample(self, entry: BatchEntry) -> Brought:
-        """Go down the tree as far as it is right; leave what is kept in a row."""
+        """Go down the tree as far as it is right; leave the kept tokens in a row."""
         tokens, kept = [next_token(self._read(entry, []))], []
         while True:
             last = kept[-1] if kept else -1

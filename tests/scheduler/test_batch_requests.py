@@ -1,4 +1,4 @@
-"""Batch work beside interactive requests: who is in the next pass, who gives way, and that nobody's tokens change."""
+"""Batch work alongside interactive requests: the next pass's requests, the ones that give way, and unchanged tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mixed(AnyTraffic):
     def submit(self, prompt, max_tokens, is_batch):
         self.add(batch_request if is_batch else make_request, prompt, max_tokens)
 
-    @rule(limit=st.integers(10, 14))  # one request of the greatest length always has room
+    @rule(limit=st.integers(10, 14))  # one request of the greatest length always fits
     def lend(self, limit):
         self.scheduler.blocks.limit = limit
 
@@ -130,7 +130,7 @@ def test_prompts_are_computed_ahead_once_the_engine_is_shared():
         scheduler.add(batch_request(str(number), [number] * 4, 20))
     for _ in range(3):
         assert len(run_pass(scheduler, model, 0.01)) == 4
-    assert len(scheduler.running) == 4  # nobody else has ever come
+    assert len(scheduler.running) == 4  # no other request has ever come
     scheduler.add(make_request("chat", [9], 1))
     while any(not request.is_batch for request in (*scheduler.waiting, *scheduler.running)):
         run_pass(scheduler, model, 0.01)
@@ -161,14 +161,14 @@ def test_beside_a_conversation_decodes_take_part_and_prompts_wait():
         batch = scheduler.schedule()
         rows = [entry for entry in batch.entries if entry.request.is_batch]
         assert all(entry.num_tokens == 1 for entry in rows)
-        assert len(rows) in (0, 3)  # all places that there are beside the chat
+        assert len(rows) in (0, 3)  # all places besides the chat's
         num_with_job += bool(rows)
         finish_pass(scheduler, model, batch, 0.01 + 0.01 * bool(rows))
     assert num_with_job >= 5
 
 
 def test_a_job_that_only_has_prompts_goes_on_beside_a_conversation():
-    """Nothing decodes, so prompts are what is saved up for."""
+    """Nothing decodes, so the savings go to prompts."""
     scheduler, model = (
         make_scheduler(max_num_seqs=4, num_blocks=80, max_model_len=100, max_num_batched_tokens=20),
         FakeModel(4),

@@ -1,4 +1,4 @@
-"""The budget over made-up machines: the mean stays within what is allowed, and batch tokens get the rest."""
+"""The budget over made-up machines: the mean stays within the limit, and batch tokens get the rest."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def test_a_disturbed_pass_neither_starves_nor_floods():
 
 
 def test_a_first_pass_that_was_disturbed_is_bounded_by_larger_ones():
-    """The first pass of all touches its memory for the first time: what it took must not pass for the rule."""
+    """The very first pass touches its memory for the first time: its time must not pass for the rule."""
     budget = LatencyBudget()
     budget.note(47, 0, 0.64)
     run(budget, concave, 0, 512)
     run(budget, concave, 0, 100)
     assert budget.room(47, 400) == 0
-    assert budget.room(47, 15) == 15  # what it pays for by itself
+    assert budget.room(47, 15) == 15  # the tokens it pays for by itself
 
 
 def test_tokens_join_a_pass_that_pays_for_them_without_savings():
@@ -95,7 +95,7 @@ def test_tokens_join_a_pass_that_pays_for_them_without_savings():
         run(budget, concave, 0, num_tokens)
     run(budget, concave, 70, 0)
     budget.note(1, 0, concave(1))
-    budget.note(0, 32, concave(32))  # forgets what was saved
+    budget.note(0, 32, concave(32))  # forgets the savings
     assert budget.room(70, 15) == 15
     assert budget.room(70, 400) == budget.room(1, 31) == 0
 

@@ -33,7 +33,7 @@ def joins_until_it_is_spent(budget):
 
 @pytest.mark.parametrize(("num_alone", "joins"), [(3, 1), (8, 3), (13, 5), (200, 5)])
 def test_what_is_saved_is_spent_and_bounded(num_alone, joins):
-    """Each pass with batch tokens takes 0.7 s of what was saved, which is never more than 4 s."""
+    """Each pass with batch tokens takes 0.7 s of the savings, and those are never more than 4 s."""
     assert joins_until_it_is_spent(shared_budget(num_alone)) == joins
 
 
@@ -68,7 +68,7 @@ def test_a_pass_without_interactive_tokens_ends_what_was_saved():
 def test_nothing_is_known_of_a_size_that_was_never_alone():
     budget = shared_budget(10)
     assert budget.room(9, 23) == 0
-    budget.note(9, 23, 2.0)  # what it took counts as its own: 0.6 s earned
+    budget.note(9, 23, 2.0)  # its time counts as its own: 0.6 s earned
     assert budget.room(9, 23) == 0
     assert budget.room(1, 31) == 31
 

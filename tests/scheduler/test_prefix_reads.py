@@ -42,7 +42,7 @@ class FakeRead:
 
 
 class FakePrefixes:
-    """Has the first blocks of every request, how many is drawn; reads when it is told to."""
+    """Has the first blocks of every request, in a random number; reads on command."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self.rng = rng
@@ -82,7 +82,7 @@ class FakePrefixes:
         read.is_over = True
 
     def know_all(self) -> None:
-        """Answer what was not known yet."""
+        """Answer the open requests."""
         self.found = {request: found or 0 for request, found in self.found.items()}
 
 
@@ -128,7 +128,7 @@ class TrafficWithPrefixes(AnyTraffic):
             self.prefixes.know_all()
             for read in [*self.prefixes.reads]:
                 self.prefixes.end(read)
-            batch = self.scheduler.schedule()  # also puts away what was read for requests that were cancelled
+            batch = self.scheduler.schedule()  # also puts away the blocks read for cancelled requests
             if not self.scheduler.has_work:
                 break
             finish_pass(self.scheduler, self.model, batch)
@@ -421,7 +421,7 @@ def test_a_request_that_is_sent_back_has_another_try():
     scheduler.blocks.limit = 5  # memory is short for a moment
     finish_pass(scheduler, prefixes.model, scheduler.schedule())
     assert scheduler.waiting == [young]
-    scheduler.blocks.give_back()  # of what it had computed nothing is left
+    scheduler.blocks.give_back()  # nothing is left of its results
     scheduler.blocks.limit = scheduler.blocks.num_blocks
     scheduler.schedule()
     assert [read.request for read in prefixes.reads] == [young]

@@ -102,7 +102,7 @@ def test_the_youngest_is_preempted_and_still_gets_its_tokens():
 
 @given(num=st.integers(2, 6), prompt_len=st.integers(1, 9), max_tokens=st.integers(1, 9), num_tokens=st.integers(6, 20))
 def test_with_room_for_all_tokens_of_all_requests_none_waits_for_blocks(num, prompt_len, max_tokens, num_tokens):
-    """Room for just these: a request that has all its blocks keeps none from others."""
+    """Blocks for just these: a request that has all its blocks keeps none from others."""
     num_blocks = num * -(-(prompt_len + max_tokens - 1) // 4)
     limits = {"num_blocks": num_blocks, "max_model_len": prompt_len + max_tokens, "max_num_batched_tokens": num_tokens}
     scheduler, model = make_scheduler(max_num_seqs=num, prefix_caching=False, **limits), FakeModel(4)

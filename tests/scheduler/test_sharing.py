@@ -1,7 +1,7 @@
 """A job beside interactive requests on a virtual clock: what both feel, on a machine like the one that is measured on.
 
-Passes take what they were measured to take there for the built-in model (top 2 of 8 experts in bfloat16, two cores):
-the bytes that the experts of so many rows have, and the products of so many tokens.
+Passes take the times measured there for the built-in model (top 2 of 8 experts in bfloat16, two cores). A time covers
+the bytes of the rows' experts and the products of the tokens.
 """
 
 from __future__ import annotations

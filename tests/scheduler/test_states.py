@@ -1,4 +1,4 @@
-"""Recurrent states: a request goes on from its own, or from that of the longest prefix which has one."""
+"""Recurrent states: a request resumes from its own, or from the one of the longest prefix with a state."""
 
 from __future__ import annotations
 

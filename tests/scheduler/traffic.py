@@ -45,7 +45,7 @@ def batch_request(name: str, prompt: list[int], max_tokens: int = 5) -> Request:
 
 
 def finish_pass(scheduler: AnyScheduler, model: FakeModel, batch: Batch, elapsed_s: float = 0.0) -> None:
-    """Compute what was scheduled, append, finish."""
+    """Compute the scheduled batch, append, finish."""
     brought = model.run(batch)
     scheduler.complete(batch, elapsed_s, {request: len(one.kept) for request, one in brought.items()})
     for request, one in brought.items():
@@ -56,7 +56,7 @@ def finish_pass(scheduler: AnyScheduler, model: FakeModel, batch: Batch, elapsed
 
 
 def drafts(request: Request, rng: random.Random) -> TokenTree:
-    """Return a tree of drafts of which none, some or all of one branch are right."""
+    """Return a tree of drafts, with none, some or all of one branch right."""
     output = generate_alone(request.prompt_token_ids, request.max_tokens)[len(request.output_token_ids) :]
     sequences = []
     for _ in range(rng.randrange(4)):

@@ -23,7 +23,7 @@ def read_broken_events(body: str) -> tuple[list[dict[str, Any]], dict[str, Any]]
 
 
 def read_typed_events(body: str) -> list[dict[str, Any]]:
-    """The events of a stream in which each has a name, which is its type."""
+    """The events of a stream with names; each name is the event's type."""
     *events, rest = body.split("\n\n")
     assert rest == ""
     found = []

@@ -1,4 +1,4 @@
-"""An engine that says a fixed text, byte by byte, and does as it is told: pause, fail, die.
+"""An engine that says a fixed text, byte by byte, and obeys commands: pause, fail, die.
 
 Thread-safe enough to be steered from a test while a server in another thread uses it.
 """
@@ -113,7 +113,7 @@ class FakeClient:
             raise EngineError("the engine process died (exit code -9)")
 
     def _pass(self, submission: Submission, position: int) -> TokenOutput:
-        """Several outputs as one, all but the last token of which were drafted."""
+        """Several outputs as one; all tokens but the last were drafted."""
         outputs = [self._output(submission, position)]
         while len(outputs) <= self.drafts_per_pass and outputs[-1].finish_reason is None:
             outputs.append(self._output(submission, position + len(outputs)))

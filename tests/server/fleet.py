@@ -1,4 +1,4 @@
-"""Several models behind one application, with engines that say fixed texts and note who comes and goes."""
+"""Several models behind one application, with engines that say fixed texts and record loads and unloads."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def serve_in_thread(
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
-    """Whether a condition comes true in time."""
+    """Whether a condition holds in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -60,8 +60,8 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
 
 
 def complaints(log: str) -> str:
-    """Return what a server wrote to stderr but the lines of requests and what it says of its speed where the machine
-    was measured; of log lines without time, level and logger.
+    """Return a server's stderr without the lines of requests and of the expected speed on a measured machine. Log lines
+    lose time, level and logger.
     """
     lines = log.splitlines(keepends=True)
     wanted = (line for line in lines if not line.startswith("expect some ") and ".request_log: request " not in line)

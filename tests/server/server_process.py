@@ -82,7 +82,7 @@ class Server:
         return httpx.get(self.url + path, timeout=10).status_code
 
     def said(self) -> str:
-        """Return all of stderr but what to expect, which nobody measured here."""
+        """Return all of stderr without the expected speed, as it was not measured here."""
         return complaints(self.process.stderr.read())
 
     def end(self, timeout_s: float = 30) -> int:

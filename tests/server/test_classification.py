@@ -1,4 +1,4 @@
-"""`/classify`: the form of answers and what is refused; and text that is asked of an encoder."""
+"""`/classify`: the form of answers and refused requests; and requests for text from an encoder."""
 
 from __future__ import annotations
 

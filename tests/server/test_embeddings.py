@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: the form of answers, by the official client too, and what is refused."""
+"""`/v1/embeddings`: the form of answers, by the official client too, and refused requests."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_before_anything_could_be_sent_gives_its_plac
         return next(received)
 
     async def send(message):
-        await asyncio.Event().wait()  # the connection is choked by an earlier answer that nobody reads
+        await asyncio.Event().wait()  # an earlier answer that no client reads blocks the connection
 
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": COMPLETIONS}

@@ -1,4 +1,4 @@
-"""The official client, unchanged: what it sends we understand, what we answer it understands, errors included."""
+"""The official client, unchanged: the server understands its requests, and it understands answers, errors included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document says what is true: every model it names is there, and answers fit the models it names."""
+"""The document is correct: every model it names exists, and answers fit the models it names."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_the_document_allows_the_parts_that_the_server_takes(model, field, value
     ],
 )
 def test_the_document_allows_what_the_server_takes_and_nothing_else(model, required, names):
-    """Rules about fields together, too: another implementation of JSON Schema is the judge."""
+    """Also rules about combinations of fields: another implementation of JSON Schema is the judge."""
     schema = jsonschema_rs.validator_for(model.model_json_schema())
     seen = set()
 
@@ -233,7 +233,7 @@ def test_the_document_allows_what_the_server_takes_and_nothing_else(model, requi
 
 @pytest.mark.anyio
 async def test_a_loaded_models_limits_are_in_the_document(make_app):
-    """The fake engine's model has 258 token ids and computes 4 sequences together."""
+    """The fake engine's model has 258 token ids and computes 4 sequences at once."""
     async with connect(make_app(max_queue=3)) as http:
         document = (await http.get("/openapi.json")).json()
         schemas = document["components"]["schemas"]

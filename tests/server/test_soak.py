@@ -1,4 +1,4 @@
-"""Many streaming clients at once, a third of which hang up: nothing leaks, nobody's answer changes."""
+"""Many streaming clients at once; a third hang up: nothing leaks, no other answer changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_jobs(num_clients: int, *, vocab_size: int, longest_prompt: int, longest
         own = [rng.randrange(3, vocab_size) for _ in range(rng.randrange(1, longest_prompt // 2))]
         max_tokens = rng.randrange(2, longest_answer)
         leaves = rng.randrange(0, max_tokens) if index % 3 == 0 else None
-        if index % 6 == 0:  # at the beginning of a long answer, of which the rest is mostly not there yet
+        if index % 6 == 0:  # at the beginning of a long answer; its rest is mostly not there yet
             max_tokens, leaves = longest_answer, 1
         jobs.append(Job(shared[: rng.choice([0, 17, len(shared)])] + own, max_tokens, leaves))
     return jobs
@@ -84,7 +84,7 @@ async def soak(url: str, jobs: list[Job], rounds: int) -> dict[str, int]:
         for number in range(10 * rounds):
             answers = await asyncio.gather(*(stream(client, job) for job in jobs))
             stats = await wait_until_idle(client)
-            # On a busy machine a tiny model may have written all answers before anybody leaves: once more then.
+            # On a busy machine, a tiny model may have written all answers before any client leaves: then retry.
             if number + 1 >= rounds and stats["requests_cancelled_total"] > 0:
                 break
         survivors = [(job, answer) for job, answer in zip(jobs, answers, strict=True) if job.leaves_after is None]

@@ -13,7 +13,7 @@ from moeflow.text.tool_syntax.events import Arguments, CallBegun, Content, Reaso
 
 
 def tokens_of(utf8: bytes, cuts: list[int]) -> list[TokenText]:
-    """Cut bytes into tokens, which are told apart by their numbers."""
+    """Cut bytes into tokens, each with its own number."""
     places = sorted({0, len(utf8), *(cut % (len(utf8) + 1) for cut in cuts)})
     pieces = [utf8[first:last] for first, last in pairwise(places)]
     return [TokenText(number, "", piece, -1.0, 1, ()) for number, piece in enumerate(pieces)]

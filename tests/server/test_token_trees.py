@@ -1,4 +1,4 @@
-"""`token_trees`: what was drafted, in answers and streams of both endpoints, for those who ask and nobody else."""
+"""`token_trees`: drafts in answers and streams of both endpoints, only for clients that ask for them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def ask(client, **changes):
 
 
 def gathered(chunks):
-    """Put streamed calls together as clients do."""
+    """Join streamed calls as clients do."""
     calls, text = [], ""
     for chunk in chunks:
         delta = chunk.choices[0].delta

@@ -24,7 +24,7 @@ pytestmark = [
 
 MAIN = "import sys; from moeflow.cli.main import main; sys.exit(main())"
 ASKED = {"prompt": [7 * i % 250 + 3 for i in range(300)], "max_tokens": 12, "temperature": 0, "logprobs": 3}
-# Runs at the start of the engine's process: its N-th write ends in the middle of what is written, with both processes.
+# Runs at the start of the engine's process: its N-th write ends in the middle, and so do both processes.
 KILLER = """
 import os, signal, sys
 if any("moeflow.processes.main" in argument for argument in sys.orig_argv):
@@ -103,7 +103,7 @@ def test_no_torn_file_is_used_and_answers_keep_their_bits(model, tmp_path):
     for number in (1, 3):  # blocks; states, when blocks and their description have been written
         with serving(model, "--prompt-cache", folder, PYTHONPATH=path, WRITES_LEFT=str(number)) as (url, server):
             with suppress(httpx.HTTPError):
-                ask(url)  # what is written may be written after the answer
+                ask(url)  # the files may be written after the answer
             assert server.wait(20) == -signal.SIGKILL
         (torn,) = folder.glob(".*.tmp")
         assert torn.stat().st_size > 0

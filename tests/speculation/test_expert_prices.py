@@ -57,7 +57,7 @@ def test_what_a_token_adds_is_what_the_others_do_not_need():
     needs.add(token)
     assert (needs.num_experts, needs.num_absent) == (4, 2)
     assert needs.added(token).experts == 0
-    needs.add(DraftNode(6, None))  # nobody knows: as much as the only one that was known
+    needs.add(DraftNode(6, None))  # unknown: as much as the only known one
     assert (needs.num_experts, needs.num_absent) == (6, 3)
 
 
@@ -124,7 +124,7 @@ def test_a_branch_whose_experts_have_to_be_read_is_cut():
 
 
 def test_without_what_is_needed_rows_decide():
-    """If for one request nobody knows, or too few passes were seen."""
+    """If the experts of one request are unknown, or too few passes were seen."""
     known = DraftNode(-1, None, chance=1.0, experts=frozenset({1}))
     known.children[0] = DraftNode(0, known, chance=0.9, experts=frozenset({50}))
     unknown = DraftNode(-1, None, chance=1.0)
@@ -149,7 +149,7 @@ class Streamed:
     def propose(self, requests, max_depth):
         self.now_s += 0.1
         self.asked += 1
-        return [[] for _ in requests]  # it only says what is to be read
+        return [[] for _ in requests]  # it only gives the experts to read
 
     def believed(self, grade):
         return 0.5

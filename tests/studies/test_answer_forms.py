@@ -1,4 +1,4 @@
-"""What a schema costs: steps with and without are told apart, recorded and shown."""
+"""The cost of a schema: steps with and without one are distinguished, recorded and shown."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TIMINGS = {"predicted_n": 11, "predicted_ms": 500.0, "draft_n": 12, "draft_n_acc
 
 @pytest.fixture
 def server():
-    """A server that notes what it is asked."""
+    """A server that records its requests."""
     asked: list[dict[str, object]] = []
 
     class Handler(BaseHTTPRequestHandler):

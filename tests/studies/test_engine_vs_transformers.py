@@ -1,4 +1,4 @@
-"""The engine beside transformers, on a tiny model: what is recorded, and the table of families."""
+"""The engine against transformers, on a tiny model: the records, and the table of families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a GPU, with this machine as the device: its steps, what it writes, and that it needs few packages."""
+"""The check of a GPU, with this machine as the device: its steps, its output, and its few dependencies."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_model_too_large_for_main_memory_is_made_narrower(arguments, tmp_path,
     monkeypatch.setattr(gpu_check, "write_hollow_mixtral", lambda *arguments: written.append(arguments[2]))
     monkeypatch.setattr(gpu_check, "host_resources", lambda: gpu_check.argparse.Namespace(available_bytes=40e9))
     result = outcome([*arguments, "--shape", "mixtral-8x7b"], tmp_path, "hollow")
-    assert result["narrow"] == written[0] == 2  # 93 GB, of which a quarter has room
+    assert result["narrow"] == written[0] == 2  # a quarter of 93 GB fits
 
 
 @pytest.mark.thorough

@@ -129,7 +129,7 @@ def test_structs_of_a_header_are_laid_out_as_by_a_compiler():
         read_struct(HEADER, "llama_other")
 
 
-# Speaks as the program does; ends its answers after two tokens, and says what it was called with.
+# Speaks like the program; ends its answers after two tokens, and reports its arguments.
 PROGRAM = """#!{python}
 import json, sys
 print("BMOE_READY", json.dumps({{"arguments": sys.argv[1:]}}), flush=True)
@@ -188,7 +188,7 @@ def test_a_forgotten_file_is_read_from_disk_again(tmp_path):
 
 
 class Engine:
-    """Answers as a process does, with figures that are known; ends every answer after two of three tokens."""
+    """Answers like a process, with known figures; ends every answer after two of three tokens."""
 
     def __init__(self, living):
         self.living, self.asked = living, 0

@@ -25,7 +25,7 @@ def test_a_quarter_is_a_row():
 
 
 def test_frames_between_two_moments():
-    """Gaps of 10, 10, 30 and 10 ms; what lies before and behind does not count."""
+    """Gaps of 10, 10, 30 and 10 ms; the times before and after do not count."""
     figures = frame_figures([0.0, 100.0, 110.0, 120.0, 150.0, 160.0, 900.0], 100.0, 180.0)
     assert figures == {"frames_per_s": 50.0, "median_ms": 10.0, "p99_ms": 30.0, "worst_ms": 30.0, "late_share": 0.25}
 

@@ -64,7 +64,7 @@ def test_all_pipelines_are_compared(folder, device):
 
 @pytest.mark.thorough
 def test_a_gpu_s_pipelines_come_one_after_the_other(folder, monkeypatch):
-    """With what stands in for a GPU: the configuration is a GPU's, the device is this machine."""
+    """With a stand-in for a GPU: the configuration is a GPU's, the device is this machine."""
     devices = []
 
     def make_device(config):

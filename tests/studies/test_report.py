@@ -277,7 +277,7 @@ def test_the_readme_shows_committed_code_only(is_dirty):
 
 
 def test_page_and_readme_are_what_the_records_say(tmp_path, monkeypatch):
-    """Whoever adds a record writes the page anew. Its pictures are composed, but not painted: nobody looks at them."""
+    """A new record requires a new page. Its pictures are composed, but not rendered: no test looks at them."""
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     (tmp_path / "docs" / "studies").mkdir(parents=True)
     shutil.copyfile(ROOT / "README.md", tmp_path / "README.md")

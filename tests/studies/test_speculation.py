@@ -141,7 +141,7 @@ def test_every_speculator_alone_all_together_and_both_shapes(config):
 
 
 def test_chains_are_chains(config):
-    """Of what the engine computes, not of what was chosen: every tree of the arm has one branch."""
+    """This covers the computed trees, not the chosen ones: every tree of the arm has one branch."""
     with SpeculationRun(config, new_tokens=32, temperature=0.0, sizes=(4,)) as run:
         shapes: dict[str, list[bool]] = {}
         for arm in run._arms:

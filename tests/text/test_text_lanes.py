@@ -19,7 +19,7 @@ def anyio_backend():
 
 
 class Work:
-    """Work that goes on until it is released, and counts itself."""
+    """Work that lasts until it is released, and counts itself."""
 
     def __init__(self):
         self.release = threading.Event()

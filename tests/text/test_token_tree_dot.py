@@ -1,4 +1,4 @@
-"""The graph has every token once and says what it is, whatever tokens are: read back by a grammar of its own."""
+"""The graph has every token once, with its description, for any tokens: read back by a grammar of its own."""
 
 from __future__ import annotations
 

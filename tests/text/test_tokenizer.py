@@ -1,4 +1,4 @@
-"""Tokenizers from folders and GGUF files against transformers and against what they were saved from."""
+"""Tokenizers from folders and GGUF files against transformers and against their own sources."""
 
 import json
 import subprocess

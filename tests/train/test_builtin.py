@@ -1,4 +1,4 @@
-"""The built-in model: finding its source, building it once, and (marked `weights`) what it must be able to do."""
+"""The built-in model: finding its source, building it once, and (marked `weights`) its required abilities."""
 
 import dataclasses
 import importlib.util
@@ -301,7 +301,7 @@ def test_routing_follows_the_text_and_uses_every_expert(model, dense, builtin_mo
     loaded = {True: model, False: dense}  # as the module has them already
     monkeypatch.setattr(upcycling_quality, "load_bare_model", lambda found: loaded["num_local_experts" in found.config])
     monkeypatch.setattr(upcycling_quality, "calibration_text", beginnings)
-    quality = measure_quality(builtin_source(), builtin_model)  # over all domains together
+    quality = measure_quality(builtin_source(), builtin_model)  # over the sum of all domains
     assert quality.moe_perplexity == pytest.approx(quality.dense_perplexity, rel=0.03)
     assert quality.idlest_shares[0] > 0.01
     assert quality.busiest_shares[1] > 1.4 / BUILTIN_RECIPE.num_experts

@@ -1,4 +1,4 @@
-"""What is trained of, and learnt about, models with recurrent layers, against transformers' own; what is refused."""
+"""Training of, and learning about, models with recurrent layers, against transformers' own; refused models."""
 
 from __future__ import annotations
 

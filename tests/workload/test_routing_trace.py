@@ -1,4 +1,4 @@
-"""Traces as written and read; a torn or damaged end costs what it holds and nothing else."""
+"""Traces as written and read; a torn or damaged end costs its own passes and nothing else."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GGUF files of families with shared experts or routing of their own: as gguf's tables and llama.cpp's conversion write
-them, they are the Hugging Face folders that transformers writes.
+"""GGUF files of families with shared experts or routing of their own. Files written by gguf's tables and llama.cpp's
+conversion equal the Hugging Face folders that transformers writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every pipeline as a GPU would run it, with streams and events: nothing may overlap that should not, and few waits."""
+"""Every pipeline with streams and events, like on a GPU: no forbidden overlap, and few waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that compute in torch, as a GPU does, here played by this machine: the plain run's tokens, and its logits."""
+"""Devices that compute in torch, emulated by this machine, give the plain run's tokens and logits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """However layers are cut into stages, each request gets the tokens and log-probabilities of one process, to the bit.
 
-In passes that mix prompts in chunks with decodes, are cut into many micro-batches, find prefixes again, and have blocks
-so few that requests are preempted.
+Passes mix chunks of prompts with decodes, have many micro-batches, reuse prefixes, and have so few blocks that requests
+are preempted.
 """
 
 from __future__ import annotations

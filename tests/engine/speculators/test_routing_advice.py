@@ -33,7 +33,7 @@ def target(tmp_path_factory):
     """Return a model's folder, and transformers' own of it."""
     folder = tmp_path_factory.mktemp("target")
     model = write_tiny_mixtral(folder, num_local_experts=EXPERTS, num_hidden_layers=LAYERS)
-    for layer in model.model.layers:  # norms that decide who is chosen
+    for layer in model.model.layers:  # norms that decide the choice of experts
         torch.nn.init.uniform_(layer.post_attention_layernorm.weight, -2.0, 2.0)
     model.save_pretrained(folder)
     return folder, model
@@ -57,7 +57,7 @@ def quick_probe(monkeypatch):
 
 
 def load(target, slabs, *speculators: str, num_slots: int = 7, kv_dtype: str | None = None) -> Engine:
-    """Return an engine most of whose experts are on disk, and which reads what is expected."""
+    """Return an engine that has most experts on disk and prefetches the predicted ones."""
     settings = {"speculators": speculators, "dtype": "float32"}
     config = streamed_config(str(target[0]), slabs, num_slots, predictor="next-router", **settings)
     if kv_dtype is not None:
@@ -87,7 +87,7 @@ def itself(target, _, tokens):
 
 
 def first_layer(target, _, tokens):
-    """The first layer's choice is the model's; the others are asked about what comes out of it."""
+    """The first layer's choice is the model's; the predictors of the others get its output."""
     result = target[1](tokens, output_router_logits=True, output_hidden_states=True)
     found = [chosen_by(result.router_logits[0], 0)]
     for number, layer in list(enumerate(target[1].model.layers))[1:]:
@@ -197,7 +197,7 @@ def partial_of(function, instance):
 
 
 def test_right_advice_leaves_less_to_wait_for(target, slabs):
-    """Counted in experts: of those that passes need, fewer are read only once they are asked for."""
+    """Counted in experts: of the needed experts, passes read fewer on demand."""
 
     def misses(is_on: bool) -> int:
         engine = load(target, slabs, "self:int8", num_slots=12)

@@ -1,4 +1,4 @@
-"""Each policy against the plain definition of what it does, on lists."""
+"""Each policy against its plain definition on lists."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_policies_evict_whom_their_definition_says(name, uses, num_slots):
     loads = []
 
     def on_evict(victim, resident, now):
-        loads.extend(expert for expert in dict.fromkeys(uses[:now]) if expert not in loads)  # while there was room
+        loads.extend(expert for expert in dict.fromkeys(uses[:now]) if expert not in loads)  # while there was space
         values = {expert: worth(expert, uses[: now + 1], loads) for expert in resident}
         assert values[victim] == pytest.approx(min(values.values()), rel=1e-9)
         loads.append(uses[now])

@@ -1,4 +1,4 @@
-"""Who is evicted: the worst that may go, and what was read ahead last of all."""
+"""The selector evicts the worst evictable expert, and prefetched ones last of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache under every order of events: leased slots hold what they should, always; nothing is lost or counted twice.
+"""The cache under every order of events: leased slots always hold the right expert; nothing is lost or counted twice.
 
 Loads are played by hand: a slot holds garbage from when its load begins until it ends.
 """

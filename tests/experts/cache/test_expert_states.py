@@ -354,6 +354,6 @@ def test_experts_come_into_the_table_at_once_and_all_else_when_it_is_published(i
     assert it.states.table.tolist() == [[slot, ABSENT, ABSENT], [ABSENT, ABSENT, ABSENT]]
     assert it.states.publish()
     assert it.states.table.tolist() == [[it.states.all[0].slot, ABSENT, ABSENT], [ABSENT, LOADING, ABSENT]]
-    assert not it.states._unpublished  # what was published once costs nothing later
+    assert not it.states._unpublished  # an expert published once costs nothing later
     it.states.evict(0)
     assert it.states.table[0, 0] >= 0

@@ -1,4 +1,4 @@
-"""The policy that expects next uses: against its definition in loops with torch's gradients, and what it is for."""
+"""The policy that predicts next uses, against its definition in loops with torch's gradients, and its purpose."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Plain:
         self.squares = torch.full((5,), 0.01, dtype=torch.float64)
 
     def features(self, past):
-        """What is known after these passes; an expert's prior is the mean of those that are over."""
+        """The knowledge after these passes; an expert's prior is the mean of the finished ones."""
         rows = []
         for half_life in HALF_LIVES:
             ages = [0.5 ** ((len(past) - 1 - at) / half_life) for at in range(len(past))]
@@ -125,7 +125,7 @@ def test_a_cache_smaller_than_what_a_pass_needs_keeps_what_it_can():
 def test_it_learns_whether_tokens_stay_with_their_experts():
     chance = random.Random(1)
     switching, passes = [0, 1, 2], []
-    for _ in range(400):  # what was needed is never needed by the next pass
+    for _ in range(400):  # the next pass never needs the experts of this one
         switching = [chance.choice([e for e in range(NUM_EXPERTS) if e != last]) for last in switching]
         passes.append([[expert] for expert in switching])
     learnt = NextUse(NUM_LAYERS, NUM_EXPERTS)

@@ -24,7 +24,7 @@ def test_a_scan_tells_what_is_kept_what_was_read_for_it_and_what_comes_first():
     found = cache.layer_scan.at(1, [0, 1, 2, 3], window=1)
     assert (found.kept, found.read_ahead, found.absent) == ([0, 2], [3], [1])
     again = cache.layer_scan.at(1, [0, 3], window=1)
-    assert (again.kept, again.read_ahead) == ([0, 3], [])  # what was read ahead has proved right
+    assert (again.kept, again.read_ahead) == ([0, 3], [])  # the prefetch has proved right
     nothing = cache.layer_scan.at(2, [1], window=1)
     assert (nothing.kept, nothing.read_ahead, nothing.absent) == ([], [], [1])
 
@@ -61,7 +61,7 @@ def test_what_a_scan_comes_to_next_is_read_ahead_as_far_as_is_allowed():
 
 
 def test_a_scan_keeps_an_equal_share_of_each_layer_and_gives_up_what_it_has_passed():
-    cache, disk = make_cache(6)  # of which 3 are kept: one of each layer
+    cache, disk = make_cache(6)  # 3 of them are kept: one of each layer
     use(cache, disk, 0, [0, 1, 2])
     use(cache, disk, 2, [0, 1, 2])
     cache.begin_pass()

@@ -1,4 +1,4 @@
-"""Several predictors as one: what is learnt of each, against traffic whose rule is known."""
+"""Several predictors as one: the weights learnt for each, against traffic with a known rule."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(predictor, traffic, num_passes, warm_up=300):
 def test_text_that_repeats_itself_is_told_by_the_pass_before():
     named, precision, recall = run(CombinedPredictor(RoutedModel(1, NUM_EXPERTS)), repeated(0.8), 1500)
     assert named == pytest.approx(TOP_K, abs=0.2)
-    assert precision == pytest.approx(0.83, abs=0.03)  # 0.8, and a sixth of what is drawn anew
+    assert precision == pytest.approx(0.83, abs=0.03)  # 0.8, and a sixth of the new draws
     assert recall == pytest.approx(0.83, abs=0.03)
 
 

@@ -38,7 +38,7 @@ MODEL = RoutedModel(2, EXPERTS, [Block(), Block()])
 
 
 class Machine:
-    """Passes on a virtual clock, and a cache that notes what is prefetched."""
+    """Passes on a virtual clock, and a cache that records prefetches."""
 
     def __init__(self, *sources):
         self.now_s = 0.0

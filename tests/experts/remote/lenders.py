@@ -16,7 +16,7 @@ TOKEN = b"a token of tests, long enough"
 
 
 class RunningLender:
-    """A lender, and what it has said."""
+    """A lender, and its messages."""
 
     def __init__(self, memory_bytes: int, token: bytes = TOKEN, cpu_isa: str = "") -> None:
         self.news: list[str] = []

@@ -1,4 +1,4 @@
-"""Which experts go where: what is computed at lenders in a layer, and what deserves which memory."""
+"""The places of experts: the ones computed at lenders in a layer, and the memory each deserves."""
 
 from __future__ import annotations
 

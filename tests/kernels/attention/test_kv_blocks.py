@@ -1,4 +1,4 @@
-"""Blocks of keys and values: what is written comes back, where it belongs and nowhere else."""
+"""Blocks of keys and values: written rows read back from their own place and nowhere else."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_what_is_written_comes_back(dtype, block_size, head_dim):
 
 
 def check_stored(stored, slots, want, error):
-    """Hold stored [KV, slots, D] against what was to be written, and zero elsewhere."""
+    """Compare stored [KV, slots, D] with the expected rows, and with zero elsewhere."""
     got = stored.transpose(0, 1)
     assert got[slots].shape == want.shape
     assert ((got[slots] - want).abs() <= error * want.abs().amax(-1, keepdim=True) * 1.001).all()

@@ -131,7 +131,7 @@ def test_a_cap_is_exact_near_zero_and_far_beyond_it():
 def test_scores_further_apart_than_floats_have_powers(kv_dtype):
     made = Pass([(600, 1), (0, 40)], heads=(4, 2), head_dim=8, block_size=16, kv_dtype=kv_dtype)
     for rows in (*made.queries, *made.keys):
-        rows.copy_(torch.randint(-1, 2, rows.shape))  # scores are multiples of 16: what is not the largest vanishes
+        rows.copy_(torch.randint(-1, 2, rows.shape))  # scores are multiples of 16: all but the largest vanish
     write(made)
     made.check(run(made, scale=16.0), scale=16.0, tolerance=TOLERANCE[kv_dtype])
 

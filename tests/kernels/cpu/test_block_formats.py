@@ -1,4 +1,4 @@
-"""Weights in the blocks that files have: gguf's own reader or numpy says what they are, float64 what products are."""
+"""Weights in the blocks of files: gguf's own reader or numpy gives their values, float64 gives the products."""
 
 import pytest
 import torch

@@ -37,7 +37,7 @@ def pack(rows, cols, weight_format):
 
 
 class Model:
-    """Layers of experts, the second dense, once in order and once in the slots of all layers together."""
+    """Layers of experts, the second dense, once in order and once in slots shared by all layers."""
 
     def __init__(self, weight_format, top_k=2, *, has_layer_norms=False):
         torch.manual_seed(0)
@@ -127,7 +127,7 @@ def test_slots_and_stops_change_no_bit(isa, weight_format):
         model.table.copy_(places)
         assert stops == [0, 2, 3]
         assert torch.equal(work.hidden, expected)
-        assert work.run(LAYERS) == LAYERS  # what is left is the norm
+        assert work.run(LAYERS) == LAYERS  # only the norm is left
         assert torch.equal(work.out, normalise(expected, model.out_norm))
 
 
@@ -149,7 +149,7 @@ def test_projections_in_parts_change_no_bit(isa, tokens, cuts):
 
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_what_experts_get_is_kept_for_all_layers(needs_kernels, tokens):
-    """In memory, in slots, and with stops: and what it is at each stop."""
+    """In memory, in slots, and with stops; also checked at each stop."""
     model = Model("bfloat16", has_layer_norms=True)
     places = model.table.clone()
     resident = model.begin(model.resident, tokens, keeps_inputs=True)
@@ -291,7 +291,7 @@ def test_what_cannot_be_is_refused(needs_kernels):
 
 
 def wait_until(holds):
-    """Return as soon as it does: who joins a thread does not wait for the end of what it owns."""
+    """Return as soon as the condition holds: joining a thread does not wait for the end of objects it owns."""
     end = time.monotonic() + 10
     while not holds():
         assert time.monotonic() < end

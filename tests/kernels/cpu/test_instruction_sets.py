@@ -7,7 +7,7 @@ import pytest
 
 from moeflow.kernels.cpu import extension
 
-# Linux refuses the registers of AMX to a process with a thread whose stack for signals has no room for them.
+# Linux refuses the registers of AMX to a process with a thread whose signal stack is too small for them.
 SMALL_STACK_FOR_SIGNALS = """
 import ctypes
 

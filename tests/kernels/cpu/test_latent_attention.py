@@ -58,7 +58,7 @@ class Layer:
         )
 
     def queries(self, projected):
-        """Return queries [T, H * (N + R)] from what is projected at first."""
+        """Return queries [T, H * (N + R)] from the first projection."""
         q = projected[:, : -self.heads.key_dim]
         if self.q_b is None:
             return q

@@ -1,4 +1,4 @@
-"""The threads of the CPU extension: they do what is asked, end when told, survive forks, exits and each other."""
+"""The threads of the CPU extension do their work, end on request, and survive forks, exits and each other."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Blocks that are searched for: gguf's own reader says what they stand for, brute force what error is possible."""
+"""Blocks found by search: gguf's own reader gives their values, brute force the least possible error."""
 
 import gguf
 import numpy as np

@@ -44,7 +44,7 @@ def test_a_layer_norm_subtracts_the_mean_first(isa, shape, has_bias):
 
 
 def test_a_layer_norm_far_from_zero(isa):
-    x = torch.tensor([4096.0, 4097.0, 4098.0] * 30)  # squares of which the difference would be lost
+    x = torch.tensor([4096.0, 4097.0, 4098.0] * 30)  # squares whose difference would be lost
     got = row_ops.layer_norm(x[None], torch.ones(90), None, 0.0)[0]
     torch.testing.assert_close(got[:3], torch.tensor([-1.0, 0.0, 1.0]) * 1.5**0.5, atol=1e-5, rtol=0.0)
 

@@ -29,8 +29,8 @@ def alone(run: Run, inputs: torch.Tensor, num_values: int) -> torch.Tensor:
 
 
 def mixed(run: Run, inputs: torch.Tensor, num_values: int) -> torch.Tensor:
-    """Return the same of passes with chunks of several sequences, which go on from their own states, and of one that
-    starts where another has kept its state, in that pass or in an earlier one.
+    """Return the same of passes with chunks of several sequences. Each sequence resumes from its own state. One starts
+    from another's kept state, of that pass or of an earlier one.
     """
     a, b, c = (rows_of(number) for number in range(3))
     states = LayerStates(torch.full((6, num_values), torch.nan))

@@ -60,7 +60,7 @@ class Layer:
         layer = self.layer
         queries, keys, values, steps, rates = (part[None] for part in rows.split(self.sizes, dim=1))
         queries, keys = (part.unflatten(-1, (KEY_HEADS, layer.key_dim)) for part in (queries, keys))
-        if layer.key_heads_take_turns:  # theirs share with neighbours: with a key each, nobody does
+        if layer.key_heads_take_turns:  # theirs share with neighbours: with a key each, no head shares
             queries, keys = (part.repeat(1, 1, HEADS // KEY_HEADS, 1) for part in (queries, keys))
         values = values.unflatten(-1, (HEADS, layer.value_dim))
         decay = -layer.log_decay.exp()

@@ -1,4 +1,4 @@
-"""Files of blocks: what comes back is what was written, or nothing, whatever happened to the file."""
+"""Files of blocks: a read returns the written block or nothing, whatever happened to the file."""
 
 from __future__ import annotations
 

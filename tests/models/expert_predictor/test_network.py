@@ -34,7 +34,7 @@ def test_pieces_of_texts_of_any_length_are_predicted_as_wholes(predictor):
     whole = predictor(texts)
     _, (first,) = predictor.go_on(texts[:1, :3], [predictor.begin()])
     states = [first, predictor.begin()]
-    # Two texts, one ahead of the other, whose next tokens are computed together.
+    # Two texts, one ahead of the other, whose next tokens are computed in one batch.
     places = [3, 0]
     for num_tokens in (1, 2, 1, 3, 1):
         pieces = torch.stack([texts[text, at : at + num_tokens] for text, at in enumerate(places)])

@@ -11,7 +11,7 @@ rows = st.lists(st.floats(-50, 50), min_size=1, max_size=24)
 
 @given(rows)
 def test_it_is_the_projection_on_the_simplex(row):
-    """KKT of min |p - z|^2: p = max(z - tau, 0) with one tau that has p add up to 1, which bisection finds, too."""
+    """KKT of min |p - z|^2: p = max(z - tau, 0), with the tau that makes p add up to 1. Bisection finds it, too."""
     scores = torch.tensor(row, dtype=torch.float64)
     weights = sparsemax(scores)
     assert (weights >= 0).all()

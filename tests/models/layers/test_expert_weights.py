@@ -1,6 +1,6 @@
 """Every kind of expert weights: filled through its parts, it computes what stacked tensors do.
 
-Those of which only some are in memory are tested in tests/experts/test_cached_experts.py.
+tests/experts/test_cached_experts.py tests experts that are only partly in memory.
 """
 
 from __future__ import annotations

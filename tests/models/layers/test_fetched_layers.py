@@ -103,7 +103,7 @@ class Fetched:
             self.cache.check_integrity()
 
     def counts(self):
-        """What does not depend on how fast the disk is, if nothing is read ahead."""
+        """The counts that do not depend on the disk's speed without prefetch."""
         it = self.cache.stats()
         return it.hits, it.late, it.misses, it.evictions, it.demand_bytes
 
@@ -208,7 +208,7 @@ def test_an_expert_that_is_on_its_way_is_waited_for(make, stops):
     assert torch.equal(fetched.run(batch), run(resident_model("float32"), batch))
     assert stops == []
     it = fetched.cache.stats()
-    assert it.cancelled_loads > 0  # to be read as what is waited for
+    assert it.cancelled_loads > 0  # to be read on demand
     assert it.demand_bytes == it.misses * fetched.file.index.spec.slab_bytes
 
 

@@ -62,7 +62,7 @@ PREDICTOR_NAMES = (NO_PREDICTOR, *PREDICTORS)
 
 
 class Disk:
-    """Spoils a slot as soon as it is to be read into, and reads when it is told to.
+    """Spoils a slot as soon as a read into it is due, and reads on command.
 
     Without a seed reads end when they are waited for, in order; with one at any time in any order.
     """

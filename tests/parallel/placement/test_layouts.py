@@ -1,4 +1,4 @@
-"""Layouts of whole experts by name: what they say at first and later, room for it, and what is no layout."""
+"""Layouts of whole experts by name: their first and later placements, the slots for them, and invalid layouts."""
 
 from __future__ import annotations
 

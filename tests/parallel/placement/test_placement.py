@@ -74,8 +74,8 @@ def test_a_placement_by_load_is_within_a_third_of_the_best_without_replicas(num_
     [
         ([30, 1], 2, 2, 15.5),  # both everywhere
         ([33, 9, 18], 3, 3, 20),
-        ([90, 10, 10, 10], 3, 2, 40),  # the hot one everywhere, beside it one other each
-        ([41, 43, 1], 2, 2, 43),  # a half of the heaviest beside the next would be worse than no replica
+        ([90, 10, 10, 10], 3, 2, 40),  # the hot one everywhere, with one other each
+        ([41, 43, 1], 2, 2, 43),  # a half of the heaviest with the next would be worse than no replica
     ],
 )
 def test_hot_experts_are_replicated_where_that_helps(loads, num_ranks, slots, least):

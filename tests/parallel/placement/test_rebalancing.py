@@ -1,4 +1,4 @@
-"""Steps between placements: each leaves a valid one, and together they arrive."""
+"""Steps between placements: each leaves a valid placement, and the last reaches the target."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_slot_that_was_filled_is_free_no_longer():
 
 
 def test_what_has_become_free_is_used_before_a_staging_slot():
-    """Experts 0 and 1 change places; 2 makes room for 3."""
+    """Experts 0 and 1 change places; 3 replaces 2."""
     old = ExpertPlacement(4, (((0,), (3,), (1,), (0,)),))
     new = ExpertPlacement(4, (((3,), (0,), (2,), (1,)),))
     assert moves(old, new, 9) == [

@@ -1,4 +1,4 @@
-"""Experts that are computed elsewhere give the bits of those that are computed here, whoever asks with whom."""
+"""Experts computed elsewhere give the bits of experts computed here, for any mix of clients."""
 
 from __future__ import annotations
 

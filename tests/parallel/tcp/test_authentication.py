@@ -1,4 +1,4 @@
-"""Who has the token gets in; who has not learns nothing, and costs little."""
+"""A client with the token gets in; one without learns nothing, and costs little."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_who_speaks_otherwise_gets_no_answer():
 
 
 def test_without_a_proof_nothing_is_proved():
-    """Only a nonce, and that the guess was wrong: nothing to try tokens on."""
+    """The client gets only a nonce and a rejection: nothing to try tokens on."""
     with verifying() as (ours, errors):
         ours.sendall(GREETING)
         nonce = ours.recv(100)
@@ -99,7 +99,7 @@ def test_without_a_proof_nothing_is_proved():
 
 
 def test_an_end_that_sends_proofs_back_proves_nothing():
-    """It has no token, and answers with what it gets: the other role's proofs differ."""
+    """It has no token, and echoes its input: the other role's proofs differ."""
     ours, theirs = connections()
 
     def echo() -> None:

@@ -1,4 +1,4 @@
-"""The token's file: made once, for its owner alone; what is no secret is refused."""
+"""The token's file: made once, for its owner alone; a token of bad length or readable by others is refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Refusals are told once a minute for each host and reason, and however many there are, memory does not grow."""
+"""Refusals are logged once a minute for each host and reason, and memory does not grow with their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is special of a group over TCP: ranks that end, hang, are cut off or send what nobody expects."""
+"""The special cases of a group over TCP: ranks that end, hang, are cut off or send unexpected data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.parallel.ranks import ranks, together
 
 __all__ = ["ranks"]  # a fixture
 
-LONG_S = 30.0  # far beyond what it may take to notice something at once
+LONG_S = 30.0  # far beyond the time of an immediate reaction
 AT_ONCE_S = 10.0  # on a busy machine
 TOKEN = b"the token of the tests"
 
@@ -149,7 +149,7 @@ def test_a_stopped_rank_is_late(ranks):
 
 @contextlib.contextmanager
 def meeting(timeouts_s: float, through: type[Proxy] | None = None):
-    """Yield the groups of two ranks in this process, and what stands between them."""
+    """Yield the groups of two ranks in this process, and the proxy between them."""
     arrivals: queue.Queue[TcpLink] = queue.Queue()
     acceptor = Acceptor(listen("127.0.0.1", 0), TOKEN, arrivals.put)
     proxy = None if through is None else through(acceptor.port)

@@ -1,4 +1,4 @@
-"""Frames over loopback: what is sent arrives, and nothing else is taken for it."""
+"""Frames over loopback: every sent frame arrives, and nothing else passes for one."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Stands in for `torch.cuda` where there is no GPU: nothing overlaps, but whatever a GPU might overlap is found.
 
-Tensors are in main memory, and every operation is done at once. Beside it runs a vector clock for each thread and each
-stream: a launch comes after what its thread knows, an event carries what its stream has done to who waits for it, a
-task comes after the ends of those before it in its pipeline. Two accesses to the same bytes, one of them a write, of
-which neither clock knows the other are a `Race`; so is memory of the device that the host touches, and memory that is
-given up while a stream may still use it. Operations of the CPU extension are not seen: take bfloat16.
+Tensors are in main memory, and every operation is done at once. Each thread and each stream has a vector clock. A
+launch comes after everything its thread knows. An event carries its stream's progress to each waiter. A task comes
+after the ends of its predecessors in its pipeline. Two accesses to the same bytes, one of them a write, are a `Race` if
+neither clock knows the other. A `Race` is also an access of the host to device memory, and freeing memory that a stream
+may still use. Operations of the CPU extension are not seen: take bfloat16.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Event:
 
 @dataclass
 class Memory:
-    """One storage: what was done to it, and whose it is."""
+    """One storage: its accesses and its owner."""
 
     is_on_device: bool
     alive: Tensor  # so that nothing else gets its address
@@ -179,7 +179,7 @@ class FakeCuda:
             memory.accesses.append(access)
 
     def give_up(self, address: int) -> None:
-        """Note a Race if a stream may still use memory that nobody holds any more; Python swallows errors here."""
+        """Note a Race if a stream may still use memory without any reference left; Python swallows errors here."""
         with self.clocks.lock:
             known = self.clocks.of(self.here)
             for access in self.memories[address].accesses:
@@ -192,7 +192,7 @@ class FakeCuda:
 
 
 class Watching(TorchDispatchMode):
-    """Tells of every operation of a thread."""
+    """Reports every operation of a thread."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()

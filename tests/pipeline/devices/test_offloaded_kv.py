@@ -1,4 +1,4 @@
-"""Windows of keys and values: what is copied there, and under which numbers it is found again."""
+"""Windows of keys and values: the copied blocks, and their numbers in the window."""
 
 from __future__ import annotations
 

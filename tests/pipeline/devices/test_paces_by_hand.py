@@ -1,4 +1,4 @@
-"""How long a emulated device makes work last, and how fast a probe says that a file is read: by a clock of the test."""
+"""Durations of work on an emulated device, and a probe's speed of reading a file: by a clock of the test."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_memory_is_taken_once_and_held_where_it_lies(device):
 
 
 class Reads:
-    """A file of packed weights whose reads take a tenth of a second each, some of which fail."""
+    """A file of packed weights whose reads take a tenth of a second each; some reads fail."""
 
     def __init__(self, monkeypatch, bad=()):
         self.index = SimpleNamespace(spec=SimpleNamespace(slab_bytes=1000, num_slabs=7, part_bytes=lambda _: 1000))

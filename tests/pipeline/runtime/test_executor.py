@@ -109,7 +109,7 @@ def test_demand_overtakes_prefetch_in_another_lane(two_lanes):
 
 
 def test_lanes_work_at_once_and_chains_go_on_while_the_caller_computes(two_lanes):
-    """A chain over two other lanes ends while the caller is inside one task: nobody waits for the caller."""
+    """A chain over two other lanes ends while the caller is inside one task: no lane waits for the caller."""
     make, is_over = TaskMaker(), threading.Event()
 
     def compute(_: Task) -> None:

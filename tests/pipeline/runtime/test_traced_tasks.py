@@ -1,4 +1,4 @@
-"""What is drawn of a pass is what its trace says, with the order that its times prove."""
+"""The drawing of a pass matches its trace, with the order that its times prove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many requests run together, and in passes of how many tokens, where speeds are known."""
+"""The number of requests in a batch, and of tokens in a pass, for known speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models with latent attention are not run with is said, and how it is."""
+"""Options that models with latent attention do not support are reported, with the way they run."""
 
 import pytest
 from transformers import DeepseekV2Config

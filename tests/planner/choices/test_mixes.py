@@ -1,4 +1,4 @@
-"""Which format each matrix of a model gets in a mix: columns decide what is possible, the mix where bits go."""
+"""The format of each matrix of a model in a mix: columns limit the choice, the mix decides where bits go."""
 
 import dataclasses
 

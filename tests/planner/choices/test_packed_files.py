@@ -99,7 +99,7 @@ def test_a_mix_is_packed_anew_once_it_is_known_which_inputs_matter(model, tmp_pa
 
 
 def test_a_mix_is_the_same_bits_loaded_mapped_and_from_disk(model, tmp_path):
-    """What is known of inputs changes them."""
+    """Known inputs change them."""
     settings = Settings(
         model=model, cache_dir=tmp_path, quantize="q4_k_m", num_threads=1, kv_cache_bytes=2**20, max_model_len=64
     )

@@ -1,4 +1,4 @@
-"""What a plan says that ranks hold is what they allocate."""
+"""Ranks allocate exactly the memory of the plan."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
             tensor_group=group if attention_layout == "tensor" else None,
         )
         model = family.build(shape, allocator)
-        if ranks is not None:  # in memory of their own, of which this rank touches what it has
+        if ranks is not None:  # in memory of their own; this rank touches only its experts
             num_held = ranks.balancer.num_held[group.rank]
             memory.num_bytes += num_held * expert_bytes(shape.hidden_size, shape.feed_forward.intermediate_size, "int8")
         norm_bytes = sum(place.nbytes for _, place in model.named_weights() if isinstance(place, torch.Tensor))
@@ -119,7 +119,7 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
 @pytest.mark.parametrize("ranks_per_stage", [1, 2])
 @pytest.mark.parametrize("num_layers", [(1, 2), (2, 1), (1, 1, 1)])
 def test_weights_of_each_stage_are_counted(num_layers, ranks_per_stage, attention_layout, is_tied):
-    """Of layers of which one is dense."""
+    """With one dense layer among the others."""
     family, shape = qwen3_moe, SHAPES["mixed"][1].with_fields(tie_word_embeddings=is_tied)
     stages = StageConfig(num_layers=num_layers, costs=micro_batch_costs(ModelCosts(shape, FORMATS)))
     number = len(num_layers) * ranks_per_stage

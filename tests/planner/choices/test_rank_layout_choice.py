@@ -1,4 +1,4 @@
-"""The layouts of ranks are those with the shortest forecast, and why is said with all figures."""
+"""The layouts of ranks are the ones with the shortest forecast, and the reason has all figures."""
 
 from __future__ import annotations
 

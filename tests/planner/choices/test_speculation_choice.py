@@ -1,4 +1,4 @@
-"""What `--speculator` means: which models may draft, in which format, and how much memory is counted for them."""
+"""The meaning of `--speculator`: the models allowed to draft, their formats, and the memory counted for them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.task_costs import decode_shape, task_cost
 from tests.planner.examples import SMALL, machine, routing
 
-# The small model: 4 layers, 512 wide, 8 heads of 64 on 2 of K and V, 8 experts of 3 * 512 * 512, two a token.
+# The small model: 4 layers, 512 wide. It has 8 heads of 64 on 2 of K and V, and 8 experts of 3 * 512 * 512, two a
+# token.
 LAYERS, HIDDEN, EXPERTS = 4, 512, 8
 QKV, OUT, ROUTER, EXPERT, HEAD = 512 * 64 * (8 + 2 * 2), 512 * 512, 512 * 8, 3 * 512 * 512, 512 * 1000
 OUTSIDE = QKV + OUT + ROUTER

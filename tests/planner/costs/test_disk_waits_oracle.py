@@ -97,7 +97,7 @@ DEPTHS = {1: 1.0, 2: 1.5, 4: 3.0, 8: 4.0, 16: 4.5}  # MiB a millisecond, by read
         (1.5, 2.0, 1.5),
         (2.0, 1.0, 1.5),  # two pieces
         (4.5, 1.0, 3.0),
-        (4.5, 2.4, 4.5),  # two, each in four: all readers are busy, so that the best depth is what was chosen
+        (4.5, 2.4, 4.5),  # two, each in four: all readers are busy, so the best depth is the chosen one
         (20.0, 1.0, 4.5),  # eight pieces
         (20.0, 3.0, 4.0),  # three experts, two readers each: six reads are under way, and eight are nearest
         (20.0, 30.0, 4.5),

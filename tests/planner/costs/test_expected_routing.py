@@ -29,7 +29,7 @@ def outcomes(top_k: int, hot_share: float, num_hot: int) -> list[tuple[float, tu
 @pytest.mark.parametrize("skew", [(2, 0.4, 2), (2, 0.7, 1), (3, 0.3, 4), (3, 1.0, 5), (1, 0.5, 3)])
 class TestAllChoices:
     def test_distinct_experts(self, skew):
-        """Of those that ranks have alone, and of all: mean and variance."""
+        """Mean and variance, for the experts of a rank and for all experts."""
         routing = skewed_routing(NUM_EXPERTS, *skew)
         for held in ({0, 1}, {3, 4}, set(range(NUM_EXPERTS))):
             first = second = 0.0

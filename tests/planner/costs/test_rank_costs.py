@@ -1,4 +1,4 @@
-"""What ranks of an engine take: reckoned by hand for even routing, and what must hold for any."""
+"""Times of an engine's ranks: worked out by hand for even routing, and bounds for any routing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def whole_s(it: RankedLayers, num_tokens: float = 64.0) -> float:
 
 
 def test_what_is_whole_on_both_ranks_takes_twice_as_long_on_half_a_machine():
-    """Experts are shared, all else is done by both: the sum of one process and of all else once more, and copies."""
+    """Ranks share experts and both do all else: the time of one process, plus all else again, plus copies."""
     it = layers(moves_experts=False)
     costs, level, count, tokens = it.costs, it.machine.level("ram"), it.costs.shape.num_layers, 64.0
     shared_s = count * work_seconds(level, costs.experts(tokens))
@@ -86,13 +86,13 @@ def test_where_all_is_cut_half_a_machine_does_half_the_work_and_norms_twice(shar
     ("layouts", "number"), [({}, 1), ({"expert_layout": "sliced"}, 2), ({"attention_layout": "tensor"}, 3)]
 )
 def test_exchanges_and_python_are_paid_for_each_layer(layouts, number):
-    """A small exchange takes 256 bytes at the link's rate; what was measured of a layer has those of here in it."""
+    """A small exchange takes 256 bytes at the link's rate; a layer's measured time includes the local exchanges."""
     free, slow, far = (
         layers(on=where(layer_s=1.0, bytes_per_s=rate), join=join, **layouts)
         for rate, join in ((1e30, None), (25600.0, None), (25600.0, JOIN))
     )
     assert seconds(free, 1.0) > free.costs.shape.num_layers
-    assert seconds(slow, 1.0) >= seconds(free, 1.0)  # never below what was measured
+    assert seconds(slow, 1.0) >= seconds(free, 1.0)  # never below the measured time
     extra_s = far.link.seconds(256)
     assert extra_s == pytest.approx(0.01)
     assert far._python_s == pytest.approx(1.0 - number * extra_s)

@@ -100,8 +100,8 @@ def test_the_efficiency_is_that_of_the_kernel_the_format_and_the_shape():
 def test_time_between_two_measurements_lies_on_the_line_between_them():
     """20 GB/s and 400 GFLOP/s: a matrix of 20 GB in int8 meets the bend of its roof at ten rows.
 
-    At 8 rows it takes 1 s, at 24 rows 2.4 s; between them neither memory nor arithmetic is used fully, as a share of
-    the roof that is read off between 1 and 1 would have it: 1 s at the bend.
+    At 8 rows it takes 1 s, at 24 rows 2.4 s. Between them, neither memory nor arithmetic is used fully. Interpolating
+    the share of the roof between 1 and 1 would give 1 s at the bend.
     """
     known = tuple(KernelEfficiency(kernel="linear", dtype="int8", rows=rows, share=1.0) for rows in (8, 24))
     level = dataclasses.replace(DEVICE, processor=dataclasses.replace(GPU, efficiencies=known, launch_s=0.0))

@@ -1,8 +1,8 @@
 """Operations of one request's attention with and without a KV cache. Source: ExpertFlow (thesis), 4.25-4.28.
 
 The thesis counts per head: projections of query, key, value and output, two products with all positions, and four
-operations a score for the softmax. Its equation 4.28 is not the saving that 4.26 asks for: from the second step on it
-adds what the cache costs where 4.26 subtracts it: 2.5% too much for its example (16 heads of 64, 1024 wide).
+operations a score for the softmax. Its equation 4.28 is not the saving that 4.26 asks for. From the second step on, it
+adds the cache's costs where 4.26 subtracts them. That is 2.5% too much for its example (16 heads of 64, 1024 wide).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def flops_saved(start: int, end: int, *, num_heads: int, head_dim: int, width: i
 
 
 def flops_saved_as_published(start: int, end: int, *, num_heads: int, head_dim: int, width: int) -> int:
-    """Return equation 4.28 as it is printed: the costs of all later steps without and with a cache together."""
+    """Return equation 4.28 as printed: the sum of the costs of all later steps without and with a cache."""
     squares = end**2 + end * (start + 3) + start**2 + 3 * start + 2
     inner = head_dim * (3 * width * (end + start + 3) + squares) + squares
     return 4 * num_heads * (end - start) * inner // 3

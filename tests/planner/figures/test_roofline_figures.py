@@ -13,7 +13,7 @@ from moeflow.planner.costs.roofline import Roofs
 from moeflow.planner.figures.roofline_figures import roofline_figures, turns
 from tests.planner.examples import machine, routing, small_model
 
-# The small model in 16 bits: hidden 512, 8 experts of 3 x 512 x 512, 2 a token, 4 layers, heads 8 on 2 of 64.
+# The small model in 16 bits: hidden 512, 4 layers, heads 8 on 2 of 64. It has 8 experts of 3 x 512 x 512, 2 a token.
 EXPERT = 3 * 512 * 512 * 2  # bytes
 OTHERS = (512 * 64 * 12 + 512 * 512 + 512 * 8) * 2  # of a layer
 LAYER = 8 * EXPERT + OTHERS

@@ -1,4 +1,4 @@
-"""What the benches say that they ran, against what reached the kernels and the disk; by a clock of the test."""
+"""The benches' reported work against the calls of kernels and disk; by a clock of the test."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_attention_decodes_many_sequences_and_a_chunk_of_one_prompt(bench, monke
     (decode, _), (prompt, _) = bench.measure(KernelShape("attention", "float32", (4, 2, 16)))
     kv = 2 * 2 * 16 * 4
     sequences = decode.num_bytes / kv / 32
-    assert sequences == min(2**20 // (2 * kv * 32), 64)  # of two layers in turn
+    assert sequences == min(2**20 // (2 * kv * 32), 64)  # alternating between two layers
     assert decode.num_flops == sequences * 32 * 4 * 16 * 4
     assert (decode.rows, decode.values) == (2.0, 2 * 2 * 16)
     shown = sum(range(1, 33))
@@ -249,7 +249,7 @@ def test_a_file_that_is_there_is_sampled_if_it_is_large_enough(monkeypatch, tmp_
         (0.5, 0.5, 0.0),
         (0.8, 0.2, 0.0),
         (0.75, 0.75, 2 / 3),
-        (0.2, 0.3, 0.0),  # slower than in turns
+        (0.2, 0.3, 0.0),  # slower than one after the other
         (1.2, 1.1, 1.0),  # the machine became faster
         (0.0, 0.0, 0.0),
     ],

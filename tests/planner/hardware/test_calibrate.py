@@ -194,7 +194,7 @@ def test_a_calm_measurement_stays_and_a_disturbed_one_is_made_again_once_it_is_c
         return found.level(RAM).read_bytes_per_s / 1e9, this_machine.was_disturbed(found)
 
     assert now(0.5) == (2, True)  # the first time: all six rounds are disturbed, and the earliest count
-    assert now(0.5, is_fast=False) == (2, True)  # beside others nothing better is to be had
+    assert now(0.5, is_fast=False) == (2, True)  # with other programs at work, no measurement is better
     assert now(0.0) == (8, False)
     assert now(0.5, is_fast=False) == (8, False)  # slower, for others are at work
     assert now(0.0) == (8, False)

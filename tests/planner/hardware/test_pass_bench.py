@@ -1,4 +1,4 @@
-"""What passes take beside kernels: by a clock of the test, and beside the engine itself."""
+"""The time of passes outside kernels: by a clock of the test, and against the engine itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.w
 
 
 def test_a_pass_is_taken_apart(monkeypatch):
-    """A pass of 1 takes 100 us and 3 for its token, one of 32 takes 32 * 3; a stop 700, each of its experts 20."""
+    """A pass of 1 takes 100 us plus 3 for its token, and one of 32 takes 32 * 3. A stop takes 700, plus 20 for each
+    expert."""
 
     def run_pass(driver, chill):
         num_sequences, count = len(driver._scheduler.waiting), driver._tiny.shape.routing.top_k

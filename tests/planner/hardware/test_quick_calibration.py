@@ -1,4 +1,4 @@
-"""A start measures what it lacks and no more, keeps it until all is measured, and is stopped by nothing."""
+"""A start measures only missing figures, keeps them until all are measured, and survives any failure."""
 
 from __future__ import annotations
 

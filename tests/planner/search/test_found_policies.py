@@ -1,4 +1,4 @@
-"""What the search finds can be carried out, costs what its pipeline's tasks cost, and is named by what is full."""
+"""A policy found by the search is feasible, costs as much as its pipeline's tasks, and names the full resource."""
 
 from __future__ import annotations
 

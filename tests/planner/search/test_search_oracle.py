@@ -1,7 +1,7 @@
 """The search against brute force: every whole number of sequences, and for each the shares by a programme of its own.
 
-What a policy costs is asked of `CostModel.predict` alone. Seconds and bytes are straight in the shares where a device
-streams weights; on a host there is one share, and the more of the experts is on disk, the slower it is.
+What a policy costs is asked of `CostModel.predict` alone. Seconds and bytes are linear in the shares where a device
+streams weights. A host has one share, and is slower with more experts on disk.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def on_host(batch, on_disk):
 
 
 def of_host(model, sizes, goal):
-    """Return the least cost of the batches, each with the fewest experts on disk that there is no room for."""
+    """Return the least cost of the batches, each with only those experts on disk that do not fit in memory."""
     costs = []
     for batch in sizes:
         needed = model.predict(on_host(batch, 0.0)).memory["ram"] - model.machine.level(RAM).capacity_bytes
@@ -84,7 +84,7 @@ def best_shares(model, plan, goal):
     at = [model.predict(dataclasses.replace(plan, **{name: 1.0})) for name in SHARES]
 
     def line(of):
-        """What is straight in the shares, as its value without any and its slopes."""
+        """Return a linear function of the shares, as its slopes and its value at zero."""
         return np.array([of(it) - of(zero) for it in at]), of(zero)
 
     rows, bounds = [], []
@@ -202,7 +202,7 @@ def test_without_a_disk_all_experts_stay_in_memory():
 
 
 def test_a_finer_grid_finds_the_batch_that_just_fits():
-    """All experts are to stay, and each sequence takes its blocks: as many decode together as there is room for."""
+    """All experts must stay, and each sequence takes its blocks: as many sequences decode at once as fit."""
     free = small_model(machine(ram=10**10))
     room = free.costs.model_bytes + 333.5 * 160 * free.costs.kv_bytes  # 148 tokens, in blocks of 16
     model = dataclasses.replace(small_model(machine(ram=int(room))), min_experts=1.0)

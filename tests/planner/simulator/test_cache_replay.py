@@ -104,11 +104,11 @@ def test_drafting_on_a_busy_disk_is_switched_off():
 
 
 def test_by_hand():
-    """One layer, two slots: what is computed on, what is waited for, to the millisecond."""
+    """One layer, two slots: times of computing and waiting, to the millisecond."""
     trace = make_trace(0, num_layers=1, num_experts=4)
     by_hand = [ReplayedPass(np.array([[[one], [other]]]), 1, 0.004) for one, other in ((0, 1), (0, 2), (2, 3))]
     result = replay(by_hand, trace.header, MACHINE, ReplayCase(2, "lru", "none"))
-    # pass 1: 0 arrives after 1 ms, is computed until 3; 1 is there since 2, computed until 5.
+    # pass 1: 0 arrives after 1 ms, is computed until 3. Expert 1 is there since 2, computed until 5.
     # pass 2: 0 until 7, while 2 arrives; until 9. pass 3: 2 until 11, 3 is there; until 13.
     assert result.seconds == pytest.approx(0.013)
     assert result.stats.stall_s == pytest.approx(0.001)

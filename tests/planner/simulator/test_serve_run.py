@@ -1,4 +1,4 @@
-"""Traffic on the virtual clock: a queue that can be reckoned by hand, bounds, and the order of policies."""
+"""Traffic on the virtual clock: a queue worked out by hand, bounds, and the order of policies."""
 
 from __future__ import annotations
 

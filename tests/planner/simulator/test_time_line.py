@@ -65,7 +65,7 @@ def test_pages_take_their_place_and_layers_give_it_up():
     tasks = PIPELINES["cgopipe"].make_tasks(2, 2)
     seconds = {"weights_to_device": 1.0, "post_attention": 4.0}
     steps = weight_buffer(line_of(tasks, lambda task: TaskCost(6, 0, seconds.get(task.op, 0.0))))
-    # In pages of 6, layer 0 comes at 0 and 1 and layer 1 at 2 and 3; layer 0 is done at 10, layer 1 at 18.
+    # In pages of 6, layer 0 comes at 0 and 1, and layer 1 at 2 and 3. They are done at 10 and 18.
     assert steps == [(0, 0), (0, 6), (1, 12), (2, 18), (3, 24), (10, 12), (18, 0)]
 
 

@@ -34,7 +34,7 @@ def make_trace(num_passes=60, *, num_layers=4, num_experts=16, top_k=2, num_toke
 
 
 def with_routers_ahead(trace):
-    """Return a trace in which routers ahead are right."""
+    """Return a trace whose routers ahead are right."""
     passes = []
     for one in trace.passes:
         ahead = np.zeros((len(one.ids), MAX_LOOK_AHEAD, *one.ids.shape[1:]), dtype=one.ids.dtype)

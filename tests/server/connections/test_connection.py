@@ -179,7 +179,7 @@ def test_what_is_not_http_gets_an_error_object(address, app, sent, status):
 
 
 def test_nonsense_after_a_request_does_not_disturb_its_answer(address, engine):
-    """A stream has begun when what is not HTTP comes: its connection is closed, its work ends."""
+    """Bytes that are not HTTP come after a stream has begun: its connection is closed, its work ends."""
     body = b'{"prompt": "Hello", "stream": true}'
     engine.pause_after = 2
     with send(address, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"nonsense\r\n\r\n") as connection:

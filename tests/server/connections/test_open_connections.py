@@ -104,7 +104,7 @@ def connect():
 
 
 class TlsClient:
-    """Sends its first data together with the end of the handshake."""
+    """Sends its first data along with the end of the handshake."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -214,7 +214,7 @@ def test_connections_that_close_count_until_their_answer_is_read(app, connect):
 
 
 def test_a_request_on_a_refused_connection_is_ignored(make_app, engine, connect, caplog):
-    """With TLS, a request may come together with the end of the handshake, behind the refusal."""
+    """With TLS, a request may come along with the end of the handshake, behind the refusal."""
     app = make_app(tls_cert=TLS / "first.pem", tls_key=TLS / "first.key")
     request = request_of(b'{"prompt": "Hello", "max_tokens": 3}')
     engine.pause_after = 1

@@ -345,7 +345,7 @@ def test_an_upload_that_is_cut_off_leaves_nothing_and_is_no_failure(serve, data,
 
 
 def test_uploads_lie_in_the_data_folder_while_they_come(serve, data, monkeypatch):
-    """A temporary folder may be memory; and there need be room for one copy only."""
+    """A temporary folder may be memory; and space for one copy is enough."""
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     sizes, add = [], file_store.FileStore.add
 

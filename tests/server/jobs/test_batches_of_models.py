@@ -64,7 +64,7 @@ async def test_each_job_is_answered_by_the_model_that_it_names(http, fleet):
         answers = await results(http, batch["output_file_id"])
         assert {answer["body"]["model"] for answer in answers.values()} == {model}
         assert {answer["body"]["choices"][0]["message"]["content"] for answer in answers.values()} == {REPLY}
-    assert fleet.history == ["+b", "-b", "+a", "+c"]  # a and c have room beside each other
+    assert fleet.history == ["+b", "-b", "+a", "+c"]  # a and c fit in memory at once
 
 
 async def test_requests_for_another_model_than_the_first_ones_are_errors_of_their_lines(http, fleet):
@@ -77,7 +77,7 @@ async def test_requests_for_another_model_than_the_first_ones_are_errors_of_thei
     assert (refused["3"]["status_code"], refused["4"]["status_code"]) == (400, 404)
     assert "the batch is for 'b': put requests for other models into a file of their own" in json.dumps(refused["3"])
     assert "model 'zz' not found; this server has 'a', 'b'" in json.dumps(refused["4"])
-    assert fleet.history == ["+b"]  # nobody loads a model to refuse a line
+    assert fleet.history == ["+b"]  # no model is loaded to refuse a line
 
 
 async def test_a_job_for_an_unknown_model_is_refused_when_it_comes(http, fleet):
@@ -94,7 +94,7 @@ async def test_a_request_that_needs_the_memory_of_a_jobs_model_is_answered_betwe
             await asyncio.sleep(0.002)
     asked = asyncio.create_task(http.post("/v1/completions", json={"model": "b", "prompt": "x", "max_tokens": 99}))
     await asyncio.sleep(0.05)
-    assert fleet.history == ["+a"]  # what is under way is not cut off
+    assert fleet.history == ["+a"]  # running requests are not cut off
     engine = fleet.engines["a"]
     num_begun = len(engine.submissions)
     fleet.is_paused = False

@@ -1,4 +1,4 @@
-"""The quota for all files together: counted while uploads come, several at once, results of jobs included."""
+"""The quota for the sum of all files: counted during uploads, several at once, results of jobs included."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_uploads_at_once_share_it(jobs, tmp_path):
         assert kept <= 3
         assert statuses == [200] * kept + [413] * (12 - kept)
         assert on_disk(tmp_path) == kept * (QUOTA // 3)
-        while (await upload(http, QUOTA // 3)).status_code == 200:  # what was refused holds no room
+        while (await upload(http, QUOTA // 3)).status_code == 200:  # refused uploads hold no space
             kept += 1
         assert kept == 3
     await jobs.close()

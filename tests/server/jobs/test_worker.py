@@ -23,7 +23,7 @@ from moeflow.server.jobs.batch_store import FINAL
 from tests.server.jobs.job_server import Clock, Server
 from tests.server.jobs.requests import chat_line
 
-NEXT = {  # OpenAI's life cycle; what waits in line is cancelled at once, and what is damaged on the server fails
+NEXT = {  # OpenAI's life cycle; a waiting job is cancelled at once, and a damaged one fails
     "validating": {"failed", "in_progress", "cancelling", "cancelled"},
     "in_progress": {"finalizing", "expired", "cancelling", "failed"},
     "finalizing": {"completed"},
@@ -224,7 +224,7 @@ def test_killed_again_and_again(tmp_path_factory, tokenizer, event, kills):
 @pytest.mark.parametrize("event", ["cancel", "expire", None])
 @pytest.mark.parametrize("damage", ["from the first line on", "after a line", "gone"])
 def test_an_input_that_is_damaged_later_costs_no_result(tmp_path, tokenizer, event, damage):
-    """After a kill the input has become unreadable: what is over ends as it should, else the job fails."""
+    """After a kill the input has become unreadable: a finished job ends as it should, any other fails."""
     copies, clock = asyncio.run(first_run(tmp_path / "data", tokenizer, event or "cancel", OPS_BEFORE_PAUSE - 1))
     wanted = "cancelling" if event == "cancel" else "in_progress"
     copy = [copy for copy in copies if (batch := description(copy)) and batch.status == wanted][-1]
@@ -274,7 +274,7 @@ def test_cancelled_while_it_is_checked_and_wrong(tmp_path, tokenizer):
 
 
 def test_a_full_disk_is_waited_for(tmp_path, tokenizer, monkeypatch):
-    """Writes that fail change nothing; once there is room the job goes on."""
+    """Failed writes change nothing; once the disk has space, the job resumes."""
     room = [40]  # every third write fails
     write_json, write_whole = batch_store.write_json, journal._write_whole
 

@@ -353,7 +353,7 @@ def test_what_cannot_be_meant(refusing, changes, reason):
 
 
 def test_the_clients_own_loop_of_tools(client, engine, tokenizer):
-    """It asks for a thread first, and goes on without when it is told that there are none."""
+    """It asks for a thread first, and continues without one after the answer that there are none."""
     found = []
 
     @anthropic.beta_tool
@@ -465,7 +465,7 @@ async def test_answers_and_events_fit_the_document(http: httpx.AsyncClient, engi
         model.model_validate(event, strict=True, extra="forbid")
 
 
-OF_INPUTS = ('{"q": [1, -', "01", "1e999", "{", '"{\\"a\\": 1}"', '"\\ud83d', "null")  # of which clients take objects
+OF_INPUTS = ('{"q": [1, -', "01", "1e999", "{", '"{\\"a\\": 1}"', '"\\ud83d', "null")  # clients take only the objects
 
 
 @pytest.mark.parametrize("is_parallel", [True, False])

@@ -1,4 +1,5 @@
-"""Several models behind one application, with engines that say fixed texts: who is loaded, who waits, who is told."""
+"""Several models behind one application, with engines that say fixed texts: loaded models, waiting and informed
+clients."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ async def test_what_fits_is_loaded_side_by_side_and_what_was_used_least_recently
 
 
 async def test_no_more_is_unloaded_than_is_needed(fleet):
-    for name in ("c", "b", "c", "a"):  # a and c fit together, and c was used last
+    for name in ("c", "b", "c", "a"):  # a and c fit at once, and c was used last
         assert (await ask(fleet, name)).status_code == 200
     assert fleet.history == ["+c", "+b", "-b", "+a"]
     assert fleet.status == {"a": "ready", "b": "unloaded", "c": "ready", "huge": "unloaded"}

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 PROMPT = [5, 6, 7]
 NUM_TOKENS = 12
 BODY = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
-FOR_ONE, FOR_BOTH = "700MiB", "3GiB"  # a server of one such model is planned with some 440 MiB
+FOR_ONE, FOR_BOTH = "700MiB", "3GiB"  # the plan of a server with one such model has about 440 MiB
 NAMES = ("first", "second", "damaged")
 
 
@@ -102,13 +102,13 @@ def text_of(response: httpx.Response) -> str:
 
 @pytest.fixture
 def small(folder: Path, expected: dict[str, str]) -> Iterator[Servers]:
-    """One with room for a single model."""
+    """Servers with memory for a single model."""
     yield from running(Servers(folder, FOR_ONE))
 
 
 @pytest.fixture
 def roomy(folder: Path, expected: dict[str, str]) -> Iterator[Servers]:
-    """One with room for all."""
+    """Servers with memory for all."""
     yield from running(Servers(folder, FOR_BOTH))
 
 

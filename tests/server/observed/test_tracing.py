@@ -39,7 +39,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps what it is sent, and the paths."""
+    """Keeps the bodies and paths of its requests."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)

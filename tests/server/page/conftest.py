@@ -35,7 +35,7 @@ def browser():
 
 @pytest.fixture(scope="package")
 def shared_context(browser):
-    """A context in which one page stays open: the next needs no new processes, most of what a page costs."""
+    """A context that keeps one page open: the next needs no new processes, the main cost of a page."""
     context = browser.new_context()
     context.add_init_script(PAGE_MODULE)
     context.new_page()
@@ -78,8 +78,8 @@ def asked(engine, tokenizer):
 
 @pytest.fixture(scope="package")
 def listener():
-    """A socket for the servers of all tests, one after the other: for the browser a server that it knows, whose files
-    it has and has compiled.
+    """A socket for the servers of all tests, one after the other. The browser knows this server, and has cached and
+    compiled its files.
     """
     with listen(ServerConfig(port=0)) as listener:
         yield listener
@@ -103,7 +103,7 @@ class Visit:
 
 @contextlib.contextmanager
 def leaving_nothing(context, url):
-    """Yield the context; afterwards close its pages but the first, and forget what they stored for their server."""
+    """Yield the context; afterwards close its pages but the first, and clear their storage for the server."""
     yield context
     first, *pages = context.pages
     for page in pages:

@@ -147,7 +147,7 @@ def test_a_hidden_tab_asks_for_nothing(app, serve, open_page):
     polls.clear()
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     page.clock.run_for(60_000)
-    page.evaluate("fetch('/health?last')")  # requests are told in order: polls would be told before this one
+    page.evaluate("fetch('/health?last')")  # requests are reported in order: polls would come before this one
     assert [url.partition("/health")[2] for url in polls] == ["?last"]
     with page.expect_request("**/stats"):
         page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")

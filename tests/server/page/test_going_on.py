@@ -1,4 +1,4 @@
-"""What the user does while the page is still at what was asked for before: the last counts, nothing is lost."""
+"""Actions of the user while the page still handles an earlier one: the last counts, nothing is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 @pytest.fixture
 def two(page, say, tmp_path):
-    """A page with two conversations, of which the second is open."""
+    """A page with two conversations; the second is open."""
     import_file(page, tmp_path / "two.json", [{"messages": messages(name)} for name in ("Second", "First")])
     expect(answer(page)).to_have_text("Second answer")
     say("Here.")

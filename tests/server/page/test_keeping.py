@@ -1,4 +1,4 @@
-"""What is deleted stays so, and all else is kept: while answers are written, from tab to tab, and without room."""
+"""Deleted items stay deleted, and all else is kept: while answers are written, across tabs, and with full storage."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ PHONE = {"viewport": {"width": 360, "height": 640}, "has_touch": True, "is_mobil
 
 
 def test_not_even_a_mistake_of_the_page_makes_markup(app, serve, browser):
-    page = browser.new_page()  # its console tells of what was refused
+    page = browser.new_page()  # its console reports the refused markup
     page.goto(serve(app))
     for markup in ("innerHTML = '<b>x</b>'", "insertAdjacentHTML('beforeend', '<b>x</b>')"):
         with pytest.raises(PlaywrightError, match="TrustedHTML"):
@@ -153,7 +153,7 @@ def test_a_table_that_is_written_on_keeps_its_place_and_what_is_selected(app, se
     expect(table).to_contain_text("that is long")
     assert table.evaluate("(it) => it.scrollLeft") == 150
     assert page.evaluate("getSelection().toString()") == "Be"
-    expect(table.locator("td").last).to_have_class("wordy")  # it asks for more room than at first
+    expect(table.locator("td").last).to_have_class("wordy")  # it asks for more space than at first
 
 
 def test_a_cell_that_becomes_a_link_asks_for_less_room(page, say, go_on):
@@ -199,7 +199,7 @@ def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, engine
 def test_a_conversation_opens_at_its_end(page, say):
     set_max_tokens(page, "4000")
     say(("Text.\n\n```\n" + "code\n" * 30 + "```\n\n") * 12 + "The end.")
-    send_and_wait(page, "Much code, please.")  # of which only what comes near the view is drawn
+    send_and_wait(page, "Much code, please.")  # only the part near the view is drawn
     expect(answer(page).get_by_text("The end.")).to_be_in_viewport()
     page.reload()
     expect(answer(page).get_by_text("The end.")).to_be_in_viewport()
@@ -234,9 +234,7 @@ def top_of_paragraph(page, text):
 
 
 def settle(page):
-    """Wait until the browser has drawn what came near the view, and has put the view right for it: three frames in
-    which nothing moved.
-    """
+    """Wait until the browser has drawn the parts near the view and adjusted the view: three frames without movement."""
     page.evaluate(
         """async () => {
           for (let calm = 0, before = ""; calm < 3; ) {

@@ -1,4 +1,4 @@
-"""How a model's text is shown: against markdown-it's own HTML, in pieces against at once, and what is never done.
+"""Display of a model's text: against markdown-it's own HTML, in pieces against at once, and forbidden output.
 
 One page for the whole file; its modules are called as the page calls them.
 """
@@ -120,7 +120,7 @@ def test_the_same_as_the_parsers_own_html(blank):
 
 
 def test_in_pieces_as_at_once(blank):
-    """Wherever the stream is cut, what is shown in the end is the same, and finished blocks are never drawn again."""
+    """Wherever the stream is cut, the final page is the same, and finished blocks are never drawn again."""
     compare = """async texts => {
       const { MarkdownView } = await import("/markdown/view.js");
       let seed = 1;
@@ -277,7 +277,7 @@ def test_code_is_coloured_line_by_line_and_stays_as_it_is(blank):
     text, num_lines, kinds, unknown, selected = blank.evaluate(colour, code)
     assert text == code
     assert selected.rstrip("\n") == code.rstrip("\n")
-    assert num_lines == 4  # beside what is not coloured yet
+    assert num_lines == 4  # next to the part without colour yet
     assert ["code-keyword", "def"] in kinds
     assert ["code-comment", '# "no"'] in kinds
     assert unknown == "<x>"

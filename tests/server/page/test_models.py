@@ -1,4 +1,4 @@
-"""A server of several models: which one is asked, and that a conversation goes on with the one it was held with."""
+"""A server of several models: the model asked, and conversations that continue with their own model."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_conversations_kept_without_a_model(held, asked):
     assert asked == ["c"]
 
 
-# The tables are stood in for, so that a choice falls between what is written and the end of writing.
+# Fake tables, so that a choice falls between the written content and the end of writing.
 CHANGED_MEANWHILE = """async () => {
   const { Conversation } = await pageModule("conversations/conversation.js");
   const { ConversationStore } = await pageModule("conversations/store.js");
@@ -270,7 +270,7 @@ def test_a_change_while_the_one_before_is_saved(page):
 
 
 def test_numbers_of_the_model_before_come_too_late(page):
-    """What is shown is of the model chosen, whichever answer of the server comes last."""
+    """The page shows the chosen model, regardless of the order of the server's answers."""
     waiting = []
     choice(page).select_option("b")
     send_and_wait(page, "Hello?")

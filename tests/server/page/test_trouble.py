@@ -73,7 +73,7 @@ def test_a_dead_engine(page, engine):
 
 @pytest.fixture
 def crashing_server(app):
-    """A server, and how to make it break off everything at once."""
+    """A server, and a function that aborts all its connections at once."""
     listener = listen(ServerConfig(port=0))
     server = HttpServer(app)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))

@@ -1,4 +1,4 @@
-"""Two tabs at one conversation: nothing of either is lost, what is removed stays so, each shows what the other did."""
+"""Two tabs at one conversation: nothing of either is lost, deletions last, each shows the other's changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_shows_what_the_other_did(page, say, other):
     expect(turns(page)).to_have_count(2)
     expect(answer(page)).to_have_text("Second.")
     retry_button(tab).click()
-    expect(turns(page).last.locator(".answer-foot .place")).to_have_text("1/2")  # what is read here stays
+    expect(turns(page).last.locator(".answer-foot .place")).to_have_text("1/2")  # this tab's view stays
     button(tab, "New conversation").click()
     send_and_wait(tab, "Three?")
     expect(names(page)).to_have_text(["Three?", "One?"])
@@ -91,7 +91,7 @@ def test_answers_written_at_once_are_both_kept(page, say, go_on, other):
     for one, question in ((page, "Mine?"), (tab, "Yours?")):
         expect(turns(one)).to_have_count(2)
         expect(turns(one).last.locator(".prompt-text")).to_have_text(question)
-        expect(turns(one).last.locator(".prompt-foot .place")).to_be_visible()  # the other question's, beside it
+        expect(turns(one).last.locator(".prompt-foot .place")).to_be_visible()  # the other question's, next to it
     for one, question, other_question in ((page, "Mine?", "Yours?"), (tab, "Yours?", "Mine?")):
         one.reload()
         expect(names(one)).to_have_text(["Ours"])
@@ -160,7 +160,7 @@ def test_an_edit_stays_open_when_the_other_adds_a_turn(page, say, other):
     expect(editor).to_have_value("Something long")
 
 
-# Three tabs do what tabs may do, in any order: save, read what is kept, ask, write a piece, end well or badly.
+# Three tabs do all that tabs may do, in any order: save, read the store, ask, write a piece, end well or badly.
 RANDOM_TABS = """async (seed) => {
   const { Conversation } = await pageModule("conversations/conversation.js");
   const random = (below) => (seed = (seed * 48271) % 2147483647) % below;

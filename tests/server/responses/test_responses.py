@@ -159,7 +159,7 @@ def test_templates_get_the_effort(thinking, changes, end):
 
 @pytest.mark.parametrize("drafts_per_pass", [0, 5])
 def test_log_probabilities_are_those_of_the_text(thinking, drafts_per_pass):
-    """Neither those of reasoning, nor of calls, nor of what stands between."""
+    """Not those of reasoning, of calls, or of the text between them."""
     client, engine, tokenizer = thinking
     engine.drafts_per_pass = drafts_per_pass
     text = '<think>\nHm. So.\n</think>\n\nA föx.[TOOL_CALLS]look[ARGS]{"q": "fox"}'

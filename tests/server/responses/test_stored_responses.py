@@ -1,4 +1,4 @@
-"""Responses that are kept: conversations that go on by id, what went in, deletion, age and room."""
+"""Stored responses: conversations that continue by id, their input, deletion, age and space."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_stream_is_told_again(thinking, max_output_tokens):
 
 
 def told(events) -> list:
-    """What events tell, without their numbers; pieces of one text put together."""
+    """The content of events, without their numbers; pieces of one text joined."""
     found: list = []
     for event in events:
         fields = event.model_dump(exclude={"sequence_number"})

@@ -1,4 +1,4 @@
-"""Batches in flight: times worked out by hand on a machine that only computes, and what must hold on any."""
+"""Batches in flight: times computed manually for a machine that only computes, and bounds for any machine."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def most_layers_at_once(found):
 
 
 def test_stages_arise_where_layers_are_mapped_to_devices_and_more_batches_are_in_flight():
-    """P > D: nobody has scheduled a pipeline, but devices compute different layers at the same time."""
+    """P > D: no pipeline was scheduled, but devices compute different layers at the same time."""
 
     def in_flight(num_batches, schedule="asynchronous"):
         return run(schedule, num_devices=3, num_batches=num_batches, num_layers=6, mapper=LayerMapper(3))[1]

@@ -10,7 +10,8 @@ from studies.asynchronous.joining_clock import run_joining
 
 
 def test_a_lane_does_what_waits_and_joins_as_one():
-    """While task 0 keeps the lane, 1 to 4 come to wait; 2 and 4 join 1, which is first; each has a part of the time."""
+    """While task 0 keeps the lane, 1 to 4 come to wait. Tasks 2 and 4 join 1, the first; each has a part of the
+    time."""
     make = TaskMaker()
     ops = ["first", "even", "even", "odd", "even"]
     tasks = [make(op, lane="other") for op in ops]

@@ -1,4 +1,4 @@
-"""`python -m studies.paper` as a user runs it, without the searches, which tests of what it shows make."""
+"""`python -m studies.paper` as a user runs it, without the searches: tests of its output make those."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ USED = {
     ("paper-s2", "DeepSpeed", 12),
     ("paper-s1", "MoE-Lightning(p)", 36),  # experts' share of the T4's roof, table 5
     ("paper-s2", "MoE-Lightning(p)", 100),  # of the L4's, table 4
-    ("paper-s1", "FlexGen(c)", 32),  # 49 times the bytes: nobody measured how it attends
+    ("paper-s1", "FlexGen(c)", 32),  # 49 times the bytes: its attention was not measured
     ("paper-s1", "FlexGen(c)", 3),
     ("paper-s2", "FlexGen(c)", 64),
     ("paper-s2", "FlexGen(c)", 8),
@@ -30,7 +30,7 @@ def test_every_figure_that_was_used_is_named_and_does_not_count():
     used = {(cell.machine, row.system.name, row.micro_batch) for cell, row in rows if not row.counts}
     assert used == USED
     assert (sum(row.counts for _, row in rows), len(rows)) == (10, 20)
-    assert all(row.used_for for _, row in rows if row.system.slower)  # what is assumed of a system is no prediction
+    assert all(row.used_for for _, row in rows if row.system.slower)  # an assumption about a system is no prediction
     sources = {name: dict(load_machine(name).sources) for name in ("paper-s1", "paper-s2")}
     assert "30.12 tokens/s" in sources["paper-s1"]["device efficiencies"]
     assert "105.29 tokens/s" in sources["paper-s2"]["device efficiencies"]

@@ -1,4 +1,4 @@
-"""Figures and tables of times that are easy to reckon with."""
+"""Figures and tables of times for easy arithmetic."""
 
 from __future__ import annotations
 

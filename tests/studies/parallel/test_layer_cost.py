@@ -157,7 +157,7 @@ def test_messages_go_at_the_rate_of_their_size():
 
 @pytest.mark.parametrize(("num_ranks", "distinct"), [(2, 1.99), (4, 3.60), (8, 5.25)])
 def test_volumes_are_those_of_the_literature(num_ranks, distinct):
-    """B/P (r + k) H b for r remote ranks of the `distinct` that k = 8 even experts hit; 2 (P-1)/P B H b for slices."""
+    """B/P (r + k) H b: k = 8 even experts hit `distinct` ranks, r of them remote. Slices: 2 (P-1)/P B H b."""
     shape = SMALL.with_fields(num_experts=1024)
     router = SkewRouter(num_experts=1024, top_k=8, router_skew=1.0, num_experts_skew=1024)
     at = layer(router.route(8000), num_ranks, shape)

@@ -36,7 +36,7 @@ def a_layer(num_tokens=64, num_ranks=4, *, room=10**10, link=1e9, skew=0.6, shap
 
 
 def regret(at: ExpectedLayer, skew: float) -> float:
-    """Return the simulated time of what is chosen over that of the best."""
+    """Return the simulated time of the chosen layout over the best layout's time."""
     shape = at.costs.shape
     router = SkewRouter(
         num_experts=shape.routing.num_experts,
@@ -82,7 +82,7 @@ def test_a_slow_link_makes_ranks_compute_alone_and_a_full_one_share():
 
 
 def test_a_token_alone_is_best_sliced_over_a_fast_link():
-    """Each expert of the token is then read by all ranks together."""
+    """All ranks then read each expert of the token, a slice each."""
     choice = choose_layout(a_layer(1, link=1e12))
     assert choice.best is not None
     assert choice.best.layout == "sliced"
@@ -101,7 +101,7 @@ def test_a_long_prompt_over_a_slow_link_is_not_sent_to_everybody():
 
 
 def test_room_for_one_layout_alone_is_the_reason():
-    """Of 9 experts two ranks have 5 or 4, and slices of a half; no rank has room for five."""
+    """Of 9 experts two ranks have 5 or 4, and slices of a half; no rank has memory for five."""
     shape = FEW.with_fields(num_experts=9)
     choice = choose_layout(a_layer(2048, 2, shape=shape, room=4 * 5 * EXPERT_BYTES - 1, link=1e6))
     assert choice.best is not None

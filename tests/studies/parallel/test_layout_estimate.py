@@ -58,5 +58,5 @@ def test_formulas_are_close_to_the_mean_of_many_draws(num_experts, skew, num_tok
     estimates = estimate_layouts(expected(layers[0], routing))
     for name in CHOICES:
         mean = np.mean([simulated(name, at) for at in layers])
-        near = 0.3 if name == "expert-by-load" else 0.15  # tokens in turns: of few, by no chance at all
+        near = 0.3 if name == "expert-by-load" else 0.15  # tokens alternate: few tokens are not spread at random
         assert estimates[name].seconds == pytest.approx(mean, rel=near), name

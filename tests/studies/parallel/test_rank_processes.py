@@ -1,4 +1,4 @@
-"""Real processes, once: all layouts, what they send beside what the simulator counts, and a rank that is lost."""
+"""Real processes, once: all layouts, the bytes sent against the simulator's counts, and a lost rank."""
 
 from __future__ import annotations
 

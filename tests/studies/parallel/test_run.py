@@ -1,4 +1,4 @@
-"""What is refused before anything is measured, and results that are no results."""
+"""Refusals before any measurement, and invalid results."""
 
 from __future__ import annotations
 

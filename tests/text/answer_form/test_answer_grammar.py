@@ -1,6 +1,6 @@
-"""Whatever a grammar lets a model write is read as what was asked for: calls with valid arguments, reasoning, answers.
+"""Any text allowed by a grammar parses into the requested form: calls with valid arguments, reasoning, answers.
 
-The model here writes a random token of those that may come, with the markers as tokens of its own or as plain text.
+The model here writes a random allowed token, with the markers as tokens of its own or as plain text.
 """
 
 from __future__ import annotations

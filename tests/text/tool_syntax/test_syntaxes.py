@@ -197,7 +197,7 @@ def test_calls_are_read_as_they_are_written(name, write, count):
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_cuts_change_nothing(name, write, data):
-    """Also where text comes before, and where the answer breaks off or is damaged."""
+    """Also with text before the calls, and with a truncated or damaged answer."""
     text = data.draw(st.sampled_from(["", "Well. ", "{", "\n<"])) + write(CALLS[:2]) + data.draw(st.text(max_size=5))
     if data.draw(st.booleans()):
         place = data.draw(st.integers(0, len(text)))
@@ -211,7 +211,7 @@ def test_cuts_change_nothing(name, write, data):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_text_is_read(syntax, data):
-    """Of whatever the model may put together: never an error, and nothing is lost before the first call."""
+    """For any text of the model: never an error, and nothing is lost before the first call."""
     pieces = st.sampled_from(
         [*syntax.markers, '{"name": "look",', '"arguments": {', "}", "text", "\n", '"', "look", ":", ","]
     )
@@ -344,7 +344,7 @@ PIECES = st.sampled_from(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(PIECES, max_size=12).map("".join))
 def test_arguments_are_the_beginning_of_json_at_any_time(text):
-    """Another parser is the judge, one that takes what breaks off, as clients do while a call is streamed."""
+    """The judge is another parser that accepts truncated input, as clients do while a call is streamed."""
     text = '[TOOL_CALLS]look[ARGS]{"b": ' + text
     reader, so_far = AnswerReader(lambda reader: BY_NAME["mistral"].read(reader, TOOLS)), ""
     for char in text:

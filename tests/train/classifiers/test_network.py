@@ -1,4 +1,4 @@
-"""The network beside transformers' own encoder, and what is measured of its experts beside a plain count."""
+"""The network against transformers' own encoder, and the measured use of its experts against a plain count."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""From a model's folder to a predictor's: what is kept when work stops, and what is refused."""
+"""From a model's folder to a predictor's: files kept when work stops, and refused settings."""
 
 import json
 from contextlib import closing
@@ -61,7 +61,7 @@ def test_work_that_was_stopped_goes_on(model, data, monkeypatch):
         broken.setattr(TrainingLoop, "_step", stop)
         with pytest.raises(KeyboardInterrupt):
             train(model, data, overwrite=True)
-    # The text is there: no model is run for it again, whatever stops what comes after.
+    # The text is there: no model is run for it again, whatever stops the later steps.
     monkeypatch.setattr(teacher_text.Engine, "over", stop)
     with pytest.raises(ConfigError, match="another epochs"):
         train(model, data, recipe={"epochs": 2}, overwrite=True)

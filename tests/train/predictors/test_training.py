@@ -1,4 +1,4 @@
-"""Trainings on text whose experts are known: what is learnt, where it ends, and bits after a stop."""
+"""Trainings on text with known experts: the learnt choice, the end of training, and the same bits after a stop."""
 
 import dataclasses
 

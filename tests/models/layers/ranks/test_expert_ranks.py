@@ -146,7 +146,7 @@ def test_ranks_whose_packages_lay_experts_out_otherwise_notice_it(monkeypatch):
 
 
 def fill(ranks, everything, is_mapped):
-    """A layer of which a rank has its experts, or a file with all of them."""
+    """A layer whose rank has only its own experts, or a file with all of them."""
     memory = None if is_mapped else LazyMemory(EXPERTS * BYTES)
     storage = everything.storage if memory is None else memory.tensor.view(EXPERTS, BYTES)
     layer = ranks.add_layer(PackedExperts(EXPERTS, HIDDEN, WIDTH, "bfloat16", storage=storage), memory)

@@ -28,7 +28,7 @@ def balancer(num_experts, size):
 
 
 def replicated(num_experts, size, num_homes):
-    """A balancer of a placement in which expert e is on so many ranks, from rank e on."""
+    """A balancer of a placement that has expert e on so many ranks, from rank e on."""
     found = balancer(num_experts, size)
     homes = tuple(tuple(sorted((expert + i) % size for i in range(num_homes))) for expert in range(num_experts))
     found.switch(list(moves(found.placement, ExpertPlacement(size, (homes,)), 1000)))

@@ -1,4 +1,4 @@
-"""Slices of experts give the bits of whole ones, wherever they are cut, and take no more room than they need."""
+"""Slices of experts give the bits of whole ones, wherever they are cut, and take no more memory than they need."""
 
 from __future__ import annotations
 
