@@ -71,7 +71,7 @@ class Estimator(msgspec.Struct, frozen=True):
         share = min(sum(it.num_experts for it in answered) / on_disk, 1.0)
         reads, step_s = model.reads(IntegerPolicy.of(policy))[0], model.predict(policy).decode_s
         with_s = step_with_lenders_s(step_s, reads, policy.experts_on_disk, share, rates)
-        return [("with lenders", f"{1 / with_s:.2g} tokens/s at batch 1, {1 / step_s:.2g} with the disk alone")]
+        return [("with lenders", f"{1 / with_s:.2g} tokens/s for one request, {1 / step_s:.2g} with the disk alone")]
 
     def costs(self, workload: Workload) -> CostModel:
         """Return the costs of a workload."""

@@ -8,7 +8,7 @@ from moeflow.core.hardware import RAM
 from moeflow.core.plan import Plan
 from moeflow.core.units import format_bytes
 
-HINT: Final = "how fast this will be is not known: `moeflow plan` measures this machine, in some twenty seconds"
+HINT: Final = "the speed is unknown: `moeflow plan` measures this machine in about twenty seconds"
 
 
 def what_to_expect(plan: Plan) -> str:
@@ -17,27 +17,27 @@ def what_to_expect(plan: Plan) -> str:
         return ""
     reasons = dict(plan.reasons)
     whys = (reasons[name] for name in ("experts_on_disk", "with lenders", "machine") if name in reasons)
-    return "; ".join([f"expect {speed_and_memory(plan)}", *whys])
+    return "; ".join([f"Estimate: {speed_and_memory(plan)}", *whys])
 
 
 def speed_and_memory(plan: Plan) -> str:
     """Return the expected speed, time to first token and memory of a plan that has a forecast."""
     forecast = plan.forecast
     assert forecast is not None
-    speeds = f"{_rounded(forecast.decode_alone_tokens_per_s.value)} tokens/s at batch 1"
+    speeds = f"{_rounded(forecast.decode_alone_tokens_per_s.value)} tokens/s for one request"
     if (number := forecast.policy.batch_size) > 1:
         replicas = f"{plan.num_replicas} x " if plan.num_replicas > 1 else ""
-        speeds += f" and {_rounded(forecast.decode_tokens_per_s.value)} at {replicas}{number}"
+        speeds += f", {_rounded(forecast.decode_tokens_per_s.value)} for {replicas}{number} concurrent ones"
     first_s = forecast.time_to_first_token_s.value
-    return f"some {speeds}, first token of {plan.workload.prompt_len} after {first_s:.2g} s, {_memory(plan)}"
+    return f"{speeds}; first token of a {plan.workload.prompt_len}-token prompt after {first_s:.2g} s; {_memory(plan)}"
 
 
 def _memory(plan: Plan) -> str:
     if plan.config.memory is not None:
-        return f"at most {format_bytes(plan.config.memory.limit_bytes)}"
+        return f"memory at most {format_bytes(plan.config.memory.limit_bytes)}"
     assert plan.forecast is not None
     used = next(it for it in plan.forecast.memory if it.tier == RAM)
-    return f"some {format_bytes(int(used.peak_bytes.value))}"
+    return f"memory about {format_bytes(int(used.peak_bytes.value))}"
 
 
 def _rounded(number: float) -> str:

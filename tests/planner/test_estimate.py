@@ -59,8 +59,8 @@ def test_a_start_on_a_machine_that_was_measured_is_told_what_to_expect(model, tm
     file.write_text(machine_to_json(machine(ram=2 * 10**9)))
     plan = plan_for_start(Settings(model=model, num_threads=1, max_num_seqs=4, cache_dir=tmp_path))
     line = what_to_expect(plan)
-    assert "tokens/s at batch 1 and " in line
-    assert " at 4, first token of 256 after " in line
+    assert "tokens/s for one request, " in line
+    assert " for 4 concurrent ones; first token of a 256-token prompt after " in line
 
 
 def test_experts_on_disk_are_predicted_by_what_was_learnt_of_their_routers(streamed, config, model):

@@ -64,5 +64,5 @@ def complaints(log: str) -> str:
     lose time, level and logger.
     """
     lines = log.splitlines(keepends=True)
-    wanted = (line for line in lines if not line.startswith("expect some ") and ".request_log: request " not in line)
+    wanted = (line for line in lines if not line.startswith("Estimate: ") and ".request_log: request " not in line)
     return "".join(re.sub(r"^\d{4}-\S+ [A-Z]+ moeflow[\w.]*: ", "", line) for line in wanted)

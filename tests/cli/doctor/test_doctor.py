@@ -139,7 +139,7 @@ def test_other_ways_to_run_are_told_with_their_speed(model, monkeypatch):
         found = [it.found for it in model_check.examine_model({"model": "m", **options}) if it.topic == "or with"]
         assert asked == [{"model": "m", **options}, *({"model": "m", name: value} for name, value in others.items())]
         assert [text.split(": ")[0].split()[0] for text in found] == ["--quantize", "--memory"][: len(others)]
-        assert all("tokens/s at batch 1" in text for text in found)
+        assert all("tokens/s for one request" in text for text in found)
 
 
 def test_a_damaged_model_is_missing(monkeypatch):
