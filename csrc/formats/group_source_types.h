@@ -1,5 +1,5 @@
-// Weights of quantized Hugging Face checkpoints: neighbours of a row that share a scale, with what the reader found for
-// them in other tensors (checkpoint/quantized/ puts them together). Included by source_types.h, whose list has them.
+// Weights of quantized Hugging Face checkpoints: neighbours of a row that share a scale, with their numbers from other
+// tensors (checkpoint/quantized/ assembles them). Included by source_types.h, whose list has them.
 //
 //   F8_E4M3      scale in float32 | 128 bytes, one a value
 //   INT4_G..     scale, zero point, 16 bits each | 128, 64 or 32 codes, a byte each, also of four bits

@@ -406,9 +406,9 @@ struct DecoderCall {
   float* normed = nullptr;
   float* topk_weights = nullptr;
   bool keeps_inputs = false;
-  // What is expected of layers with routers that are still to come: of the one that follows by so many what its router
-  // would choose now, at the first one of all up to there (0: nothing); or of the next one what is not 0 in its row of
-  // `predicted`, [layers with routers, num_experts].
+  // Predictions for later layers with routers. Either the choice of the router this many layers ahead (at the first
+  // one, of all up to there; 0: none), or nonzero entries of the next layer's row of `predicted`, [layers with routers,
+  // num_experts].
   int64_t routers_ahead = 0;
   const uint8_t* predicted = nullptr;
   ExpertFetcher* fetcher = nullptr;  // or null; does not prefetch predicted experts

@@ -102,12 +102,12 @@ struct SigmoidGateCall {
 // row; negative: it has none such. Of the calls weights, sizes and functions count; the rest is filled in.
 struct RecurrentMixer {
   ShortConvCall conv;  // without channels there is no mixer
-  int64_t conv_at, in_gate_at, out_gate_at;  // of what is projected
+  int64_t conv_at, in_gate_at, out_gate_at;  // of the projection
   RecurrenceCall recurrence;
   int64_t queries_at, keys_at, values_at;  // of the convolved part
-  int64_t steps_at, rates_at;              // of what is projected
+  int64_t steps_at, rates_at;              // of the projection
   GatedNormCall norm;                      // a row for each group of values
-  int64_t norm_gates_at;                   // of what is projected
+  int64_t norm_gates_at;                   // of the projection
 };
 
 // The state of the convolution comes first, then that of the heads.

@@ -130,7 +130,7 @@ Found find_top_k(const Row& row) {
   return {count, sum_candidates(row.candidates, row.candidates + count)};
 }
 
-// Tokens that weigh less than a V-th of what lies outside the nucleus cannot be in it. Most often a much higher cut
+// Tokens with less than a V-th of the weight outside the nucleus cannot be in it. Most often a much higher cut
 // does: if those above it weigh enough, they hold the nucleus.
 Found find_nucleus(const Row& row) {
   double sums[kMaxBlocks];

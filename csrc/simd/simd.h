@@ -1,6 +1,5 @@
-// Vectors and what can be done with them, written once with GCC's vector extensions and compiled once per instruction
-// set; where the compiler does not find the right instruction by itself, it is named in simd_x86.h and simd_neon.h.
-// simd_types.h says how wide they are.
+// Vector operations, written once with GCC's vector extensions and compiled once per instruction set. simd_x86.h and
+// simd_neon.h name instructions that the compiler does not find. simd_types.h defines the widths.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +55,8 @@ FORCE_INLINE void prefetch(const uint8_t* from, int64_t begin, int64_t end) {
 
 // ---- to and from other types ----
 
-// Load as many neighbouring numbers as a V has lanes, as floats: from floats; from bfloat16 or int8 each architecture
-// has its own.
+// Load neighbouring numbers into all lanes of a V, as floats: from floats. Loads from bfloat16 or int8 depend on the
+// architecture.
 template <typename V>
 FORCE_INLINE V load_as(const float* p) {
   return *reinterpret_cast<const typename Narrow<sizeof(V) / 4>::Floats*>(p);

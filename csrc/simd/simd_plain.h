@@ -16,7 +16,7 @@ namespace plain {
 
 // ---- to and from other types ----
 
-// As many neighbouring numbers as a V has lanes, as floats: from bfloat16 or int8.
+// Neighbouring numbers for all lanes of a V, as floats: from bfloat16 or int8.
 template <typename V>
 FORCE_INLINE V load_as(const uint16_t* p) {
   using Types = Narrow<sizeof(V) / 4>;

@@ -73,7 +73,7 @@ FORCE_INLINE IntLanes load_shorts(const uint16_t* p) {
 FORCE_INLINE IntLanes byte_of_shorts(const uint16_t* p, int half) {
   return half == 0 ? load_shorts(p) & 255 : load_shorts(p) >> 8;
 }
-// From the byte on that is meant, so that it is the lower one: of the last number, what comes after it is read, too.
+// From the needed byte on, so that it is the lower one: for the last number, the following byte is read, too.
 FORCE_INLINE IntLanes raised_byte_of_shorts(const uint16_t* p, int half) {
   const uint8_t* const from = reinterpret_cast<const uint8_t*>(p) + half;
   const __m256i shorts = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));

@@ -46,7 +46,7 @@ FORCE_INLINE const uint8_t* band_or_last(const Tile& t, int band) {
   return t.bands + (band < t.num_bands ? band : t.num_bands - 1) * t.band_stride;
 }
 
-// Up to 16 rows by up to kBands bands; the last of them stands for those that are not there.
+// Up to 16 rows by up to kBands bands; the last one stands for missing ones.
 template <int kBands>
 TILE void tile_bf16_short(const Tile& t) {
   static_assert(kBands == 2 || kBands == 4);

@@ -1,5 +1,5 @@
-// Tiles of float8 weights (float8_tile.h) where an instruction multiplies matrices of bfloat16 (AMX): of each group, a
-// band's weights become bfloat16 beside the rows, and the group's sums are scaled on their way to the results.
+// Tiles of float8 weights (float8_tile.h) where an instruction multiplies matrices of bfloat16 (AMX): for each group, a
+// band's weights are widened to bfloat16, and the group's sums are scaled before they are added.
 //
 // As with bfloat16 weights, one or two rows are multiplied in floats, in the same order (bf16_rows_amx_x86.h).
 #pragma once
@@ -37,7 +37,7 @@ struct WidenedGroup {
   }
 };
 
-// Sums of a group: of rows that lie side by side with those of as many others, by what is widened.
+// Sums of a group: of interleaved rows, by the widened weights.
 template <int kSums, int kX, typename F>
 FORCE_INLINE void sum_group(const uint8_t* x, int64_t x_step, const WidenedGroup<F>& w, float* sums) {
   zero_tile<kSums>();

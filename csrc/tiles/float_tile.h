@@ -73,7 +73,7 @@ TILE void tile_bf16(const Tile& t) {
     }
 #else
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {  // in turn, as registers are few
+    for (int half = 0; half < 2; ++half) {  // alternately, because registers are few
       FloatLanes floats[B][kParts];
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b)

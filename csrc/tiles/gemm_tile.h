@@ -11,7 +11,7 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-// The form in which rows must come for weights.
+// The form of rows for these weights.
 Activation activation(const Matrix& weight) {
   const Activation kind = with_format(weight.format, [&](auto it) { return it.activation(weight.is_wide); });
 #if !HAS_BF16_DOT

@@ -46,7 +46,7 @@ constexpr RaisedTable signed_table() {
 template <typename F>
 constexpr RaisedTable kSignedTable = signed_table<F>();
 
-// Whether there is a table in which none of these is -128, of which bytes cannot hold the opposite.
+// Whether there is a table without -128, which has no opposite in a byte.
 template <typename F>
 constexpr bool lacks_least() {
   if (F::kTable == nullptr) return false;
@@ -86,11 +86,11 @@ struct Steps {
   static constexpr int kSteps = kGroup / F::kSub, kQuads = F::kSub / 4;  // of a stretch, of a step
   static constexpr int kFactors = kIsWide ? 2 : 1;                       // of a quad
   static constexpr int64_t kNumberBytes = F::kNumbers * kBand * 2;       // of a group
-  // What is added to weights beyond what the format says, by how they are multiplied; and whether all have one offset.
+  // The offset added to weights in addition to the format's, by the kind of product; and whether all have one offset.
   static constexpr int32_t kRaisedBy = kIsWide ? 0 : offset_of_bytes(F::kMost, 0);
   static constexpr bool kHasOneOffset = !has_zero_points<F>();
   static constexpr int32_t kOffset = F::kOffset;
-  static constexpr bool kSumsWrap = false;  // in 16 bits, so that rows bring what they begin with in halves
+  static constexpr bool kSumsWrap = false;  // in 16 bits, so that rows bring their initial values in halves
   static constexpr bool kAreSigned = !kIsWide && quads_in_pairs(F::kMost) == 0;  // when they are multiplied
   static_assert(kGroup == 32 && F::kGroup % kGroup == 0, "rows have a scale and sums for each stretch of weights");
 
@@ -109,22 +109,22 @@ struct Steps {
     return {row.quads + (s * kSteps + step) * kQuads * kFactors, row.scales[s], from_sum(sum),
             row.scales[s] * static_cast<float>(sum)};
   }
-  // What a row's sum becomes in `RowStep::from`; of one row, or of as many as a vector has lanes.
+  // The form of a row's sum in `RowStep::from`; of one row, or of one row per lane.
   template <typename Sum>
   static Sum from_sum(Sum sum) {
     if constexpr (kHasOneOffset) return sum * -(F::kOffset + kRaisedBy);
     return sum;
   }
 
-  // A stretch of some outputs: as many as a vector has lanes, from part `part` of a band on.
+  // A stretch of one output per lane, from part `part` of a band on.
   template <typename Numbers>
   struct WeightsWith {
     const uint8_t* words;
     Numbers numbers;
     int stretch;
 
-    // Of quad `quad` of the stretch what is multiplied at once: all of its bytes, raised or signed; wide: 0 the first
-    // and the third, 1 the second and the fourth.
+    // The operand of quad `quad` of the stretch: all of its bytes, raised or signed. Wide: 0 the first and the third, 1
+    // the second and the fourth.
     FORCE_INLINE_MEMBER BitLanes factor(int quad, [[maybe_unused]] int f) const {
       const auto word = [&](int i) __attribute__((always_inline)) { return load_bits(words + i * 64); };
       BitLanes bytes = F::quad(word, quad);
@@ -134,7 +134,7 @@ struct Steps {
       if constexpr (kIsWide) return f == 0 ? bytes & 0x00ff00ffu : (BitLanes)((HalfBitLanes)bytes >> 8);
       return bytes;
     }
-    // What is taken off its products with a row that sums up to 1; unused where all outputs have one offset.
+    // The correction of its products with a row that sums to 1; unused if all outputs have one offset.
     FORCE_INLINE_MEMBER IntLanes offset() const {
       if constexpr (!kHasOneOffset) return F::offset(numbers, stretch) + kRaisedBy;
       return IntLanes{};
@@ -158,7 +158,7 @@ struct Steps {
             static_cast<int>(s % F::kStretches)};
   }
 
-  // Has what is multiplied later than this stretch of two bands fetched.
+  // Prefetches lines after this stretch of two bands.
   template <int kTimesAgain = 0>
   FORCE_INLINE_MEMBER void fetch(int64_t s, int band) const {
     ahead.template fetch_of_two<F::kStretchWords, kTimesAgain>(band, s * F::kStretchWords);

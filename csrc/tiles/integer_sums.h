@@ -58,7 +58,7 @@ FORCE_INLINE void add_to_pairs(BitLanes& pairs, BitLanes w, int32_t x4, bool is_
 template <int kInPairs, int kQuads, bool kLackLeast>
 struct ByteSums {
   static constexpr int kWidenEvery = kInPairs < kQuads ? kInPairs : kQuads;
-  // Whether what a sum begins with is better added in the end: until then it would take a register beside the pairs.
+  // Whether the initial value of a sum is better added at the end: until then it would take a register.
   static constexpr bool kBeginsLast = HAS_PAIRED_PRODUCTS && kInPairs > 0;
 
   FORCE_INLINE_MEMBER static IntLanes with_begin(IntLanes total, BitLanes, IntLanes begin) { return total + begin; }
@@ -95,7 +95,7 @@ struct ByteSums {
 };
 
 #if HAS_PAIRED_PRODUCTS
-// Whether `quads` products fit into 16 bits once `offset`, by which weights have been raised, is taken off.
+// Whether `quads` products fit into 16 bits after subtracting the weights' `offset`.
 constexpr bool fit_without_offset(int most, int offset, int quads) {
   const int farthest = offset > most - offset ? offset : most - offset;
   return quads_in_pairs(most) > 0 && 2 * 127 * farthest * quads <= 32767;
@@ -118,7 +118,7 @@ struct WrappedSums {
 };
 #endif
 
-// Sums of products of pairs of 16 bits, of which `add` adds the `pair`-th. Where product and sum are two instructions,
+// Sums of products of pairs of 16 bits; `add` adds the `pair`-th. Where product and sum are two instructions,
 // the first product is a sum already.
 struct PairSums {
   static constexpr bool kBeginsLast = HAS_PAIRED_PRODUCTS;

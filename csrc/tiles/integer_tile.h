@@ -67,8 +67,8 @@ constexpr int times_again() {
   return kLanes > 8 ? 2 : 1;
 }
 
-// R rows: each quad of two bands is taken apart and multiplied with all of them; of one band after the other if these
-// were too many sums. All bands are read side by side, as memory is fastest with several streams.
+// R rows: each quad of two bands is unpacked and multiplied with all of them; of one band after the other if these were
+// too many sums. All bands are read side by side, as memory is fastest with several streams.
 template <int R, typename F, bool kIsWide>
 TILE void tile_few_rows(const Tile& t) {
   using S = Steps<F, kIsWide>;
@@ -117,8 +117,8 @@ FORCE_INLINE void add_rest(const Weights (&weights)[V], const Rows& rows, int ro
   }
 }
 
-// Any number of rows: the weights of a stretch are taken apart once, into the first cache, and from there multiplied
-// with kRows rows after another.
+// Any number of rows: the weights of a stretch are unpacked once into the first cache, and multiplied with kRows rows
+// after another.
 template <typename F>
 TILE void tile_many_rows(const Tile& t) {
   using S = ManyRowSteps<F>;
@@ -158,7 +158,7 @@ TILE void tile_many_rows(const Tile& t) {
   }
 }
 
-// From so many rows on it pays to keep what was taken apart: with few registers later, but for codes whose bits lie in two
+// From so many rows on it pays to keep unpacked weights: later with few registers, except for codes with bits in two
 // words. Rows of 16 bits are taken few at a time, however many.
 template <typename F>
 constexpr int min_many_rows() {

@@ -40,7 +40,7 @@ class IntegerTileAmx {
   using S = Steps<F, false>;
   static_assert(S::kSteps == 1, "steps of 16 values take as long to scale, for half of the products");
   static constexpr int kStepBytes = kGroup * kBand;  // of weights
-  // Whether weights are multiplied as signed bytes, what they are raised by taken off first; else as unsigned ones.
+  // Whether weights are multiplied as signed bytes, after subtracting their offset; else as unsigned ones.
   static constexpr bool kAreSigned = S::kHasOneOffset || F::kMost < 128;
   // Whether they lie in the band as such bytes.
   static constexpr bool kAreBytes = F::kStretchWords == kGroup / 4;

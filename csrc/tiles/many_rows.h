@@ -1,5 +1,5 @@
-// What tiles of many rows make once and keep in the first cache: a stretch of weights, taken apart, and what rows bring
-// to it (integer_steps.h).
+// Data that tiles of many rows keep in the first cache: a stretch of unpacked weights, and the rows' operands for it
+// (integer_steps.h).
 #pragma once
 
 #include <cstdint>
@@ -71,7 +71,7 @@ FORCE_INLINE void take_values(const int8_t* values, Int32InMemory (&x)[kGroup / 
     __builtin_memcpy(x, values, sizeof(x));
   } else {
     static_assert(kInOne == 2 && kLanes * 4 <= kGroup);
-    IntLanes first_half = {}, second_half = {};  // of two vectors, lane by lane in turn
+    IntLanes first_half = {}, second_half = {};  // of two vectors, interleaved by lane
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
       first_half[i] = i / 2 + i % 2 * kLanes;
@@ -88,7 +88,7 @@ FORCE_INLINE void take_values(const int8_t* values, Int32InMemory (&x)[kGroup / 
   }
 }
 
-// A stretch of kVectors vectors of outputs, taken apart; `Part` is one of them, to be used as `Steps::Weights` are.
+// A stretch of kVectors vectors of outputs, unpacked; `Part` is one of them, to be used as `Steps::Weights` are.
 template <typename S, int kVectors>
 struct Stretch {
   static constexpr int kStretchQuads = S::kSteps * S::kQuads;
@@ -147,7 +147,7 @@ class ManyRows {
 
   // Before steps of stretch `s` are asked for; stretches come in order.
   FORCE_INLINE_MEMBER void reach(int64_t s) {
-    const void* const* const rows = rows_;  // as what is written might be this otherwise
+    const void* const* const rows = rows_;  // else the written data might alias this
     const int num_rows = num_rows_;
     stretch_ = static_cast<int>(s % kLanes);
     if (stretch_ == 0) {

@@ -23,8 +23,8 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-// All rows but the last of an odd number; returns how many. The weights of a step are taken apart once, into registers,
-// and meet one pair of rows after another. Integers are exact, so that rows get the bits that they get alone.
+// All rows but the last of an odd number; returns how many. The weights of a step are unpacked once into registers, and
+// multiplied with one pair of rows after another. Integers are exact, so that rows get the bits that they get alone.
 template <typename F>
 TILE int tile_pairs(const Tile& t) {
   using S = Steps<F, false>;

@@ -17,7 +17,7 @@ namespace {
 // A group, as registers hold it.
 constexpr int kGroupParts = kGroup / kLanes;
 
-// The integers of a group as they are stored: int16 in the order in which wide products take weights apart.
+// The stored integers of a group: int16 in the order of unpacked weights for wide products.
 FORCE_INLINE void store_group(int8_t* out, const IntLanes (&values)[kGroupParts]) { store_bytes(out, values); }
 FORCE_INLINE void store_group(int16_t* out, const IntLanes (&values)[kGroupParts]) {
   typedef int16_t Shorts __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
@@ -29,8 +29,8 @@ FORCE_INLINE void store_group(int16_t* out, const IntLanes (&values)[kGroupParts
   }
 }
 
-// Symmetric integers per group of 32, with the sums that `activation_bytes` (matrix.h) tells of: scale =
-// max|x| / kMost, nearest, halves to even. An infinity or a NaN in a group makes its scale NaN, and so everything
+// Symmetric integers per group of 32, with the sums described at `activation_bytes` (matrix.h): scale = max|x| / kMost,
+// nearest, halves to even. An infinity or a NaN in a group makes its scale NaN, and so everything
 // computed from the row. Below kTiny, where kMost / max|x| overflows, is zero.
 template <typename T, int kMost>
 void quantize_part(const float* x, const RowPart& part, void* out) {

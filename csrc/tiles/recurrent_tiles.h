@@ -1,5 +1,5 @@
-// The inner loops of layers that keep a state: as many channels as a register has lanes, or of a head's values, through
-// all tokens of a pass, one after another. What a lane computes depends on its own channel alone.
+// The inner loops of layers with a state: one channel, or value of a head, per lane, through all tokens of a pass, one
+// after another. What a lane computes depends on its own channel alone.
 #pragma once
 
 #include <cstdint>

@@ -46,12 +46,12 @@ RowScores row_scores(ScoreFunction function, const float* logits, int64_t num_ex
   return scores;
 }
 
-// Logits have the order of their scores, and tell apart what rounding makes equal.
+// Logits have the order of their scores, and distinguish scores that rounding makes equal.
 bool ranks_by_logits(const Routing& routing) {
   return routing.choice_bias == nullptr && (routing.num_groups == 1 || routing.group_score == GroupScore::kMax);
 }
 
-// Calls use(expert, what it is ranked by) for all experts, in order.
+// Calls use(expert, rank) for all experts, in order.
 template <typename Use>
 FORCE_INLINE void for_each_rank(const Routing& routing, const RowScores& scores, const float* logits,
                                 int64_t num_experts, const Use& use) {
@@ -99,7 +99,7 @@ void choose_groups(const Routing& routing, const RowScores& scores, const float*
   }
 }
 
-// The best experts so far, best first, with what they are ranked by. NaN never displaces another.
+// The best experts so far, best first, with their ranks. NaN never displaces another.
 struct Best {
   int64_t top_k;
   int64_t* ids;   // [top_k]
@@ -121,7 +121,7 @@ struct Best {
   }
 };
 
-// Whether a logit counts beside the best one of those that are left. Comparisons with NaN are false: it does.
+// Whether a logit counts relative to the best remaining one. Comparisons with NaN are false: it does.
 bool is_near(float best, float logit, float jitter) {
   const float size = logit < 0 ? -logit : logit;
   return !((best - logit) / (size < best ? best : size) > 2 * jitter);

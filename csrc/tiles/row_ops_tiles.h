@@ -52,7 +52,7 @@ void scale_row(const float* x, float scale, const float* weight, int64_t size, f
   }
 }
 
-// What is not given is not added: not even zero, which would lose the sign of another.
+// Missing terms are not added, not even as zero, which would lose the sign of a negative zero.
 FORCE_INLINE FloatLanes plus_some(FloatLanes v, const float* given, int64_t at, int64_t left) {
   return given == nullptr ? v : v + load_some(given + at, left);
 }

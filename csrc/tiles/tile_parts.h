@@ -1,4 +1,4 @@
-// What all tiles are made of: where results go, what is fetched ahead, and rows of integers.
+// Parts of all tiles: the places of results, prefetches, and rows of integers.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ FORCE_INLINE void store_tile(const Tile& t, const FloatLanes (&acc)[R][B][kParts
 // that are multiplied now (Zen 4, one row: 23 GB/s of int8 weights instead of 29).
 FORCE_INLINE void fetch_line(const uint8_t* line) { __builtin_prefetch(line, 0, 2); }
 
-// Has what is multiplied later fetched while other lines are multiplied.
+// Prefetches later lines while others are multiplied.
 //
 // With several rows, or with halves to take apart, a line is so much work that the processor does not look ahead to
 // the next ones by itself (Zen 5, 6 rows: 28 GB/s of int8 weights instead of 18).
@@ -95,8 +95,8 @@ class Ahead {
   }
 
  private:
-  // Again when they are half as far ahead, and a quarter. Where the bands turn to those that follow, some of these are
-  // left out.
+  // Again when they are half as far ahead, and a quarter. Where one group of bands ends and the next begins, some lines
+  // are omitted.
   template <int kLines, int kTimesAgain>
   FORCE_INLINE_MEMBER static void fetch_lines(const uint8_t* from) {
     static_assert(kTimesAgain <= 2);
@@ -147,7 +147,7 @@ FORCE_INLINE Tile part_of(const Tile& whole, int row, int band, int bands) {
 // A tile is a function of its own: inlined into the choice among all of them, GCC finds worse registers for it.
 #define TILE __attribute__((noinline))
 
-// One prepared row of integers, taken apart.
+// One prepared row of integers, unpacked.
 struct IntegerRow {
   const Int32InMemory* quads;  // four values each, of 16 bits two
   const float* scales;

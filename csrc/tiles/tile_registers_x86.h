@@ -5,8 +5,8 @@
 //
 // A word is two bfloat16 or four bytes: neighbours of `k`. Line i of B is what words i of A are multiplied by.
 //
-// Written as assembly: GCC 12's own intrinsics do not tell the compiler that they read memory, so that it may store
-// afterwards what they load.
+// Written as assembly: GCC 12's own intrinsics do not declare their memory reads, so the compiler may delay stores past
+// these loads.
 #pragma once
 
 #include <cstdint>
