@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("-n", "--number", type=int, default=40, help="how many mistakes [40]")
     parser.add_argument("--seed", type=int, default=0, help="of the drawing [0]")
     parser.add_argument("--slow", action="store_true", help="try tests that are marked slow, too, where others pass")
-    parser.add_argument("--json", type=Path, help="write what was found to this file, too")
+    parser.add_argument("--json", type=Path, help="write the results to this file, too")
     asked = parser.parse_args()
     target = asked.target.resolve()
     folder = target if target.is_dir() else target.parent

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("out", help="PNG file to write")
     parser.add_argument("--dark", action="store_true", help="as on a machine set to dark")
     parser.add_argument("--phone", action="store_true", help="as on a small phone")
-    parser.add_argument("--drafts", action="store_true", help="open what was drafted for the last answer")
+    parser.add_argument("--drafts", action="store_true", help="open the drafts of the last answer")
     options = parser.parse_args()
     path = find_browser()
     if path is None:

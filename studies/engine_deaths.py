@@ -310,7 +310,7 @@ def aborts_table(record: Record) -> Table:
 @click.argument("what", type=click.Choice(["kills", "aborts"]))
 @click.argument("model", required=False)
 @click.option("--clients", default=32, show_default=True)
-@click.option("--replicas", default=1, show_default=True, help="Engines, of which one is killed at a time.")
+@click.option("--replicas", default=1, show_default=True, help="Number of engines; one is killed at a time.")
 @click.option("--tokens", default=96, show_default=True, help="Of each stream.")
 @click.option("--kills", default=20, show_default=True)
 @click.option("--aborts", default=10_000, show_default=True)

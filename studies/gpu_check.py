@@ -96,7 +96,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory", nargs="+", default=["16GiB", "24GiB"], help="of the GPU, for the benchmark")
     parser.add_argument("--shape", default="mixtral-8x7b", help="of the benchmark's model: shipped, or a config.json")
     parser.add_argument("--middle", type=int, default=1, help="divides the widths of the model that overlap is seen on")
-    parser.add_argument("--requests", type=int, default=512, help="decoded together in the benchmark")
+    parser.add_argument("--requests", type=int, default=512, help="decoded concurrently in the benchmark")
     parser.add_argument("--micro-batch", type=int, default=64, help="of these, computed at once")
     parser.add_argument("--time-limit", type=float, default=570.0, help="seconds for everything")
     parser.add_argument("--scratch", type=Path, help="folder for the model, which takes about 3 GB there")

@@ -221,10 +221,12 @@ def fitted(
 @click.argument("model")
 @click.option("--quantize", type=click.Choice(["int8", "int4"]))
 @click.option("--device", default="emulated:640MiB,0.15,t4", show_default=True)
-@click.option("--device-share", type=float, help="Its memory, as a share of the model, in place of what it says.")
+@click.option("--device-share", type=float, help="Its memory as a share of the model, instead of its own size.")
 @click.option("--host-share", type=float, help="Main memory likewise: so many requests, in place of --requests.")
 @click.option("--pipeline", "pipelines", multiple=True, default=PIPELINES, show_default=True, metavar="NAME[:SIZE]")
-@click.option("--requests", "num_requests", default=704, show_default=True, help="Decoded together, where they fit.")
+@click.option(
+    "--requests", "num_requests", default=704, show_default=True, help="Decoded concurrently, where they fit."
+)
 @click.option("--micro-batch", "micro_batches", multiple=True, type=int, default=(32,), show_default=True)
 @click.option("--steps", default=2, show_default=True, help="Tokens of each request in a turn.")
 @click.option("--rounds", default=3, show_default=True)

@@ -65,7 +65,7 @@ def write_model(folder: Path, weights: str) -> None:
 @folder_option
 @weights_option
 @click.option("--bigmoe", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its program, built.")
-@click.option("--bigmoe-options", default="", help="Given to that program besides what it needs.")
+@click.option("--bigmoe-options", default="", help="Additional arguments of that program.")
 @click.option("--share", "shares", type=float, multiple=True, default=(0.5, 0.25), show_default=True)
 @click.option("--workload", type=click.Choice(WORKLOADS), default=WORKLOADS[0], show_default=True)
 @click.option("--text", "texts", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True)

@@ -109,7 +109,7 @@ def skew_router(shape: ModelConfig, model: str, skew: float, skew_experts: int |
 @click.command(epilog=EPILOG, context_settings={"show_default": True})
 @shape_options
 @click.option("--ranks", type=click.IntRange(1, MOST_RANKS), default=4, help="That share the experts.")
-@click.option("--tokens", type=click.IntRange(1, 1 << 24), default=4096, help="In the pass, of all ranks together.")
+@click.option("--tokens", type=click.IntRange(1, 1 << 24), default=4096, help="In the pass, total of all ranks.")
 @skew_options
 @click.option(
     "--capacity-factor",

@@ -96,7 +96,7 @@ def _peer(weights: str, peer: str, name: str, is_headline: bool = False) -> Call
                     ours, theirs = (spread_text(row[side]) for side in ("ours", "peer"))
                     return [
                         Claim(
-                            f"{name}, {weights}: tokens/s beside {peer} on the same file",
+                            f"{name}, {weights}: tokens/s compared with {peer} on the same file",
                             ours,
                             f"{record['peer']}: {theirs}",
                             spread_text(ratios(row), 2),
@@ -126,7 +126,7 @@ def _families(name: str) -> Callable[[list[Record]], list[Claim]]:
         )
         return [
             Claim(
-                f"{name}, bfloat16, {len(cases)} families' random models: tokens/s beside transformers",
+                f"{name}, bfloat16, {len(cases)} families' random models: tokens/s compared with transformers",
                 ours,
                 theirs,
                 spread_text([statistics.median(family_ratios(case)) for case in cases], 2),
@@ -147,7 +147,8 @@ def _bandwidth(records: list[Record]) -> list[Claim]:
         rates = case["tokens_per_s"]
         return [
             Claim(
-                f"decode, batch 1, bfloat16: tokens/s beside what memory bandwidth allows ({record['model']['name']})",
+                f"decode, batch 1, bfloat16: tokens/s compared with the limit of memory bandwidth "
+                f"({record['model']['name']})",
                 spread_text(rates),
                 f"{floor:.1f}",
                 spread_text([rate / floor for rate in rates], 2),
@@ -170,7 +171,7 @@ def _offload(records: list[Record]) -> list[Claim]:
             share = f"{budget['share']:.0%}"
             return [
                 Claim(
-                    f"decode with {share} of the model in memory: tokens/s beside the fastest other engine",
+                    f"decode with {share} of the model in memory: tokens/s compared with the fastest other engine",
                     spread_text(ours, 2),
                     f"{best}: {spread_text(theirs, 2)}",
                     spread_text([one / other for one, other in zip(ours, theirs, strict=True)], 2),
@@ -201,7 +202,8 @@ def _pipelines(records: list[Record]) -> list[Claim]:
             share = f"{newest['device_share']:.0%} of" if newest.get("device_share") else "less than"
             return [
                 Claim(
-                    f"a emulated device with room for {share} the model: tokens/s beside the best other pipeline",
+                    f"an emulated device with memory for {share} the model: tokens/s compared with "
+                    "the best other pipeline",
                     f"{best}: {spread_text(speeds[best][1]['tokens_per_s'])}",
                     f"{other}: {spread_text(speeds[other][1]['tokens_per_s'])}",
                     f"{speeds[best][0] / speeds[other][0]:.2f}",
@@ -227,7 +229,7 @@ def _serving(records: list[Record]) -> list[Claim]:
     ours, padded = ([pair[name]["summary"]["tokens_per_s"] for pair in chosen] for name in ("continuous", "static"))
     return [
         Claim(
-            f"serving, {rate:g} arrivals/s: tokens/s beside padded batches on the same kernels",
+            f"serving, {rate:g} arrivals/s: tokens/s compared with padded batches on the same kernels",
             spread_text(ours),
             spread_text(padded),
             spread_text([one / other for one, other in zip(ours, padded, strict=True)], 2),
@@ -251,7 +253,7 @@ def _served_beside(records: list[Record]) -> list[Claim]:
     if len(newest) < 2:
         return []
     ours, theirs = (newest[name]["summary"]["tokens_per_s"] for name in ("moeflow int8", "llama.cpp q8_0"))
-    text = f"over HTTP, {rate:g} arrivals/s, int8: tokens/s beside llama.cpp's server"
+    text = f"over HTTP, {rate:g} arrivals/s, int8: tokens/s compared with llama.cpp's server"
     return [Claim(text, f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}", "Serving", newest["moeflow int8"])]
 
 
@@ -265,7 +267,8 @@ def _padding(records: list[Record]) -> list[Claim]:
             job = first["workload"]
             return [
                 Claim(
-                    f"a job of {job['num_requests']} prompts, {job['num_new']} new: tokens/s beside padded batches",
+                    f"a job of {job['num_requests']} prompts, {job['num_new']} new: tokens/s "
+                    "compared with padded batches",
                     f"{ours:.1f}",
                     f"{padded:.1f}",
                     f"{ours / padded:.2f}",
@@ -284,7 +287,7 @@ def _beside_job(records: list[Record]) -> list[Claim]:
         percentile([value for record in beside for value in record[part]["per_token_s"]], 99) * 1000
         for part in ("interactive_alone", "interactive_beside_job")
     )
-    text = "interactive requests beside a batch job: p99 of ms per token, beside alone"
+    text = "interactive requests next to a batch job: p99 of ms per token, compared with alone"
     return [Claim(text, f"{together:.1f}", f"{alone:.1f}", f"{together / alone:.2f}", "Batch jobs", beside[0])]
 
 
@@ -295,7 +298,7 @@ def _quality(records: list[Record]) -> list[Claim]:
         newest.setdefault((record["weight_format"] + by_importance, record["model"]), record)
     return [
         Claim(
-            f"perplexity in {weights} beside {record['reference_format']} ({model})",
+            f"perplexity in {weights} compared with {record['reference_format']} ({model})",
             f"{record['perplexity']:.3f}",
             f"{record['reference_perplexity']:.3f}",
             f"{1 + record['change_percent'] / 100:.4f} (± {record['change_error_percent'] / 100:.4f})",
@@ -309,7 +312,7 @@ def _quality(records: list[Record]) -> list[Claim]:
 def _accuracy(records: list[Record]) -> list[Claim]:
     return [
         Claim(
-            f"plans: median error of {len(speed_errors(record))} speeds beside what was measured",
+            f"plans: median error of {len(speed_errors(record))} speeds, compared with measurements",
             f"{statistics.median(speed_errors(record)):.1%}",
             "0%",
             f"at most {max(speed_errors(record)):.1%}",
@@ -326,7 +329,7 @@ def _grid(records: list[Record]) -> list[Claim]:
         best = max(rates, key=lambda point: statistics.median(rates[point]))
         return [
             Claim(
-                f"the plan beside the best of {len(rates)} settings: tokens/s",
+                f"the plan compared with the best of {len(rates)} settings: tokens/s",
                 spread_text(rates[CHOSEN]),
                 spread_text(rates[best]),
                 f"{share_of_best(record):.2f}",
@@ -360,7 +363,7 @@ def _cache(records: list[Record]) -> list[Claim]:
             ours, plain = (statistics.median(row[name]) * 1e3 for name in ("slots_s", "resident_s"))
             return [
                 Claim(
-                    "an expert cache that holds all experts: ms a step beside the resident model",
+                    "an expert cache that holds all experts: ms per step compared with the resident model",
                     f"{ours:.2f}",
                     f"{plain:.2f}",
                     f"{cache_ratio(row):.3f}",
@@ -374,7 +377,7 @@ def _cache(records: list[Record]) -> list[Claim]:
 def _trace(records: list[Record]) -> list[Claim]:
     for record in records[:1]:
         traced, plain = (statistics.median(record[name]) * 1e3 for name in ("traced_s", "plain_s"))
-        text = "`--trace`: ms a pass beside passes without"
+        text = "`--trace`: ms per pass compared with passes without it"
         return [Claim(text, f"{traced:.3f}", f"{plain:.3f}", f"{traced / plain:.3f}", "What a trace costs", record)]
     return []
 

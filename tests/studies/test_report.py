@@ -81,7 +81,7 @@ def test_families_share_a_table_and_commands_say_whose_they_are(tmp_path):
     assert [source.split("torch 2.13.0. ")[1].split("\n")[0] for source in sources] == ["llama.", "mixtral."]
     assert ["to be measured again" in source.split("torch")[0] for source in sources] == [False, True]
     assert "**mine, float32, tokens/s" in page
-    claim = "decode, batch 1, bfloat16, 2 families' random models: tokens/s beside transformers"
+    claim = "decode, batch 1, bfloat16, 2 families' random models: tokens/s compared with transformers"
     assert rows_of(page, "In short")[claim][:3] == ["25.0 (20.0-30.0)", "10.0 (10.0-10.0)", "2.50 (2.00-3.00)"]
     assert "[2026-01-31, uncommitted changes](#transformers-generate)" in page
 
@@ -168,24 +168,28 @@ def test_claims_open_the_page_with_figures_of_their_records(tmp_path):
     assert page.index("**In short: Abacus, 2 cores, 24 GiB**") < page.index("## How it is measured")
     found = {claim: cells[:3] for claim, cells in rows_of(page, "In short").items()}
     assert found == {
-        "decode, batch 1, bfloat16: tokens/s beside what memory bandwidth allows (mine)": [
+        "decode, batch 1, bfloat16: tokens/s compared with the limit of memory bandwidth (mine)": [
             "50.0 (40.0-60.0)",
             "200.0",
             "0.25 (0.20-0.30)",
         ],
-        "serving, 4 arrivals/s: tokens/s beside padded batches on the same kernels": [
+        "serving, 4 arrivals/s: tokens/s compared with padded batches on the same kernels": [
             "30.0 (30.0-30.0)",
             "15.0 (10.0-20.0)",
             "2.25 (1.50-3.00)",
         ],
-        "a job of 80 prompts, 32 new: tokens/s beside padded batches": ["300.0", "100.0", "3.00"],
-        "interactive requests beside a batch job: p99 of ms per token, beside alone": ["40.0", "20.0", "2.00"],
-        "perplexity in int8 beside float32 (mine)": ["10.100", "10.000", "1.0100 (± 0.0020)"],
-        "plans: median error of 3 speeds beside what was measured": ["20.0%", "0%", "at most 30.0%"],
-        "the plan beside the best of 3 settings: tokens/s": ["50.0 (45.0-55.0)", "50.0 (45.0-55.0)", "1.00"],
+        "a job of 80 prompts, 32 new: tokens/s compared with padded batches": ["300.0", "100.0", "3.00"],
+        "interactive requests next to a batch job: p99 of ms per token, compared with alone": ["40.0", "20.0", "2.00"],
+        "perplexity in int8 compared with float32 (mine)": ["10.100", "10.000", "1.0100 (± 0.0020)"],
+        "plans: median error of 3 speeds, compared with measurements": ["20.0%", "0%", "at most 30.0%"],
+        "the plan compared with the best of 3 settings: tokens/s": ["50.0 (45.0-55.0)", "50.0 (45.0-55.0)", "1.00"],
         "`--memory`: the most that 2 runs held, as a share of the limit": ["99.0%", "100%", "0.945 (0.900-0.990)"],
-        "an expert cache that holds all experts: ms a step beside the resident model": ["11.00", "10.00", "1.100"],
-        "`--trace`: ms a pass beside passes without": ["20.200", "20.000", "1.010"],
+        "an expert cache that holds all experts: ms per step compared with the resident model": [
+            "11.00",
+            "10.00",
+            "1.100",
+        ],
+        "`--trace`: ms per pass compared with passes without it": ["20.200", "20.000", "1.010"],
     }
     headings = {line.lstrip("# ") for line in page.splitlines() if line.startswith("### ")}
     anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -234,7 +238,7 @@ def peers_record(name: str = "decode, batch 1", ours: float = 25.0, foreign: flo
 def test_what_others_disturbed_is_no_claim(tmp_path):
     for foreign, is_there in ((0.05, True), (0.2, False)):
         page = write_page(tmp_path, peers_record(foreign=foreign))
-        row = "| decode, batch 1, int8: tokens/s beside llama.cpp on the same file | 25.0 (20.0-30.0) |"
+        row = "| decode, batch 1, int8: tokens/s compared with llama.cpp on the same file | 25.0 (20.0-30.0) |"
         assert (row in page) == is_there
 
 

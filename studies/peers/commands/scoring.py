@@ -32,7 +32,7 @@ _FILES = {WIDENED: "widened-{}.gguf", RANDOM: model.FILE}
 @click.option("--format", "formats", type=click.Choice(tuple(LLAMA_NAMES)), multiple=True, help="Default: all.")
 @click.option("--peer", "peers", type=click.Choice(GGUF_PEERS), multiple=True, default=("llama",), show_default=True)
 @click.option("--tokens", type=click.IntRange(2), default=8192, show_default=True, help="Of text.")
-@click.option("--exact/--no-exact", "is_exact", default=True, help="Beside transformers in float32 as well.")
+@click.option("--exact/--no-exact", "is_exact", default=True, help="Compare with transformers in float32, too.")
 @threads_option
 @isa_option
 @out_option
