@@ -85,7 +85,7 @@ def main(
 
 
 def table(record: Record) -> Table:
-    """Return steps with a schema beside those without."""
+    """Compare steps with and without a schema."""
     rows = []
     for row in record["rows"]:
         plain, formed = ([value * 1e3 for value in row[name]] for name in ("plain_s", "formed_s"))

@@ -96,7 +96,7 @@ class Answers:
         return elapsed_s
 
     def finish(self) -> dict[str, list[int]]:
-        """Run what is left and return all tokens."""
+        """Run the remaining steps and return all tokens."""
         while self.engine.has_work:
             self.step()
         return self.tokens
@@ -180,7 +180,7 @@ def ratio(row: dict[str, Any]) -> float:
 
 
 def table(record: Record) -> Table:
-    """Return steps with a cache beside those without."""
+    """Compare steps with and without a cache."""
     rows = [
         (
             f"{row['num_slots']} of {row['num_experts']} in slots, batch {row['batch_size']}",

@@ -11,8 +11,8 @@ Requests stand in the middle of their answers: keys and values of 32 to 128 toke
 pipelines, and each step decodes one token of each. Pipelines take turns, round after round; all must give the same
 tokens. Zero-inference keeps keys and values on the device, so that fewer requests fit: as many as do. A turn is whole
 passes with sampling; the first of each are not counted, and one in which real work was late by more than the emulation
-can hide (another program took the processor) is made again. Link idle is the share of a turn in which nothing goes to
-the device.
+can hide (another program took the processor) is made again. Link idle is the share of a turn without transfers to the
+device.
 
     python -m studies.pipelines MODEL --quantize int4 --device-share 0.26 --host-share 2.06 \\
         --pipeline cgopipe+host:48 --pipeline cgopipe:32 --pipeline fastdecode:128 \\
@@ -156,7 +156,7 @@ class Runner:
 
 
 def made_up_kv(model: CausalLM, config: EngineConfig) -> KVStorage:
-    """Return keys and values of nobody's text."""
+    """Return keys and values that belong to no text."""
     shape = model.config
     kv = KVStorage(
         layers=range(shape.num_layers),
@@ -326,7 +326,7 @@ def undisturbed(runner: Runner, num_steps: int, name: str) -> list[Turn]:
 
 
 def give_back(runners: list[Runner]) -> None:
-    """Have a GPU's memory free for those that come next."""
+    """Free a GPU's memory for the next pipelines."""
     runners.clear()
     gc.collect()
     if torch.cuda.is_available():

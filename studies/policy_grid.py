@@ -77,7 +77,7 @@ def _run(settings: Settings, job: Job) -> float:
     engine = Engine.load(resolve(settings).config)
     try:
         text = other_text(Tokenizer.load(str(settings.model)))
-        _answer(engine, dataclasses.replace(job, gen_len=2), text)  # what is done once is not counted
+        _answer(engine, dataclasses.replace(job, gen_len=2), text)  # work done only once is not counted
         start = time.perf_counter()
         _answer(engine, job, text)
         return job.num_tokens / (time.perf_counter() - start)

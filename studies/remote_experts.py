@@ -178,7 +178,7 @@ def answers(engine: Engine, prompts: list[list[int]], num_new: int) -> dict[str,
 
 
 def measure(disk: Head, remote: Head, rounds: int, seed: int) -> list[dict[str, Any]]:
-    """Return what each case takes in each round, from disk and with a lender, in turns."""
+    """Return each case's time in each round, alternately from disk and with a lender."""
     chance = random.Random(seed)
     rows = []
     cases = [("prefill", 1, PROMPT, 1), *((f"decode at {batch}", batch, 8, NUM_NEW) for batch in BATCHES)]

@@ -132,7 +132,7 @@ def start(model: Path, folder: Path, bias: float) -> Children:
 def main(
     bias: tuple[float, ...], requests: tuple[int, ...], tokens: int, micro_batches: tuple[int, ...], repeats: int
 ) -> None:
-    """Generate with each number of micro-batches in turn."""
+    """Generate with each number of micro-batches, one after another."""
     rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory() as place:
         write_model(Path(place) / "model")

@@ -58,7 +58,7 @@ class Attack:
     body: bytes
 
     def run(self, address: str, until: float) -> Counter[str]:
-        """Send it; return what was answered."""
+        """Send it; return the answer."""
         answers: Counter[str] = Counter()
         while time.monotonic() < until:
             answers[_send(address, self.path, self.body)[0]] += 1
@@ -72,7 +72,7 @@ class ChainAttack:
     name: str
 
     def run(self, address: str, until: float) -> Counter[str]:
-        """Store the conversation, then send requests; return what was answered."""
+        """Store the conversation, then send requests; return the answer."""
         answers: Counter[str] = Counter()
         previous_id: str | None = None
         for size in (NUM_ITEMS, NUM_ITEMS, 0):

@@ -57,7 +57,7 @@ def _none_fits(at: ExpectedLayer, estimates: Mapping[str, LayoutEstimate]) -> st
 
 
 def _reason(best: LayoutEstimate, others: Sequence[LayoutEstimate]) -> str:
-    """Say how far ahead the best is of the next, and by what most."""
+    """Return how far ahead the best is of the next, and by what most."""
     if not others:
         return f"{format_seconds(best.seconds)} a layer, and no other fits"
     second = others[0]

@@ -22,7 +22,7 @@ EXIT_S = 10.0
 
 
 class EngineProcess:
-    """Loads at once. Outside `ask` the process stands still, so that its threads' spinning disturbs nobody.
+    """Loads at once. Outside `ask` the process stands still, so that its threads' spinning disturbs no other process.
 
     `first` is what it told of its start: load_s, first_token_s, start_s, resident_mib, foreign_cpu.
 

@@ -47,7 +47,7 @@ class _Clock:
 
     @property
     def left_s(self) -> float:
-        """What is left of the time."""
+        """The remaining time."""
         return self._until_s - time.monotonic()
 
     def tick(self) -> None:

@@ -34,7 +34,7 @@ class Answer:
 
 
 class SpeculationRun:
-    """The engines, and what they made of the prompts."""
+    """The engines, and their results for the prompts."""
 
     def __init__(self, config: EngineConfig, *, new_tokens: int, temperature: float, sizes: Sequence[int] = ()) -> None:
         """Load the model; `sizes` are numbers of drafted tokens at which trees and chains are compared.
