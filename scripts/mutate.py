@@ -1,4 +1,4 @@
-"""Draws small mistakes in a folder of the package and says which of them its tests do not notice.
+"""Draws small mistakes in a folder of the package and lists those that its tests do not notice.
 
 A mistake exists only in the memory of the process that runs the tests: an import hook hands it the changed module, and
 no file is written. So nothing has to be put back, whatever happens, but processes that a test starts run the true code.
@@ -141,7 +141,7 @@ def _be_the_tests(mutant: Mutant | None, options: Sequence[str], output: int) ->
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     always = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
-    always += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported already
+    always += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of modules that are imported already
     status = 1
     try:
         status = int(pytest.main([*always, *options]))

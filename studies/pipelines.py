@@ -21,8 +21,8 @@ device.
     python -m studies.pipelines FOLDER --quantize int4 --device emulated:1GiB,0.3,t4 --device-share 0.17 \\
         --host-share 2.06 --out docs/studies/results/pipelines.jsonl
 
-On a GPU, whose memory is capped, they come one after the other, each with buffers of its own. There computing in
-bfloat16 rounds otherwise in other micro-batches: the share of equal tokens is said instead. Its "device idle" is time
+On a GPU, whose memory is capped, they come one after the other, each with buffers of its own. There bfloat16 rounds
+differently in other micro-batches: the share of equal tokens is given instead. Its "device idle" is time
 in which nothing is launched, and it is as yet untried:
 
     python -m studies.hollow_model mixtral-8x7b FOLDER
@@ -302,7 +302,7 @@ def cases(pipelines: Sequence[str], micro_batches: Sequence[int]) -> Iterator[tu
 
 
 def take_turns(runners: Sequence[Runner], num_steps: int, num_rounds: int) -> list[list[Turn]]:
-    """Return each runner's turns, the first of which warmed it up and is left out."""
+    """Return each runner's turns without the first, which warmed it up."""
     turns: dict[int, list[Turn]] = {which: [] for which in range(len(runners))}
     for number, which in interleaved(list(turns), num_rounds + 1):
         steps = num_steps if number else WARM_UP_STEPS.get(runners[which].pipeline, 1)

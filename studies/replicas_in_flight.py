@@ -62,7 +62,7 @@ def write_model(folder: Path) -> None:
 
 
 def bias_routers(engine: Engine, bias: float) -> None:
-    """Have routers prefer a quarter of the experts, the first and the last of layers in turn."""
+    """Have routers prefer a quarter of the experts, the first and the last of layers alternately."""
     layers: Any = engine._runner.model.layers  # type: ignore[attr-defined]
     for number, layer in enumerate(layers):
         block: MoE = layer.mlp

@@ -65,7 +65,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Built:
-    """Peers that no registry has, built from their sources by whoever measures."""
+    """Peers that no registry has; the user builds them from source."""
 
     bigmoe: Path | None = None  # the program
     bigmoe_options: tuple[str, ...] = ()

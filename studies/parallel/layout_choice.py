@@ -19,7 +19,7 @@ class LayoutChoice:
 
     best: LayoutEstimate | None  # None: no layout fits
     reason: str  # with the figures that decided
-    estimates: Mapping[str, LayoutEstimate]  # of all layouts, those that do not fit too
+    estimates: Mapping[str, LayoutEstimate]  # of all layouts, including any that do not fit
     doubled: Mapping[str, LayoutEstimate]  # the same on twice the ranks
 
     @property

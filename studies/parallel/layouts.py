@@ -107,7 +107,7 @@ class WholeExperts:
 
 
 class PaddedExperts:
-    """Whole experts of this rank, each of which gets the same number of rows from every rank."""
+    """Whole experts of this rank; each gets the same number of rows from every rank."""
 
     def __init__(self, own: Sequence[PackedExperts], num_held: Sequence[int], capacity: int | None) -> None:
         """Take experts one by one, how many each rank has, and C; None: the largest load."""

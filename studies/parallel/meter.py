@@ -1,7 +1,7 @@
 """A rank's group, watched: processor time and bytes sent of each section of a layer.
 
 Processor time is this thread's alone, so that ranks that share cores measure what each would take with a core of its
-own. Every section begins at a barrier; what is spent waiting there counts for none. Within a collective a waiting rank
+own. Every section begins at a barrier; time spent waiting there counts for none. Within a collective a waiting rank
 spins for about 50 microseconds before it sleeps, and these do count.
 """
 

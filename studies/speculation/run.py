@@ -1,4 +1,4 @@
-"""Latency with speculators beside incremental decoding, prompt by prompt, in turns.
+"""Latency with speculators and with incremental decoding, alternately, prompt by prompt.
 
 All answer with engines over one loaded model; that the tokens are the same is checked. What counts is the time of a
 token after the first: prompts take as long either way.
@@ -71,7 +71,7 @@ class SpeculationRun:
         return [self._fields(number, found) for number in range(1, len(self._arms))]
 
     def begin_round(self) -> None:
-        """Have all forget what they have answered."""
+        """Have all forget their answers."""
         for arm in self._arms:
             arm.begin_round()
 
