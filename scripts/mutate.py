@@ -54,7 +54,7 @@ class Mutant:
 
 
 class MutantImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module of the package as a mutant has it."""
+    """Imports one module of the package in its mutated form."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant

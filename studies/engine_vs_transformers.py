@@ -5,7 +5,7 @@ and without stopping at end-of-sequence, in turns (ours, theirs, ours, theirs, .
 machine hits both alike. A row is the whole call: prefill and decode. Prompts are random tokens, new ones for
 every repetition, so that no prefix is ever reused. Of an encoder-decoder they are what is encoded
 (`random_switch.py` writes one; `random_family.py` models of all other families). Before each repetition the memory's
-bandwidth is measured, which with the bytes that a row reads at least says what no engine can exceed.
+bandwidth is measured. With the least bytes that a row reads, it gives the limit for any engine.
 
     python -m studies.engine_vs_transformers MODEL_FOLDER --dtype float32 --out results.jsonl
 """

@@ -61,7 +61,7 @@ def over_slots(config: EngineConfig, quantize: str | None, percent: int, policy:
 
 
 def prompts_of(model: str) -> list[list[int]]:
-    """Cut a piece out of each of several texts, which every batch takes in turns."""
+    """Cut a piece out of each of several texts; every batch alternates between the texts."""
     texts = calibration_text(Tokenizer.load(model).encode).fitting
     pieces = range(0, min(map(len, texts)) - PROMPT_TOKENS, PROMPT_TOKENS)
     return [text[start : start + PROMPT_TOKENS] for start in pieces for text in texts]

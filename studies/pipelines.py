@@ -182,7 +182,7 @@ def load(config: EngineConfig) -> CausalLM:
 
 
 def max_requests(costs: ModelCosts, host_bytes: float, context: int) -> int:
-    """Return for how many requests the host has room, beside all weights and two layers that are staged."""
+    """Return how many requests fit on the host, in addition to all weights and two staged layers."""
     staged = 2 * costs.experts_bytes / costs.shape.num_layers
     return int((host_bytes - costs.model_bytes - staged) / (context * costs.kv_bytes))
 

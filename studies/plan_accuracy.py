@@ -78,7 +78,7 @@ def speed_errors(record: Record) -> list[float]:
 
 
 def table(record: Record) -> Table:
-    """Return predicted and measured values of all cases."""
+    """Return predicted and measured values in all cases."""
     rows = []
     for case, found in check_rows(record).items():
         for row in found:

@@ -37,7 +37,7 @@ NUM_FIRST = 40
 
 
 def measure(engine: Engine, runner: ModelRunner) -> dict[bool, list[float]]:
-    """Return the seconds of passes that were taken down, and of those that were not."""
+    """Return the seconds of passes with and without recording."""
     assert runner._experts is not None, "nothing comes from disk under this limit"
     pool, row = runner._experts.pool, runner._row
     spanned = pool.spanned

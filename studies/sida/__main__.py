@@ -106,7 +106,7 @@ def sida(
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """Measure what it is worth to know a text's experts beforehand.
+    """Measure the gain from knowing a text's experts beforehand.
 
     MODEL is a classifier's folder, as `moeflow train classifier` makes it.
     """

@@ -133,7 +133,7 @@ class Arm:
 
 
 def make_arms(config: EngineConfig, runner: Runner, sizes: Sequence[int]) -> list[Arm]:
-    """Return the engine that does not draft, then those that do. Raises: CheckpointError, CapacityError."""
+    """Return the engine that does not draft, then the drafting engines. Raises: CheckpointError, CapacityError."""
     pool = load_speculators(config, runner)
     arms = [Arm("none", config, runner, (), None)]
     arms += [Arm(one.name, config, runner, _own(one), None) for one in pool]

@@ -78,7 +78,7 @@ class SpeculationRun:
     def answers(
         self, prompt: Prompt, number: int, first: int, on_step: Callable[[], None] = lambda: None
     ) -> tuple[Answer, ...]:
-        """Return all arms' answers to a prompt, that without drafts first; who begins is told by `first`.
+        """Return all arms' answers to a prompt, that without drafts first; `first` selects the arm that begins.
 
         Raises: EngineError if a pass fails, or if the tokens differ.
         """

@@ -138,7 +138,7 @@ def memory_mib(pid: int) -> dict[str, float]:
 
 
 class FollowClock:
-    """Times a prompt and the tokens after it, in this process, and counts what comes from disk meanwhile."""
+    """Times a prompt and the tokens after it, in this process, and counts the bytes read from disk meanwhile."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[float, int]] = []
