@@ -1,7 +1,7 @@
 """Draws small mistakes in a folder of the package and lists those that its tests do not notice.
 
 A mistake exists only in the memory of the process that runs the tests: an import hook hands it the changed module, and
-no file is written. So nothing has to be put back, whatever happens, but processes that a test starts run the true code.
+no file is written. So nothing ever has to be restored. But processes that a test starts run the true code.
 torch and its like are imported once, and each run of the tests is a fork of that.
 """
 

@@ -1,8 +1,8 @@
 """Claim: a model whose experts are in the slots of a cache, all of them, decodes as fast as one that knows no cache.
 
-The same model twice in one process: resident, and over slots. Both answer the same prompts, step by step in turns, each
-first in every other turn, so that whatever else the machine does hits both alike; their tokens must agree. The ratio is
-the median over pairs of neighbouring steps. With fewer slots than experts the rest comes from disk.
+The same model twice in one process: resident, and over slots. Both answer the same prompts and alternate step by step;
+each is first in every other turn. So any other load hits both alike. Their tokens must agree. The ratio is the median
+over pairs of neighbouring steps. With fewer slots than experts the rest comes from disk.
 
     python -m studies.expert_cache_overhead --slots 100 --slots 50 --batch 1 --batch 8
 """

@@ -2,8 +2,8 @@
 
 Starts `moeflow serve`, keeps a few streams running, asks `/health` fifty times a second, and has several clients
 send one kind of large body after another, each as large as the server takes. Two more attacks send little: requests
-that follow a long conversation of stored responses, and connections that send nothing. Latencies count from when a
-probe was due, not from when it could be sent, so a freeze of seconds is not one bad sample among many good ones. Probes
+that follow a long conversation of stored responses, and connections that send nothing. Latencies count from a probe's
+due time, not from its sending. So a freeze of seconds is not one bad sample among many good ones. Probes
 take turns on several connections, so that none waits for the answer to the one before; attackers have processes of
 their own, so that what is measured is the server's delay and not theirs.
 

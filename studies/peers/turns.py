@@ -1,4 +1,4 @@
-"""Engines measured in turns: ours, a peer, the next, ours, ... so that a drift of the machine hits all alike."""
+"""Engines measured alternately: ours, a peer, the next, ours, ... so that a drift of the machine hits all alike."""
 
 from __future__ import annotations
 
