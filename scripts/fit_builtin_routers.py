@@ -2,8 +2,8 @@
 
     python scripts/fit_builtin_routers.py
 
-To be run after a change of the built-in model's recipe, its calibration text or its source: until then the model is
-made with routers fitted on the user's machine, which takes minutes instead of seconds.
+Run it after a change of the built-in model's recipe, its calibration text or its source. Until then routers are fitted
+on the user's machine, which takes minutes instead of seconds.
 """
 
 from __future__ import annotations

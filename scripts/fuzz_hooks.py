@@ -28,7 +28,7 @@ _validators: dict[str, jsonschema_rs.Validator] = {}  # by path
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
-    """Mend a body, whichever phase it comes from."""
+    """Repair a body from any phase."""
     if case.media_type == "multipart/form-data" and isinstance(case.body, dict):
         _show_fields(case)
     if case.media_type != "application/json" or not isinstance(case.body, dict):
@@ -207,7 +207,7 @@ def _validator(operation: Any) -> jsonschema_rs.Validator:
 
 
 def _shorten(body: dict[str, Any]) -> None:
-    """Leave out what comes last of what would be too long a prompt; its lists may be equally long."""
+    """Cut the end of an overlong prompt; its lists may be equally long."""
     parts = {name: body[name] for name in PROMPT_PARTS if body.get(name) is not None}
     lists = {name: part for name, part in parts.items() if isinstance(part, list)}
     room = MOST_CHARS - sum(len(json.dumps(parts[name])) for name in parts.keys() - lists)
@@ -258,7 +258,7 @@ def _unnamed_kind(tool: Any) -> str | None:
 
 def _mend_tools(body: dict[str, Any]) -> None:
     tools = body.get("tools")
-    if isinstance(tools, list):  # what is drawn may have the same tool twice
+    if isinstance(tools, list):  # a drawn request may have the same tool twice
         tools = body["tools"] = [
             copy.deepcopy(tool) for number, tool in enumerate(tools) if not _is_repeated(tool, tools[:number])
         ]

@@ -2,7 +2,7 @@
 
 An edit replaces the text of one node, so all else of the file stays as it is written. Left out is what no test should
 notice: texts, messages and logging, type hints, decorators, assertions, tolerances, and constants marked `Final`, which
-are chosen or measured. Some of what is left still changes nothing; only a reader can tell.
+are chosen or measured. Some of the remaining mutants still change nothing; only a reader can tell.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_type(node: ast.BinOp) -> bool:
-    """Say whether it is `A | None`, written outside of an annotation."""
+    """Return whether it is `A | None`, written outside of an annotation."""
     right = node.right
     is_none = isinstance(right, ast.Constant) and right.value is None
     is_class = isinstance(right, ast.Name) and right.id[0].isupper() and not right.id.isupper()

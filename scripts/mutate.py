@@ -1,7 +1,7 @@
-"""Draws small mistakes in a folder of the package and says which of them its tests do not notice.
+"""Draws small mistakes in a folder of the package and lists those that its tests do not notice.
 
 A mistake exists only in the memory of the process that runs the tests: an import hook hands it the changed module, and
-no file is written. So nothing has to be put back, whatever happens, but processes that a test starts run the true code.
+no file is written. So nothing ever has to be restored. But processes that a test starts run the true code.
 torch and its like are imported once, and each run of the tests is a fork of that.
 """
 
@@ -54,7 +54,7 @@ class Mutant:
 
 
 class MutantImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module of the package as a mutant has it."""
+    """Imports one module of the package in its mutated form."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
@@ -141,7 +141,7 @@ def _be_the_tests(mutant: Mutant | None, options: Sequence[str], output: int) ->
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     always = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
-    always += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported already
+    always += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of modules that are imported already
     status = 1
     try:
         status = int(pytest.main([*always, *options]))

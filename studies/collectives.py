@@ -64,7 +64,7 @@ def there_and_back(connection: socket.socket | None, rank: int, sent: memoryview
 
 
 def measure(group: SharedMemoryGroup, tcp: TcpGroup, plain: socket.socket | None) -> Times:
-    """Gather tensors of every size, all ways in turns."""
+    """Gather tensors of every size, alternating between all ways."""
     times: Times = {}
     for num_bytes in SIZES:
         tensor = torch.full((num_bytes // 4,), float(group.rank))
@@ -82,7 +82,7 @@ def measure(group: SharedMemoryGroup, tcp: TcpGroup, plain: socket.socket | None
 
 
 def timed(group: SharedMemoryGroup, call: Callable[[], object]) -> float:
-    """Time a call that all ranks begin together."""
+    """Time a call that all ranks begin at the same time."""
     group.barrier("turn")
     return seconds(call)
 
@@ -102,7 +102,7 @@ def plain_connection(rank: int, connection: Connection) -> socket.socket | None:
 
 
 def run_rank(rank: int, connection: Connection, rendezvous: str) -> None:
-    """Be a rank: join all groups and measure; rank 0 sends what it measured."""
+    """Run a rank: join all groups and measure; rank 0 sends the measurements."""
     torch.set_num_threads(1)
     descriptor = reduction.recv_handle(connection)
     process_ids = connection.recv()

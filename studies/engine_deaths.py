@@ -33,7 +33,7 @@ from studies.harness.records import publish
 from studies.harness.server import Server, serving
 
 ABORT_OPTIONS = ["--max-num-seqs", "32", "--kv-cache", "256MiB"]  # all of it is in use after the first tenth
-PAUSE_LIMIT_S = 3.0  # beyond the time in which the engine is ready again
+PAUSE_LIMIT_S = 3.0  # beyond the time until the engine is ready again
 GROWTH_LIMIT_BYTES = 32 * 2**20  # from the first tenth of the aborts to their end, and over all restarts
 MAX_WAIT_S = 600.0  # for a line of a stream: some wait for a place while the engine is killed again and again
 WORDS = ("the", "river", "stone", "quick", "light", "under", "seven", "green", "morning", "window", "engine", "answer")

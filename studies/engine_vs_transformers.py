@@ -1,11 +1,11 @@
 """Claim: the engine is not slower than transformers' own `generate` at batch 1, and faster at 8 and 32.
 
-Both run the same checkpoint in the same process, in the same type, with the same number of threads, greedily
-and without stopping at end-of-sequence, in turns (ours, theirs, ours, theirs, ...), so that a drift of the
-machine hits both alike. A row is the whole call: prefill and decode. Prompts are random tokens, new ones for
-every repetition, so that no prefix is ever reused. Of an encoder-decoder they are what is encoded
-(`random_switch.py` writes one; `random_family.py` models of all other families). Before each repetition the memory's
-bandwidth is measured, which with the bytes that a row reads at least says what no engine can exceed.
+Both run the same checkpoint in the same process, in the same type, with the same number of threads, greedily and
+without stopping at end-of-sequence. They alternate (ours, theirs, ours, theirs, ...), so that a drift of the machine
+hits both alike. A row is the whole call: prefill and decode. Prompts are random tokens, new ones for every repetition,
+so that no prefix is ever reused. Of an encoder-decoder they are what is encoded (`random_switch.py` writes one;
+`random_family.py` models of all other families). Before each repetition the memory's bandwidth is measured. With the
+least bytes that a row reads, it gives the limit for any engine.
 
     python -m studies.engine_vs_transformers MODEL_FOLDER --dtype float32 --out results.jsonl
 """

@@ -1,8 +1,8 @@
 """Claim: a model whose experts are in the slots of a cache, all of them, decodes as fast as one that knows no cache.
 
-The same model twice in one process: resident, and over slots. Both answer the same prompts, step by step in turns, each
-first in every other turn, so that whatever else the machine does hits both alike; their tokens must agree. The ratio is
-the median over pairs of neighbouring steps. With fewer slots than experts the rest comes from disk.
+The same model twice in one process: resident, and over slots. Both answer the same prompts and alternate step by step;
+each is first in every other turn. So any other load hits both alike. Their tokens must agree. The ratio is the median
+over pairs of neighbouring steps. With fewer slots than experts the rest comes from disk.
 
     python -m studies.expert_cache_overhead --slots 100 --slots 50 --batch 1 --batch 8
 """
@@ -61,7 +61,7 @@ def over_slots(config: EngineConfig, quantize: str | None, percent: int, policy:
 
 
 def prompts_of(model: str) -> list[list[int]]:
-    """Cut a piece out of each of several texts, which every batch takes in turns."""
+    """Cut a piece out of each of several texts; every batch alternates between the texts."""
     texts = calibration_text(Tokenizer.load(model).encode).fitting
     pieces = range(0, min(map(len, texts)) - PROMPT_TOKENS, PROMPT_TOKENS)
     return [text[start : start + PROMPT_TOKENS] for start in pieces for text in texts]
@@ -96,7 +96,7 @@ class Answers:
         return elapsed_s
 
     def finish(self) -> dict[str, list[int]]:
-        """Run what is left and return all tokens."""
+        """Run the remaining steps and return all tokens."""
         while self.engine.has_work:
             self.step()
         return self.tokens
@@ -180,7 +180,7 @@ def ratio(row: dict[str, Any]) -> float:
 
 
 def table(record: Record) -> Table:
-    """Return steps with a cache beside those without."""
+    """Compare steps with and without a cache."""
     rows = [
         (
             f"{row['num_slots']} of {row['num_experts']} in slots, batch {row['batch_size']}",

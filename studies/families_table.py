@@ -46,7 +46,7 @@ def is_family(record: Record) -> bool:
 
 
 def case_of(record: Record, name: str) -> Mapping[str, Any]:
-    """Return what was measured of a case."""
+    """Return the measurements of a case."""
     return next(case for case in record["cases"] if case["name"] == name)
 
 
@@ -66,7 +66,7 @@ def floor(record: Record, name: str) -> float | None:
 
 
 def _note(records: Sequence[Record]) -> str:
-    """Say what a row is."""
+    """Describe a row."""
     cases = [case_of(record, name) for record in records for name in CASES]
     equal, all_answers = (sum(int(case["equal_answers"].split("/")[part]) for case in cases) for part in (0, 1))
     about = cases[0]

@@ -105,7 +105,7 @@ def transformers_layer(implementation: str, gate_up: torch.Tensor, down: torch.T
 
 
 def measure(layers: dict[str, list[Layer]], num_tokens: int, weights: str, repeats: int) -> dict[str, Any]:
-    """Return the microseconds of a call, of each implementation in turns; the first turn is a warm-up."""
+    """Return the microseconds of a call, alternating between implementations; the first turn is a warm-up."""
     inputs = Inputs.random(num_tokens)
     arguments = {name: cast(inputs, "float32" if name == OURS else weights) for name in layers}
     names = [name for name in layers if name != BATCHED or num_tokens <= BATCHED_LIMIT]

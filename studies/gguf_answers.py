@@ -1,8 +1,8 @@
 """Claim: by default a GGUF file answers as its own weights say, in whatever format it stores them.
 
 Takes a real file as it is, and the same model stored anew in each format by gguf's own writer. The reference is
-transformers' model in float64 with the weights that gguf's own `dequantize` reads from that very file, so what
-differs is what moeflow rounds on the way. Measured are: over texts, the Kullback-Leibler divergence of the next token's
+transformers' model in float64 with the weights that gguf's own `dequantize` reads from that very file, so differences
+come from moeflow's rounding. Measured are: over texts, the Kullback-Leibler divergence of the next token's
 distribution, how often the likeliest token is the same, and perplexity; over questions, whether whole greedy answers
 are the same.
 

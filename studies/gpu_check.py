@@ -9,7 +9,7 @@ Steps, each in a process of its own, so that one that fails or hangs leaves the 
     pipelines  `studies/pipelines.py` on it, once for each size of the GPU's memory
 
 Needs torch, transformers (for what it brings along: click, rich, numpy) and safetensors; what else is missing is
-replaced (`stand_ins.py`). The file is rewritten after each step. Without a GPU it says what it would run.
+replaced (`stand_ins.py`). The file is rewritten after each step. Without a GPU it lists the steps that it would run.
 
     scripts/gpu-check --out gpu-check.json
 """
@@ -62,7 +62,7 @@ MIDDLE = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
 CUTS = ((3, 0.4), (1, 0.0), (1000, 1.0))  # micro-batches, and the share of experts that stay
 PROMPT_LENS = (5, 1, 60, 17, 33)
-STEP_LIMITS_S = {"speeds": 60.0, "tokens": 180.0, "overlap": 60.0, "hollow": 90.0}  # pipelines share what is left
+STEP_LIMITS_S = {"speeds": 60.0, "tokens": 180.0, "overlap": 60.0, "hollow": 90.0}  # pipelines share the remaining time
 SPEEDS, TOKENS, OVERLAP, HOLLOW, PIPELINES = "speeds", "tokens", "overlap", "hollow", "pipelines"
 NARROW = (1, 2, 4, 8, 16)
 ROOM = 1.3  # main memory, as a multiple of the weights: two layers are staged, and there are keys and values
@@ -125,7 +125,7 @@ class Report:
 
     @property
     def left_s(self) -> float:
-        """What is left of the time."""
+        """The remaining time."""
         return float(self._options.time_limit - (time.monotonic() - self._began_s))
 
     @property
@@ -155,7 +155,7 @@ def gpu() -> dict[str, Any] | None:
 
 
 def in_process(step: str, options: argparse.Namespace, scratch: Path, limit_s: float) -> dict[str, Any]:
-    """Run a step in a process of its own, and return what it wrote, or how it failed."""
+    """Run a step in a separate process, and return its output or its failure."""
     began_s = time.monotonic()
     command = [sys.executable, "-m", "studies.gpu_check", "--step", step, "--scratch", str(scratch)]
     command += ["--device", options.device]
@@ -183,7 +183,7 @@ def in_process(step: str, options: argparse.Namespace, scratch: Path, limit_s: f
 
 
 def run_step(options: argparse.Namespace) -> int:
-    """Run one step in this process, and write what it found."""
+    """Run one step in this process, and write its findings."""
     name, _, memory = options.step.partition(" ")
     steps: dict[str, Callable[[], Any]] = {
         SPEEDS: lambda: speeds(options),
@@ -300,7 +300,7 @@ def pipeline_on(
 
 
 def answers(config: EngineConfig, num_tokens: int = 6) -> dict[str, list[int]]:
-    """Return greedy tokens of a few requests that are computed together."""
+    """Return greedy tokens of a few requests that share a batch."""
     engine = Engine.load(config)
     found: dict[str, list[int]] = {}
     try:

@@ -34,7 +34,7 @@ from studies.harness.options import short_name
 from studies.harness.records import publish
 
 PERIOD_S = 0.02
-PROMPT = "The quick brown fox jumps over the lazy dog. " * 90  # some 900 tokens: two chunks of prompt
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 90  # about 900 tokens: two chunks of prompt
 NUM_TOKENS = 64
 
 
@@ -143,7 +143,7 @@ def ask(address: str, number: int) -> None:
 
 
 def run(model: str | None, weight_format: str, limit_bytes: int, is_served: bool, is_enforced: bool) -> dict[str, Any]:
-    """Run one format under one limit; return what was held."""
+    """Run one format under one limit; return the memory that was held."""
     overrides = [*([model] if model else []), f"--memory={limit_bytes}"]
     overrides += ["--dtype=bfloat16"] if weight_format == "bfloat16" else [f"--quantize={weight_format}"]
     moeflow = [str(Path(sys.executable).with_name("moeflow"))]

@@ -2,8 +2,8 @@
 
     python -m studies.page_sizes MODEL PACKED_FILE [--threads 1] [--repeats 3]
 
-Each turn is a process of its own, which decodes one request from a copy of the file and is told to leave its pages as
-they are, or to enlarge them as it does otherwise. It counts processor time, which other programs disturb little.
+Each turn is a separate process that decodes one request from a copy of the file. By its settings it leaves its pages
+unchanged, or enlarges them as usual. It counts processor time, which other programs disturb little.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Work:
 
 def measure(page: Page, session: Any, stream_s: float) -> tuple[list[float], list[Work]]:
     """Ask once and follow the answer; return when each quarter of the time was over, in ms of the page's clock, and
-    the work until then. Nobody looks into the page in between.
+    the work until then. Nothing inspects the page in between.
     """
     page.get_by_label("Your message").fill("Go on.")
     page.evaluate(RECORD)

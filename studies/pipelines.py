@@ -11,8 +11,8 @@ Requests stand in the middle of their answers: keys and values of 32 to 128 toke
 pipelines, and each step decodes one token of each. Pipelines take turns, round after round; all must give the same
 tokens. Zero-inference keeps keys and values on the device, so that fewer requests fit: as many as do. A turn is whole
 passes with sampling; the first of each are not counted, and one in which real work was late by more than the emulation
-can hide (another program took the processor) is made again. Link idle is the share of a turn in which nothing goes to
-the device.
+can hide (another program took the processor) is made again. Link idle is the share of a turn without transfers to the
+device.
 
     python -m studies.pipelines MODEL --quantize int4 --device-share 0.26 --host-share 2.06 \\
         --pipeline cgopipe+host:48 --pipeline cgopipe:32 --pipeline fastdecode:128 \\
@@ -21,8 +21,8 @@ the device.
     python -m studies.pipelines FOLDER --quantize int4 --device emulated:1GiB,0.3,t4 --device-share 0.17 \\
         --host-share 2.06 --out docs/studies/results/pipelines.jsonl
 
-On a GPU, whose memory is capped, they come one after the other, each with buffers of its own. There computing in
-bfloat16 rounds otherwise in other micro-batches: the share of equal tokens is said instead. Its "device idle" is time
+On a GPU, whose memory is capped, they come one after the other, each with buffers of its own. There bfloat16 rounds
+differently in other micro-batches: the share of equal tokens is given instead. Its "device idle" is time
 in which nothing is launched, and it is as yet untried:
 
     python -m studies.hollow_model mixtral-8x7b FOLDER
@@ -156,7 +156,7 @@ class Runner:
 
 
 def made_up_kv(model: CausalLM, config: EngineConfig) -> KVStorage:
-    """Return keys and values of nobody's text."""
+    """Return keys and values that belong to no text."""
     shape = model.config
     kv = KVStorage(
         layers=range(shape.num_layers),
@@ -182,7 +182,7 @@ def load(config: EngineConfig) -> CausalLM:
 
 
 def max_requests(costs: ModelCosts, host_bytes: float, context: int) -> int:
-    """Return for how many requests the host has room, beside all weights and two layers that are staged."""
+    """Return how many requests fit on the host, in addition to all weights and two staged layers."""
     staged = 2 * costs.experts_bytes / costs.shape.num_layers
     return int((host_bytes - costs.model_bytes - staged) / (context * costs.kv_bytes))
 
@@ -304,7 +304,7 @@ def cases(pipelines: Sequence[str], micro_batches: Sequence[int]) -> Iterator[tu
 
 
 def take_turns(runners: Sequence[Runner], num_steps: int, num_rounds: int) -> list[list[Turn]]:
-    """Return each runner's turns, the first of which warmed it up and is left out."""
+    """Return each runner's turns without the first, which warmed it up."""
     turns: dict[int, list[Turn]] = {which: [] for which in range(len(runners))}
     for number, which in interleaved(list(turns), num_rounds + 1):
         steps = num_steps if number else WARM_UP_STEPS.get(runners[which].pipeline, 1)
@@ -328,7 +328,7 @@ def undisturbed(runner: Runner, num_steps: int, name: str) -> list[Turn]:
 
 
 def give_back(runners: list[Runner]) -> None:
-    """Have a GPU's memory free for those that come next."""
+    """Free a GPU's memory for the next pipelines."""
     runners.clear()
     gc.collect()
     if torch.cuda.is_available():

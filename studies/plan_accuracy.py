@@ -65,7 +65,7 @@ def main(model: str | None, cases: tuple[str, ...], as_json: bool, out: Path | N
 
 
 def check_rows(record: Record) -> dict[str, list[CheckRow]]:
-    """Return what was checked, by case."""
+    """Return the checks, by case."""
     kept = ("name", "unit", "predicted", "measured", "informed")
     return {
         case: [CheckRow(**{name: row[name] for name in kept}) for row in rows] for case, rows in record["cases"].items()
@@ -73,12 +73,12 @@ def check_rows(record: Record) -> dict[str, list[CheckRow]]:
 
 
 def speed_errors(record: Record) -> list[float]:
-    """Return by how much each speed was missed, as a share of what was measured."""
+    """Return each speed's prediction error, as a share of the measured speed."""
     return [abs(row.error) for rows in check_rows(record).values() for row in rows if is_speed(row)]
 
 
 def table(record: Record) -> Table:
-    """Return what was predicted beside what was measured, in all cases."""
+    """Return predicted and measured values in all cases."""
     rows = []
     for case, found in check_rows(record).items():
         for row in found:

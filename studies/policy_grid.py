@@ -1,6 +1,6 @@
 """Claim: what `moeflow plan` chooses is within 10% of the best that a grid of real runs finds.
 
-One job of many requests runs under the plan, and with every other number of requests together. Points take turns,
+One job of many requests runs under the plan, and with every other number of concurrent requests. Points take turns,
 round after round; each starts a process of its own, whose loading does not count. Prompts are pieces of text that comes
 with the package and that no plan was made from; answers are drawn.
 
@@ -77,7 +77,7 @@ def _run(settings: Settings, job: Job) -> float:
     engine = Engine.load(resolve(settings).config)
     try:
         text = other_text(Tokenizer.load(str(settings.model)))
-        _answer(engine, dataclasses.replace(job, gen_len=2), text)  # what is done once is not counted
+        _answer(engine, dataclasses.replace(job, gen_len=2), text)  # work done only once is not counted
         start = time.perf_counter()
         _answer(engine, job, text)
         return job.num_tokens / (time.perf_counter() - start)
@@ -125,7 +125,7 @@ def points(planned: Settings, batches: Sequence[int]) -> Iterator[tuple[str, Set
 @click.option("--rounds", default=2, show_default=True)
 @result_options
 def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **given: Any) -> None:
-    """Run a job as planned and with other numbers of requests together."""
+    """Run a job as planned and with other numbers of concurrent requests."""
     job = Job(given.pop("requests"), given.pop("prompt_len"), given.pop("gen_len"))
     batches = given.pop("batches")
     cache_dir = default_cache_dir()

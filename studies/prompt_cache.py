@@ -130,7 +130,7 @@ def main(
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """Measure all arms in turns; exit with 1 if answers differ."""
+    """Measure all arms alternately; exit with 1 if answers differ."""
     rng = random.Random(0)
     path = str(model or ensure_builtin_model(cache_folder(None)))
     vocab_size = Tokenizer.load(path).vocab_size

@@ -4,9 +4,9 @@
 
 Needs root, for network namespaces and `tc`. Head and lender have a core and a thread each, the baseline the same core
 and thread as the head: the same model and memory limit, from disk alone, in turns within one run. The model is a
-Mixtral of random numbers (its experts are mostly zeros, which takes kernels as long), some 3 GB in bfloat16, written to
-FOLDER first; tokens are drawn at temperature 1, and routers choose by token, about evenly. Experts are read past the
-page cache. The floor is what must go over the link, and a round trip a layer.
+Mixtral of random numbers (its experts are mostly zeros, which takes kernels as long), about 3 GB in bfloat16, written
+to FOLDER first; tokens are drawn at temperature 1, and routers choose by token, about evenly. Experts are read past the
+page cache. The lower bound is the data that must cross the link, plus a round trip a layer.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def answers(engine: Engine, prompts: list[list[int]], num_new: int) -> dict[str,
 
 
 def measure(disk: Head, remote: Head, rounds: int, seed: int) -> list[dict[str, Any]]:
-    """Return what each case takes in each round, from disk and with a lender, in turns."""
+    """Return each case's time in each round, alternately from disk and with a lender."""
     chance = random.Random(seed)
     rows = []
     cases = [("prefill", 1, PROMPT, 1), *((f"decode at {batch}", batch, 8, NUM_NEW) for batch in BATCHES)]

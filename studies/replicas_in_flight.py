@@ -62,7 +62,7 @@ def write_model(folder: Path) -> None:
 
 
 def bias_routers(engine: Engine, bias: float) -> None:
-    """Have routers prefer a quarter of the experts, the first and the last of layers in turn."""
+    """Have routers prefer a quarter of the experts, the first and the last of layers alternately."""
     layers: Any = engine._runner.model.layers  # type: ignore[attr-defined]
     for number, layer in enumerate(layers):
         block: MoE = layer.mlp
@@ -132,7 +132,7 @@ def start(model: Path, folder: Path, bias: float) -> Children:
 def main(
     bias: tuple[float, ...], requests: tuple[int, ...], tokens: int, micro_batches: tuple[int, ...], repeats: int
 ) -> None:
-    """Generate with each number of micro-batches in turn."""
+    """Generate with each number of micro-batches, one after another."""
     rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory() as place:
         write_model(Path(place) / "model")

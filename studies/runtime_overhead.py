@@ -43,7 +43,7 @@ def loads_beside_computing() -> Iterator[Task]:
 
 
 def to_and_fro() -> Iterator[Task]:
-    """Yield tasks of which each waits for the one before it, in the other lane."""
+    """Yield tasks; each waits for the one before it, in the other lane."""
     make, last = TaskMaker(), None
     for number in range(2 * LAYERS):
         last = make("do", lane=("link", COMPUTE)[number % 2], after=[last])

@@ -2,8 +2,8 @@
 
 Starts `moeflow serve`, keeps a few streams running, asks `/health` fifty times a second, and has several clients
 send one kind of large body after another, each as large as the server takes. Two more attacks send little: requests
-that follow a long conversation of stored responses, and connections that send nothing. Latencies count from when a
-probe was due, not from when it could be sent, so a freeze of seconds is not one bad sample among many good ones. Probes
+that follow a long conversation of stored responses, and connections that send nothing. Latencies count from a probe's
+due time, not from its sending. So a freeze of seconds is not one bad sample among many good ones. Probes
 take turns on several connections, so that none waits for the answer to the one before; attackers have processes of
 their own, so that what is measured is the server's delay and not theirs.
 
@@ -58,7 +58,7 @@ class Attack:
     body: bytes
 
     def run(self, address: str, until: float) -> Counter[str]:
-        """Send it; return what was answered."""
+        """Send it; return the answer."""
         answers: Counter[str] = Counter()
         while time.monotonic() < until:
             answers[_send(address, self.path, self.body)[0]] += 1
@@ -72,7 +72,7 @@ class ChainAttack:
     name: str
 
     def run(self, address: str, until: float) -> Counter[str]:
-        """Store the conversation, then send requests; return what was answered."""
+        """Store the conversation, then send requests; return the answer."""
         answers: Counter[str] = Counter()
         previous_id: str | None = None
         for size in (NUM_ITEMS, NUM_ITEMS, 0):

@@ -37,7 +37,7 @@ NUM_FIRST = 40
 
 
 def measure(engine: Engine, runner: ModelRunner) -> dict[bool, list[float]]:
-    """Return the seconds of passes that were taken down, and of those that were not."""
+    """Return the seconds of passes with and without recording."""
     assert runner._experts is not None, "nothing comes from disk under this limit"
     pool, row = runner._experts.pool, runner._row
     spanned = pool.spanned
@@ -95,7 +95,7 @@ def main(memory: int, tokens: int, as_json: bool, out: Path | None) -> None:
 
 
 def table(record: Record) -> Table:
-    """Return passes with a trace beside those without."""
+    """Compare passes with and without a trace."""
     traced, plain = (statistics.median(record[name]) * 1e3 for name in ("traced_s", "plain_s"))
     rows = (("traced", f"{traced:.3f}", f"{traced / plain - 1:+.2%}"), ("not traced", f"{plain:.3f}", ""))
     title = f"Decode passes with `--trace`: {record['model']}, {record['weight_format']}"

@@ -1,4 +1,5 @@
-"""LRU-2: evicts the expert whose second last use is longest ago, so that one chance use keeps nobody (O'Neil 1993)."""
+"""LRU-2: evicts the expert whose second last use is longest ago, so that one chance use keeps no expert (O'Neil
+1993)."""
 
 import numpy as np
 

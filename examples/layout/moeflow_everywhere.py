@@ -1,4 +1,4 @@
-"""Puts the most used expert of each layer on every rank, and deals out the others in turn."""
+"""Puts the most used expert of each layer on every rank, and assigns the others round-robin."""
 
 import numpy as np
 

@@ -84,7 +84,7 @@ def synchronous(at: Batches) -> Iterator[Task]:
 
 
 def rounds(at: Batches) -> list[tuple[int, ...]]:
-    """Return which batches run together where devices wait for each other: one on each device."""
+    """Return which batches run at the same time where devices wait for each other: one on each device."""
     of_devices: list[list[int]] = [[] for _ in range(at.num_devices)]
     for batch, home in enumerate(at.homes):
         of_devices[home].append(batch)

@@ -90,7 +90,7 @@ class InFlightRun:
 
     @cached_property
     def idle_shares(self) -> NDArray[np.floating]:
-        """The share of the time in which each device does not compute, [D]."""
+        """Each device's idle share of the time, [D]."""
         return np.array([self.line.use(device_lane(device)).idle_share for device in range(self._at.num_devices)])
 
     def _count(self, layer: int, batch: int, topk_ids: ExpertIds, owners: ExpertIds) -> None:

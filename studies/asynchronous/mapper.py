@@ -26,7 +26,7 @@ class Mapper(Protocol):
 
 
 class RoundRobinMapper(Mapper):
-    """Batches go to devices in turn, and so do the tokens of an expert with several homes."""
+    """Assign batches round-robin to devices, and likewise the tokens of an expert with several homes."""
 
     def __init__(self, placement: ExpertPlacement) -> None:
         self._num_devices = placement.num_ranks
@@ -73,7 +73,7 @@ class LayerMapper:
     """All experts of a layer are on one device, those of the next layer on the next, so that batches go round.
 
     With more batches in flight than devices, whose tasks begin as their inputs are there, devices then work on
-    different layers at the same time: a pipeline that nobody has scheduled. (With blocks of layers there is none:
+    different layers at the same time: a pipeline without a scheduler. (With blocks of layers there is none:
     batches catch up with each other before a device whose own next layer is as late as theirs.) Source: ExpertFlow 3.3.
     """
 

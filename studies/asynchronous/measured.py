@@ -139,7 +139,7 @@ class Exchange(Meter):
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Do what is in the block."""
+        """Run the block."""
         yield
 
 
@@ -362,7 +362,7 @@ def main(
     repeats: int,
     trace: Path | None,
 ) -> None:
-    """Run both forms in turns on the same routing."""
+    """Run both forms alternately on the same routing."""
     layer = LayerShape(
         num_ranks=num_devices,
         num_experts=experts,

@@ -65,7 +65,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Built:
-    """Peers that no registry has, built from their sources by whoever measures."""
+    """Peers that no registry has; the user builds them from source."""
 
     bigmoe: Path | None = None  # the program
     bigmoe_options: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ def ours(name: str, model: Model, **settings: Any) -> Contestant:
 
 
 def within(budget_bytes: int, model: Model, policies: Sequence[str], built: Built) -> list[Contestant]:
-    """Return everyone who runs within a budget; a policy is measured beside the default one."""
+    """Return all contestants that run within a budget; a policy is compared with the default one."""
     limited = {"memory_bytes": budget_bytes, "packed_weights_file": str(model.packed)}
     return [
         *_mapping(model),
@@ -96,7 +96,7 @@ def within(budget_bytes: int, model: Model, policies: Sequence[str], built: Buil
 
 
 def _mapping(model: Model) -> list[Contestant]:
-    """Return those who map the file and leave it to the system what stays in memory."""
+    """Return the contestants that map the file and let the system choose the pages to keep."""
     found = []
     wish = {"model": str(model.file)}
     if LLAMA.python(model.folder).exists():

@@ -19,7 +19,7 @@ READ = ("expert_demand_bytes_total", "expert_prefetched_bytes_total", "expert_wa
 
 @dataclass(frozen=True)
 class Run:
-    """What is the same for all contestants."""
+    """Settings that are the same for all contestants."""
 
     model: Model
     prompts: Sequence[list[int]]  # the first finds nothing in memory

@@ -90,7 +90,7 @@ def _experts(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _beside_others(record: Record) -> list[str]:
-    """Say how ours compares with the peers that have no column of their own."""
+    """Compare our engine with the peers that have no column of their own."""
     notes = []
     for budget in record["budgets"]:
         by_name = {row["name"]: row for row in budget["rows"]}
@@ -103,7 +103,7 @@ def _beside_others(record: Record) -> list[str]:
 
 
 def _prediction(record: Record) -> list[str]:
-    """Say what prediction brought."""
+    """Describe the gain from prediction."""
     notes = []
     for budget in record["budgets"]:
         by_name = {row["name"]: row for row in budget["rows"]}

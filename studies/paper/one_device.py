@@ -10,7 +10,7 @@ published micro-batch (mu) and number of them, prompts padded to the longest. Tw
   + FlexGen(c) attends in torch, over keys and values repeated for the 4 query heads that share them. Of each number of
     two bytes the copy would move 2 + 8 + 8 bytes (what is written is read first), its widening to float32 8 + 16 + 16,
     the product 16, and keys turned round before, 16 + 16 + 16 for every other number: 98 bytes, 49 times what is
-    stored. Nobody has measured that, so none of its figures counts.
+    stored. That has not been measured, so none of its figures counts.
 - *data sheets*: nothing fitted, nothing assumed. Peaks, bandwidths and the PCIe link as printed, every kernel at its
   roof. All figures count; it is an upper bound rather than a prediction.
 
@@ -63,11 +63,11 @@ class Published:
     micro_batch: int  # mu
     num_micro_batches: int  # N / mu
     tokens_per_s: float
-    used_for: str = ""  # what was taken from it, or assumed for it; it does not count then
+    used_for: str = ""  # values taken from it, or assumed for it; it does not count then
 
     @property
     def counts(self) -> bool:
-        """Say whether a prediction of it is one."""
+        """Return whether a prediction of it is one."""
         return not self.used_for
 
 

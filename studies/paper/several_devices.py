@@ -150,7 +150,7 @@ Points = list[dict[str, Any]]
 
 
 def more_weights_with_link(points: Points) -> bool:
-    """Say whether, on each host, a faster link leaves more weights to it."""
+    """Return whether, on each host, a faster link leaves more weights to it."""
     by_host = [[it["weights_on_host"] for it in points if it["host"] == host] for host in HOSTS]
     by_host = [row for row in by_host if row]
     return all(row[-1] > row[0] and all(b >= a - 0.02 for a, b in pairwise(row)) for row in by_host)
@@ -162,12 +162,12 @@ def more_where_device_attends(points: Points) -> bool:
 
 
 def small_host_keeps_kv_on_device(points: Points) -> bool:
-    """Say whether the base host has no keys and values at any link."""
+    """Return whether the base host has no keys and values at any link."""
     return all(it["kv_on_host"] < 0.01 for it in points if it["host"] == min(HOSTS))
 
 
 def large_host_attends(points: Points) -> bool:
-    """Say whether the host attends on the largest host, and not on the base one."""
+    """Return whether the host attends on the largest host, and not on the base one."""
     largest = [it["attends_on_host"] for it in points if it["host"] == max(HOSTS)]
     return any(largest) and not any(it["attends_on_host"] for it in points if it["host"] == min(HOSTS))
 

@@ -1,6 +1,6 @@
 """What is measured: a layer's shape, and tokens whose experts are as skewed as asked for.
 
-Everything follows from the numbers here, so each process makes its own part of it and nobody sends it around.
+Everything follows from the numbers here, so each process makes its own part, and no process sends it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From what ranks measured in a case to the figures of the study: critical path, idle time, speed-up.
 
 The critical path is the sum over sections of the slowest rank's time: what the layer takes where each rank has a core
-of its own and sections end at barriers. Ranks idle for what it is longer than their own work.
+of its own and sections end at barriers. Ranks idle for the difference between it and their own work.
 """
 
 from __future__ import annotations

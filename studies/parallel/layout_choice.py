@@ -19,7 +19,7 @@ class LayoutChoice:
 
     best: LayoutEstimate | None  # None: no layout fits
     reason: str  # with the figures that decided
-    estimates: Mapping[str, LayoutEstimate]  # of all layouts, those that do not fit too
+    estimates: Mapping[str, LayoutEstimate]  # of all layouts, including any that do not fit
     doubled: Mapping[str, LayoutEstimate]  # the same on twice the ranks
 
     @property
@@ -57,7 +57,7 @@ def _none_fits(at: ExpectedLayer, estimates: Mapping[str, LayoutEstimate]) -> st
 
 
 def _reason(best: LayoutEstimate, others: Sequence[LayoutEstimate]) -> str:
-    """Say how far ahead the best is of the next, and by what most."""
+    """Return how far ahead the best is of the next, and by what most."""
     if not others:
         return f"{format_seconds(best.seconds)} a layer, and no other fits"
     second = others[0]

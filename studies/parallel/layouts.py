@@ -67,7 +67,7 @@ def make_layout(name: str, case: Case, shared: SharedWeights, rank: int) -> Rank
     own = torch.split(torch.from_numpy(ranks), list(case.num_tokens))[rank]
     held_here = placement.held_by(rank, 0)
     slots_of = {expert: slot for slot, expert in enumerate(held_here)}
-    weights = shared.whole(held_here or [0])  # the kernel wants one, if only one that nobody asks for
+    weights = shared.whole(held_here or [0])  # the kernel wants one, even one that is never used
     return WholeExperts(weights, slots_of, own, layer.num_experts)
 
 
@@ -107,7 +107,7 @@ class WholeExperts:
 
 
 class PaddedExperts:
-    """Whole experts of this rank, each of which gets the same number of rows from every rank."""
+    """Whole experts of this rank; each gets the same number of rows from every rank."""
 
     def __init__(self, own: Sequence[PackedExperts], num_held: Sequence[int], capacity: int | None) -> None:
         """Take experts one by one, how many each rank has, and C; None: the largest load."""

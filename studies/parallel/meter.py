@@ -1,8 +1,8 @@
 """A rank's group, watched: processor time and bytes sent of each section of a layer.
 
 Processor time is this thread's alone, so that ranks that share cores measure what each would take with a core of its
-own. Every section begins at a barrier; what is spent waiting there counts for none. Within a collective a rank that
-waits spins for some 50 microseconds before it sleeps, and these do count.
+own. Every section begins at a barrier; time spent waiting there counts for none. Within a collective a waiting rank
+spins for about 50 microseconds before it sleeps, and these do count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECTIONS: Final = ("route", "dispatch", "experts", "combine")
 
 
 class Meter:
-    """Collectives of a group, and what they cost in each section of one pass."""
+    """Collectives of a group, and their cost in each section of one pass."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -30,7 +30,7 @@ class Meter:
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Time what is in the block, once all ranks are here."""
+        """Time the block, once all ranks have arrived."""
         self._group.barrier(name)
         start_s = time.thread_time()
         yield

@@ -1,6 +1,6 @@
 """One MoE layer on many ranks, section by section: how long it takes, and how long ranks wait for each other.
 
-Synchronous: each section ends at a barrier, so the slowest rank decides it and all others idle (ExpertFlow, figure 3.2;
+Synchronous: each section ends at a barrier, so all ranks wait for the slowest (ExpertFlow, figure 3.2;
 study of sliced experts, figure 6.6). Costs are those of `studies/parallel/layer_cost.py`.
 """
 

@@ -78,7 +78,7 @@ class RankWorker:
         self._prepared: _Prepared | None = None
 
     def answer(self, task: Task | RatesTask) -> RankRun | Measured:
-        """Do what is asked. Blocks: until the other ranks are through. Raises: GroupError."""
+        """Run the requested task. Blocks: until the other ranks are through. Raises: GroupError."""
         if isinstance(task, RatesTask):
             return measure_rates(self._layer, self._shared, self._group)
         return self.run(task)
@@ -130,7 +130,7 @@ def _compare(result: Result, tokens: Tokens, everything: PackedExperts) -> tuple
 
 
 def keep_memory() -> None:
-    """Have the allocator keep what is freed, as those of engines do: else every pass would fault in fresh pages."""
+    """Have the allocator keep freed memory, as those of engines do: else every pass would fault in fresh pages."""
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "mallopt"):
         c_library.mallopt(M_MMAP_MAX, 0)

@@ -16,7 +16,7 @@ from studies.parallel.rank import RankRun, RankStart, RatesTask, Task
 from studies.parallel.rank_rates import Measured, usual
 from studies.parallel.shared_weights import SharedWeights
 
-BUFFER_BYTES: Final = 64 * MIB  # of each of a rank's two: what is longer goes in pieces, with a wait for each
+BUFFER_BYTES: Final = 64 * MIB  # of each of a rank's two: longer data goes in pieces, with a wait for each
 TIMEOUT_S: Final = 600.0  # of a collective: a rank may pad for long
 
 
@@ -47,7 +47,7 @@ class RankProcesses:
         return self._ranks.ask(task, RankRun)
 
     def measure_rates(self) -> Measured:
-        """Have all ranks measure what predictions start from; return what is usual. Raises: GroupError."""
+        """Have all ranks measure the inputs of predictions; return the usual values. Raises: GroupError."""
         return usual(self._ranks.ask(RatesTask(), Measured))
 
     def __enter__(self) -> Self:

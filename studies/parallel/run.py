@@ -1,4 +1,6 @@
-"""Measures cases: all layouts in turns, so that a drift of the machine hits them alike; the first round is a warm-up.
+"""Measures cases, alternating between all layouts; the first round is a warm-up.
+
+Alternation makes a drift of the machine hit all layouts alike.
 
 Results are checked in the warm-up. A layout that computes something else than one process does is an error, not a
 figure.

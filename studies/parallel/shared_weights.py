@@ -1,7 +1,7 @@
 """A layer's experts in memory that all ranks map: each whole, and each rank's slices of all.
 
-Packed once, by whoever starts the ranks; a rank computes with those that its layout gives it. Experts differ from each
-other, but are made of the same random numbers: what they are does not matter to speed.
+The process that starts the ranks packs them once; a rank computes with the weights of its layout. Experts differ from
+each other, but are made of the same random numbers: values do not matter to speed.
 """
 
 from __future__ import annotations

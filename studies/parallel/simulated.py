@@ -185,7 +185,7 @@ def loads_before(router: SkewRouter, num_tokens: int) -> Loads:
 
 
 def expected_layer(layer: ParallelLayer, router: SkewRouter) -> ExpectedLayer:
-    """Return a layer of which not the tokens' choices are known, but how the router makes them."""
+    """Return a layer with a known router but unknown choices of tokens."""
     return ExpectedLayer(
         level=layer.level,
         link=layer.link,

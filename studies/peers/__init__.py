@@ -1,1 +1,1 @@
-"""Other engines measured beside ours: the same model, the same work, in turns. Heavy; no part of the tests."""
+"""Other engines measured beside ours: the same model, the same work, alternately. Heavy; no part of the tests."""

@@ -20,7 +20,7 @@ from studies.peers.starts_table import starts_table
 
 @click.group()
 def main() -> None:
-    """Measure our engine against others, in turns."""
+    """Measure our engine against others, alternately."""
 
 
 @main.command("show")

@@ -17,7 +17,7 @@ COUNT = 20  # as many as every engine tells
 def compare(
     contestants: Sequence[Contestant], folder: Path, *, threads: int, logs: Path, say: Callable[[str], None]
 ) -> Table:
-    """Return each one's error beside transformers in float32.
+    """Return each engine's error, with transformers in float32 as the reference.
 
     Raises: EngineError if an engine fails.
     """

@@ -29,7 +29,7 @@ FORMATS = ("bfloat16", "int8", "int4", "float32", *FILE_TYPES)
 PACKED = "qwen3moe-{}.slabs"  # by format: what `moeflow pack` makes of the model
 PEERS = ("llama", "ik-llama", "openvino", "transformers", "vllm")
 EXPORTED = "openvino-int8"  # the folder that OpenVINO's exporter makes of the model
-SHARED = {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}  # ours that others have as well: what they call them
+SHARED = {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}  # ours that others have as well: their names for them
 LLAMA_NAMES = SHARED | {name: name for name in FILE_TYPES}
 MAX_MODEL_LEN = 8192 + 256  # the longest row's
 _OUR_NAMES = {"q4_k_m": "q4_k", "q5_k_m": "q5_k"}  # where ours are others: by what most of such a file is
@@ -52,7 +52,7 @@ class Contestant:
     name: str
     python: Path
     worker: str  # module in `workers`
-    wish: dict[str, Any]  # what the worker is told
+    wish: dict[str, Any]  # arguments for the worker
     sampling: str  # what the timed part contains of it
     variables: Mapping[str, str] = field(default_factory=dict)  # of its process
 

@@ -1,8 +1,8 @@
 """Drafted tokens, ours and llama.cpp's: the same target, draft and prompts, each beside its own plain decoding.
 
-The target is the built-in model, whose dense source drafts; both are GGUF files that everyone reads. llama.cpp's own
-server drafts as it is meant to: with a draft model, or by looking up runs of tokens. One request at a time, greedy;
-every prompt is answered by all, in turns. What counts is the time of a token after the first.
+The target is the built-in model, and its dense source drafts. Both are GGUF files that all engines read. llama.cpp's
+own server drafts as it is meant to: with a draft model, or by looking up runs of tokens. One request at a time, greedy;
+all engines answer every prompt, alternately. What counts is the time of a token after the first.
 """
 
 from __future__ import annotations

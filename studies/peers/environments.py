@@ -46,15 +46,15 @@ class Environment:
         return self.packages[-1].split("==")[0]
 
     def wish(self, folder: Path) -> dict[str, str]:
-        """Return what its worker is told besides the model."""
+        """Return its worker's arguments other than the model."""
         return {}
 
     def process_variables(self, folder: Path) -> dict[str, str]:
-        """Return what is set for its worker's process."""
+        """Return the settings for its worker's process."""
         return {}
 
     def is_installed(self, folder: Path) -> bool:
-        """Whether the peer is in it, as far as can be told without starting Python."""
+        """Whether the peer is in it, as far as can be seen without starting Python."""
         pattern = f"lib/python*/site-packages/{self.package.replace('-', '_')}-*.dist-info"
         return any((folder / self.name).glob(pattern))
 

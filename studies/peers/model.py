@@ -143,7 +143,7 @@ def _stacks(
 
 
 def _with_pairs_together(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
-    """Return a matrix with the rows as this architecture wants them: what is rotated together lies side by side."""
+    """Return a matrix with the rows as this architecture wants them: numbers that rotate as a pair lie side by side."""
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     num_heads = next((number for matrix, number in heads.items() if f".{matrix}." in name), None)
     if num_heads is None:

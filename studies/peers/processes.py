@@ -22,9 +22,9 @@ EXIT_S = 10.0
 
 
 class EngineProcess:
-    """Loads at once. Outside `ask` the process stands still, so that its threads' spinning disturbs nobody.
+    """Loads at once. Outside `ask` the process stands still, so that its threads' spinning disturbs no other process.
 
-    `first` is what it told of its start: load_s, first_token_s, start_s, resident_mib, foreign_cpu.
+    `first` has the measurements of its start: load_s, first_token_s, start_s, resident_mib, foreign_cpu.
 
     Raises: EngineError if the engine dies or is silent for minutes; the end of its log is in the message.
     """

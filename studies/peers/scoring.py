@@ -1,6 +1,6 @@
 """Perplexity of the same file in everyone: does ours lose anything by how it computes?
 
-Beside the peers stands transformers in float32 on the very weights of the file, which rounds nothing on the way.
+The reference is transformers in float32 on the very weights of the file, without rounding on the way.
 Differences are of the same tokens, so that their standard error is small.
 """
 

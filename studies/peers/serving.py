@@ -116,7 +116,7 @@ def send_traffic(server: Server, vocab_size: int, options: Sequence[str]) -> int
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Engines measured in turns: ours, a peer, the next, ours, ... so that a drift of the machine hits all alike."""
+"""Engines measured alternately: ours, a peer, the next, ours, ... so that a drift of the machine hits all alike."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES = {  # by what an option calls them
 }
 WARM_UP_TOKENS = 2
 WARM_UP_PREFILL = 512  # at most
-STARTS = {  # what an engine tells of its start -> the name of the row
+STARTS = {  # an engine's measurement of its start -> the name of the row
     "load_s": "load",
     "first_token_s": "load to first token",
     "start_s": "process start to first token",
@@ -156,7 +156,7 @@ class Turns:
 
 
 def _prepare(contestant: Contestant) -> None:
-    """Make what it loads, and read it once, so that loads are measured from the file cache."""
+    """Make its model, and read it once, so that loads are measured from the file cache."""
     convert(contestant)
     for path in (contestant.model, contestant.packed):
         if path is not None:

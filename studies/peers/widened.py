@@ -47,7 +47,7 @@ def widen(source: Path, target: Path) -> None:
 
 
 def _padded(name: str, values: torch.Tensor, sizes: dict[int, int], width: int) -> torch.Tensor:
-    """Return a weight with zeros after its rows and columns; what has another size stays as it is."""
+    """Return a weight with zeros after its rows and columns; a weight of another size stays as it is."""
     new_width = sizes[width]
     if values.ndim == 1:
         return F.pad(values * math.sqrt(width / new_width), (0, new_width - width)).contiguous()

@@ -166,7 +166,7 @@ def origin(record: Record) -> str:
 
 
 def newest_of_each(records: Iterable[Record], key: Callable[[Record], Any]) -> list[Record]:
-    """Return the newest of the records that a key tells apart."""
+    """Return the newest record of each key."""
     return [newest(found) for found in group(records, key).values()]
 
 
@@ -244,7 +244,7 @@ def write_peers(records: list[Record], _docs: Path) -> str:
 
 
 def write_each(table: Callable[[Sequence[Record]], Table], key: Callable[[Record], Any]) -> Callable[..., str]:
-    """Return how to write one table of the newest records that the key tells apart."""
+    """Return how to write one table of the newest record of each key."""
 
     def write(records: list[Record], _docs: Path) -> str:
         chosen = newest_of_each(records, key)

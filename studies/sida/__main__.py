@@ -47,7 +47,7 @@ class _Clock:
 
     @property
     def left_s(self) -> float:
-        """What is left of the time."""
+        """The remaining time."""
         return self._until_s - time.monotonic()
 
     def tick(self) -> None:
@@ -106,7 +106,7 @@ def sida(
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """Measure what it is worth to know a text's experts beforehand.
+    """Measure the gain from knowing a text's experts beforehand.
 
     MODEL is a classifier's folder, as `moeflow train classifier` makes it.
     """

@@ -80,7 +80,7 @@ class Arm:
         self.runner: ModelRunner = load_runner(config)
         self.engine = Engine.over(config, self.runner)
         self.answers: list[bytes] = []  # float32 probabilities of the classes
-        self.seconds: list[float] = []  # of each text since what is counted begins
+        self.seconds: list[float] = []  # of each text since counting began
         model = self.runner.model
         assert isinstance(model, EncoderDecoderLM), "classifiers are encoders"
         for layer in model.encoder_layers:

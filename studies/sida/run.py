@@ -148,8 +148,8 @@ class SidaStudy:
     ) -> list[dict[str, Any]]:
         """Return how fast texts are classified with a share (in percent) of the experts in memory, in each way.
 
-        All but the lossy way must answer with the same bits. Blocks: for about `budget_s`, a third of which is to warm
-        up. Raises: EngineError if they do not.
+        All but the lossy way must answer with the same bits. Blocks: for about `budget_s`; a third of it is warm-up.
+        Raises: EngineError if they do not.
         """
         began_s = time.perf_counter()
         num_slots = max(self.index.spec.num_slabs * share // 100, MIN_SLOTS)

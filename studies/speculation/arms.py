@@ -1,8 +1,8 @@
 """The engines that answer in the study. They share one loaded model, and differ only in their drafts.
 
 Beside none, each speculator alone and all together, which draft as much as pays, there may be pairs of engines that
-draft a fixed number of tokens a pass: as a tree of the likeliest, and as the best single chain. They tell what trees
-are worth at the same compute.
+draft a fixed number of tokens a pass: as a tree of the likeliest, and as the best single chain. They show the gain of
+trees at the same compute.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Always(Usefulness):
 
 
 class Arm:
-    """One engine and what it is called."""
+    """One engine and its name."""
 
     def __init__(
         self, name: str, config: EngineConfig, runner: Runner, speculators: Sequence[Speculator], size: Size | None
@@ -108,7 +108,7 @@ class Arm:
         return [speculator.name for speculator in self._speculators]
 
     def begin_round(self) -> None:
-        """Forget what was answered: else a prompt that is asked again would be drafted from its own answer."""
+        """Forget past answers: else a repeated prompt would be drafted from its own answer."""
         if self._speculation is not None:
             self._speculators = _own(*self._speculators)
             self._speculation.speculators = self._speculators
@@ -133,7 +133,7 @@ class Arm:
 
 
 def make_arms(config: EngineConfig, runner: Runner, sizes: Sequence[int]) -> list[Arm]:
-    """Return the engine that does not draft, then those that do. Raises: CheckpointError, CapacityError."""
+    """Return the engine that does not draft, then the drafting engines. Raises: CheckpointError, CapacityError."""
     pool = load_speculators(config, runner)
     arms = [Arm("none", config, runner, (), None)]
     arms += [Arm(one.name, config, runner, _own(one), None) for one in pool]

@@ -1,4 +1,4 @@
-"""Latency with speculators beside incremental decoding, prompt by prompt, in turns.
+"""Latency with speculators and with incremental decoding, alternately, prompt by prompt.
 
 All answer with engines over one loaded model; that the tokens are the same is checked. What counts is the time of a
 token after the first: prompts take as long either way.
@@ -34,7 +34,7 @@ class Answer:
 
 
 class SpeculationRun:
-    """The engines, and what they made of the prompts."""
+    """The engines, and their results for the prompts."""
 
     def __init__(self, config: EngineConfig, *, new_tokens: int, temperature: float, sizes: Sequence[int] = ()) -> None:
         """Load the model; `sizes` are numbers of drafted tokens at which trees and chains are compared.
@@ -71,14 +71,14 @@ class SpeculationRun:
         return [self._fields(number, found) for number in range(1, len(self._arms))]
 
     def begin_round(self) -> None:
-        """Have all forget what they have answered."""
+        """Have all forget their answers."""
         for arm in self._arms:
             arm.begin_round()
 
     def answers(
         self, prompt: Prompt, number: int, first: int, on_step: Callable[[], None] = lambda: None
     ) -> tuple[Answer, ...]:
-        """Return all arms' answers to a prompt, that without drafts first; who begins is told by `first`.
+        """Return all arms' answers to a prompt, that without drafts first; `first` selects the arm that begins.
 
         Raises: EngineError if a pass fails, or if the tokens differ.
         """

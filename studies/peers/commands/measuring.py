@@ -66,7 +66,7 @@ def measure(
     out: Path | None,
     **asked: Any,
 ) -> None:
-    """Measure decode, prefill, loading and memory of ours and all peers in turns, a format at a time.
+    """Measure decode, prefill, loading and memory of ours and all peers alternately, a format at a time.
 
     A peer that fails is named and left out. Without the long rows a format takes a minute on two cores.
     """

@@ -1,4 +1,4 @@
-"""Options that commands share, and what they say."""
+"""Options that commands share, and their help texts."""
 
 from __future__ import annotations
 

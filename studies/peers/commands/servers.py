@@ -27,7 +27,7 @@ from studies.speculation.prompts import Prompt, read_prompts
 @threads_option
 @click.argument("traffic", nargs=-1, type=click.UNPROCESSED)
 def serve(folder: Path, formats: tuple[str, ...], threads: int | None, traffic: tuple[str, ...]) -> None:
-    """Send everyone's server the same traffic. Ours and each peer are up in turn, never together.
+    """Send everyone's server the same traffic. Only one server is up at a time: ours or one peer.
 
     TRAFFIC is handed to `moeflow bench serve`: --rate, --num-requests, --repeats, --out and so on.
     """

@@ -36,7 +36,7 @@ _BUILTIN_PACKED = "builtin-bfloat16.slabs"
 def start(
     folder: Path, names: tuple[str, ...], weights: str, threads: int | None, rounds: int, out: Path | None
 ) -> None:
-    """Measure from process start to first token: `moeflow generate` on a packed file, and the peers, in turns."""
+    """Measure from process start to first token: `moeflow generate` on a packed file, and the peers, alternately."""
     threads = threads or host_resources().num_cores
     folder.mkdir(parents=True, exist_ok=True)
     kept = recorder("peer_starts", out)

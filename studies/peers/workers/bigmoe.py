@@ -65,7 +65,7 @@ class BigMoeWorker:
         return self._told("BMOE_DONE")
 
     def _told(self, what: str) -> dict[str, Any]:
-        """Return what it says of that kind, once it does."""
+        """Wait for its message of that kind and return it."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             kind, _, values = line.partition(" ")

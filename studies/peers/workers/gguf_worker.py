@@ -1,4 +1,4 @@
-"""What llama.cpp and its fork have in common: the C interface that their Python packages hand on.
+"""What llama.cpp and its fork have in common: the C interface that their Python packages expose.
 
 Next tokens are random: no sampling is timed. A batch's prompts are computed once; the cache is then cut back to
 them before every repetition.
@@ -16,7 +16,7 @@ import numpy as np
 from studies.peers.workers.protocol import FIRST_ORDINARY_TOKEN, FollowClock, likeliest
 
 MAX_NUM_BATCHED_TOKENS = 2048
-MAX_NEW_TOKENS = 128  # of a sequence: what its part of the cache has room for
+MAX_NEW_TOKENS = 128  # of a sequence: the capacity of its part of the cache
 
 
 class GGUFWorker(ABC):

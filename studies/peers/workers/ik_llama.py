@@ -23,7 +23,7 @@ class IkLlamaWorker(GGUFWorker):
     def __init__(self, wish: dict[str, Any]) -> None:
         if "header" in wish:
             _take_structs(Path(wish["header"]).read_text(encoding="utf-8"))
-        library = llama._lib  # has two functions that the package does not hand on
+        library = llama._lib  # has two functions that the package does not expose
         self._cut, self._synchronize = library.llama_kv_cache_seq_rm, library.llama_synchronize
         self._cut.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
         self._synchronize.argtypes = [ctypes.c_void_p]

@@ -1,4 +1,4 @@
-"""llama.cpp, by the C interface that llama-cpp-python hands on."""
+"""llama.cpp, by the C interface that llama-cpp-python exposes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MAX_NUM_BATCHED_TOKENS = 2048
 
 
 class MoeflowWorker:
-    """An engine in this process, with room for every case and no prefix reused."""
+    """An engine in this process, large enough for every case, without reuse of prefixes."""
 
     def __init__(self, wish: dict[str, Any]) -> None:
         settings = Settings(

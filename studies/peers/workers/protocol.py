@@ -27,9 +27,9 @@ class Following(Protocol):
     """What an engine must do besides to be measured on text, where experts come from disk."""
 
     def follow(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
-        """Compute a prompt, then each of the tokens that are known to follow, alone; say how long each part took.
+        """Compute a prompt, then each of its known next tokens alone; return the time of each part.
 
-        An engine that chooses by itself goes on greedily and says what it chose: {prefill_s, decode_s, tokens,
+        An engine that chooses by itself continues greedily and returns its choices: {prefill_s, decode_s, tokens,
         prefill_read_bytes, decode_read_bytes}, the latter two what came from disk meanwhile.
         """
         ...
@@ -138,7 +138,7 @@ def memory_mib(pid: int) -> dict[str, float]:
 
 
 class FollowClock:
-    """Times a prompt and the tokens after it, in this process, and counts what comes from disk meanwhile."""
+    """Times a prompt and the tokens after it, in this process, and counts the bytes read from disk meanwhile."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[float, int]] = []
