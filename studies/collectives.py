@@ -2,10 +2,10 @@
 And what ranks of several machines pay for authenticated TCP, beside plain sockets: some Python for each collective, and
 for large tensors a hash of each byte at either end, about a millisecond a MiB.
 
-Each rank contributes a tensor of so many bytes and gets those of all. All ways run in the same processes, in turns, one
-gathering after the other; ours allocate what they return, gloo is given it. TCP is loopback's: what is measured is what
-processes and kernel do, not a network. "There and back" is between the first two ranks, who send nothing at once. The
-table has the median of rank 0 and the spread of the middle half. Where there are fewer cores than ranks, what is
+Each rank contributes a tensor of so many bytes and gets those of all. All ways run in the same processes, alternately,
+one gathering after the other; ours allocate what they return, gloo is given it. TCP is loopback's: what is measured is
+what processes and kernel do, not a network. "There and back" is between the first two ranks, who send nothing at once.
+The table has the median of rank 0 and the spread of the middle half. Where there are fewer cores than ranks, what is
 measured is mostly how soon they yield.
 
     python -m studies.collectives --ranks 2 --ranks 4

@@ -120,7 +120,7 @@ def transformers_generate(model: transformers.PreTrainedModel, num_threads: int)
 def measure(
     case: Case, ours: Generate, theirs: Generate, vocab_size: int, repeats: int, sample: Callable[[], None]
 ) -> dict[str, Any]:
-    """Run one case in turns and return the rates; `sample` is called before each turn that counts."""
+    """Run one case alternately and return the rates; `sample` is called before each turn that counts."""
     rng = random.Random(case.name)
     rates: dict[str, list[float]] = {"moeflow": [], "transformers": []}
     equal = 0

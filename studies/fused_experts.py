@@ -1,7 +1,7 @@
 """Claim: our expert layer is faster than both of transformers' fast ones, for one token as for two thousand.
 
 The layer of the 1.3-billion Qwen3-MoE that the peers are measured with: 32 experts of 768 units over 1024 dimensions,
-4 a token, chosen at random. All run in this process, on the same weights, inputs and choices, in turns: ours,
+4 a token, chosen at random. All run in this process, on the same weights, inputs and choices, alternately: ours,
 `grouped_mm`, `batched_mm`, ours, ... A row is the whole layer from router outputs to combined output. Every call
 gets the next of several layers, as in a model, so that no layer's weights wait in the cache.
 

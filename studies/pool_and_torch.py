@@ -1,6 +1,6 @@
 """Claim: going back and forth between the kernels' pool and torch's operations costs nothing measurable.
 
-Times two loops of a dense layer of the extension followed by a torch operation: in turns (A, B, A, B, ...), and each
+Times two loops of a dense layer of the extension followed by a torch operation: alternately (A, B, A, B, ...), and each
 in a row of its own (A, A, ..., B, B, ...). What a turn costs beyond its parts is the price of alternating. All three
 run interleaved, round by round; the table has the median round and the spread of the middle half.
 

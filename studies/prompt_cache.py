@@ -3,7 +3,7 @@
     python -m studies.prompt_cache [MODEL] [--tokens 6000] [--kv-dtype float32] [--repeats 3] [--out FILE]
 
 A first process answers a prompt, with a prompt cache. Then each turn is a process of its own that loads the model,
-says when it has the first token, and what the answer is, all in turns. After a restart: without a prompt cache, with
+says when it has the first token, and what the answer is, all alternately. After a restart: without a prompt cache, with
 one whose files the system has in memory, and with one whose files it has to read from disk. Without one, as in the
 loop of an agent: in a process that has just answered another prompt, and in one that has just answered the first turn
 (a model with recurrent layers goes on from its last checkpoint).

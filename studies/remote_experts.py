@@ -3,7 +3,7 @@
     python -m studies.remote_experts FOLDER [--rate 10gbit] [--memory 1700MiB] [--rounds 4] [--out FILE]
 
 Needs root, for network namespaces and `tc`. Head and lender have a core and a thread each, the baseline the same core
-and thread as the head: the same model and memory limit, from disk alone, in turns within one run. The model is a
+and thread as the head: the same model and memory limit, from disk alone, alternately within one run. The model is a
 Mixtral of random numbers (its experts are mostly zeros, which takes kernels as long), about 3 GB in bfloat16, written
 to FOLDER first; tokens are drawn at temperature 1, and routers choose by token, about evenly. Experts are read past the
 page cache. The lower bound is the data that must cross the link, plus a round trip a layer.

@@ -44,7 +44,7 @@ def main() -> None:
 def write_model(folder: Path, weights: str) -> None:
     """Make the model from the built-in model's source, 64 experts a layer, as a GGUF file, and pack that.
 
-    What is there already is left alone.
+    Existing files are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = Model(folder, weights)

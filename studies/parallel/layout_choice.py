@@ -15,7 +15,7 @@ from studies.parallel.layout_estimate import ExpectedLayer, LayoutEstimate, esti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutChoice:
-    """What was chosen for passes of one size."""
+    """The choice for passes of one size."""
 
     best: LayoutEstimate | None  # None: no layout fits
     reason: str  # with the figures that decided

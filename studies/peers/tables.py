@@ -1,4 +1,4 @@
-"""Records of pairs as tables: every pair by itself, and ours beside the best of all peers."""
+"""Records of pairs as tables: every pair by itself, and ours compared with the best of all peers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _memory_note(record: Record) -> list[str]:
 
 
 def summary_table(records: Sequence[Record]) -> Table:
-    """Return ours beside the best peer of the same format and of any, for every measure of speed.
+    """Return ours compared with the best peer of the same format and of any, for every measure of speed.
 
     The first ratio is the median of turns; the second compares medians of different pairs, measured at
     different times.

@@ -236,7 +236,9 @@ def but_for_seed(record: Record) -> str:
 
 
 def write_peers(records: list[Record], _docs: Path) -> str:
-    """Write ours beside the best peer, then each pair. Of a peer's builds, the one that was measured last counts."""
+    """Write ours compared with the best peer, then each pair. Of a peer's builds, the one that was measured last
+    counts.
+    """
     groups = group(records, lambda r: (r["format"], r["ours"], r["peer"].removesuffix(", AVX2")))
     chosen = [record for found in groups.values() for record in newest_rows(found)]
     by_isa = group(chosen, lambda r: r.get("isa", NATIVE)).values()

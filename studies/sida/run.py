@@ -172,7 +172,7 @@ class SidaStudy:
             ]
 
     def _run_all(self, arms: Sequence[Arm], on_text: Callable[[], None], began_s: float, budget_s: float) -> list[Any]:
-        """Have all classify the texts in turns; return their statistics as they were when warm."""
+        """Have all classify the texts alternately; return their statistics as they were when warm."""
         turns = [self._timed[start : start + TURN] for start in range(0, len(self._timed), TURN)]
         num_warm = self._run_turns(arms, turns[: WARM_UP // TURN], on_text, began_s + budget_s / 3)
         for arm in arms:

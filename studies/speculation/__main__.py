@@ -36,7 +36,7 @@ Examples:
       --compare-chains 4 --compare-chains 12
       what trees are worth at the same number of drafts
 
-One request at a time, with and without speculators in turns; the answers are the same, which is checked. A speed-up is
+One request at a time, alternately with and without speculators; equal answers are checked. A speed-up is
 that of the time between tokens. It depends on what is asked: text that repeats itself or its prompt is drafted best."""
 
 

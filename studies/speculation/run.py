@@ -59,7 +59,7 @@ class SpeculationRun:
         return [arm.name for arm in self._arms]
 
     def answer(self, prompts: Sequence[Prompt], rounds: int, on_step: Callable[[], None]) -> list[dict[str, Any]]:
-        """Return the fields of each arm but the one without drafts: all answer each prompt in turns, `rounds` times.
+        """Return the fields of each arm but the one without drafts: all answer each prompt alternately, `rounds` times.
 
         Raises: EngineError if a pass fails, or if the tokens differ.
         """

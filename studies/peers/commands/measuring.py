@@ -1,4 +1,4 @@
-"""Speed, loading and memory of everyone, in turns; and whether all compute the same."""
+"""Speed, loading and memory of everyone, alternately; and whether all compute the same."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _file_bytes(contestant: Contestant) -> int:
 
 
 def show_records(records: list[Record]) -> None:
-    """Print each pair, then ours beside the best peer of each instruction set."""
+    """Print each pair, then ours compared with the best peer of each instruction set."""
     for record in records:
         show_table(pair_table(record))
     for isa in dict.fromkeys(record.get("isa", NATIVE) for record in records):

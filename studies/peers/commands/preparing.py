@@ -24,7 +24,7 @@ from studies.peers.quantizer import FILE_TYPES, quantize
 def setup(folder: Path, peers: tuple[str, ...], ik_llama: Path | None) -> None:
     """Install the peers: llama.cpp and its server are compiled (an hour on two cores), vLLM takes 3.5 GB of disk.
 
-    What is there already is left alone.
+    Existing files are kept.
     """
     for name in peers or ENVIRONMENTS:
         environment = ENVIRONMENTS[name]
@@ -40,7 +40,7 @@ def setup(folder: Path, peers: tuple[str, ...], ik_llama: Path | None) -> None:
 @click.command("model")
 @folder_option
 def write_model(folder: Path) -> None:
-    """Write the model as a Hugging Face folder and as GGUF files. What is there already is left alone.
+    """Write the model as a Hugging Face folder and as GGUF files. Existing files are kept.
 
     What only llama.cpp's quantizer or OpenVINO's exporter makes is left out until they are installed.
     """
