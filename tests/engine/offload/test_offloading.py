@@ -159,10 +159,10 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
         ({"device": "cuda:16GB:1"}, 'cuda:16GB:1\' cannot be read: write it as "cuda:MEMORY"'),
         (
             {"device": "cuda:16GiB", "pipeline": "cgopipe"},
-            "torch finds no CUDA device here; .*--device emulated:16GiB,12",
+            "torch finds no CUDA device here\\. Use .*--device emulated:16GiB,12",
         ),
-        ({"device": "cuda", "pipeline": "cgopipe"}, "torch finds no CUDA device here; .*--device emulated:16GiB,12"),
-        ({"device": "cuda"}, "torch finds no CUDA device here; .*--device emulated:16GiB,12"),
+        ({"device": "cuda", "pipeline": "cgopipe"}, "torch finds no CUDA device here\\. Use .*--device emulated:16GiB,12"),
+        ({"device": "cuda"}, "torch finds no CUDA device here\\. Use .*--device emulated:16GiB,12"),
     ],
 )
 def test_wishes_that_cannot_be_granted_are_explained(model, settings, complaint):
