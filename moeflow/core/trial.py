@@ -98,8 +98,9 @@ class GainTrial:
             self._num_on += 1
             earned = gain if self._is_exact else -self._risk
             self._credit = min(self._credit + self._share + earned, _MOST_CREDIT)
-            self._sum += gain
-            self._squares += gain * gain
+            bounded = max(gain, -_MOST_LOSS)  # one disturbed pass must not decide
+            self._sum += bounded
+            self._squares += bounded * bounded
         found = self._found()
         if found is not None:
             self._settle(found)

@@ -26,16 +26,16 @@ class InFlightChoice:
         return [trial for key in sorted(self._steps) for trial in _asked(self._steps[key])]
 
     def choose(self, num_tokens: int, num_sequences: int, most: int) -> int:
-        """Return the number for a pass that can be cut into so many at most: 1, 2, 4 or 8, or `most` if it is less."""
+        """Return the number for a pass that can be cut into so many at most: 1, 2, 4 or 8."""
         number = 1
         for trial in _asked(self._of_size(num_tokens, num_sequences)) if most > 1 else ():
-            if not trial.is_on:
+            if not trial.is_on or 2 * number > most:
                 break
             number *= 2
-        return min(number, most)
+        return number
 
     def note(self, num_tokens: int, num_sequences: int, number: int, seconds: float) -> None:
-        """Learn the time of a pass. A number cut down to `most` belongs to no trial."""
+        """Learn the time of a pass."""
         for step, trial in enumerate(_asked(self._of_size(num_tokens, num_sequences))):
             if number == (2 if trial.is_on else 1) << step:
                 trial.end_pass(1, seconds / num_tokens)

@@ -32,7 +32,9 @@ with on_demand(__name__):
 _TOGETHER: Final = (  # a change of the first setting also sets the others, which depend on it
     ("dtype", "quantize"),
     ("quantize", "dtype"),
-    ("device", "pipeline", "micro_batch", "resident_experts"),
+    ("device", "pipeline", "micro_batch", "resident_experts", "memory_bytes", "device_memory_bytes"),
+    ("num_replicas", "expert_parallel"),
+    ("num_ranks", "stages", "expert_layout", "attention_layout"),
 )
 
 

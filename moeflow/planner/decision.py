@@ -136,7 +136,7 @@ class Decision:
     def _held_bytes(self, held: _Held, cache: KVCacheChoice) -> int:
         """Return what all replicas hold at most; weights that they map from one file count once."""
         if held.plan is not None:
-            return self.num_replicas * self.budget.free_bytes
+            return self.budget.total_bytes
         own_bytes = self.budget.overhead_bytes + self.budget.num_here * cache.num_bytes
         num_copies = 1 if held.maps_together else self.num_replicas
         return self.num_replicas * own_bytes + num_copies * held.weight_bytes

@@ -41,7 +41,7 @@ class MemoryBudget:
         self._num_replicas = settings.num_replicas or 1
         self._num_ranks = count_ranks(settings)
         self.parallel: ParallelConfig | None = None  # once it is chosen; until then, the most usual counts
-        self.free_bytes = 0
+        self.free_bytes = self.total_bytes = 0  # of this engine; of all replicas
         self.draft_bytes = 0  # of draft models; set before `set_beside_weights`
         self.predictor_bytes = 0  # of the network that predicts experts; likewise
         self.num_state_slots = 0  # of recurrent states
@@ -54,7 +54,7 @@ class MemoryBudget:
 
         `mapped_bytes`: weights that all map from one file. A limit covers the server's own processes, too.
         """
-        total_bytes = free_bytes(self._settings, self._resources, self._device)
+        self.total_bytes = total_bytes = free_bytes(self._settings, self._resources, self._device)
         if self._num_replicas == 1:
             self.free_bytes = total_bytes
             return

@@ -91,6 +91,7 @@ class Speculation:
             num_kept = sum(draft.is_kept for draft in drafts)
             self.governor.note(batch.num_tokens, len(drafts), num_kept, seconds)
             self._note_use(drafts, len(batch.entries), seconds)
+        self._draft_s, self._had_drafts = {}, set()  # a pass without drafting must not be charged again
 
     def nodes(self, entry: BatchEntry) -> list[DraftNode]:
         """Return who drafted the tokens of an entry's tree, and their chances, while its pass is the newest."""

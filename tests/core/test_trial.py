@@ -246,3 +246,13 @@ def test_gains_are_followed_while_x_is_on():
         lost += 1
     assert 100 < lost < 200
     assert trial.verdict is False
+
+
+def test_one_disturbed_pass_does_not_decide():
+    trial = GainTrial("x")
+    passes = 0
+    gains = [-10.0]
+    while trial.verdict is None and passes < 20_000:
+        trial.note((gains.pop() if gains else 0.3) if trial.is_on else None)
+        passes += 1
+    assert trial.verdict is True

@@ -189,6 +189,10 @@ def test_a_plan_is_decided_again_if_its_packed_weights_are_gone(folder, tmp_path
     assert applied(gone, folder).config.packed_file == ""
 
 
+def replicas_that_share():
+    return dataclasses.replace(PLAN, settings={"num_replicas": 2, "expert_parallel": True})
+
+
 def test_settings_that_depend_on_another_change_with_it():
     on_device = dataclasses.replace(
         PLAN,
@@ -200,7 +204,10 @@ def test_settings_that_depend_on_another_change_with_it():
         "pipeline": None,
         "micro_batch": None,
         "resident_experts": None,
+        "memory_bytes": None,
+        "device_memory_bytes": None,
     }
+    assert changes(replicas_that_share(), Settings(num_replicas=1)) == {"num_replicas": 1, "expert_parallel": False}
     assert changes(on_device, Settings(quantize="int8")) == {"quantize": "int8", "dtype": "auto"}
 
 

@@ -161,7 +161,10 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
             {"device": "cuda:16GiB", "pipeline": "cgopipe"},
             "torch finds no CUDA device here\\. Use .*--device emulated:16GiB,12",
         ),
-        ({"device": "cuda", "pipeline": "cgopipe"}, "torch finds no CUDA device here\\. Use .*--device emulated:16GiB,12"),
+        (
+            {"device": "cuda", "pipeline": "cgopipe"},
+            "torch finds no CUDA device here\\. Use .*--device emulated:16GiB,12",
+        ),
         ({"device": "cuda"}, "torch finds no CUDA device here\\. Use .*--device emulated:16GiB,12"),
     ],
 )
