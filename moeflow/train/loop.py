@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.kernels.interrupts import hold_interrupts
 from moeflow.train.schedule import Progress, Schedule
 from moeflow.train.work_folder import StateFile
@@ -52,14 +52,14 @@ class TrainingLoop(Generic[Batch]):
     """Trains one task. It resumes at once if `state` has a state."""
 
     def __init__(self, task: TrainingTask[Batch], schedule: Schedule, state: StateFile | None = None) -> None:
-        """Raises: CheckpointError if the state is damaged."""
+        """Raises: CheckpointError if the state is damaged, or of another version."""
         self.progress = Progress()
         self.best = _copied(task.weights)
         self._task, self._schedule, self._state = task, schedule, state
         self._batches: tuple[int, Sequence[Batch]] = (-1, ())  # an epoch and its batches
         self._saved_s, self._saving_s = time.monotonic(), 0.0
         if state is not None and (saved := state.load()) is not None:
-            self.restore(Progress(**saved[1]["progress"]), saved[0])
+            self.restore(_progress_of(saved[1], state), saved[0])
 
     def run(self, on_step: Callable[[Progress], None] = lambda _: None) -> None:
         """Train to the end, then put the best weights in place. `on_step` is called after each step.
@@ -169,6 +169,15 @@ def torch_threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _progress_of(metadata: Mapping[str, Any], state: StateFile) -> Progress:
+    try:
+        return Progress(**metadata["progress"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            "is of another version", file=state.path, remedy="Start this training again (--restart)"
+        ) from error
 
 
 def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.train import loop
 from moeflow.train.loop import TrainingLoop, saved_schedule
 from moeflow.train.schedule import Progress, Schedule, cosine
@@ -150,3 +150,10 @@ def test_progress_counts_steps_epochs_or_seconds():
 def test_nothing_to_learn_from_is_an_error():
     with pytest.raises(ConfigError, match="too little text"):
         trained(Schedule(epochs=1), num_batches=0)
+
+
+def test_a_state_of_another_version_is_refused(tmp_path):
+    state = StateFile(tmp_path / "training.safetensors")
+    state.save({"weight": torch.zeros(1)}, {"progress": {"step": 3}})
+    with pytest.raises(CheckpointError, match=r"another version.*--restart"):
+        trained(Schedule(epochs=1), state)
