@@ -5,8 +5,8 @@
     python -m studies.engine_deaths aborts [MODEL] --out FILE     clients that hang up, then kills
 
 `kills` streams requests of many kinds from a server, once undisturbed and once while its engine is killed (SIGKILL) at
-random moments; it compares every token and reports the longest pause of a stream beside the time in which the engine
-was ready again. `aborts` reports memory, descriptors and threads of both processes after every tenth of the aborts, and
+random moments. It compares every token, and reports the longest pause of a stream and the engine's time to recover.
+`aborts` reports memory, descriptors and threads of both processes after every tenth of the aborts, and
 after the kills. All of it runs on this machine, bounded in count and time. Exits with 1 if a bar is missed.
 """
 

@@ -2,9 +2,9 @@
 
     python -m studies.memory_budget [MODEL] [--limits 700MiB,1GiB] [--formats bfloat16,int4] [--serve] [--enforce]
 
-For each run it prints the most that all processes together held in RAM (memory that they share counted for each), its
-share of the limit, and the most that a control group charged them with, page cache included, where one can be made (as
-root). With --enforce the group's limit is that of moeflow: what needs more is killed.
+For each run it prints the peak RAM of all processes (shared memory counts for each) and its share of the limit. As
+root, it also prints the peak charge of a control group, page cache included. With --enforce the group has moeflow's
+limit, and kills a process that needs more.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 //
 //   F8_E4M3      scale in float32 | 128 bytes, one a value
 //   INT4_G..     scale, zero point, 16 bits each | 128, 64 or 32 codes, a byte each, also of four bits
-//                a value is (code - zero point) * scale; the largest bit of the zero point says that the scale is
-//                bfloat16, else it is fp16
+//                a value is (code - zero point) * scale; the largest bit of the zero point marks a bfloat16 scale,
+//                else the scale is fp16
 //   NVFP4        factor in float32, the same in a whole row | two e4m3 numbers without a sign, of 16 values each | 16
 //                bytes, each two codes, the first in its low half
-//                scales are halves of e4m3 times factor or, if that is below zero, by what it is without the minus
+//                scales are halves of e4m3 times the factor; a negative factor divides instead, by its absolute value
 #pragma once
 
 #include <cstdint>

@@ -30,26 +30,25 @@ FORCE_INLINE void store_tile(const Tile& t, const FloatLanes (&acc)[R][B][kParts
       }
 }
 
-// Into the second cache: asked for by the first, so many lines at once hold the few buffers in which it waits for those
-// that are multiplied now (Zen 4, one row: 23 GB/s of int8 weights instead of 29).
+// Prefetches into the second cache. In the first, so many lines at once would occupy its few buffers, which the lines
+// being multiplied need (Zen 4, one row: 23 GB/s of int8 weights instead of 29).
 FORCE_INLINE void fetch_line(const uint8_t* line) { __builtin_prefetch(line, 0, 2); }
 
 // Prefetches later lines while others are multiplied.
 //
-// With several rows, or with halves to take apart, a line is so much work that the processor does not look ahead to
-// the next ones by itself (Zen 5, 6 rows: 28 GB/s of int8 weights instead of 18).
+// With several rows, or with halves to unpack, a line is so much work that the processor does not prefetch the next ones
+// by itself (Zen 5, 6 rows: 28 GB/s of int8 weights instead of 18).
 //
-// One row goes through weights so fast that the processor's queues fill up, and it forgets what else it was asked for: it
-// is asked again (Zen 4: 28 to 29 GB/s of int4, int8 and K-quants instead of 22 to 24); twice, or once where a line has many
-// operations, of which each asking is another.
+// One row goes through weights so fast that the processor's queues fill up and drop prefetches. So each is repeated
+// (Zen 4: 28 to 29 GB/s of int4, int8 and K-quants instead of 22 to 24): twice, or once for lines with many operations.
 template <int B>
 class Ahead {
  public:
   static constexpr int64_t kLinesAhead = 32;
   static constexpr int64_t kHeadAhead = 256;  // bytes, when a head is asked for again
 
-  // Of each band, `num_lines` are multiplied, which come after `head` bytes, `lines_at_once` of them at a time: where the
-  // bands turn to those that follow, no line is left out.
+  // Each band has `num_lines` lines after `head` bytes, multiplied `lines_at_once` at a time. No line is omitted where
+  // one group of bands ends and the next begins.
   Ahead(const Tile& t, int64_t head, int64_t num_lines, int64_t lines_at_once = 1)
       : own_head_(t.bands), stride_(t.band_stride) {
     if (t.fetch == Fetch::kNothing) return;

@@ -185,7 +185,7 @@ class Trial(GainTrial):
                 self._begin()
                 self._stands, self.is_on = 0, False
         elif self._usual.has_seen(size):
-            self.note(max(1 - seconds / max(self._usual.expect(size), 1e-9), -_MOST_LOSS))
+            self.note(1 - seconds / max(self._usual.expect(size), 1e-9))
         else:
             self.is_on = False  # a pass without X comes first
 

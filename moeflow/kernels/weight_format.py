@@ -4,14 +4,17 @@ A new format is a name and a record here, and a struct in csrc/formats/formats.h
 packs and unpacks it and reads it for products. All else that goes by format is derived from the two. Needs no
 torch.
 
-"int8" and "int4" store groups of 32 values as integers with one fp16 scale, as GGUF's Q8_0 and Q4_0 do; "int4-min" with
-a scale and a minimum, as Q4_1 does. The last is for weights that files have so: nothing else is rounded to it. The
-formats after it hold one kind of blocks each: GGUF's, under their names; integers with a scale and a zero point for
-128, 64 or 32 neighbours, as AWQ, GPTQ and compressed-tensors have them; 8-bit floats (e4m3) with a scale for 128, as
-DeepSeek's and Qwen's checkpoints have them; the levels of GGUF's grids (IQ1, IQ2, IQ3), each value's in four bits;
-4-bit floats (e2m1) with a scale for 16, as ModelOpt's and compressed-tensors' checkpoints have them (NVFP4). Some of
-GGUF's are made of floats, too, by a search for the scales with the least error (csrc/formats/quantize.cpp); a *mix*
-selects one for each matrix of a model (planner/choices/mixes.py).
+"int8" and "int4" store groups of 32 values as integers with one fp16 scale, like GGUF's Q8_0 and Q4_0. "int4-min" adds
+a minimum, like Q4_1. Only files have it: nothing else is rounded to it. Each later format holds one kind of blocks:
+
+- GGUF's blocks, under their names
+- integers with a scale and a zero point for 128, 64 or 32 neighbours (AWQ, GPTQ, compressed-tensors)
+- 8-bit floats (e4m3) with a scale for 128 (checkpoints of DeepSeek and Qwen)
+- levels of GGUF's grids (IQ1, IQ2, IQ3), four bits for each value
+- 4-bit floats (e2m1) with a scale for 16 (NVFP4 of ModelOpt and compressed-tensors)
+
+A search for the scales with the least error makes some of GGUF's blocks from floats (csrc/formats/quantize.cpp). A
+*mix* selects a format for each matrix of a model (planner/choices/mixes.py).
 """
 
 from __future__ import annotations

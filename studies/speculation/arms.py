@@ -1,8 +1,8 @@
 """The engines that answer in the study. They share one loaded model, and differ only in their drafts.
 
-Beside none, each speculator alone and all together, which draft as much as pays, there may be pairs of engines that
-draft a fixed number of tokens a pass: as a tree of the likeliest, and as the best single chain. They show the gain of
-trees at the same compute.
+The arms are no drafts, each speculator alone, and all combined; these draft as much as pays. Optional pairs draft a
+fixed number of tokens per pass: as a tree of the likeliest, and as the best single chain. They show the gain of trees
+at the same compute.
 """
 
 from __future__ import annotations
