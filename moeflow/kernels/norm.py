@@ -12,10 +12,14 @@ import msgspec
 
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu import row_ops
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import norm as triton_norm
 
 
 class NormWeights(msgspec.Struct, frozen=True):
@@ -64,6 +68,8 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """
     if row_ops.accepts(x):
         return row_ops.rms_norm(x, weight, eps)
+    if launching.accepts(x):
+        return triton_norm.rms_norm(x, weight, eps)
     wide = x.float()
     scale: Tensor = torch.linalg.vecdot(wide, wide).div_(x.shape[-1]).add_(eps).rsqrt_()
     return (wide * scale.unsqueeze(-1)).to(x.dtype).mul_(weight)
@@ -76,4 +82,6 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array
     """
     if row_ops.accepts(x):
         return row_ops.layer_norm(x, weight, bias, eps)
+    if launching.accepts(x):
+        return triton_norm.layer_norm(x, weight, bias, eps)
     return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)

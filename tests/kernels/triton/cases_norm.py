@@ -1,0 +1,24 @@
+"""The norm kernel, as it is compiled."""
+
+from moeflow.kernels.triton.norm import norm_kernel
+from tests.kernels.triton.ahead_of_time import Case
+
+CASES = [
+    Case(
+        f"norm, mean {mean}",
+        norm_kernel,
+        {
+            "x_ptr": "*bf16",
+            "weight_ptr": "*bf16",
+            "bias_ptr": "*bf16",
+            "out_ptr": "*bf16",
+            "size": "i32",
+            "stride": "i32",
+            "eps": "fp32",
+        },
+        {"subtracts_mean": mean, "has_bias": mean, "block": 2048},
+        aligned=("x_ptr", "weight_ptr", "bias_ptr", "out_ptr", "size", "stride"),
+        options={"num_warps": 4},
+    )
+    for mean in (False, True)
+]

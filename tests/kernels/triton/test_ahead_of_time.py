@@ -1,0 +1,36 @@
+"""Every kernel compiles for each GPU without spills, within shared memory, with tensor cores where it has products."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # of one program, by compute capability
+MODULES = sorted(path.stem for path in HERE.glob("cases_*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", MODULES)
+def test_kernels_compile_well_for_every_gpu(module: str) -> None:
+    for found in _figures(f"tests.kernels.triton.{module}"):
+        assert found["spill_bytes"] == 0, found
+        assert found["shared_bytes"] <= SHARED_BYTES[found["capability"]], found
+        if found["has_dot"] and found["capability"] >= 80:
+            assert found["instructions"]["HMMA"] + found["instructions"]["HGMMA"] > 0, found
+        if found["has_wide_loads"]:
+            assert found["num_wide_loads"] > 0, found
+
+
+def _figures(module: str) -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
+    command = [sys.executable, "-m", "tests.kernels.triton.ahead_of_time", module]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[2])
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found

@@ -1,0 +1,34 @@
+"""The norm kernel against the torch reference."""
+
+import pytest
+import torch
+
+from moeflow.kernels.triton import norm
+from tests.kernels.triton.tolerance import tolerance
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (3, 100), (2, 2, 33)])
+def test_rms_norm_is_the_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    torch.testing.assert_close(norm.rms_norm(x, weight, 1e-5).double(), expected, **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norm_is_the_reference(has_bias: bool, dtype: torch.dtype) -> None:
+    x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((5, 48), (48,), (48,)))
+    given = bias if has_bias else None
+    wide_bias = bias.double() if has_bias else None
+    expected = torch.nn.functional.layer_norm(x.double(), (48,), weight.double(), wide_bias, 1e-5)
+    torch.testing.assert_close(norm.layer_norm(x, weight, given, 1e-5).double(), expected, **tolerance(dtype))
+
+
+def test_rows_may_be_parts_of_longer_rows() -> None:
+    x, weight = torch.randn(4, 96)[:, :64], torch.randn(64)
+    expected = norm.rms_norm(x.contiguous(), weight, 1e-6)
+    assert torch.equal(norm.rms_norm(x, weight, 1e-6), expected)
