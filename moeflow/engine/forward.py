@@ -9,7 +9,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.engine.compute_setup import device_of_arrays
 from moeflow.kernels.arrays import Array, rows_of
-from moeflow.kernels.on_demand import on_demand, without_gradients
+from moeflow.kernels.on_demand import on_demand, torch, without_gradients
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.pass_input import PassInput
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moeflow.models.language_model import LanguageModel
 
 with on_demand(__name__):
-    from moeflow.engine import in_flight_forward
+    from moeflow.engine import decode_graphs, in_flight_forward
     from moeflow.engine.ranks import stage_forward
     from moeflow.kv import state_storage
 
@@ -102,7 +102,11 @@ def make_forward(
     if replica is not None:
         assert isinstance(model, CausalLM), "replicas that share experts keep their weights in memory"
         return in_flight_forward.InFlightForward(model, kv, replica.shares, replica.in_flight)
+    device = device_of_arrays(config, model.config)
+    if config.device != "cpu" and decode_graphs.can_capture(model, config):
+        assert isinstance(model, CausalLM)
+        return decode_graphs.GraphForward(model, kv, torch.device(config.device), config.scheduler)
     if upkeep is None or parallel is None or parallel.stages is None:
-        return WholeForward(model, kv, device_of_arrays(config, model.config))
+        return WholeForward(model, kv, device)
     assert isinstance(model, CausalLM), "ranks keep their weights in memory"
     return stage_forward.StageForward(model, kv, upkeep.group, parallel, parallel.stages)

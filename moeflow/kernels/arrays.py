@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
 
 try:
     from moeflow.kernels._cpu import address_of
@@ -24,6 +24,9 @@ except ImportError:  # nothing asks then, but for what would be quick enough wit
         found: int = x.__array_interface__["data"][0]
         return found
 
+
+with on_demand(__name__):
+    from moeflow.kernels import device_arrays
 
 if TYPE_CHECKING:  # type-checked as torch's: NumPy's arrays have the same methods, apart from functions of this module
     Array: TypeAlias = torch.Tensor
@@ -116,10 +119,13 @@ def floats_on(device: Device, *shape: int) -> Array:
 
 
 def ids_on(values: Sequence[int], device: Device) -> Array:
-    """Return int64 numbers on a device."""
+    """Return int64 numbers on a device; the host does not wait for a GPU."""
     if device is None:
         return cast("Array", np.array(values, np.int64))
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    device = torch.device(device)
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=torch.int64)
+    return device_arrays.on_device([values], device)[0]
 
 
 def floats(x: Array) -> Array:

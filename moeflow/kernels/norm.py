@@ -61,6 +61,14 @@ def normalise(x: Array, norm: NormWeights) -> Array:
     return rms_norm(x, norm.weight, norm.eps)
 
 
+def add_norm(x: Array, residual: Array, norm: NormWeights) -> tuple[Array, Array]:
+    """Return `x + residual`, and that normalised. Shapes: [..., H] all."""
+    if launching.accepts(x):
+        return triton_norm.add_norm(x, residual, norm.weight, norm.bias, norm.eps, subtracts_mean=norm.subtracts_mean)
+    total = x + residual
+    return total, normalise(total, norm)
+
+
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Return `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, the mean taken in float32.
 

@@ -10,18 +10,23 @@ differ only if the number falls on the border between two.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.kernels.arrays import on_host
 from moeflow.kernels.cpu import row_ops
+from moeflow.kernels.on_demand import on_demand
+from moeflow.kernels.triton import launching
+
+with on_demand(__name__):
+    from moeflow.kernels import device_sample
 
 Floats: TypeAlias = NDArray[np.float32]
 Doubles: TypeAlias = NDArray[np.float64]
 
-MIN_WEIGHT = 1.3e-38  # about the smallest normal float32
+MIN_WEIGHT: Final = 1.3e-38  # about the smallest normal float32
 NUCLEUS_WIDTH = 1024  # likeliest tokens that top-p looks at before it sorts a whole row: 8x cheaper at V = 49152
 
 
@@ -47,6 +52,8 @@ def sample_rows(logits: Any, samplings: Sequence[RowSampling]) -> list[int]:
     """
     if row_ops.accepts(logits):
         return row_ops.sample(logits, samplings)
+    if launching.accepts(logits):
+        return device_sample.sample_rows(logits, samplings)
     rows = on_host(logits)
     return [_sample_row(rows[one.row], one) for one in samplings]
 

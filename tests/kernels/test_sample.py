@@ -1,4 +1,4 @@
-"""Sampled tokens against the plain definition in numpy's float64, by the extension and by NumPy."""
+"""Sampled tokens against the plain definition in numpy's float64, by the extension, by NumPy and as on a GPU."""
 
 import math
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.sample import NUCLEUS_WIDTH, RowSampling, sample_rows
+from moeflow.kernels.triton import launching
 
 INF = math.inf
 ASKED = [
@@ -29,10 +30,11 @@ ASKED = [
 SIZES = [1, 5, 16, 255, 257, 1000, 5000]
 
 
-@pytest.fixture(params=["kernels", "numpy"])
+@pytest.fixture(params=["kernels", "numpy", "gpu"])
 def by(request, monkeypatch):
-    if request.param == "numpy":
+    if request.param != "kernels":
         monkeypatch.setattr(row_ops, "_AVAILABLE", False)
+        monkeypatch.setattr(launching, "accepts", lambda _: request.param == "gpu")
     elif extension.is_available():
         extension.set_num_threads(1)
     return request.param

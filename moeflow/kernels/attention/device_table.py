@@ -6,10 +6,12 @@ from array import array
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.device_arrays import staged
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _ROWS = 4  # numbers of a sequence
@@ -38,7 +40,7 @@ class DeviceTable(msgspec.Struct, frozen=True):
         device: torch.device,
     ) -> DeviceTable:
         """Copy `AttentionMetadata.table` to a device."""
-        copied = torch.frombuffer(table, dtype=torch.int32).to(device)
+        (copied,) = staged([np.frombuffer(table, np.int32)], device)
         num_sequence_values = _ROWS * num_sequences
         sequences = copied[:num_sequence_values].view(_ROWS, num_sequences)
         return cls(sequences, copied[num_sequence_values:], tree_masks, max_tokens, block_size)

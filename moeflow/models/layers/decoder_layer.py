@@ -11,8 +11,9 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.packed_layer import PackedLayer
 from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
-from moeflow.kernels.norm import PostNorms
+from moeflow.kernels.norm import PostNorms, add_norm
 from moeflow.kernels.rotary import RotaryTable
+from moeflow.kernels.triton import launching
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.divided_experts import RoutedTokens
@@ -128,11 +129,17 @@ class DecoderLayer:
         stage = self._stage
         if stage is not None and stage.slots is None and self.mlp.on_route is None:
             return stage(hidden, attended)
-        hidden = self.after_attention(hidden, attended)
-        normed = self.post_attention_layernorm(hidden)
+        hidden, normed = self._network_input(hidden, attended)
         if self._post_norms is None:
             return self.mlp(normed, residual=hidden)
         return self.add_network(hidden, self.mlp(normed))
+
+    def _network_input(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """Return hidden states plus what attention gives, and that normalised. Shapes: as `post_attention`."""
+        if self._post_norms is None and launching.accepts(attended):
+            return add_norm(self.mixer.out_proj(attended), hidden, self.post_attention_layernorm.weights)
+        hidden = self.after_attention(hidden, attended)
+        return hidden, self.post_attention_layernorm(hidden)
 
     def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Return hidden states plus what attention gives. Shapes: as `post_attention`."""
@@ -182,8 +189,7 @@ class DecoderLayer:
         """
         mlp = self.mlp
         assert isinstance(mlp, MoE)
-        hidden = self.after_attention(hidden, attended)
-        normed = self.post_attention_layernorm(hidden)
+        hidden, normed = self._network_input(hidden, attended)
         routed = RoutedTokens(mlp.expert_input(normed), *mlp.route(normed))
         return hidden if self.has_post_norms else mlp.with_shared(normed, hidden), routed
 

@@ -9,15 +9,17 @@ CASES = [
         norm_kernel,
         {
             "x_ptr": "*bf16",
+            "residual_ptr": "*bf16",
             "weight_ptr": "*bf16",
             "bias_ptr": "*bf16",
+            "sum_ptr": "*bf16",
             "out_ptr": "*bf16",
             "size": "i32",
             "stride": "i32",
             "eps": "fp32",
         },
-        {"subtracts_mean": mean, "has_bias": mean, "block": 2048},
-        aligned=("x_ptr", "weight_ptr", "bias_ptr", "out_ptr", "size", "stride"),
+        {"has_residual": not mean, "subtracts_mean": mean, "has_bias": mean, "block": 2048},
+        aligned=("x_ptr", "residual_ptr", "sum_ptr", "weight_ptr", "bias_ptr", "out_ptr", "size", "stride"),
         options={"num_warps": 4},
     )
     for mean in (False, True)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from moeflow.kernels.norm import NormWeights, normalise
 from moeflow.kernels.triton import norm
 from tests.kernels.triton.tolerance import tolerance
 
@@ -32,3 +33,13 @@ def test_rows_may_be_parts_of_longer_rows() -> None:
     x, weight = torch.randn(4, 96)[:, :64], torch.randn(64)
     expected = norm.rms_norm(x.contiguous(), weight, 1e-6)
     assert torch.equal(norm.rms_norm(x, weight, 1e-6), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("subtracts_mean", [False, True])
+def test_the_sum_with_a_residual_is_normalised(subtracts_mean: bool, dtype: torch.dtype) -> None:
+    x, residual, weight, bias = (torch.randn(shape).to(dtype) for shape in ((3, 40), (3, 40), (40,), (40,)))
+    weights = NormWeights(weight, 1e-5, subtracts_mean, bias if subtracts_mean else None)
+    total, normed = norm.add_norm(x, residual, weight, weights.bias, 1e-5, subtracts_mean=subtracts_mean)
+    torch.testing.assert_close(total, x + residual, **tolerance(dtype))
+    torch.testing.assert_close(normed, normalise(total, weights), **tolerance(dtype))

@@ -1,0 +1,169 @@
+"""Decode passes of a model on a GPU as CUDA graphs: the host starts one graph in place of some hundred kernels.
+
+A graph has fixed addresses and shapes. So the inputs lie in one buffer, which a single copy fills before each pass, and
+a pass is padded to the next captured number of sequences. A padding row repeats the first row: it chooses the same
+experts, so that it reads no others, and it stores nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.kernels.arrays import rows_of
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.device_table import DeviceTable
+from moeflow.kernels.device_arrays import pinned_bytes, views
+from moeflow.kernels.on_demand import without_gradients
+from moeflow.kernels.triton import launching
+from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.pass_input import PassInput
+
+logger = logging.getLogger(__name__)
+
+SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # sequences of captured passes
+_WARM_UPS: Final = 2  # runs before a capture: they compile kernels, and choose algorithms of products
+# One sequence of one token: what passes compute while they are captured.
+_PADDING: Final = PassInput(token_ids=[0], starts=[0], num_tokens=[1], block_ids=[(0,)], logit_rows=[])
+
+
+class Graph(Protocol):
+    """A captured pass."""
+
+    def replay(self) -> None:
+        """Compute the pass again, from the numbers that its inputs have now."""
+
+
+class _DecodePass(msgspec.Struct, frozen=True):
+    """A decode pass of a fixed number of sequences: its graph, and where it leaves the hidden states, [S, H]."""
+
+    graph: Graph
+    hidden: Tensor
+
+
+class GraphForward:
+    """A `Forward` that replays captured decode passes, and runs all others as they come."""
+
+    def __init__(self, model: CausalLM, kv: KVStorage, device: torch.device, scheduler: SchedulerConfig) -> None:
+        """Capture passes of up to as many sequences as are scheduled; takes about a second."""
+        self._model, self._kv, self._device = model, kv, device
+        self._max_blocks = -(-scheduler.max_model_len // kv.block_size)  # of a sequence
+        self._passes: dict[int, _DecodePass] = {}
+        self._sizes = SIZES[: bisect_left(SIZES, scheduler.max_num_seqs) + 1]
+        num_bytes = len(pinned_bytes(self._largest_arrays(self._sizes[-1]), torch.device("cpu")))
+        self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._pool = memory_pool()
+        self._capture_all()
+
+    def num_micro_batches(self, num_tokens: int) -> int:
+        """See `Forward`: one, since no other device computes at the same time."""
+        return 1
+
+    @without_gradients
+    def run(self, given: PassInput) -> Iterator[Tensor]:
+        """See `Forward`."""
+        size = self._size_for(given)
+        if size is None:
+            hidden = self._model(*given.tensors(self._kv, self._device))
+        else:
+            self._write_inputs(given, size)
+            self._passes[size].graph.replay()
+            hidden = self._passes[size].hidden[: len(given.starts)]
+        return (rows_of(hidden, rows) for rows in given.row_groups())
+
+    def close(self) -> None:
+        """Free the graphs."""
+        self._passes.clear()
+
+    @without_gradients
+    def _capture_all(self) -> None:
+        """Capture the largest pass first: smaller ones then find its memory free."""
+        try:
+            for size in reversed(self._sizes):
+                self._write_inputs(_PADDING, size)
+                self._passes[size] = _DecodePass(*capture(partial(self._run_static, size), self._pool))
+        except RuntimeError as error:
+            self._passes.clear()
+            logger.warning("decode passes run without CUDA graphs, which is slower: %s", error)
+
+    def _size_for(self, given: PassInput) -> int | None:
+        """Return the captured size that holds a pass; None: it is no decode pass, or is too large."""
+        number = len(given.starts)
+        if len(given.token_ids) != number or given.trees or given.states or given.num_encoder_tokens:
+            return None
+        place = bisect_left(self._sizes, number)
+        return self._sizes[place] if place < len(self._sizes) and self._sizes[place] in self._passes else None
+
+    def _write_inputs(self, given: PassInput, size: int) -> None:
+        host = pinned_bytes(self._arrays(given, size), self._device)
+        self._inputs[: len(host)].copy_(host, non_blocking=True)
+
+    def _arrays(self, given: PassInput, size: int) -> list[np.ndarray]:
+        """Return token ids, positions and slots, [S] int64 each, then the table of sequences, [4, S], and blocks."""
+        number, block_size = len(given.starts), self._kv.block_size
+        source = np.minimum(np.arange(size), number) % number  # of padding: the first row
+        starts = np.array(given.starts, np.int64)
+        block_counts = starts // block_size + 1
+        used = [ids[:count] for ids, count in zip(given.block_ids, block_counts, strict=True)]
+        last_blocks = np.array([ids[-1] for ids in used], np.int64)
+        slots = np.full(size, -1, np.int64)
+        slots[:number] = last_blocks * block_size + starts % block_size
+        table = np.empty((4, size), np.int32)
+        table[0] = np.arange(size)
+        table[1] = starts[source]
+        table[2] = 1
+        table[3] = (np.cumsum(block_counts) - block_counts)[source]
+        blocks = np.concatenate([np.array(ids, np.int32) for ids in used])
+        return [np.array(given.token_ids, np.int64)[source], starts[source], slots, table, blocks]
+
+    def _largest_arrays(self, size: int) -> list[np.ndarray]:
+        """Return the same arrays of the longest sequences, but for their numbers."""
+        return [*self._arrays(_PADDING, size)[:-1], np.zeros(size * self._max_blocks, np.int32)]
+
+    def _run_static(self, size: int) -> Tensor:
+        """Compute the pass whose inputs are in the buffer."""
+        block_size = self._kv.block_size
+        token_ids, positions, slots, table, blocks = views(self._inputs, self._largest_arrays(size))
+        device_table = DeviceTable(table, blocks, None, 1, block_size)
+        metadata = AttentionMetadata(slots, (), block_size, _device_table=device_table)
+        return self._model(token_ids, ForwardContext(positions, metadata, self._kv))
+
+
+def can_capture(model: object, config: EngineConfig) -> bool:
+    """Return whether decode passes of a model compute on a GPU alone, with nothing to do for the host in between."""
+    return (
+        isinstance(model, CausalLM)
+        and launching.accepts(model.norm.weight)
+        and model.config.recurrent is None
+        and config.record_routing is None
+    )
+
+
+def memory_pool() -> Any:
+    """Return the memory that all graphs share: only one runs at a time."""
+    return torch.cuda.graph_pool_handle()
+
+
+def capture(run: Callable[[], Tensor], pool: Any) -> tuple[Graph, Tensor]:
+    """Return a graph of what a function starts on the GPU, and the function's result. Raises: RuntimeError."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        hidden = run()
+    return graph, hidden

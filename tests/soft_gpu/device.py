@@ -1,0 +1,221 @@
+"""A torch device in main memory that refuses what CUDA refuses, and counts launches, synchronizations and copies.
+
+Registered as torch's PrivateUse1 device. That changes torch for the whole process, so use it in one of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME: Final = "softgpu"
+# Neither start a kernel nor move a number.
+_VIEWS: Final = frozenset(
+    (
+        *("view", "_unsafe_view", "as_strided", "slice", "select", "transpose", "t", "permute", "expand", "unsqueeze"),
+        *("squeeze", "split", "split_with_sizes", "unbind", "detach", "alias", "_reshape_alias", "chunk", "narrow"),
+        *("lift_fresh", "empty", "empty_strided", "new_empty", "empty_like", "unfold", "diagonal"),
+    )
+)
+# Their results, or the shapes of their results, are needed on the host.
+_SYNCHRONIZING: Final = frozenset(
+    (
+        *("nonzero", "bincount", "unique", "masked_select", "_local_scalar_dense", "item", "equal", "is_nonzero"),
+        "repeat_interleave",
+    )
+)
+_SCALARS: Final = ("_local_scalar_dense", "equal", "is_nonzero")
+_TAKES_HOST_INDICES: Final = ("index", "index_put_", "_index_put_impl_", "index_put")
+
+_setup_privateuseone_for_python_backend(NAME)
+DEVICE: Final = torch.device(NAME, 0)
+
+
+class Counts:
+    """What happened on the device, each by the line of moeflow that caused it."""
+
+    def __init__(self) -> None:
+        self.launches: collections.Counter[str] = collections.Counter()
+        self.synchronizations: collections.Counter[str] = collections.Counter()
+        self.pageable_copies: collections.Counter[str] = collections.Counter()
+
+    def clear(self) -> None:
+        """Begin again."""
+        for counter in (self.launches, self.synchronizations, self.pageable_copies):
+            counter.clear()
+
+    def report(self) -> dict[str, dict[str, int]]:
+        """Return all counts."""
+        return {
+            "launches": dict(self.launches),
+            "synchronizations": dict(self.synchronizations),
+            "pageable_copies": dict(self.pageable_copies),
+        }
+
+
+COUNTS: Final = Counts()
+
+
+class SoftTensor(torch.Tensor):
+    """A tensor on the device; `raw` has its numbers."""
+
+    raw: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, raw: torch.Tensor) -> SoftTensor:
+        made: SoftTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            raw.size(),
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+            dtype=raw.dtype,
+            device=DEVICE,
+            requires_grad=False,
+        )
+        made.raw = raw
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self) -> str:
+        return f"SoftTensor({self.raw})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class _Mode(TorchDispatchMode):
+    """Takes operations that make tensors on the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+@contextmanager
+def soft_gpu() -> Iterator[Counts]:
+    """Have the device in the block."""
+    tolist = torch.Tensor.tolist
+
+    def counted_tolist(self: torch.Tensor) -> Any:
+        if isinstance(self, SoftTensor):
+            COUNTS.synchronizations[f"tolist @ {_line()}"] += 1
+            return tolist(self.raw)
+        return tolist(self)
+
+    torch._C._set_only_lift_cpu_tensors(True)
+    torch.Tensor.tolist = counted_tolist  # type: ignore[method-assign]
+    try:
+        with _Mode():
+            yield COUNTS
+    finally:
+        torch.Tensor.tolist = tolist  # type: ignore[method-assign]
+        torch._C._set_only_lift_cpu_tensors(False)
+
+
+def raw(x: Any) -> Any:
+    """Return the numbers of a tensor on the device; anything else as it is."""
+    return x.raw if isinstance(x, SoftTensor) else x
+
+
+def wrapped(x: Any) -> Any:
+    """Return a tensor on the device with these numbers; anything else as it is."""
+    return SoftTensor(x) if isinstance(x, torch.Tensor) and not isinstance(x, SoftTensor) else x
+
+
+def count_launch(name: str, number: int = 1) -> None:
+    """Count kernels that are started outside torch."""
+    COUNTS.launches[name] += number
+
+
+def _line() -> str:
+    """Return the line of moeflow that is being run."""
+    for frame in reversed(traceback.extract_stack(limit=40)):
+        if "/moeflow/" in frame.filename and "on_demand" not in frame.filename and "/tests/" not in frame.filename:
+            return f"{frame.filename.rsplit('/moeflow/', 1)[-1]}:{frame.lineno}"
+    return "?"
+
+
+def _is_soft(device: Any) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = func.overloadpacket.__name__
+    tensors = [it for it in tree_flatten((args, kwargs))[0] if isinstance(it, torch.Tensor)]
+    is_on_device = any(isinstance(it, SoftTensor) for it in tensors)
+    if name == "_to_copy":
+        return _convert(func, args, kwargs, is_on_device)
+    if name in ("copy_", "_copy_from"):
+        return _copy(args[0], args[1], kwargs)
+    if not is_on_device and not _is_soft(kwargs.get("device")):
+        return func(*args, **kwargs)
+    if is_on_device:
+        _check_devices(name, tensors)
+    if name in _SYNCHRONIZING:
+        COUNTS.synchronizations[f"{name} @ {_line()}"] += 1
+    if name not in _VIEWS:
+        COUNTS.launches[f"{name} @ {_line()}"] += 1
+    out = func(*tree_map(raw, args), **_for_host(kwargs))
+    if name in _SCALARS:
+        return out
+    if "out" in kwargs:
+        return kwargs["out"]
+    if name.endswith("_") and not name.endswith("__"):
+        return args[0]
+    return tree_map(wrapped, out)
+
+
+def _for_host(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that make the same in main memory."""
+    found = {key: tree_map(raw, value) for key, value in kwargs.items() if key != "pin_memory"}
+    return found | {"device": "cpu"} if "device" in found else found
+
+
+def _convert(func: Any, args: Any, kwargs: dict[str, Any], is_on_device: bool) -> Any:
+    target = kwargs.get("device")
+    goes_to_device = is_on_device if target is None else _is_soft(target)
+    is_pinned = bool(kwargs.get("non_blocking"))
+    given = {key: value for key, value in kwargs.items() if key not in ("device", "non_blocking", "pin_memory")}
+    out = func(*tree_map(raw, args), **given)
+    if is_on_device and not goes_to_device:
+        COUNTS.synchronizations[f"copy to the host @ {_line()}"] += 1
+    if is_on_device and goes_to_device:
+        COUNTS.launches[f"_to_copy @ {_line()}"] += 1
+    if goes_to_device and not is_on_device:
+        if not is_pinned:
+            COUNTS.pageable_copies[_line()] += 1
+        out = out.clone()
+    return wrapped(out) if goes_to_device else out
+
+
+def _copy(target: Any, source: Any, kwargs: Mapping[str, Any]) -> Any:
+    to_device, from_device = isinstance(target, SoftTensor), isinstance(source, SoftTensor)
+    if to_device and from_device:
+        COUNTS.launches[f"copy_ @ {_line()}"] += 1
+    elif to_device:
+        if not kwargs.get("non_blocking"):
+            COUNTS.pageable_copies[_line()] += 1
+    elif from_device:
+        COUNTS.synchronizations[f"copy to the host @ {_line()}"] += 1
+    raw(target).copy_(raw(source))
+    return target
+
+
+def _check_devices(name: str, tensors: list[torch.Tensor]) -> None:
+    """Refuse tensors of both kinds of memory, as CUDA does, apart from numbers and indices."""
+    on_host = [it for it in tensors if not isinstance(it, SoftTensor) and it.dim() > 0]
+    if not on_host:
+        return
+    if name in _TAKES_HOST_INDICES and all(it.dtype in (torch.int64, torch.bool) for it in on_host):
+        COUNTS.pageable_copies[f"index @ {_line()}"] += 1
+        return
+    raise RuntimeError(f"Expected all tensors to be on the same device: {name} at {_line()}")
