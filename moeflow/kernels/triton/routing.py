@@ -26,8 +26,7 @@ _ONE_WARP = 512  # experts
 def sort_key(x):
     """Return integers in the order of float32 numbers, as torch sorts them: NaN is the largest, zeros are equal."""
     x = tl.where(x == 0.0, 0.0, x)
-    bits = tl.where(x == x, x, float("nan")).to(tl.int32, bitcast=True)
-    bits = tl.where(x == x, bits, 0x7FFFFFFF)
+    bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FFFFFFF)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
