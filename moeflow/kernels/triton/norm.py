@@ -19,15 +19,22 @@ def norm_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
+    hidden_ptr,
+    factor_ptr,
     out_ptr,
     size,
     stride,
     eps,
     subtracts_mean: tl.constexpr,
     has_bias: tl.constexpr,
+    has_hidden: tl.constexpr,
+    has_factor: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Normalise row `program_id(0)`: x and out have `size` numbers a row; out's rows are contiguous."""
+    """Normalise row `program_id(0)`, add it to the row of hidden states, and multiply the sum by a factor.
+
+    Shapes: x [T, size] in rows of `stride`; hidden and out [T, size], contiguous; weight and bias [size]; factor [1].
+    """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     is_inside = columns < size
@@ -42,20 +49,39 @@ def norm_kernel(
             y += tl.load(bias_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
     else:  # rounded before the weight, as the reference does
         y = (x * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
-    tl.store(out_ptr + row * size + columns, y.to(out_ptr.dtype.element_ty), mask=is_inside)
+    y = y.to(out_ptr.dtype.element_ty)
+    if has_hidden:
+        hidden = tl.load(hidden_ptr + row * size + columns, mask=is_inside, other=0.0)
+        y = (hidden.to(tl.float32) + y.to(tl.float32)).to(out_ptr.dtype.element_ty)
+    if has_factor:
+        y = (y.to(tl.float32) * tl.load(factor_ptr).to(tl.float32)).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * size + columns, y, mask=is_inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return rows over their root mean square, times weights. Shapes: x [..., H], weight [H] -> [..., H]."""
-    return _normalise(x, weight, None, eps, subtracts_mean=False)
+    return normalise(x, weight, None, eps, subtracts_mean=False)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Return what a layer norm makes of rows. Shapes: x [..., H], weight and bias [H] -> [..., H]."""
-    return _normalise(x, weight, bias, eps, subtracts_mean=True)
+    return normalise(x, weight, bias, eps, subtracts_mean=True)
 
 
-def _normalise(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, subtracts_mean: bool) -> Tensor:
+def normalise(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    subtracts_mean: bool,
+    hidden: Tensor | None = None,
+    factor: Tensor | None = None,
+) -> Tensor:
+    """Return the norm of rows, plus hidden states, times a factor, in one launch.
+
+    Shapes: x and hidden [..., H], weight and bias [H], factor [1] -> [..., H].
+    """
     size = x.shape[-1]
     rows = x.view(-1, size) if x.is_contiguous() else x.reshape(-1, size)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -66,12 +92,16 @@ def _normalise(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, su
         rows,
         weight,
         weight if bias is None else bias,
+        rows if hidden is None else hidden.contiguous(),
+        weight if factor is None else factor,
         out,
         size,
         rows.stride(0),
         eps,
         subtracts_mean=subtracts_mean,
         has_bias=bias is not None,
+        has_hidden=hidden is not None,
+        has_factor=factor is not None,
         block=block,
         num_warps=min(max(block // 512, 1), 8),
     )

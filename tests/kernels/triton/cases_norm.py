@@ -5,20 +5,23 @@ from tests.kernels.triton.ahead_of_time import Case
 
 CASES = [
     Case(
-        f"norm, mean {mean}",
+        f"norm, mean {mean}, adds {adds}",
         norm_kernel,
         {
             "x_ptr": "*bf16",
             "weight_ptr": "*bf16",
             "bias_ptr": "*bf16",
+            "hidden_ptr": "*bf16",
+            "factor_ptr": "*bf16",
             "out_ptr": "*bf16",
             "size": "i32",
             "stride": "i32",
             "eps": "fp32",
         },
-        {"subtracts_mean": mean, "has_bias": mean, "block": 2048},
-        aligned=("x_ptr", "weight_ptr", "bias_ptr", "out_ptr", "size", "stride"),
+        {"subtracts_mean": mean, "has_bias": mean, "has_hidden": adds, "has_factor": adds, "block": 2048},
+        aligned=("x_ptr", "weight_ptr", "bias_ptr", "hidden_ptr", "out_ptr", "size", "stride"),
         options={"num_warps": 4},
     )
     for mean in (False, True)
+    for adds in (False, True)
 ]

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from moeflow.kernels.norm import NormWeights, add_normalised
 from moeflow.kernels.triton import norm
+from tests.kernels.triton.launches import triton_alone
 from tests.kernels.triton.tolerance import tolerance
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -32,3 +34,26 @@ def test_rows_may_be_parts_of_longer_rows() -> None:
     x, weight = torch.randn(4, 96)[:, :64], torch.randn(64)
     expected = norm.rms_norm(x.contiguous(), weight, 1e-6)
     assert torch.equal(norm.rms_norm(x, weight, 1e-6), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("subtracts_mean", [False, True])
+@pytest.mark.parametrize("has_factor", [False, True])
+def test_hidden_states_are_added_and_scaled_in_the_same_launch(
+    has_factor: bool, subtracts_mean: bool, dtype: torch.dtype
+) -> None:
+    hidden, x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((3, 100), (3, 100), (100,), (100,)))
+    factor = torch.tensor([0.75]).to(dtype) if has_factor else None
+    norm_weights = NormWeights(weight, 1e-6, subtracts_mean, bias if subtracts_mean else None)
+    expected = add_normalised(
+        hidden.double(), x.double(), _wide(norm_weights), None if factor is None else factor.double()
+    )
+    with triton_alone(norm) as started:
+        found = add_normalised(hidden, x, norm_weights, factor)
+    assert len(started) == 1
+    torch.testing.assert_close(found.double(), expected, **tolerance(dtype))
+
+
+def _wide(weights: NormWeights) -> NormWeights:
+    bias = None if weights.bias is None else weights.bias.double()
+    return NormWeights(weights.weight.double(), weights.eps, weights.subtracts_mean, bias)
