@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+with on_demand(__name__):
+    from moeflow.kernels.triton import activation as triton_activation
 
 # x * sigmoid(x); x * Phi(x), exactly and by the usual tanh; max(x, 0)
 Nonlinearity = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -46,6 +49,12 @@ def apply_and_mul(function: Activation, gate_up: Tensor) -> Tensor:
 
     Shapes: gate_up [T, 2I] -> [T, I].
     """
+    if launching.accepts(gate_up):
+        if isinstance(function, ClampedSwiglu):
+            return triton_activation.apply_and_mul(
+                gate_up, "clamped_swiglu", alpha=function.alpha, limit=function.limit
+            )
+        return triton_activation.apply_and_mul(gate_up, function)
     gate, up = gate_up.chunk(2, dim=-1)
     if isinstance(function, ClampedSwiglu):
         gate, up = gate.clamp(max=function.limit), up.clamp(-function.limit, function.limit)

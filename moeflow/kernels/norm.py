@@ -69,6 +69,19 @@ def add_norm(x: Array, residual: Array, norm: NormWeights) -> tuple[Array, Array
     return total, normalise(total, norm)
 
 
+def add_normalised(hidden: Array, x: Array, norm: NormWeights, factor: Array | None = None) -> Array:
+    """Return `(hidden + normalise(x, norm)) * factor`.
+
+    Shapes: hidden and x [T, H], factor [1]; None: 1 -> [T, H].
+    """
+    if launching.accepts(x):
+        return triton_norm.normalise(
+            x, norm.weight, norm.bias, norm.eps, subtracts_mean=norm.subtracts_mean, hidden=hidden, factor=factor
+        )
+    hidden = hidden + normalise(x, norm)
+    return hidden if factor is None else hidden * factor
+
+
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Return `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, the mean taken in float32.
 

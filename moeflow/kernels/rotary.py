@@ -15,12 +15,16 @@ from numpy.typing import NDArray
 
 from moeflow.kernels.arrays import Array, array_on, dtype_name, is_in_main_memory, is_numpy, on_host
 from moeflow.kernels.cpu import rotary as cpu_rotary
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from moeflow.kernels.arrays import DType
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import rotary_table as triton_rotary_table
 
 Frequencies: TypeAlias = NDArray[np.floating[Any]]  # float32
 
@@ -100,7 +104,7 @@ def yarn_attention_factor(factor: float) -> float:
 
 
 def rotary_table(positions: Array, frequencies: Array, scale: float, dtype: DType) -> tuple[Array, Array]:
-    """Return cos and sin for each token, ready for `apply_rotary`, computed in float32, in main memory more precisely.
+    """Return cos and sin for each token, ready for `apply_rotary`, of angles in float32.
 
     The first half of sin is negated, so that the rotation is one roll, one product and one multiply-add.
 
@@ -113,6 +117,8 @@ def rotary_table(positions: Array, frequencies: Array, scale: float, dtype: DTyp
             table = _table(on_host(positions), on_host(frequencies), scale)
             cos, sin = (array_on(it, None if is_numpy(positions) else positions.device) for it in table)
         return (cos, sin) if dtype_name(dtype) == "float32" else (cos.to(dtype), sin.to(dtype))
+    if launching.accepts(positions):
+        return triton_rotary_table.rotary_table(positions, frequencies, scale, dtype)
     angles = torch.outer(positions.float(), frequencies)
     cos, sin = angles.cos() * scale, angles.sin() * scale
     cos = torch.cat((cos, cos), dim=-1)

@@ -10,12 +10,14 @@ from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.cpu.arguments import floats
 from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 with on_demand(__name__):
     from moeflow.kernels import sparsemixer
+    from moeflow.kernels.triton import routing as triton_routing
 
 Score = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2_sum"]
@@ -80,6 +82,8 @@ class Routing:
         self.check(router_logits.shape[1])
         if row_ops.accepts(router_logits):
             return row_ops.route(router_logits, self.top_k, self.handle)
+        if launching.accepts(router_logits):
+            return triton_routing.route(router_logits, self)
         logits = router_logits.float()
         if self.score == "sparsemixer":
             topk_ids, topk_weights = sparsemixer.sparsemixer(logits, self.top_k, self.jitter)
@@ -133,12 +137,7 @@ class Routing:
 
 
 def _best(ranks: Tensor, count: int) -> Tensor:
-    """Return the places of the largest numbers of each row: [T, count] int64.
-
-    Of equals the first in main memory; on other devices, which would have to sort whole rows for that, any.
-    """
-    if not ranks.is_cpu:
-        return ranks.topk(count, dim=-1).indices
+    """Return the places of the largest numbers of each row, of equals the first: [T, count] int64."""
     return ranks.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 

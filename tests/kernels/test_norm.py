@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moeflow.kernels.cpu import row_ops
-from moeflow.kernels.norm import NormWeights, layer_norm, normalise, rms_norm
+from moeflow.kernels.norm import NormWeights, add_normalised, layer_norm, normalise, rms_norm
 
 
 @pytest.fixture(autouse=True, params=["kernels", "torch"])
@@ -45,3 +45,11 @@ def test_a_layer_norm_is_that_of_the_definition(shape, dtype):
         assert got.dtype == dtype
         torch.testing.assert_close(got.double(), want + more, **tolerance)
         assert torch.equal(normalise(x, NormWeights(weight, 1e-3, True, given)), got)
+
+
+@pytest.mark.parametrize("subtracts_mean", [False, True])
+def test_hidden_states_are_added_and_scaled_with_the_bits_of_each_step(subtracts_mean):
+    hidden, x, norm = torch.randn(3, 16), torch.randn(3, 16), NormWeights(torch.randn(16), 1e-5, subtracts_mean)
+    assert torch.equal(add_normalised(hidden, x, norm), hidden + normalise(x, norm))
+    factor = torch.tensor([0.7])
+    assert torch.equal(add_normalised(hidden, x, norm, factor), (hidden + normalise(x, norm)) * factor)

@@ -15,10 +15,14 @@ from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Deco
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import PLAIN, Scores
 from moeflow.kernels.cpu import attention as cpu_attention
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import kv_cache
 
 
 def write_kv(k: Tensor, v: Tensor | None, blocks: KVBlocks, slots: Tensor) -> None:
@@ -28,6 +32,8 @@ def write_kv(k: Tensor, v: Tensor | None, blocks: KVBlocks, slots: Tensor) -> No
     """
     if cpu_attention.fits(k, blocks) and (v is None or cpu_attention.fits(v, blocks)):
         cpu_attention.write_kv(k, v, blocks, slots)
+    elif launching.accepts(k):
+        kv_cache.write_kv(k, v, blocks, slots)
     else:
         blocks.write(slots, k, v)
 

@@ -10,11 +10,15 @@ from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.norm import rms_norm
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.rotary import RotaryTable, apply_rotary
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import attention_input as triton_attention_input
 
 
 def attention_input(
@@ -27,6 +31,8 @@ def attention_input(
     """
     if blocks.handle is not None and row_ops.accepts(qkv):
         return row_ops.attention_input(qkv, heads, rotary, blocks, metadata.slots)
+    if launching.accepts(qkv):
+        return triton_attention_input.attention_input(qkv, heads, rotary, blocks, metadata.slots)
     num_keys = heads.num_kv_heads if heads.has_keys else 0
     num_rotated = heads.num_heads + num_keys
     sizes = [num_rotated * heads.head_dim, num_keys * heads.head_dim]

@@ -1,4 +1,4 @@
-"""Norms of rows, one program for each row. The reference is `kernels/norm.py`."""
+"""Norms of rows, one program for each row, and the sums before or after them. The reference is `kernels/norm.py`."""
 
 from __future__ import annotations
 
@@ -15,29 +15,13 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def normed_row(
-    x, is_inside, columns, size, weight_ptr, bias_ptr, eps, subtracts_mean: tl.constexpr, has_bias: tl.constexpr
-):
-    """Return a row of float32 numbers normalised, zeros where not `is_inside`, as float32."""
-    weight = tl.load(weight_ptr + columns, mask=is_inside, other=0.0)
-    if subtracts_mean:
-        x = tl.where(is_inside, x - tl.sum(x, axis=0) / size, 0.0)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=0) / size + eps)
-    if subtracts_mean:
-        y = x * scale * weight.to(tl.float32)
-        if has_bias:
-            y += tl.load(bias_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
-    else:  # rounded before the weight, as the reference does
-        y = (x * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
-    return y
-
-
-@triton.jit
 def norm_kernel(
     x_ptr,
     residual_ptr,
     weight_ptr,
     bias_ptr,
+    hidden_ptr,
+    factor_ptr,
     sum_ptr,
     out_ptr,
     size,
@@ -46,11 +30,14 @@ def norm_kernel(
     has_residual: tl.constexpr,
     subtracts_mean: tl.constexpr,
     has_bias: tl.constexpr,
+    has_hidden: tl.constexpr,
+    has_factor: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Normalise row `program_id(0)` of x, [n, size] with a stride between rows; with a residual that of their sum.
+    """Store `sum = x + residual` if there is a residual, then `out = (hidden + norm(sum)) * factor`, of one row.
 
-    residual, sum and out: [n, size], contiguous; the sum is stored where there is a residual.
+    Shapes: x [T, size] in rows of `stride`; residual, hidden, sum and out [T, size], contiguous; weight and bias
+    [size]; factor [1].
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
@@ -61,18 +48,33 @@ def norm_kernel(
         rounded = x.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + row * size + columns, rounded, mask=is_inside)
         x = rounded.to(tl.float32)
-    y = normed_row(x, is_inside, columns, size, weight_ptr, bias_ptr, eps, subtracts_mean, has_bias)
-    tl.store(out_ptr + row * size + columns, y.to(out_ptr.dtype.element_ty), mask=is_inside)
+    weight = tl.load(weight_ptr + columns, mask=is_inside, other=0.0)
+    if subtracts_mean:
+        x = tl.where(is_inside, x - tl.sum(x, axis=0) / size, 0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=0) / size + eps)
+    if subtracts_mean:
+        y = x * scale * weight.to(tl.float32)
+        if has_bias:
+            y += tl.load(bias_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
+    else:  # rounded before the weight, as the reference does
+        y = (x * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+    y = y.to(out_ptr.dtype.element_ty)
+    if has_hidden:
+        hidden = tl.load(hidden_ptr + row * size + columns, mask=is_inside, other=0.0)
+        y = (hidden.to(tl.float32) + y.to(tl.float32)).to(out_ptr.dtype.element_ty)
+    if has_factor:
+        y = (y.to(tl.float32) * tl.load(factor_ptr).to(tl.float32)).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * size + columns, y, mask=is_inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return rows over their root mean square, times weights. Shapes: x [..., H], weight [H] -> [..., H]."""
-    return _normalise(x, weight, None, eps, subtracts_mean=False)
+    return normalise(x, weight, None, eps, subtracts_mean=False)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Return what a layer norm makes of rows. Shapes: x [..., H], weight and bias [H] -> [..., H]."""
-    return _normalise(x, weight, bias, eps, subtracts_mean=True)
+    return normalise(x, weight, bias, eps, subtracts_mean=True)
 
 
 def add_norm(
@@ -80,11 +82,11 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return `x + residual` and that normalised, in one launch. Shapes: [..., H] all."""
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    normed = _normalise(x, weight, bias, eps, subtracts_mean=subtracts_mean, residual=residual, total=total)
+    normed = normalise(x, weight, bias, eps, subtracts_mean=subtracts_mean, residual=residual, total=total)
     return total, normed
 
 
-def _normalise(
+def normalise(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -93,7 +95,14 @@ def _normalise(
     subtracts_mean: bool,
     residual: Tensor | None = None,
     total: Tensor | None = None,
+    hidden: Tensor | None = None,
+    factor: Tensor | None = None,
 ) -> Tensor:
+    """Return the norm of rows, of their sum with a residual, plus hidden states, times a factor, in one launch.
+
+    `total` receives the sum. Shapes: x, residual, total and hidden [..., H], weight and bias [H], factor [1]
+    -> [..., H].
+    """
     size = x.shape[-1]
     rows = x.view(-1, size) if x.is_contiguous() else x.reshape(-1, size)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -105,6 +114,8 @@ def _normalise(
         rows if residual is None else residual.contiguous(),
         weight,
         weight if bias is None else bias,
+        rows if hidden is None else hidden.contiguous(),
+        weight if factor is None else factor,
         out if total is None else total,
         out,
         size,
@@ -113,6 +124,8 @@ def _normalise(
         has_residual=residual is not None,
         subtracts_mean=subtracts_mean,
         has_bias=bias is not None,
+        has_hidden=hidden is not None,
+        has_factor=factor is not None,
         block=block,
         num_warps=min(max(block // 512, 1), 8),
     )

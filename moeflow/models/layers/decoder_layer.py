@@ -146,12 +146,11 @@ class DecoderLayer:
         out_proj = self.mixer.out_proj
         if self._post_norms is None:
             return out_proj(attended, residual=hidden)
-        return hidden + self._post_norms[0](out_proj(attended))
+        return self._post_norms[0].add(hidden, out_proj(attended))
 
     def add_network(self, hidden: Tensor, result: Tensor) -> Tensor:
         """Return hidden states plus what the feed-forward network has returned, scaled. Shapes: [T, H] all."""
-        hidden = hidden + (result if self._post_norms is None else self._post_norms[1](result))
-        return hidden if self._scale is None else hidden * self._scale
+        return hidden + result if self._post_norms is None else self._post_norms[1].add(hidden, result, self._scale)
 
     def add_chosen(self, normed: Tensor, topk_ids: Tensor, topk_weights: Tensor, hidden: Tensor) -> Tensor:
         """Finish a layer that was run as far as its router, with experts that the kernels could not do with.

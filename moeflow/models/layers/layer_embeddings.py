@@ -77,8 +77,7 @@ class LayerInput:
         if self.packed is not None:
             return self.packed(hidden, inputs, self._number)
         units = apply(self._function, self._gate(hidden)) * inputs[:, self._number]
-        hidden = hidden + self._norm(self._projection(units))
-        return hidden if self._scale is None else hidden * self._scale
+        return self._norm.add(hidden, self._projection(units), self._scale)
 
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.arrays import Array
-from moeflow.kernels.norm import NormWeights, normalise
+from moeflow.kernels.norm import NormWeights, add_normalised, normalise
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 
@@ -44,6 +44,10 @@ class Norm:
     def __call__(self, x: Array) -> Array:
         """Shapes: x [..., size] -> the same."""
         return normalise(x, self.weights)
+
+    def add(self, hidden: Array, x: Array, factor: Array | None = None) -> Array:
+        """Return hidden states plus normalised x, times a factor. Shapes: hidden and x [T, size], factor [1]."""
+        return add_normalised(hidden, x, self.weights, factor)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Array]]:
         """Yield (checkpoint name, destination)."""

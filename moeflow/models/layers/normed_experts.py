@@ -55,8 +55,7 @@ class NormedExperts(MoE):
     def joined(self, shared: Tensor | None, chosen: Tensor) -> Tensor:
         """See `MoE`. Shapes: [T, H] all."""
         assert shared is not None, "there is no network"
-        result: Tensor = self._network_norm(shared) + self._experts_norm(chosen)
-        return result
+        return self._experts_norm.add(self._network_norm(shared), chosen)
 
     def router_logits(self, hidden: Tensor) -> Tensor:
         """See `MoE`. Shapes: hidden [T, H] -> [T, E]."""

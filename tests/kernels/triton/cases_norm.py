@@ -5,22 +5,35 @@ from tests.kernels.triton.ahead_of_time import Case
 
 CASES = [
     Case(
-        f"norm, mean {mean}",
+        f"norm, mean {mean}, adds {adds}",
         norm_kernel,
         {
             "x_ptr": "*bf16",
             "residual_ptr": "*bf16",
             "weight_ptr": "*bf16",
             "bias_ptr": "*bf16",
+            "hidden_ptr": "*bf16",
+            "factor_ptr": "*bf16",
             "sum_ptr": "*bf16",
             "out_ptr": "*bf16",
             "size": "i32",
             "stride": "i32",
             "eps": "fp32",
         },
-        {"has_residual": not mean, "subtracts_mean": mean, "has_bias": mean, "block": 2048},
-        aligned=("x_ptr", "residual_ptr", "sum_ptr", "weight_ptr", "bias_ptr", "out_ptr", "size", "stride"),
+        {
+            "has_residual": not adds,
+            "subtracts_mean": mean,
+            "has_bias": mean,
+            "has_hidden": adds,
+            "has_factor": adds,
+            "block": 2048,
+        },
+        aligned=(
+            *("x_ptr", "residual_ptr", "weight_ptr", "bias_ptr", "hidden_ptr", "sum_ptr", "out_ptr"),
+            *("size", "stride"),
+        ),
         options={"num_warps": 4},
     )
     for mean in (False, True)
+    for adds in (False, True)
 ]

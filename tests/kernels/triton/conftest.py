@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
 
@@ -28,3 +29,17 @@ def _exact_dots_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
         return create_dot(self, widened(a), widened(b), *others)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot_of_floats)
+
+
+@pytest.fixture(autouse=True)
+def _rounding_to_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round float32 to the nearest bfloat16, as a GPU does: the interpreter cuts bits off."""
+    cast = interpreter.InterpreterBuilder.cast_impl
+
+    def rounding_cast(self: Any, source: Any, dtype: Any) -> Any:
+        if source.dtype.scalar is not tl.float32 or dtype.scalar is not tl.bfloat16:
+            return cast(self, source, dtype)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16).numpy()
+        return interpreter.TensorHandle(rounded.view(np.uint16), dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", rounding_cast)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from moeflow.kernels.norm import NormWeights, normalise
+from moeflow.kernels.norm import NormWeights, add_normalised, normalise
 from moeflow.kernels.triton import norm
+from tests.kernels.triton.launches import triton_alone
 from tests.kernels.triton.tolerance import tolerance
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -43,3 +44,26 @@ def test_the_sum_with_a_residual_is_normalised(subtracts_mean: bool, dtype: torc
     total, normed = norm.add_norm(x, residual, weight, weights.bias, 1e-5, subtracts_mean=subtracts_mean)
     torch.testing.assert_close(total, x + residual, **tolerance(dtype))
     torch.testing.assert_close(normed, normalise(total, weights), **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("subtracts_mean", [False, True])
+@pytest.mark.parametrize("has_factor", [False, True])
+def test_hidden_states_are_added_and_scaled_in_the_same_launch(
+    has_factor: bool, subtracts_mean: bool, dtype: torch.dtype
+) -> None:
+    hidden, x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((3, 100), (3, 100), (100,), (100,)))
+    factor = torch.tensor([0.75]).to(dtype) if has_factor else None
+    norm_weights = NormWeights(weight, 1e-6, subtracts_mean, bias if subtracts_mean else None)
+    expected = add_normalised(
+        hidden.double(), x.double(), _wide(norm_weights), None if factor is None else factor.double()
+    )
+    with triton_alone(norm) as started:
+        found = add_normalised(hidden, x, norm_weights, factor)
+    assert len(started) == 1
+    torch.testing.assert_close(found.double(), expected, **tolerance(dtype))
+
+
+def _wide(weights: NormWeights) -> NormWeights:
+    bias = None if weights.bias is None else weights.bias.double()
+    return NormWeights(weights.weight.double(), weights.eps, weights.subtracts_mean, bias)
