@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from moeflow.kernels.arrays import Array, ids_on, is_int64
+from moeflow.kernels.attention.device_table import DeviceTable
 from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class AttentionMetadata(msgspec.Struct):
     )
     _plans: dict[tuple[int | None, torch.dtype], AttentionPlan] = {}
     _table: array[int] | None = None
+    _device_table: DeviceTable | None = None
 
     @classmethod
     def build(
@@ -162,6 +164,20 @@ class AttentionMetadata(msgspec.Struct):
                 table.extend(span.block_ids)
             self._table = table
         return self._table
+
+    @property
+    def device_table(self) -> DeviceTable:
+        """The pass as kernels on a GPU read it, on the device of `slots`. One copy, made on first use."""
+        if self._device_table is None:
+            self._device_table = DeviceTable.of(
+                self.table,
+                num_sequences=len(self.spans),
+                max_tokens=max(span.num_tokens for span in self.spans),
+                block_size=self.block_size,
+                tree_masks=self.tree_masks,
+                device=self.slots.device,
+            )
+        return self._device_table
 
     def plan(self, sliding_window: int | None, dtype: torch.dtype) -> AttentionPlan:
         """Return the attention calls of a layer with this window and this dtype of q."""
