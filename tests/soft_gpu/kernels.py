@@ -38,7 +38,7 @@ def soft_kernels() -> Iterator[None]:
     with (
         mock.patch.object(launching, "accepts", lambda x: isinstance(x, SoftTensor)),
         mock.patch.object(decode_graphs, "capture", _capture),
-        mock.patch.object(decode_graphs, "memory_pool", lambda: None),
+        mock.patch.object(decode_graphs, "memory_pool", return_value=None),
         mock.patch.object(triton_norm, "rms_norm", _counted(norm.rms_norm)),
         mock.patch.object(triton_norm, "layer_norm", _counted(norm.layer_norm)),
     ):

@@ -1,8 +1,8 @@
 """Paged attention: prefill chunks and decodes of many sequences in one pass.
 
 K and V of all tokens of the pass are stored first: a sequence may read blocks that another one of the same pass writes.
-The CPU extension computes the inputs that it supports. The plain torch code here runs on any device, and tests compare
-the extension with it. There each prefill chunk is one attention call, and decodes share one call
+The CPU extension and the Triton kernels compute the inputs that they support. The plain torch code here runs on any
+device, and tests compare both with it. There each prefill chunk is one attention call, and decodes share one call
 per group of similar context length, padded and masked. Grouped-query heads share their K and V without copies.
 Cached values must be finite for it: masked positions are multiplied by zero, not skipped.
 """
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 with on_demand(__name__):
+    from moeflow.kernels.triton import attention as triton_attention
     from moeflow.kernels.triton import kv_cache
 
 
@@ -47,6 +48,8 @@ def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Sco
     """
     if cpu_attention.fits(q, blocks):
         return cpu_attention.attend(q, blocks, metadata, scores)
+    if launching.accepts(q) and metadata.lengths is None and scores.bias is None:
+        return triton_attention.attend(q, blocks, metadata.device_table, scores)
     return attend_reference(q, blocks, metadata, scores)
 
 
