@@ -146,7 +146,7 @@ def can_capture(model: object, config: EngineConfig) -> bool:
         isinstance(model, CausalLM)
         and launching.accepts(model.norm.weight)
         and model.config.recurrent is None
-        and config.record_routing is None
+        and not config.record_routing
     )
 
 

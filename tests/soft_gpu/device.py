@@ -155,7 +155,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "_to_copy":
         return _convert(func, args, kwargs, is_on_device)
     if name in ("copy_", "_copy_from"):
-        return _copy(args[0], args[1], kwargs)
+        return _copy(args[0], args[1], kwargs.get("non_blocking", len(args) > 2 and args[2]))
     if not is_on_device and not _is_soft(kwargs.get("device")):
         return func(*args, **kwargs)
     if is_on_device:
@@ -197,12 +197,12 @@ def _convert(func: Any, args: Any, kwargs: dict[str, Any], is_on_device: bool) -
     return wrapped(out) if goes_to_device else out
 
 
-def _copy(target: Any, source: Any, kwargs: Mapping[str, Any]) -> Any:
+def _copy(target: Any, source: Any, is_pinned: bool) -> Any:
     to_device, from_device = isinstance(target, SoftTensor), isinstance(source, SoftTensor)
     if to_device and from_device:
         COUNTS.launches[f"copy_ @ {_line()}"] += 1
     elif to_device:
-        if not kwargs.get("non_blocking"):
+        if not is_pinned:
             COUNTS.pageable_copies[_line()] += 1
     elif from_device:
         COUNTS.synchronizations[f"copy to the host @ {_line()}"] += 1

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import msgspec
 import torch
-from torch.utils._pytree import tree_map
 
 from moeflow.engine import decode_graphs
-from moeflow.kernels import norm
-from moeflow.kernels.triton import launching
+from moeflow.kernels import activation, norm, rotary
+from moeflow.kernels.attention import attention as attention_reference
+from moeflow.kernels.attention import attention_input as attention_input_reference
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.device_table import DeviceTable
+from moeflow.kernels.attention.kv_blocks import KVBlocks
+from moeflow.kernels.attention.scores import Scores
+from moeflow.kernels.norm import NormWeights
+from moeflow.kernels.triton import activation as triton_activation
+from moeflow.kernels.triton import attention as triton_attention
+from moeflow.kernels.triton import attention_input as triton_attention_input
+from moeflow.kernels.triton import kv_cache, launching, rotary_table
 from moeflow.kernels.triton import norm as triton_norm
+from moeflow.kernels.triton import routing as triton_routing
 from tests.soft_gpu.device import SoftTensor, count_launch, raw, wrapped
+
+Function = Callable[..., Any]
+H100 = launching.GPU(capability=90, num_multiprocessors=132)
 
 
 class _Rerun:
@@ -35,20 +51,124 @@ def _capture(run: Callable[[], Any], pool: None) -> tuple[_Rerun, Any]:
 @contextmanager
 def soft_kernels() -> Iterator[None]:
     """Have tensors on the device taken by the kernels' stand-ins in the block."""
-    with (
-        mock.patch.object(launching, "accepts", lambda x: isinstance(x, SoftTensor)),
-        mock.patch.object(decode_graphs, "capture", _capture),
-        mock.patch.object(decode_graphs, "memory_pool", return_value=None),
-        mock.patch.object(triton_norm, "rms_norm", _counted(norm.rms_norm)),
-        mock.patch.object(triton_norm, "layer_norm", _counted(norm.layer_norm)),
-    ):
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(launching, "accepts", lambda x: isinstance(x, SoftTensor)))
+        patches.enter_context(mock.patch.object(decode_graphs, "capture", _capture))
+        patches.enter_context(mock.patch.object(decode_graphs, "memory_pool", return_value=None))
+        patches.enter_context(mock.patch.object(triton_attention, "gpu_of", return_value=H100))
+        for module, name, reference in _REFERENCES:
+            stand_in = _stand_in(getattr(module, name), reference)
+            patches.enter_context(mock.patch.object(module, name, stand_in))
+        for module in {module for module, *_ in _REFERENCES}:
+            patches.enter_context(mock.patch.object(module, "launch", _count))
         yield
 
 
-def _counted(reference: Any, num_launches: int = 1) -> Any:
+def _count(kernel: Any, grid: Any, *arguments: Any, **constants: Any) -> None:
+    count_launch(kernel.__name__)
+
+
+def _stand_in(real: Function, reference: Function) -> Function:
+    """Return a function that runs the kernels' own host code for its launches, and the reference for its numbers."""
+
     def run(*arguments: Any, **named: Any) -> Any:
-        count_launch(reference.__name__, num_launches)
-        out = reference(*tree_map(raw, arguments), **tree_map(raw, named))
-        return tree_map(lambda x: wrapped(x) if isinstance(x, torch.Tensor) else x, out)
+        real(*arguments, **named)
+        found = reference(*map(_plain, arguments), **{name: _plain(value) for name, value in named.items()})
+        return tuple(map(wrapped, found)) if isinstance(found, tuple) else wrapped(found)
 
     return run
+
+
+def _plain(x: Any) -> Any:
+    """Return a value with all tensors in main memory."""
+    if isinstance(x, KVBlocks):
+        return KVBlocks(
+            raw(x.storage),
+            x.dtype,
+            num_kv_heads=x.num_kv_heads,
+            block_size=x.block_size,
+            head_dim=x.head_dim,
+            latent_dim=x.latent_dim,
+        )
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return dataclasses.replace(
+            x, **{it.name: _plain(getattr(x, it.name)) for it in dataclasses.fields(x) if it.init}
+        )
+    if isinstance(x, msgspec.Struct):
+        return msgspec.structs.replace(x, **{name: _plain(getattr(x, name)) for name in x.__struct_fields__})
+    return raw(x)
+
+
+def _normalise(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    *,
+    subtracts_mean: bool,
+    residual: Any = None,
+    total: Any = None,
+    hidden: Any = None,
+    factor: Any = None,
+) -> Any:
+    if residual is not None:
+        x = total.copy_(x + residual)
+    weights = NormWeights(weight, eps, subtracts_mean, bias)
+    return norm.normalise(x, weights) if hidden is None else norm.add_normalised(hidden, x, weights, factor)
+
+
+def _attend(q: torch.Tensor, blocks: KVBlocks, table: DeviceTable, scores: Scores) -> torch.Tensor:
+    """Attend from the tokens that the table names."""
+    out = torch.zeros(len(q), q.shape[1] * blocks.value_dim, dtype=q.dtype)
+    for first, start, number, place in table.sequences.T.tolist():
+        if number == 0:
+            continue
+        num_blocks = -(-(start + number) // table.block_size)
+        tokens = slice(first, first + number)
+        metadata = AttentionMetadata.build(
+            starts=[start],
+            num_tokens=[number],
+            block_ids=[table.block_ids[place : place + num_blocks].tolist()],
+            block_size=table.block_size,
+            device="cpu",
+            tree_masks=None if table.tree_masks is None else table.tree_masks[tokens],
+        )
+        out[tokens] = attention_reference.attend_reference(q[tokens], blocks, metadata, scores)
+    return out
+
+
+def _attention_input(qkv: torch.Tensor, heads: Any, table: Any, blocks: KVBlocks, slots: torch.Tensor) -> Any:
+    is_stored = slots >= 0
+    kept = AttentionMetadata(slots[is_stored], (), blocks.block_size)
+    some = None if table is None else rotary.RotaryTable(table.cos[is_stored], table.sin[is_stored])
+    attention_input_reference.attention_input(qkv[is_stored].clone(), heads, some, blocks, kept)
+    spare = KVBlocks(
+        blocks.storage.clone(),
+        blocks.dtype,
+        num_kv_heads=blocks.num_kv_heads,
+        block_size=blocks.block_size,
+        head_dim=blocks.head_dim,
+    )
+    everywhere = AttentionMetadata(slots.clamp(min=0), (), blocks.block_size)
+    return attention_input_reference.attention_input(qkv.clone(), heads, table, spare, everywhere)
+
+
+def _write_kv(k: torch.Tensor, v: torch.Tensor | None, blocks: KVBlocks, slots: torch.Tensor) -> None:
+    is_stored = slots >= 0
+    blocks.write(slots[is_stored], k[is_stored], None if v is None else v[is_stored])
+
+
+def _apply_and_mul(gate_up: torch.Tensor, function: Any, *, alpha: float = 0.0, limit: float = 0.0) -> torch.Tensor:
+    chosen = activation.ClampedSwiglu(alpha, limit) if function == "clamped_swiglu" else function
+    return activation.apply_and_mul(chosen, gate_up)
+
+
+_REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
+    (triton_norm, "normalise", _normalise),
+    (triton_attention, "attend", _attend),
+    (triton_attention_input, "attention_input", _attention_input),
+    (kv_cache, "write_kv", _write_kv),
+    (triton_routing, "route", lambda logits, routing: routing(logits)),
+    (triton_activation, "apply_and_mul", _apply_and_mul),
+    (rotary_table, "rotary_table", rotary.rotary_table),
+)

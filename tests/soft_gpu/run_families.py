@@ -41,6 +41,7 @@ SMALL: Mapping[str, Any] = {
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 NUM_EXPERTS = 8
 NUM_TOKENS = 6
+BATCHES = (1, 3, 16)
 
 
 def main(families: list[str]) -> None:
@@ -66,7 +67,7 @@ def _compare(family: str, folder: Path) -> dict[str, Any]:
     """Return whether both give the same tokens, and the counts of the last decode pass for each batch."""
     write_model(family, folder, 0, **_small(family))
     found: dict[str, Any] = {}
-    for batch in (1, 16):
+    for batch in BATCHES:
         lengths = [(5, 1, 33, 17)[number % 4] for number in range(batch)]
         expected, _ = _run(_config(folder, "cpu"), lengths)
         config = _config(folder, device.NAME)

@@ -1,0 +1,45 @@
+"""Whole models of every family on the GPU in software: the processor's tokens, few launches, no waiting in a layer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+
+ROOT = Path(__file__).parents[2]
+GROUPS = (
+    ("qwen3_moe", "mixtral", "gpt_oss", "llama"),
+    ("olmoe", "qwen2_moe", "qwen3", "gemma3_text"),
+    ("glm4_moe", "ernie4_5_moe", "dots1", "granitemoe"),
+    ("minimax_m2", "phimoe", "hunyuan_v1_moe", "granitemoeshared"),
+    ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gemma4_text"),
+)
+OUTSIDE_LAYERS = 16  # embedding, rotary tables, the last norm, logits and sampling
+NUM_LAYERS = 2
+# Of a layer: mixtures with a shared expert, latent attention or norms of results have more parts.
+MOST_LAUNCHES = 12
+MOST_OF_FAMILY = {"qwen2_moe": 18}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("families", GROUPS, ids="-".join)
+def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "tests.soft_gpu.run_families", *families]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == set(families)
+    for family, batches in found.items():
+        most = MOST_OF_FAMILY.get(family, MOST_LAUNCHES) * NUM_LAYERS + OUTSIDE_LAYERS
+        for batch, counts in batches.items():
+            where = f"{family}, batch {batch}: {counts}"
+            assert counts["is_equal"], where
+            assert sum(counts["launches"].values()) <= most, where
+            assert sum(counts["synchronizations"].values()) == 1, where  # for the sampled tokens
+            assert not counts["pageable_copies"], where
