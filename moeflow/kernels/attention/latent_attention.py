@@ -41,7 +41,7 @@ def attend_to_latents(
     metadata: AttentionMetadata,
     scores: Scores,
 ) -> Tensor:
-    """Store the latent and rotary key of each token, and attend. On a GPU one kernel and two products surround attention.
+    """Store the latent and rotary key of each token, and attend: on a GPU by one kernel and two products besides.
 
     Shapes: q [T, H * (N + R)], kept [T, L + R], up [H, N + V, L], keys before values -> [T, H * V].
     """
