@@ -20,11 +20,15 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.latent_heads import LatentHeads
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.norm import normalise
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.rotary import RotaryTable, apply_rotary
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import latent_input
 
 
 def attend_to_latents(
@@ -37,10 +41,12 @@ def attend_to_latents(
     metadata: AttentionMetadata,
     scores: Scores,
 ) -> Tensor:
-    """Store the latent and rotary key of each token, and attend. Plain torch, except for attention itself.
+    """Store the latent and rotary key of each token, and attend: on a GPU by one kernel and two products besides.
 
     Shapes: q [T, H * (N + R)], kept [T, L + R], up [H, N + V, L], keys before values -> [T, H * V].
     """
+    if launching.accepts(kept):
+        return _attend_on_gpu(q, kept, up, heads, rotary, blocks, metadata, scores)
     latents, rotary_keys = torch.split(kept, [heads.latent_dim, heads.rope_dim], dim=-1)
     latents = normalise(latents.contiguous(), heads.latent_norm)
     keys = torch.cat([latents[:, None], _rotated(rotary_keys[:, None], heads, rotary)], dim=-1)
@@ -51,6 +57,30 @@ def attend_to_latents(
     queries = torch.cat([torch.einsum("thn,hnl->thl", nope, to_keys), _rotated(rope, heads, rotary)], dim=-1)
     attended = attend(queries, blocks, metadata, scores).view(len(q), heads.num_heads, heads.latent_dim)
     return torch.einsum("thl,hvl->thv", attended, to_values).flatten(1)
+
+
+def _attend_on_gpu(
+    q: Tensor,
+    kept: Tensor,
+    up: Tensor,
+    heads: LatentHeads,
+    rotary: RotaryTable,
+    blocks: KVBlocks,
+    metadata: AttentionMetadata,
+    scores: Scores,
+) -> Tensor:
+    queries = latent_input.latent_input(q, kept, heads, rotary, blocks, metadata.slots)
+    nope = q.view(len(q), heads.num_heads, heads.query_dim)[..., : heads.nope_dim]
+    _multiply_heads(nope, up[:, : heads.nope_dim], queries[..., : heads.latent_dim])
+    attended = attend(queries, blocks, metadata, scores).view(len(q), heads.num_heads, heads.latent_dim)
+    out = q.new_empty(len(q), heads.num_heads, heads.value_dim)
+    _multiply_heads(attended, up[:, heads.nope_dim :].transpose(1, 2), out)
+    return out.flatten(1)
+
+
+def _multiply_heads(x: Tensor, matrices: Tensor, out: Tensor) -> None:
+    """Write each head's product, without copies. Shapes: x [T, H, n], matrices [H, n, m], out [T, H, m]."""
+    torch.bmm(x.transpose(0, 1), matrices, out=out.transpose(0, 1))
 
 
 def _rotated(x: Tensor, heads: LatentHeads, rotary: RotaryTable) -> Tensor:

@@ -23,7 +23,9 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_gated_
     shape = (x.shape[0], -1, weight.shape[1])
     share = torch.nn.functional.silu(gate.float()).reshape(shape)
     wide = x.float().reshape(shape)
-    normed = rms_norm(wide * share if is_gated_first else wide, torch.ones(weight.shape[1]), eps).to(x.dtype) * weight
+    normed = (
+        rms_norm(wide * share if is_gated_first else wide, wide.new_ones(weight.shape[1]), eps).to(x.dtype) * weight
+    )
     return (normed if is_gated_first else normed * share).to(x.dtype).flatten(1)
 
 

@@ -211,7 +211,7 @@ def cell_pointers(blocks: KVBlocks) -> tuple[Tensor, Tensor]:
 
 def heads_of_program(num_heads: int, block_dim: int) -> int:
     """Return how many heads a program of one warp takes: 16 numbers a lane, whatever the number of tokens."""
-    return min(max(512 // block_dim, 1), triton.next_power_of_2(num_heads))
+    return int(min(max(512 // block_dim, 1), triton.next_power_of_2(num_heads)))
 
 
 def rows_of_heads(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
@@ -148,3 +149,19 @@ def test_sigmoid_gates(isa):
     found = sigmoid_gate(x, gates[:, 9:46])
     torch.testing.assert_close(found, x * gates[:, 9:46].sigmoid(), atol=1e-6, rtol=1e-5)
     assert torch.equal(found[3:4], sigmoid_gate(x[3:4], gates[3:4, 9:46]))
+
+
+@pytest.mark.parametrize("is_gated_first", [False, True])
+def test_a_gated_norm_makes_its_tensors_on_the_device_of_its_input(is_gated_first: bool) -> None:
+    devices = set()
+
+    class Devices(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            devices.add(result.device.type)
+            return result
+
+    x, gate, weight = (torch.empty(shape, device="meta") for shape in ((3, 8), (3, 8), (2, 4)))
+    with Devices():
+        gated_norm(x, gate, weight, 1e-6, is_gated_first=is_gated_first)
+    assert devices == {"meta"}

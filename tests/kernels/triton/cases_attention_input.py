@@ -4,6 +4,7 @@ from typing import Any
 
 from moeflow.kernels.triton.attention_input import attention_input_kernel
 from moeflow.kernels.triton.kv_cache import write_kv_kernel
+from moeflow.kernels.triton.latent_input import latent_input_kernel
 from tests.kernels.triton.ahead_of_time import Case
 
 INPUTS = ("qkv_ptr", "q_norm_ptr", "k_norm_ptr", "v_norm_ptr", "cos_ptr", "sin_ptr", "queries_ptr")
@@ -68,6 +69,24 @@ def write_case(name: str, block_heads: int, block_dim: int, *, is_latent: bool, 
     return Case(name, write_kv_kernel, signature, constants, aligned, {"num_warps": 1, "enable_fp_fusion": False})
 
 
+def latent_case(name: str, *, kv: str) -> Case:
+    """Return a case of DeepSeek-V3's latent attention."""
+    constants = {
+        "is_interleaved": True,
+        "block_size": 16,
+        "is_int8": kv == "i8",
+        "block_heads": 8,
+        "block_rope": 64,
+        "block_latent": 512,
+    }
+    inputs = ("q_ptr", "kept_ptr", "norm_ptr", "cos_ptr", "sin_ptr", "queries_ptr")
+    signature = dict.fromkeys(inputs, "*bf16") | {"slots_ptr": "*i64", "cells_ptr": f"*{kv}", "scales_ptr": "*fp32"}
+    numbers = ("q_stride", "kept_stride", "num_heads", "nope_dim", "rope_dim", "latent_dim")
+    signature |= dict.fromkeys(numbers, "i32") | {"eps": "fp32"}
+    aligned = (*inputs, "slots_ptr", "cells_ptr", "scales_ptr", *numbers)
+    return Case(name, latent_input_kernel, signature, constants, aligned, {"num_warps": 1, "enable_fp_fusion": False})
+
+
 CASES = [
     case("qwen3, before attention", 4, 128, 1),
     case("qwen3, before attention, int8", 4, 128, 1, kv="i8"),
@@ -77,4 +96,6 @@ CASES = [
     case("glm-4, before attention", 4, 128, 1, is_interleaved=True, has_q_norm=False, has_k_norm=False),
     write_case("keys and values", 4, 128, is_latent=False, kv="bf16"),
     write_case("latents, int8", 1, 512, is_latent=True, kv="i8"),
+    latent_case("deepseek-v3, before attention", kv="bf16"),
+    latent_case("deepseek-v3, before attention, int8", kv="i8"),
 ]

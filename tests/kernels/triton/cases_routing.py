@@ -47,5 +47,6 @@ CASES = [
     case("gpt-oss, routing", 32, 4),
     case("deepseek-v3, routing", 256, 8, 8, 4, score="sigmoid", sums_two=True, has_bias=True),
     case("phi-3.5-moe, routing", 16, 2, score="sparsemixer", renormalizes=False),
+    case("one gate, routing", 1, 1, score="sigmoid", renormalizes=False),
     case("qwen3-next, routing", 512, 10, has_scales=True),
 ]
