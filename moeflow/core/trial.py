@@ -1,7 +1,7 @@
 """Whether X makes passes faster: measured in windows of passes with and without X, decided, and rarely tried again.
 
-A trial starts with X off and saves `share` of the time of each pass. A pass with X is tried once the saved time covers
-its risk: an upper bound of its loss, from the gains so far. So an X that loses costs at most about `share` of all time.
+A trial starts with X off and saves `SHARE` of the time of each pass. A pass with X is tried once the saved time covers
+its risk: an upper bound of its loss, from the gains so far. So an X that loses costs at most about `SHARE` of all time.
 An X that gains soon carries no risk; then windows with and without X alternate until the difference is certain.
 
 A decision against X stands for `FIRST_REST` passes, and twice as long after each trial that confirms it. A decision for
@@ -50,7 +50,7 @@ class GainTrial:
 
     _is_exact: ClassVar[bool] = True  # so gains pay for the next tries, and need no passes without X
 
-    def __init__(self, name: str, *, share: float = SHARE, starts_on: bool = False) -> None:
+    def __init__(self, name: str, *, starts_on: bool = False) -> None:
         """`name` is for messages.
 
         Use `starts_on` for a part of another X, whose own trial bounds the losses: its windows alternate at once.
@@ -58,7 +58,7 @@ class GainTrial:
         self.name = name
         self.is_on = False  # in the next pass
         self.verdict: bool | None = None  # of the last trial
-        self._share, self._starts_on = share, starts_on
+        self._starts_on = starts_on
         self._next_rest = FIRST_REST
         self._begin()
 
@@ -96,11 +96,11 @@ class GainTrial:
         self._in_window += 1
         if gain is None:
             self._num_off += 1
-            self._credit = max(self._credit, min(self._credit + self._share, self._risk))
+            self._credit = max(self._credit, min(self._credit + SHARE, self._risk))
         else:
             self._num_on += 1
             earned = gain if self._is_exact else -self._risk
-            self._credit = min(self._credit + self._share + earned, _MOST_CREDIT)
+            self._credit = min(self._credit + SHARE + earned, _MOST_CREDIT)
             bounded = max(gain, -_MOST_LOSS)  # one disturbed pass must not decide
             self._sum += bounded
             self._squares += bounded * bounded
@@ -115,7 +115,7 @@ class GainTrial:
 
     def _follow(self, gain: float | None) -> None:
         """Watch an X that is on; it ends once it has lost its gains."""
-        self._credit = min(self._credit + self._share + (gain or 0.0), _MOST_CREDIT)
+        self._credit = min(self._credit + SHARE + (gain or 0.0), _MOST_CREDIT)
         if self._credit < 0:
             self._settle(False)
 
@@ -164,12 +164,12 @@ class Trial(GainTrial):
 
     _is_exact = False
 
-    def __init__(self, name: str, *, share: float = SHARE, starts_on: bool = False) -> None:
+    def __init__(self, name: str, *, starts_on: bool = False) -> None:
         self._usual = RunningCurve(_WEIGHT, cell=_cell)  # passes without X
         self._waited = 0.0  # share of their time
         self._noise, self._num_noise = _NOISE**2, _ASSUMED  # mean square of their gains, which would be 0 without noise
         self._next_stand, self._stands = FIRST_STAND, 0  # passes until the next check, and since the decision for X
-        super().__init__(name, share=share, starts_on=starts_on)
+        super().__init__(name, starts_on=starts_on)
 
     @property
     def reason(self) -> str:
