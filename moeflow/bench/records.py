@@ -31,6 +31,8 @@ Record = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 CODE = ("moeflow", "csrc", "studies", "CMakeLists.txt", "pyproject.toml", "constraints.txt")
 PACKAGES = ("moeflow", "torch", "numpy", "transformers")
+_ALWAYS = ("kind", "time", "command", "commit", "machine", "versions")
+_MACHINE = ("cpu", "cores", "memory_gib", "threads")
 
 
 def make_record(kind: str, command: Sequence[str], *, seed: int, threads: int | None, **measured: Any) -> Record:
@@ -111,10 +113,19 @@ def read(files: Iterable[Path]) -> list[Record]:
                 record = parse_json(line)
             except UnreadableError as error:
                 raise ConfigError(f"{file}, line {number}: no JSON: {error}; delete the line") from error
-            if not isinstance(record, dict) or "kind" not in record:
-                raise ConfigError(f"{file}, line {number}: no record, it has no 'kind'; delete the line")
+            if missing := _missing(record):
+                raise ConfigError(f"{file}, line {number}: no record, it has no {', '.join(missing)}; delete the line")
             records.append(record)
     return records
+
+
+def _missing(record: Any) -> list[str]:
+    """Return the fields of every record that this one lacks."""
+    if not isinstance(record, dict):
+        return list(_ALWAYS)
+    machine = record.get("machine")
+    parts = [f"machine.{name}" for name in _MACHINE if not isinstance(machine, dict) or name not in machine]
+    return [name for name in _ALWAYS if name not in record] or parts
 
 
 def _cpu_name() -> str:

@@ -1,11 +1,12 @@
 """Whether X makes passes faster: measured in windows of passes with and without X, decided, and rarely tried again.
 
-A trial starts with X off and saves `share` of the time of each pass. A pass with X is tried once the saved time covers
-its risk: an upper bound of its loss, from the gains so far. So an X that loses costs at most about `share` of all time.
+A trial starts with X off and saves `SHARE` of the time of each pass. A pass with X is tried once the saved time covers
+its risk: an upper bound of its loss, from the gains so far. So an X that loses costs at most about `SHARE` of all time.
 An X that gains soon carries no risk; then windows with and without X alternate until the difference is certain.
 
-A decision against X stands for `FIRST_REST` passes, and twice as long after each trial that confirms it. Gains are
-shares of the time of a pass without X. No clock is read here.
+A decision against X stands for `FIRST_REST` passes, and twice as long after each trial that confirms it. A decision for
+X stands for `FIRST_STAND` passes, and twice as long after each check. Gains are shares of the time of a pass without X.
+No clock is read here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ WINDOW: Final = 4  # passes in a row with X, or without
 MIN_GAIN: Final = 0.01  # a smaller gain is not worth the work that X does
 FIRST_REST: Final = 512  # passes
 LONGEST_REST: Final = 16384
-STAND: Final = 512  # passes after which a decision for X is checked
+FIRST_STAND: Final = 64  # passes after which a decision for X is checked
+STAND: Final = 512  # ... at most
 MOST_WAITED: Final = 0.55  # of the time of passes without X: an X that hides waits never gained above this share
 MOST_RISK: Final = 0.3  # of a pass; a trial that risks more ends
 _MAX_TRIED: Final = 2048  # passes with X, after which an open trial ends
@@ -34,6 +36,7 @@ _CONFIRMED: Final = 1.0  # ... and a check with `_CHECK` passes of each kind
 _CHECK: Final = 32
 _LEAST_EXACT: Final = 16  # exact gains before a decision, because they may differ much; they pay for losses until then
 _NOISE: Final = 0.2  # standard deviation of a gain: an assumption that weighs as `_ASSUMED` passes without gain
+_NOISE_PASSES: Final = 128  # memory of the noise in passes without X
 _ASSUMED: Final = 8
 _RISK_ERRORS: Final = 2.26  # so that a first try risks 0.16 of a pass, the worst recorded loss
 _MOST_LOSS: Final = 1.0  # of a pass that counts: a slower one was disturbed
@@ -47,7 +50,7 @@ class GainTrial:
 
     _is_exact: ClassVar[bool] = True  # so gains pay for the next tries, and need no passes without X
 
-    def __init__(self, name: str, *, share: float = SHARE, starts_on: bool = False) -> None:
+    def __init__(self, name: str, *, starts_on: bool = False) -> None:
         """`name` is for messages.
 
         Use `starts_on` for a part of another X, whose own trial bounds the losses: its windows alternate at once.
@@ -55,7 +58,7 @@ class GainTrial:
         self.name = name
         self.is_on = False  # in the next pass
         self.verdict: bool | None = None  # of the last trial
-        self._share, self._starts_on = share, starts_on
+        self._starts_on = starts_on
         self._next_rest = FIRST_REST
         self._begin()
 
@@ -93,11 +96,11 @@ class GainTrial:
         self._in_window += 1
         if gain is None:
             self._num_off += 1
-            self._credit = max(self._credit, min(self._credit + self._share, self._risk))
+            self._credit = max(self._credit, min(self._credit + SHARE, self._risk))
         else:
             self._num_on += 1
             earned = gain if self._is_exact else -self._risk
-            self._credit = min(self._credit + self._share + earned, _MOST_CREDIT)
+            self._credit = min(self._credit + SHARE + earned, _MOST_CREDIT)
             bounded = max(gain, -_MOST_LOSS)  # one disturbed pass must not decide
             self._sum += bounded
             self._squares += bounded * bounded
@@ -112,7 +115,7 @@ class GainTrial:
 
     def _follow(self, gain: float | None) -> None:
         """Watch an X that is on; it ends once it has lost its gains."""
-        self._credit = min(self._credit + self._share + (gain or 0.0), _MOST_CREDIT)
+        self._credit = min(self._credit + SHARE + (gain or 0.0), _MOST_CREDIT)
         if self._credit < 0:
             self._settle(False)
 
@@ -146,9 +149,14 @@ class GainTrial:
 
     @property
     def _risk(self) -> float:
-        """Return an upper bound of the loss of the next pass with X, as a share of a pass."""
-        number = _ASSUMED + self._num_on
-        return max(_RISK_ERRORS * math.sqrt(self._variance / number) - self._sum / number, 0.0)
+        """Return an upper bound of the loss of the next pass with X, as a share of a pass.
+
+        Noise makes gains count less, but losses count in full.
+        """
+        variance = self._variance
+        precision = _ASSUMED / _NOISE**2 + self._num_on / variance
+        expected = min(self._sum / (_ASSUMED + self._num_on), self._sum / variance / precision)
+        return max(_RISK_ERRORS / math.sqrt(precision) - expected, 0.0)
 
 
 class Trial(GainTrial):
@@ -156,11 +164,12 @@ class Trial(GainTrial):
 
     _is_exact = False
 
-    def __init__(self, name: str, *, share: float = SHARE, starts_on: bool = False) -> None:
+    def __init__(self, name: str, *, starts_on: bool = False) -> None:
         self._usual = RunningCurve(_WEIGHT, cell=_cell)  # passes without X
         self._waited = 0.0  # share of their time
-        self._stands = 0  # passes since the decision for X
-        super().__init__(name, share=share, starts_on=starts_on)
+        self._noise, self._num_noise = _NOISE**2, _ASSUMED  # mean square of their gains, which would be 0 without noise
+        self._next_stand, self._stands = FIRST_STAND, 0  # passes until the next check, and since the decision for X
+        super().__init__(name, starts_on=starts_on)
 
     @property
     def reason(self) -> str:
@@ -172,7 +181,9 @@ class Trial(GainTrial):
 
         A device that is busy all the time leaves X nothing to gain, so X is not tried there.
         """
+        gain = 1 - seconds / max(self._usual.expect(size), 1e-9) if self._usual.has_seen(size) else None
         if not self.is_on:
+            self._note_noise(gain)
             self._usual.note(size, seconds)
             self._waited += _WEIGHT * (waited_s / max(seconds, waited_s, 1e-9) - self._waited)
             if self._is_hopeless:
@@ -181,13 +192,28 @@ class Trial(GainTrial):
                 self.note(None)
         elif self._has_decided:
             self._stands += 1
-            if self._stands == STAND:
+            if self._stands == self._next_stand:
                 self._begin()
-                self._stands, self.is_on = 0, False
-        elif self._usual.has_seen(size):
-            self.note(1 - seconds / max(self._usual.expect(size), 1e-9))
+                self._next_stand, self._stands, self.is_on = min(2 * self._next_stand, STAND), 0, False
+        elif gain is not None:
+            self.note(gain)
         else:
             self.is_on = False  # a pass without X comes first
+
+    def _settle(self, verdict: bool) -> None:
+        if verdict is not self.verdict:
+            self._next_stand = FIRST_STAND
+        super()._settle(verdict)
+
+    def _note_noise(self, gain: float | None) -> None:
+        """Learn the noise of a comparison from a pass without X. Few passes with X do not show it."""
+        if gain is not None:
+            self._num_noise = min(self._num_noise + 1, _NOISE_PASSES)
+            self._noise += (min(gain * gain, _MOST_LOSS) - self._noise) / self._num_noise
+
+    @property
+    def _variance(self) -> float:
+        return max(super()._variance, self._noise)
 
     @property
     def _is_hopeless(self) -> bool:

@@ -232,8 +232,6 @@ class ModelRunner:
 
         Raises: StorageError if an expert that it needs cannot be read, CapacityError if memory is too short.
         """
-        if self._keeper is not None:
-            self._keeper.make_room(batch)
         with self._noted(batch):
             result = self._run(batch)
             self._num_generated = sum(len(one.tokens) for one in result.sampled.values())
@@ -256,15 +254,13 @@ class ModelRunner:
 
     @contextmanager
     def _noted(self, batch: Batch) -> Iterator[None]:
-        """Report the beginning and end of a pass to trace, recorder and expert store."""
-        if self._experts is not None:
-            self._experts.begin_pass(batch)
-        if self._lossy is not None:
-            self._lossy.begin_pass(batch)
-        if self._recorder is not None:
-            self._recorder.begin_pass(batch)
-        start_ns, stall_s = time.perf_counter_ns(), self._stall_s()
+        """Report the beginning and end of a pass to trace, recorder and expert store.
+
+        A pass that cannot begin has failed, too: drafts may have announced it to the expert store.
+        """
         try:
+            self._begin_pass(batch)
+            start_ns, stall_s = time.perf_counter_ns(), self._stall_s()
             yield
         except BaseException:
             if self._recorder is not None:
@@ -282,6 +278,16 @@ class ModelRunner:
         if self._recorder is not None:
             compute_s = (end_ns - start_ns) / 1e9 - (self._stall_s() - stall_s)
             self._recorder.end_pass(num_generated=self._num_generated, compute_s=compute_s)
+
+    def _begin_pass(self, batch: Batch) -> None:
+        if self._keeper is not None:
+            self._keeper.make_room(batch)
+        if self._experts is not None:
+            self._experts.begin_pass(batch)
+        if self._lossy is not None:
+            self._lossy.begin_pass(batch)
+        if self._recorder is not None:
+            self._recorder.begin_pass(batch)
 
     def _stall_s(self) -> float:
         return 0.0 if self._experts is None else self._experts.stall_s

@@ -6,7 +6,7 @@ expert, as the kernels do for resident experts. So the contents of memory and th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from moeflow.experts.cache.expert_cache import ExpertCache
@@ -95,32 +95,31 @@ class CachedExperts:
         Blocks: until the experts are there. Raises: StorageError if one of them cannot be read.
         """
         work = _Work(self, hidden, topk_ids, topk_weights, residual)
-        remote = self.pool.remote
+        pool, remote = self.pool, self.pool.remote
         sent = None if remote is None else remote.send(self.layer, work.experts, hidden, topk_ids, topk_weights)
-        if sent is None:
-            self._compute_here(work, hidden, topk_ids)
-            return work.sums()
-        work.leave(sent.experts)
-        self._compute_here(work, hidden, topk_ids)
-        sent.note_computed_here(work.experts)
-        if sent.experts and (missing := self.pool.spanned(WAITS, self.layer, sent.collect, work.pairs)):
-            work.experts = missing
-            self._compute_here(work, hidden, topk_ids)
-        return work.sums()
-
-    def _compute_here(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
-        """Compute with the experts that this process has, or reads."""
-        pool = self.pool
 
         def prefetch() -> None:
             if pool.prefetch is not None:
                 pool.prefetch.see(self.layer, hidden, topk_ids)
 
+        if sent is not None:
+            work.leave(sent.experts)
+        self._compute_here(work, prefetch)
+        if sent is not None:
+            sent.note_computed_here(work.experts)
+            if sent.experts and (missing := pool.spanned(WAITS, self.layer, sent.collect, work.pairs)):
+                work.experts = missing
+                self._compute_here(work, lambda: None)
+        return work.sums()
+
+    def _compute_here(self, work: _Work, on_queued: Callable[[], None]) -> None:
+        """Compute with the experts that this process has, or reads. See `run_leased` for `on_queued`."""
+        pool = self.pool
         if pool.stream.takes(len(work.experts)):
             pool.stream.run(self.layer, work, pool.spanned)
-            prefetch()
+            on_queued()
         else:
-            run_leased(pool.cache, self.layer, work, pool.spanned, prefetch)
+            run_leased(pool.cache, self.layer, work, pool.spanned, on_queued)
 
     def needed(self, topk_ids: Tensor) -> list[int]:
         """Return the needed experts, ascending. Shapes: topk_ids [T, K]."""

@@ -26,6 +26,9 @@ def run_leased(cache: ExpertCache, layer: int, work: Work, spanned: Spanned, on_
 
     Blocks: until the experts are there. Raises: StorageError if one of them cannot be read.
     """
+    if not work.experts:  # other machines compute them
+        on_queued()
+        return
     for number, lease in enumerate(_leases(cache, layer, work.experts)):
         if number == 0:
             on_queued()
@@ -41,7 +44,7 @@ def compute_leased(layer: int, lease: Lease, work: Work, spanned: Spanned) -> No
 
 
 def _leases(cache: ExpertCache, layer: int, experts: Sequence[int]) -> Iterator[Lease]:
-    """Yield leases on all of the experts. If they do not fit, each portion loads while the previous one computes.
+    """Yield one lease or more. If the experts do not fit, each portion loads while the previous one computes.
 
     Resident experts come first then, since the others would evict them.
     """
@@ -51,13 +54,12 @@ def _leases(cache: ExpertCache, layer: int, experts: Sequence[int]) -> Iterator[
         experts = sorted(experts, key=lambda expert: cache.slot_of(layer, expert) is None)
     held: list[Lease] = []
     try:
-        for start in range(0, len(experts), max(size, 1)):
+        for start in range(0, len(experts), size):
             held.append(cache.acquire(layer, experts[start : start + size]))
             if len(held) == 2:
                 yield held[0]
                 held.pop(0).release()
-        if held:
-            yield held[0]
+        yield held[0]
     finally:
         for lease in held:
             lease.release()

@@ -50,6 +50,7 @@ from studies.pipelines import table as pipelines_table
 from studies.plan_accuracy import table as accuracy_table
 from studies.policy_grid import table as grid_table
 from studies.remote_experts import table as remote_table
+from studies.report.old_records import readable
 from studies.report.plots import plot_throughput
 from studies.report.summary import README_BEGIN, README_END, claims, readme_table, summary
 from studies.server_under_grammars import table as grammars_table
@@ -85,7 +86,8 @@ def write_page(results: Path, docs: Path) -> None:
         for kind, (heading, write) in SECTIONS.items():
             chosen = [record for record in found if record["kind"] == kind]
             if chosen:
-                parts.append(f"\n### {heading}\n\n{write(chosen, docs)}")
+                with readable(chosen):
+                    parts.append(f"\n### {heading}\n\n{write(chosen, docs)}")
     if not records:
         parts.append(NOTHING)
     (docs / "benchmarks.md").write_text("".join(parts), encoding="utf-8")

@@ -23,6 +23,7 @@ from studies.peers.environments import NATIVE
 from studies.peers.tables import is_disturbed, ratios
 from studies.plan_accuracy import speed_errors
 from studies.policy_grid import CHOSEN, share_of_best
+from studies.report.old_records import readable
 
 README_BEGIN = "<!-- figures, written by studies/report -->"
 README_END = "<!-- end of figures -->"
@@ -52,7 +53,11 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     by_kind: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda it: it["time"], reverse=True):
         by_kind.setdefault(record["kind"], []).append(record)
-    return [claim for kind, make in MAKERS for claim in make(by_kind.get(kind, []))]
+    found: list[Claim] = []
+    for kind, make in MAKERS:
+        with readable(chosen := by_kind.get(kind, [])):
+            found += make(chosen)
+    return found
 
 
 def summary(machine: str, found: Iterable[Claim]) -> str:

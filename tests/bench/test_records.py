@@ -66,10 +66,20 @@ def test_a_number_that_is_none_is_never_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"), [('{"kind": ', "no JSON"), ("[1]", "no record"), ('{"a": 1}', "no rec")]
+    ("line", "complaint"),
+    [
+        ('{"kind": ', "no JSON"),
+        ("[1]", "no record"),
+        ('{"a": 1}', "no record, it has no kind, time"),
+        (
+            '{"kind": "x", "time": "", "command": "", "commit": null, "versions": {}, "machine": {"cpu": ""}}',
+            "no machine.cores",
+        ),
+        ('{"kind": "x", "time": "", "command": "", "commit": null, "versions": {}, "machine": 3}', "no machine.cpu"),
+    ],
 )
 def test_a_damaged_line_is_named(tmp_path, line, complaint):
     file = tmp_path / "r.jsonl"
-    file.write_text(json.dumps({"kind": "engine"}) + "\n\n" + line)
-    with pytest.raises(ConfigError, match=f"line 3: {complaint}"):
+    file.write_text(json.dumps(make_record("engine", [], seed=0, threads=1)) + "\n\n" + line)
+    with pytest.raises(ConfigError, match=f"line 3: .*{complaint}"):
         read([file])

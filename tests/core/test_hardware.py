@@ -149,7 +149,23 @@ def broken(change):
         (lambda raw: raw["links"][0].update(is_shared="no"), "Expected `bool`, got `str`"),
         (lambda raw: raw.update(links=[]), "have none from disk to ram"),
         (lambda raw: raw.update(num_devices=1), "num_devices is 1"),
-        (lambda raw: raw.update(sources=3), r"Expected `array`, got `int` - at `\$.sources`"),
+        (lambda raw: raw.update(sources=3), r"`\$.sources` is no object: write one such as {\"ram\": \"data sheet"),
+        (lambda raw: raw.update(sources=["x"]), r"`\$.sources` is no object: write one"),
+        (
+            lambda raw: raw.update(sources={"disk": 2024}),
+            r"`\$.sources.disk` has a value of the wrong type: write it as",
+        ),
+        (
+            lambda raw: raw["levels"][1]["processor"].update(peak_flops_per_s=1e12),
+            r"`\$.levels\[1\].processor.peak_flops_per_s` is no object: write one such as {\"float32\": 1e12}",
+        ),
+        *(
+            (
+                lambda raw, value=value: raw["levels"][1]["processor"].update(peak_flops_per_s={"int8": value}),
+                r"`\$.levels\[1\].processor.peak_flops_per_s.int8` has a value of the wrong type: write it as",
+            )
+            for value in ("1e12", True, None, {})
+        ),
         (lambda raw: raw.update(levels=[3]), r"Expected `object`, got `int` - at `\$.levels\[0\]`"),
         (lambda raw: raw.update(uncertainty=-1), r"Expected `float` >= 0.0 - at `\$.uncertainty`"),
         (lambda raw: raw.update(name=""), r"length >= 1 - at `\$.name`"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
+from operator import attrgetter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_messages import TrialStats
-from moeflow.core.errors import CheckpointError
+from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.trial import Trial
@@ -189,6 +191,32 @@ def test_where_drafts_say_what_is_needed_nothing_is_predicted(target, slabs, mon
     assert any(is_said)
     assert has_predicted == [not said for said in is_said]
     assert any(has_predicted)
+    engine.close()
+
+
+@pytest.mark.parametrize("failing", ["_keeper.make_room", "_experts.cache.begin_pass", "_lossy.begin_pass"])
+def test_a_pass_that_cannot_begin_leaves_no_drafts_to_the_next_pass(target, slabs, failing):
+    """Otherwise the next pass belongs to these drafts, and their trial counts the time since they were made."""
+    engine = load(target, slabs, speculators=("self:int8",))
+    timeless(engine)
+    runner, store = engine._runner, engine._runner.experts
+    runner._keeper = SimpleNamespace(make_room=lambda _: None, settle=lambda _: None)
+    runner._lossy = SimpleNamespace(begin_pass=lambda _: None, expect=lambda _: None, close=lambda: None)
+    names = failing.split(".")
+    part = attrgetter(".".join(names[:-1]))(runner)
+    begin, had_drafts = getattr(part, names[-1]), []
+
+    def fail_with_drafts(*arguments):
+        if store.prefetch.has_drafts:
+            had_drafts.append(True)
+            raise CapacityError("no room")
+        begin(*arguments)
+
+    setattr(part, names[-1], fail_with_drafts)
+    _, errors = answers(engine, [[5, 9, 200, 31, 7]], num_tokens=40)
+    assert had_drafts == [True]
+    assert "no room" in errors["0"]
+    assert not store.prefetch.has_drafts
     engine.close()
 
 

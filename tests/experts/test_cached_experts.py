@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.expert_slots import SlotExperts
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
@@ -146,16 +148,47 @@ def test_an_expert_that_cannot_be_read_fails_the_pass_and_holds_nothing(layers):
     assert torch.equal(out, layers["int8"][0].compute(hidden, ids, weights))
 
 
+class Heard:
+    """A prefetch driver that records what it sees."""
+
+    def __init__(self, disk):
+        self.disk, self.calls = disk, []
+
+    def see(self, layer, hidden, ids):
+        self.calls.append((layer, len(self.disk.pending), ids.tolist()))
+
+
 def test_who_watches_hears_of_a_layer_once_its_loads_are_queued(layers):
     pool, disk = make_pool(layers["int8"], 2)
-    heard = []
-
-    class Prefetch:
-        def see(self, layer, hidden, ids):
-            heard.append((layer, len(disk.pending), ids.tolist()))
-
-    pool.prefetch = Prefetch()
+    pool.prefetch = Heard(disk)
     pool.add_layer()
     ids = torch.tensor([[3, 1], [0, 2]])
     pool.add_layer().compute(torch.randn(2, HIDDEN), ids, torch.rand(2, 2))
-    assert heard == [(1, 2, ids.tolist())]
+    assert pool.prefetch.calls == [(1, 2, ids.tolist())]
+
+
+@pytest.mark.parametrize("sent", [{1}, {0, 1, 2, 3}])
+@pytest.mark.parametrize("delivered", ["none", "some", "all"])
+def test_who_watches_hears_of_a_layer_once_if_lenders_compute_some_or_all(layers, sent, delivered):
+    """Results that lenders do not deliver are computed here, which is no second choice of a router."""
+    resident = layers["int8"][0]
+    pool, disk = make_pool(layers["int8"], 3)
+    pool.prefetch = Heard(disk)
+    hidden, ids, weights = torch.randn(2, HIDDEN), torch.tensor([[3, 1], [0, 2]]), torch.rand(2, 2)
+    missing = {"none": sent, "some": {1}, "all": set()}[delivered]
+
+    class Sent:
+        experts = sent
+
+        def note_computed_here(self, experts):
+            assert sent.isdisjoint(experts)
+
+        def collect(self, pairs):
+            in_slots = SlotExperts(resident, NUM_EXPERTS, {expert: expert for expert in sent - missing})
+            in_slots.pairs(hidden, ids, weights, pairs)
+            return sorted(missing)
+
+    pool.remote = SimpleNamespace(send=lambda *_: Sent())
+    assert torch.equal(pool.add_layer().compute(hidden, ids, weights), resident.compute(hidden, ids, weights))
+    assert [(layer, ids) for layer, _, ids in pool.prefetch.calls] == [(0, ids.tolist())]
+    pool.cache.check_integrity()

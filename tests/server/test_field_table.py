@@ -224,6 +224,8 @@ def test_the_table_is_about_fields_that_exist_or_do_not(class_name):
     [
         ({"options": {"temperatur": 1}}, "options", "unknown field 'temperatur' in options"),
         ({"options": []}, "options", "must be an object"),
+        ({"options": {"num_ctx": "4096"}}, "options", "options.num_ctx must be a number. This server ignores it"),
+        ({"options": {"use_mmap": 1}}, "options", "options.use_mmap must be a boolean. This server ignores it"),
         ({"n_predict": "x", "max_tokens": 3}, "n_predict", "valid integer"),
         ({"options": {"temperature": 9}, "temperature": 1}, "options", "less than or equal to 2"),
         ({"options": {"temperature": "hot"}}, "temperature", "number"),

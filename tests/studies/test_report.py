@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,42 @@ def test_a_damaged_record_is_one_line(tmp_path):
     done = running.run("studies.report", str(tmp_path), str(tmp_path))
     assert done.exit_code == 2
     assert re.match(r"error: .*all\.jsonl, line 1", done.stderr)
+
+
+@contextmanager
+def suppress_only(kind: type[Exception], complaint: str) -> Iterator[None]:
+    """Allow an error with this text."""
+    try:
+        yield
+    except kind as error:
+        if not re.match(complaint, str(error)):
+            raise
+
+
+def test_a_record_in_the_form_of_another_version_is_one_line(tmp_path):
+    """The error names the record and a remedy, whichever field is missing or of another type."""
+    complaint = r"the record of 2024-05-05, kind '.*', cannot be shown: .*: delete its line, or measure again"
+    records = [engine_record(), speculation_record(2.0), drafting_record(2.0), accuracy_record(0.1), quality_record()]
+    fields = ("kind", "time", "command", "seed", "commit", "is_dirty", "machine", "versions")
+    for record in records:
+        for field in record.keys() - fields:
+            others = {name: value for name, value in record.items() if name != field} | {"time": "2024-05-05"}
+            for old in (others, others | {field: 3}):
+                with suppress_only(ConfigError, complaint):
+                    write_page(tmp_path, old)
+
+
+def test_a_missing_field_of_drafts_is_named_in_one_line(tmp_path):
+    old = speculation_record(2.0) | {"time": "2024-05-05"}
+    old["arms"] = [{name: value for name, value in arm.items() if name != "is_chain"} for arm in old["arms"]]
+    (tmp_path / "all.jsonl").write_text(json.dumps(old))
+    (tmp_path / "images").mkdir()
+    done = running.run("studies.report", str(tmp_path), str(tmp_path))
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "error: the record of 2024-05-05, kind 'speculation', cannot be shown: the field 'is_chain' is missing. "
+        "Another version wrote it: delete its line, or measure again with its command\n"
+    )
 
 
 def test_jobs_of_one_engine_share_a_table(tmp_path):

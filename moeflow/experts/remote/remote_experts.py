@@ -30,7 +30,6 @@ from moeflow.parallel.remote.work_client import PendingWork
 _MAX_ROWS: Final = 512  # of a message: the lender computes one while the next arrives
 _MAX_MESSAGES: Final = 12  # of a layer to one lender
 _FEW_TOKENS: Final = 32  # of a pass that shows hot experts; more tokens use nearly all experts
-_TRIAL_SHARE: Final = 0.05  # of the time of passes: `Split` already expects a gain, so tries come sooner
 _PATIENCE: Final = 4.0  # how much longer than expected a lender may take, beside REACTION_S
 
 ReadExpert = Callable[[int, memoryview], None]
@@ -140,7 +139,7 @@ class RemoteExperts:
         if octave not in self._trials:
             first = 1 << octave - 1
             name = f"remote experts, passes of {first} to {2 * first - 1} tokens"
-            self._trials[octave] = Trial(name, share=_TRIAL_SHARE)
+            self._trials[octave] = Trial(name)
         return self._trials[octave]
 
     def _tell_cache(self) -> None:

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S: Final = 0.5
 _MAX_PAUSE_S: Final = 8.0  # between tries; each pause doubles
 _SAY_HERE_S: Final = 1.0
+_LIKE: Final = 2.0  # factor between two measurements of the same link
 
 Address = tuple[str, int]
 
@@ -48,7 +49,7 @@ class Placing(Protocol):
         """Handle a change of the experts that lenders have."""
 
     def has_new_speed(self) -> None:
-        """Handle a change of speed: a lender has connected, or has received its last expert for now."""
+        """Handle a change of speed: a lender has connected at another speed, or is filled for the first time then."""
 
 
 @dataclass(slots=True)
@@ -76,6 +77,8 @@ class RemoteLender:
         self._address, self._token, self._borrowing, self._size = address, token, borrowing, size
         self._placing = placing
         self._num_connections = 0
+        self._speed = (0.0, 0.0, 0.0)  # of the link, and the number of slots, when `has_new_speed` was last called
+        self._is_filling = True  # since then
         self._logged = ""  # the last failure in the log
         self._state = "connecting"
         self._has_ended = threading.Event()
@@ -129,7 +132,10 @@ class RemoteLender:
         number = self._num_connections
         self.client = borrowed.client(on_end=lambda _: self._lose(number))
         self._state, self._logged = "connected", ""
-        self._placing.has_new_speed()
+        speed = (rates.round_trip_s, rates.bytes_per_s, float(self.num_slots))
+        if not all(_are_like(*pair) for pair in zip(speed, self._speed, strict=True)):
+            self._speed, self._is_filling = speed, True
+            self._placing.has_new_speed()
         logger.warning(
             "%s lends memory for %d experts (round trip %.2g ms, %.2g MB/s)",
             self.where,
@@ -141,13 +147,12 @@ class RemoteLender:
     def _serve(self, borrowed: Borrowed) -> None:
         """Place experts as long as some deserve it. Raises: GroupError when the lender is lost."""
         content = memoryview(mmap.mmap(-1, whole_pages(self._size.num_bytes)))
-        is_placing = True
         while not self._has_lost.is_set():
             move = self._placing.next_move(self.has, self.num_slots)
             if move is None or move.place in self._unreadable:
-                if is_placing:
+                if self._is_filling:
+                    self._is_filling = False
                     self._placing.has_new_speed()
-                is_placing = False
                 borrowed.say_here()
                 self._has_lost.wait(_SAY_HERE_S)
             else:
@@ -189,3 +194,7 @@ class RemoteLender:
         if not self._has_ended.is_set() and str(error) != self._logged:
             logger.warning("experts at %s are read from disk: %s; retrying", self.where, error)
             self._logged = str(error)
+
+
+def _are_like(one: float, other: float) -> bool:
+    return max(one, other) < _LIKE * min(one, other)

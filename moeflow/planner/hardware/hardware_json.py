@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -13,7 +14,11 @@ from moeflow.core.units import parse_bytes
 from moeflow.core.untrusted import UnreadableError, parse_json
 
 _RANKS: Final = (RANK, REMOTE_RANK)  # targets of a link from a rank
-_TABLES: Final = ("peak_flops_per_s", "sources")  # objects in JSON, pairs in a machine
+# Objects in JSON, pairs in a machine: the types of their values, and an example.
+_TABLES: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "peak_flops_per_s": ((int, float), '{"float32": 1e12}'),
+    "sources": ((str,), '{"ram": "data sheet of 2024"}'),
+}
 _SIZES: Final = ("capacity_bytes", "transfer_bytes")
 
 
@@ -44,11 +49,12 @@ def machine_from_json(text: str | bytes, name: str) -> Machine:
 
 
 def _plain(raw: Any, place: str) -> Any:
-    """Return JSON with tables as pairs and sizes as numbers. Raises: UnreadableError if a size is none."""
+    """Return JSON with tables as pairs and sizes as numbers. Raises: UnreadableError if one is of the wrong type."""
     key = place.rpartition(".")[2]
+    if key in _TABLES:
+        return _pairs(raw, key, place)
     if isinstance(raw, dict):
-        pairs = {each: _plain(value, f"{place}.{each}") for each, value in raw.items()}
-        return list(pairs.items()) if key in _TABLES else pairs
+        return {each: _plain(value, f"{place}.{each}") for each, value in raw.items()}
     if isinstance(raw, list):
         return [_plain(value, f"{place}[{index}]") for index, value in enumerate(raw)]
     if key in _SIZES and isinstance(raw, str):
@@ -57,6 +63,17 @@ def _plain(raw: Any, place: str) -> Any:
         except ConfigError as error:
             raise UnreadableError(f"{error} - at `{place}`") from None
     return int(raw) if key in _SIZES and isinstance(raw, float) and raw.is_integer() else raw
+
+
+def _pairs(raw: Any, key: str, place: str) -> list[tuple[str, Any]]:
+    """Return a table as pairs. Raises: UnreadableError, which names the place and an example."""
+    types, example = _TABLES[key]
+    if not isinstance(raw, dict):
+        raise UnreadableError(f"`{place}` is no object: write one such as {example}")
+    for name, value in raw.items():
+        if type(value) not in types:
+            raise UnreadableError(f"`{place}.{name}` has a value of the wrong type: write it as in {example}")
+    return list(raw.items())
 
 
 def _check_levels(machine: Machine) -> None:

@@ -226,6 +226,29 @@ async def test_log_probabilities(http):
     assert [token for line in lines for token in line.get("logprobs", ())] == whole
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"messages": ASK}),
+        ("/api/generate", {"prompt": "x"}),
+        ("/api/embed", {"input": "x"}),
+        ("/v1/chat/completions", {"messages": ASK}),
+    ],
+)
+async def test_options_of_the_machine_need_the_types_that_ollama_demands(http, path, body):
+    """Ollama's `Options.FromMap` takes any number for an integer, skips null, and refuses other types."""
+    numbers = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "draft_num_predict")
+    wrong = [(name, value) for name in numbers for value in ("4", True, [4], {"x": 4})]
+    wrong += [("use_mmap", value) for value in ("true", 1, [True])]
+    for name, value in wrong:
+        answer = await http.post(path, json={**body, "options": {name: value}})
+        assert answer.status_code == 400, (name, value)
+        assert name in answer.text
+    right = {**dict.fromkeys(numbers, 4), "num_thread": 4.5, "main_gpu": None, "num_gpu": -1, "use_mmap": False}
+    assert (await http.post(path, json={**body, "options": right})).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("changes", "status", "reason"),

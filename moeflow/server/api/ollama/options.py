@@ -1,7 +1,7 @@
 """`options` of Ollama's requests: how tokens are chosen, in Ollama's words.
 
-Options of the machine change nothing: the server's own settings hold. An unsupported option that would change the
-answer is refused with the reason.
+Options of the machine change nothing: the server's own settings hold. Values of a wrong type are refused. An
+unsupported option that would change the answer is refused with the reason.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from moeflow.server.api.schema import left_out
 
@@ -18,9 +18,10 @@ _MAX_NAME: Final = 80  # characters of a name in an error
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A hint that changes no answer; any value is accepted."""
+    """A hint that changes no answer. Without a `kind`, any value is accepted."""
 
     reason: str
+    kind: Literal["number", "boolean"] | None = None  # as in JSON Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ def ours(name: str, policy: Policy, value: Any) -> dict[str, Any]:
             return policy.convert(value)
         case FieldParts():
             return _ours_of_parts(name, policy.rows, value)
+        case Ignored() if policy.kind is not None and not _is_a(value, policy.kind):
+            raise ValueError(f"{name} must be a {policy.kind}. This server ignores it: {policy.reason}")
         case Refused() if not _is_in(value, policy.harmless):
             raise ValueError(f"{name} is not supported: {policy.reason}")
     return {}
@@ -88,7 +91,8 @@ def schema_of(name: str, policy: Policy, properties: Mapping[str, Any]) -> dict[
     """Return the JSON Schema of a field, given those of our fields; None: only null is documented."""
     match policy:
         case Ignored():
-            return {"description": f"Ignored: {policy.reason}."}
+            kind = {} if policy.kind is None else {"type": [policy.kind, "null"]}
+            return {**kind, "description": f"Ignored: {policy.reason}."}
         case Mapped():
             schema = properties.get(policy.to, {})
             return {**schema, "description": f"Another name of {policy.to}."}
@@ -133,6 +137,11 @@ def _ours_of_parts(name: str, rows: Mapping[str, Policy], value: Any) -> dict[st
 def _is_in(value: Any, values: tuple[Any, ...]) -> bool:
     """Return whether a value is among others; true is not 1 here."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
+
+
+def _is_a(value: Any, kind: str) -> bool:
+    is_boolean = isinstance(value, bool)
+    return is_boolean if kind == "boolean" else isinstance(value, int | float) and not is_boolean
 
 
 def _shape(schema: Mapping[str, Any]) -> dict[str, Any]:

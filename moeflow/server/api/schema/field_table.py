@@ -81,21 +81,21 @@ _THINKING_SCHEMA: Final[dict[str, Any]] = {
 }
 _ENABLED = Converted("chat_template_kwargs.enable_thinking", _thinking, {"type": "boolean"})
 # Ollama's.
-_MACHINE: Final = dict.fromkeys(
-    (
-        *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "use_mmap", "use_mlock", "num_thread"),
-        *("num_keep", "draft_num_predict", "logits_all", "vocab_only", "embedding_only", "penalize_newline"),
-        *("mirostat_tau", "mirostat_eta"),
-    ),
-    Ignored("the server chooses"),
-)
+_NUMBER: Final = Ignored("the server chooses", "number")
+_SWITCH: Final = Ignored("the server chooses", "boolean")
+_MACHINE: Final[Mapping[str, Policy]] = {
+    **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "draft_num_predict"), _NUMBER),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), _NUMBER),
+    **dict.fromkeys(("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock"), _SWITCH),
+    **dict.fromkeys(("logits_all", "vocab_only", "embedding_only", "penalize_newline"), _SWITCH),
+}
 _OPTIONS = FieldParts(
     {
         "num_predict": Mapped("max_tokens"),
         "repeat_penalty": Mapped("repetition_penalty"),
         **{name: Mapped(name) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop")},
         **{name: Mapped(name) for name in ("presence_penalty", "frequency_penalty")},
-        "num_ctx": Ignored("the server chooses"),
+        "num_ctx": _NUMBER,
         **_MACHINE,
     }
 )
