@@ -23,6 +23,7 @@ from tests.planner.examples import machine
 
 pytestmark = [pytest.mark.skipif(not extension.is_available(), reason=extension.why_not()), pytest.mark.slow]
 
+every_size = pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.thorough)])
 NUM_SIZES = {SERVING: 200, CONVERSATION: 50, OFFLINE: 50}
 HERE = HostResources(2, 1 << 40, 1 << 40, None, 0, process_bytes=95 * MIB)
 MODELS = {  # vocabulary, hidden and expert widths, layers, heads of queries and of keys, experts, top_k
@@ -65,12 +66,12 @@ def write_holes(folder: Path, name: str) -> float:
     return end / MIB
 
 
-def outcomes(folder: Path, name: str, usage: Usage) -> list[Outcome | None]:
-    """Return the plans from too little memory to more than enough; None: refused."""
+def outcomes(folder: Path, name: str, usage: Usage, step: int) -> list[Outcome | None]:
+    """Return the plans of every `step`-th size, from too little memory to more than enough; None: refused."""
     weights = write_holes(folder, name)
     found: list[Outcome | None] = []
-    for step in range(NUM_SIZES[usage]):
-        size = int((150 + (1.3 * weights + 900) * step / NUM_SIZES[usage]) * MIB)
+    for number in range(0, NUM_SIZES[usage], step):
+        size = int((150 + (1.3 * weights + 900) * number / NUM_SIZES[usage]) * MIB)
         settings = Settings(model=str(folder), cache_dir=folder, memory_bytes=size, is_served=usage is SERVING)
         try:
             plan = resolve(settings, usage, machine_of=lambda _: machine(ram=1 << 40), resources=HERE).plan
@@ -90,10 +91,11 @@ def outcomes(folder: Path, name: str, usage: Usage) -> list[Outcome | None]:
     return found
 
 
+@every_size
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("usage", [SERVING, CONVERSATION], ids=["served", "conversation"])
-def test_where_people_wait_more_memory_keeps_as_many_experts_and_is_as_fast(tmp_path, name, usage):
-    found = outcomes(tmp_path, name, usage)
+def test_where_people_wait_more_memory_keeps_as_many_experts_and_is_as_fast(tmp_path, name, usage, step):
+    found = outcomes(tmp_path, name, usage, step)
     accepted = [it for it in found if it is not None]
     assert found == [None] * (len(found) - len(accepted)) + accepted, "what is accepted is not refused with more"
     assert 0 < len(accepted) < len(found)
@@ -105,9 +107,10 @@ def test_where_people_wait_more_memory_keeps_as_many_experts_and_is_as_fast(tmp_
         assert more.max_num_seqs >= less.max_num_seqs or more.experts > less.experts
 
 
+@every_size
 @pytest.mark.parametrize("name", MODELS)
-def test_offline_more_memory_is_as_fast_or_keeps_more(tmp_path, name):
-    found = outcomes(tmp_path, name, OFFLINE)
+def test_offline_more_memory_is_as_fast_or_keeps_more(tmp_path, name, step):
+    found = outcomes(tmp_path, name, OFFLINE, step)
     accepted = [it for it in found if it is not None]
     assert found == [None] * (len(found) - len(accepted)) + accepted
     for less, more in itertools.pairwise(accepted):

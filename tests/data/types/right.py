@@ -1,4 +1,4 @@
-"""A program of somebody else's that uses all of moeflow's face, as it is meant. Only type checkers read it."""
+"""A correct program that uses all public names. Only type checkers read it."""
 
 from pathlib import Path
 from typing import Unpack, assert_type

@@ -40,6 +40,7 @@ SCHEMA = {
     "required": ["text", "count", "level"],
     "additionalProperties": False,
 }
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 TOOLS = (Tool("look", None, SCHEMA, True), Tool("go", None, None, True))
 MAX_TOKENS = 400
 ENDS = set(b'"}]<>|/')  # tokens of these are written more often, or answers would seldom end
@@ -54,14 +55,14 @@ def write(tokenizer: Tokenizer, vocabulary: LLTokenizer, grammar: str, seed: int
     """Return a random text of a grammar, and whether it came to its end."""
     matcher, rng, text = LLMatcher(vocabulary, grammar), random.Random(seed), b""
     assert not matcher.is_error(), matcher.get_error()
+    token_ids = range(vocabulary.vocab_size)
+    is_end = np.array([not ENDS.isdisjoint(tokenizer.token_bytes(token_id)) for token_id in token_ids])
     for _ in range(MAX_TOKENS):
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        allowed = np.flatnonzero(bits[: vocabulary.vocab_size]).tolist()
-        assert allowed, "there is always a next token"
-        ends = [
-            token_id for token_id in allowed if set(tokenizer.token_bytes(token_id).decode(errors="replace")) & ENDS
-        ]
-        token_id = rng.choice(ends if ends and rng.random() < 0.3 else allowed)
+        allowed = np.flatnonzero(bits[: vocabulary.vocab_size])
+        assert allowed.size, "there is always a next token"
+        ends = allowed[is_end[allowed]]
+        token_id = int(rng.choice(ends if ends.size and rng.random() < 0.3 else allowed))
         if token_id in vocabulary.eos_tokens:
             return text.decode(), True
         assert matcher.consume_token(token_id), matcher.get_error()
@@ -87,7 +88,7 @@ def check_calls(calls):
         if name == "go":
             assert json.loads(arguments) == {}
         else:
-            jsonschema.validate(json.loads(arguments), SCHEMA)
+            VALIDATOR.validate(json.loads(arguments))
 
 
 TEMPLATES = {name: text + "{{ tools }}" for name, text in SIGNS.items()} | {"none": "{{ messages }}"}
@@ -216,13 +217,13 @@ def test_texts_have_as_many_characters_as_they_must(made, name):
         "required": ["some", "few", "many"],
         "additionalProperties": False,
     }
-    tool = Tool("look", None, schema)
+    validator, tool = jsonschema.Draft202012Validator(schema), Tool("look", None, schema)
     grammar = answer_grammar(tokenizer, AnswerWish(tools=[tool], must_call=True), is_reasoning=False)
     num_calls = 0
     for seed in range(20):
         text, has_ended = write(tokenizer, vocabulary, grammar, seed)
         for _, arguments in read(tokenizer, text, (tool,))[0] if has_ended else ():
-            jsonschema.validate(json.loads(arguments), schema)
+            validator.validate(json.loads(arguments))
             num_calls += 1
     assert num_calls >= 3
 
@@ -353,14 +354,14 @@ def test_references_lead_through_the_whole_schema(made, name):
         },
         "additionalProperties": False,
     }
-    tool = Tool("look", None, schema)
+    validator, tool = jsonschema.Draft202012Validator(schema), Tool("look", None, schema)
     grammar = answer_grammar(tokenizer, AnswerWish(tools=[tool], must_call=True), is_reasoning=False)
     seen = set()
     for seed in range(40):
         text, has_ended = write(tokenizer, vocabulary, grammar, seed)
         if has_ended:
             for _, arguments in read(tokenizer, text, (tool,))[0]:
-                jsonschema.validate(json.loads(arguments), schema)
+                validator.validate(json.loads(arguments))
                 seen |= json.loads(arguments).keys()
     assert seen == {"a", "b", "c"}
 
