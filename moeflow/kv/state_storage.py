@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.core.errors import CapacityError
+from moeflow.core.out_of_memory import out_of_memory_as
 from moeflow.core.recurrent_config import RecurrentConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.arrays import floats_on
@@ -29,14 +29,12 @@ class StateStorage:
         self.num_bytes = num_slots * config.state_bytes
         self._places = {layer_idx: place for place, layer_idx in enumerate(config.layers)}
         shape = (len(config.layers), num_slots, config.mixer.state_values)
-        try:
+        with out_of_memory_as(
+            f"{num_slots} states of recurrent layers need {format_bytes(self.num_bytes)}, which cannot be "
+            "allocated; reduce the number of concurrent requests (--max-num-seqs)"
+        ):
             slots = floats_on(device, *shape)
             slots[:] = 0.0  # written, so that the memory is taken now and not by some pass
-        except (RuntimeError, MemoryError) as error:
-            raise CapacityError(
-                f"{num_slots} states of recurrent layers need {format_bytes(self.num_bytes)}, which cannot be "
-                "allocated; reduce the number of concurrent requests (--max-num-seqs)"
-            ) from error
         self.layers = tuple(LayerStates(layer) for layer in slots)
 
     @property

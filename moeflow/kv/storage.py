@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.core.attention_config import HeadSizes
-from moeflow.core.errors import CapacityError
+from moeflow.core.out_of_memory import out_of_memory_as
 from moeflow.core.units import KIB, format_bytes
 from moeflow.kernels.arrays import array_on, ids_on
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
@@ -189,16 +189,14 @@ def _shape(heads: HeadSizes, block_size: int, latent_dim: int) -> dict[str, int]
 
 def _allocate(num_bytes: int, device: Device) -> tuple[LazyMemory | None, Array]:
     """Return zeros [num_bytes] uint8, and their mapping if it is main memory. Raises: CapacityError."""
-    try:
+    with out_of_memory_as(
+        f"The KV cache needs {format_bytes(num_bytes)} on {device or 'cpu'}, which cannot be allocated; "
+        "make the KV cache smaller"
+    ):
         if device is None or torch.device(device).type == "cpu":
             memory = LazyMemory(num_bytes, huge_pages=False)
             return memory, array_on(memory.bytes, device)
         return None, torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    except (RuntimeError, MemoryError) as error:
-        raise CapacityError(
-            f"The KV cache needs {format_bytes(num_bytes)} on {device or 'cpu'}, which cannot be allocated; "
-            "make the KV cache smaller"
-        ) from error
 
 
 def _runs(blocks: list[int]) -> list[tuple[int, int]]:

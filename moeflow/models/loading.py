@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.out_of_memory import out_of_memory_as
 from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.arrays import copy_into
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
@@ -166,14 +167,12 @@ def _blame(file: Path, names: list[str], problem: str) -> CheckpointError:
 
 
 def _allocate(family: Family, config: ModelConfig, allocator: WeightAllocator) -> LanguageModel:
-    try:
+    need = format_bytes(int(config.num_parameters * allocator.bits_per_value / 8))
+    with out_of_memory_as(
+        f"The weights need {need} on {allocator.device or 'cpu'}, which cannot be allocated; "
+        "take a smaller model or a smaller format of weights"
+    ):
         return family.build(config, allocator)
-    except (RuntimeError, MemoryError) as error:  # torch's, and that of packed weights
-        need = format_bytes(int(config.num_parameters * allocator.bits_per_value / 8))
-        raise CapacityError(
-            f"The weights need {need} on {allocator.device or 'cpu'}, which cannot be allocated; "
-            "take a smaller model or a smaller format of weights"
-        ) from error
 
 
 class _LoadPiece(msgspec.Struct, frozen=True):

@@ -111,7 +111,7 @@ def _check_fit(plan: Plan, here: HostResources) -> None:
     cuda = None if offload is None else offload.cuda
     device = config.device if cuda is None else cuda.name
     if device != "cpu" and here.accelerator is None:
-        raise no_cuda(device)
+        raise no_cuda(device, here)
     if cuda is not None:
         allowed_bytes("device memory", cuda.memory_bytes, here.accelerator_free_bytes)
     have = here.available_bytes + (here.process_bytes if config.memory is not None else 0)  # a limit covers both

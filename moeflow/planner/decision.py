@@ -20,6 +20,7 @@ from moeflow.models.expert_predictor.saved import predictor_bytes
 from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching
 from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan
+from moeflow.planner.choices.gpu_limits import check_on_gpu
 from moeflow.planner.choices.kv_cache_choice import (
     KVCacheChoice,
     choose_kv_cache,
@@ -112,7 +113,7 @@ class Decision:
     def config(self) -> EngineConfig:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
         settings = self.settings
-        device = choose_device(settings.device, self.resources, self.reasons)
+        device = choose_device(settings.device, self.resources)
         self._check_settings(device)
         self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
         self.budget.take_share()
@@ -143,12 +144,13 @@ class Decision:
 
     def _check_settings(self, device: str) -> None:
         """Raises: ConfigError for what such models, or such devices, are not run with."""
-        is_offloaded = self.offloads_to_torch or device != "cpu"
-        check_settings(self.settings, self.shape, is_offloaded=is_offloaded)
+        if self.offloads_to_torch or device != "cpu":
+            check_on_gpu(self.settings, self.shape)
+        check_settings(self.settings, self.shape)
         if self.settings.record_routing is not None and not self.shape.routing.num_experts:
             raise ConfigError("this is a dense model: it has no routing to record (--record-routing)")
         check_expert_capacity(self.settings, self.shape)
-        check_replicas(self.settings, device, offloads_to_torch=self.offloads_to_torch)
+        check_replicas(self.settings)
 
     def _lossy_top_k(self) -> int:
         """Return how many experts of a token a network chooses, and count the memory that it takes."""
@@ -298,9 +300,9 @@ class Decision:
         candidates = possible_ranks(self.settings, self._costs(weights))
         if not candidates:
             return None
-        if not cpu_isa or self.offloads_to_torch:
+        if not cpu_isa:
             raise ConfigError(
-                "ranks (--ranks, --stages) compute with the CPU's kernels: remove --device, or use one rank"
+                f"ranks (--ranks, --stages) compute with the CPU's kernels: {extension.why_not()}. Use one rank"
             )
         if candidates[0].stages is None:  # of stages there is no forecast
             self.host.ask(weights, None, cpu_isa, has_ranks=True)

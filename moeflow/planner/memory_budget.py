@@ -7,6 +7,7 @@ from collections.abc import Callable
 from moeflow.core.engine_config import MemoryPlan
 from moeflow.core.errors import CapacityError
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.offload_config import CUDA
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
@@ -120,10 +121,16 @@ class MemoryBudget:
                     f"{weights.name}{self._drafts()}, but {format_bytes(self.free_bytes)} are allowed. Raise the "
                     f"memory limit (--memory), or use {instead_of(weights.matrices)}"
                 )
+            need = f"{format_bytes(num_bytes)} in {weights.name} and the process {format_bytes(self.overhead_bytes)}"
+            have = format_bytes(self.free_bytes)
+            if self._device != "cpu":
+                raise CapacityError(
+                    f"the weights need {need} more, but {have} of {self._device} are free: use --device cpu, or "
+                    f"--device {CUDA}:SIZE, which streams experts that do not fit"
+                )
             raise CapacityError(
-                f"the weights need {format_bytes(num_bytes)} in {weights.name} and the process "
-                f"{format_bytes(self.overhead_bytes)} more{self._drafts()}, but {format_bytes(self.free_bytes)} of "
-                f"memory are free: use {instead_of(weights.matrices)}, or free memory{self._hint()}"
+                f"the weights need {need} more{self._drafts()}, but {have} of memory are free: use "
+                f"{instead_of(weights.matrices)}, or free memory{self._hint()}"
             )
         return num_bytes
 

@@ -134,6 +134,9 @@ def _plan_here(request: PlanRequest, on_step: OnStep) -> described.Planned:
 
     with _cautious(measured):
         resolved = resolve(settings, usage, machine_of=machine, routing=request.routing)
+    if resolved.config.device != "cpu":
+        on_gpu = dataclasses.replace(settings, device=resolved.config.device)
+        return _plan_described(dataclasses.replace(request, settings=on_gpu), on_step)
     if resolved.estimator is None:
         raise ConfigError(
             "this machine's speed cannot be measured for these settings: its CPU kernels do not compute. Plan for a "
@@ -192,7 +195,7 @@ def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machi
         return machine
     name, memory_bytes = parse_cuda_device(settings.device)
     on_step(f"{name} and its link")
-    limit = settings.device_memory_bytes or host_resources().accelerator_free_bytes
+    limit = settings.device_memory_bytes or host_resources(settings.device).accelerator_free_bytes
     level, *links = calibrate_device.measure_device(torch.device(name), memory_bytes or limit)
     return dataclasses.replace(machine, levels=(*machine.levels, level), links=(*machine.links, *links), num_devices=1)
 
@@ -211,9 +214,10 @@ def _check_device(settings: Settings) -> None:
         raise ConfigError(
             f"--device {name} cannot be planned for: plan for the processor, a GPU (cuda) or --machine t4"
         )
-    if host_resources().accelerator is None:
+    here = host_resources(name)
+    if here.accelerator is None:
         raise ConfigError(
-            f"--device {name}: torch finds no GPU here. Plan for a described one (--machine t4, or a file)"
+            f"--device {name}: {here.why_no_accelerator}. Plan for a described GPU (--machine t4, or a file)"
         )
 
 

@@ -5,6 +5,7 @@ Only headers are read, and once; what cannot fit is refused before loading.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 
@@ -14,12 +15,13 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DISK
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import import_torch
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.device_offload import computes_in_torch, device_overrides, settings_of_host, with_pipeline
+from moeflow.planner.choices.gpu_limits import why_not_automatic, why_too_short
 from moeflow.planner.choices.processor_choice import Reasons
-from moeflow.planner.choices.replica_choice import check_replicas
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Decision
 from moeflow.planner.estimate import Estimator
@@ -76,7 +78,7 @@ def resources_for(settings: Settings) -> HostResources:
     """Return what this machine offers. Within a limit, torch counts, which computes with experts from disk."""
     if settings.memory_bytes is not None and not settings.is_served:
         import_torch()
-    return host_resources()
+    return host_resources(settings.device)
 
 
 def _most_replicas(settings: Settings, usage: Usage, resources: HostResources) -> int:
@@ -107,12 +109,16 @@ def _resolve(
             on_host = settings_of_host(settings, overrides)
             in_torch = computes_in_torch(overrides)
             decision = Decision(on_host, usage, resources, checkpoint, shape, unmeasured, offloads_to_torch=in_torch)
-            check_replicas(settings, settings.device, offloads_to_torch=in_torch)
             config, reasons = with_pipeline(decision.config(), overrides, shape)
             return Resolved(_plan(config, settings, usage, [*decision.reasons, *reasons]), None)
-        decision = Decision(settings, usage, resources, checkpoint, shape, machine_of, routing=routing)
+        decision, config = _on_best_device(
+            settings,
+            shape,
+            resources,
+            lambda chosen: Decision(chosen, usage, resources, checkpoint, shape, machine_of, routing=routing),
+        )
         plan = replace(
-            _plan(decision.config(), settings, usage, decision.reasons),
+            _plan(config, settings, usage, decision.reasons),
             num_replicas=decision.num_replicas,
             memory_bytes=decision.memory_bytes,
         )
@@ -128,6 +134,37 @@ def _resolve(
             num_replicas=decision.num_replicas,
         )
         return Resolved(estimator.complete(plan), estimator)
+
+
+def _on_best_device(
+    settings: Settings, shape: ModelConfig, resources: HostResources, decide: Callable[[Settings], Decision]
+) -> tuple[Decision, EngineConfig]:
+    """Return the decision for the asked device; for "auto" on a GPU that runs the model as asked, else on the CPU.
+
+    Raises: as `Decision.config`; ConfigError for a limit of a GPU's memory where the CPU computes.
+    """
+    if settings.device != "auto":
+        decision = decide(settings)
+        return decision, decision.config()
+    reason = why_not_automatic(settings, shape, resources)
+    if not reason:
+        assert resources.accelerator is not None, "without a GPU there is a reason"
+        decision = decide(replace(settings, device=resources.accelerator))
+        try:
+            config = decision.config()
+        except CapacityError as error:
+            if settings.device_memory_bytes is not None:
+                raise
+            reason = f"{resources.accelerator} does not hold the model: {error}"
+        else:
+            decision.reasons.append(("device", f"{resources.accelerator}: it holds the model"))
+            if not (reason := why_too_short(config, settings, shape)):
+                return decision, config
+    if settings.device_memory_bytes is not None:
+        raise ConfigError(f"--device-memory limits a GPU's memory, but the CPU computes: {reason}. Remove it")
+    decision = decide(replace(settings, device="cpu"))
+    decision.reasons.append(("device", f"cpu: {reason}"))
+    return decision, decision.config()
 
 
 def _plan(config: EngineConfig, settings: Settings, usage: Usage, reasons: Reasons) -> Plan:

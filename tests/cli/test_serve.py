@@ -202,7 +202,7 @@ def test_what_several_models_cannot_be_served_with(several, args, reason):
 @pytest.mark.slow  # plans
 def test_each_of_several_models_is_explained_and_whether_all_fit(monkeypatch, tmp_path):
     here = dataclasses.replace(host_resources(), process_bytes=0)  # the tests before may have left more than the limit
-    monkeypatch.setitem(vars(lazy), "host_resources", lambda: here)
+    monkeypatch.setitem(vars(lazy), "host_resources", lambda *_: here)
     for name in ("small", "large"):
         write_tiny_mixtral(tmp_path / name, num_hidden_layers=1 + 2 * (name == "large"))
     named = ["--model", f"1st={tmp_path / 'small'}", "--model", str(tmp_path / "large"), "--cache-dir", str(tmp_path)]

@@ -217,3 +217,12 @@ def test_ranks_take_over_their_rows_of_a_file_as_they_lie_there(tmp_path, kind, 
             assert torch.equal(held[name].unpack(), wanted[rows])
             seen[rows] = True
         assert seen.all()
+
+
+def test_an_error_of_the_device_is_not_called_a_lack_of_memory(checkpoint, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+
+    monkeypatch.setattr(TensorAllocator, "empty", refuse)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        load(checkpoint)

@@ -108,11 +108,14 @@ def test_what_is_no_model_is_refused(host):
 
 @pytest.mark.parametrize(
     ("device", "complaint"),
-    [("cuda:1", "finds no GPU here. Plan for a described one"), ("emulated:1GiB,1", "plan for the processor, a GPU")],
+    [
+        ("cuda:1", "finds no CUDA device here. Plan for a described GPU"),
+        ("emulated:1GiB,1", "plan for the processor, a GPU"),
+    ],
 )
 def test_devices_that_cannot_be_planned_for_are_refused(config, device, complaint, monkeypatch):
     here = dataclasses.replace(host_resources(), accelerator=None)
-    monkeypatch.setattr(planning, "host_resources", lambda: here)
+    monkeypatch.setattr(planning, "host_resources", lambda *_: here)
     with pytest.raises(ConfigError, match=complaint):
         plan_for(PlanRequest(settings=Settings(model=config, device=device), usage=usage()))
 
@@ -122,7 +125,7 @@ def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch, 
     with_gpu = machine(ram=2 * 10**9, device=840 * 10**6)
     level, links = with_gpu.level(DEVICE), [it for it in with_gpu.links if DEVICE in (it.source, it.target)]
     asked = []
-    monkeypatch.setattr(planning, "host_resources", lambda: here)
+    monkeypatch.setattr(planning, "host_resources", lambda *_: here)
     monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
     monkeypatch.setattr(calibrate_device, "measure_device", lambda *given: asked.append(given) or (level, *links))
     for device, memory_bytes in (("cuda", 2**31), ("cuda:0:1GiB", 2**30)):

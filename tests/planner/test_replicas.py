@@ -138,7 +138,7 @@ def test_where_there_can_be_only_one(model):
     for name in ("record_routing", "trace_file", "graph_file"):
         with pytest.raises(ConfigError, match="one engine"):
             resolved(model, 2, **{name: Path("file")})
-    with pytest.raises(ConfigError, match="on the processor"):
+    with pytest.raises(ConfigError, match="does not go with a device"):
         resolved(model, 2, device="emulated:1GiB,10")
     with pytest.raises(ConfigError, match="num_replicas must be at least 1"):
         resolved(model, 0)

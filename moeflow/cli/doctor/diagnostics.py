@@ -82,7 +82,7 @@ def packages() -> list[Finding]:
 def hardware(cpu_isa: str) -> list[Finding]:
     """Return what there is to compute with."""
     try:
-        machine = lazy.host_resources()
+        machine = lazy.host_resources("auto")
     except ImportError as error:
         return [Finding("hardware", Verdict.MISSING, f"torch cannot be loaded: {error}", REINSTALL)]
     info = _cpu_info()
@@ -163,8 +163,8 @@ def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia
         found = "none; models run on the processor"
         if not driver.exists():
             return [Finding("accelerator", Verdict.OK, found)]
-        remedy = "Install torch for CUDA, or let this process see the GPU"
-        found = f"a driver for NVIDIA's GPUs, but torch {lazy.torch.__version__} finds no CUDA device: {found}"
+        remedy = "Install torch for CUDA (moeflow[cuda]), or let this process see the GPU"
+        found = f"a driver for NVIDIA's GPUs, but torch {lazy.torch.__version__}: {machine.why_no_accelerator}; {found}"
         return [Finding("accelerator", Verdict.WARN, found, remedy)]
     free = format_bytes(machine.accelerator_free_bytes)
     try:

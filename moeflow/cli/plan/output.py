@@ -100,7 +100,9 @@ def _device_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     why = reasons.get("weights_on_device", "") if policy.weights_on_device < 1 else "all stay there"
     yield "layers' weights (r_w)", stay, why
     whose = "experts' computation (F_g)" if forecast_of(plan).expert_places else "feed-forward (F_g)"
-    yield whose, "device", "always: no pipeline leaves all of it to the host"
+    is_resident = plan.pipeline == RESIDENT
+    why = "where their weights stay" if is_resident else "weights go there; with --device cpu the host computes all"
+    yield whose, "device", why
     layout = "one device" if policy.num_devices == 1 else f"{policy.num_devices} devices"
     yield "parallel layout", layout, "" if policy.num_devices == 1 else "each has a part of every layer"
 

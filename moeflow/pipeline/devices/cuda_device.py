@@ -1,24 +1,35 @@
 """A CUDA device with a limit on its memory: streams for computing and for each direction of the link.
 
 A copy waits for its own event in the lane's thread. Computing is only launched; successors on other streams wait for
-the event at its end, as given by the tasks' dependencies. No GPU has run this code yet: tests check the order of
-launches with a stand-in for `torch.cuda`.
+the event at its end, as given by the tasks' dependencies. Tests check the order of launches with a stand-in for
+`torch.cuda`.
+
+Large buffers of the host are plain memory that CUDA page-locks: torch's own allocator of page-locked memory rounds
+sizes up to powers of two.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.offload_config import CudaDeviceConfig
-from moeflow.core.units import format_bytes
+from moeflow.core.out_of_memory import out_of_memory_as
+from moeflow.core.units import MIB, format_bytes
+from moeflow.kernels.arrays import address
+from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.pipeline.devices.offload_device import DeviceMemory
+
+_LEAST_PINNED_BYTES: Final = 2 * MIB  # from which on memory has pages of its own
+STAGING_BYTES: Final = 32 * MIB  # of each of two buffers: copies of this size reach the link's full speed
 
 
 class CudaDevice:
@@ -35,32 +46,56 @@ class CudaDevice:
 
     def allocate(self, num_bytes: int, purpose: str) -> Tensor:
         """Return zeros [num_bytes] uint8 on the device. Raises: CapacityError."""
-        self.memory.take(num_bytes, purpose)
-        try:
-            memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self.torch_device)
-            self._cuda.synchronize(self.torch_device)  # zeroed before another stream writes
-        except torch.OutOfMemoryError as error:
-            self.memory.give_back(num_bytes, purpose)
-            raise CapacityError(
-                f"{purpose} need {format_bytes(num_bytes)}, but {self.torch_device} has less; other programs "
-                "may use it. Allow less of its memory"
-            ) from error
+        memory = self._reserve(num_bytes, purpose).zero_()
+        self._cuda.synchronize(self.torch_device)  # zeroed before another stream writes
         return memory
 
+    def _reserve(self, num_bytes: int, purpose: str) -> Tensor:
+        """Return [num_bytes] uint8 on the device, not set to anything. Raises: CapacityError."""
+        self.memory.take(num_bytes, purpose)
+        try:
+            with out_of_memory_as(
+                f"{purpose} need {format_bytes(num_bytes)}, but {self.torch_device} has less; other programs "
+                "may use it. Allow less of its memory"
+            ):
+                return torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
+        except CapacityError:
+            self.memory.give_back(num_bytes, purpose)
+            raise
+
     def hold(self, source: Tensor, purpose: str) -> Tensor:
-        """Return a copy of bytes of the host that stays on the device. Raises: CapacityError."""
-        held = self.allocate(source.nbytes, purpose).view(source.shape)
-        return held.copy_(source)
+        """Return a copy of bytes of the host that stays on the device. Blocks: until all have arrived.
+
+        One page-locked buffer fills while the other crosses the link. Raises: CapacityError.
+        """
+        held, given = self._reserve(source.nbytes, purpose), source.reshape(-1)
+        arrived: list[Any] = [None, None]
+        for number, start in enumerate(range(0, given.nbytes, STAGING_BYTES)):
+            if arrived[number % 2] is not None:
+                arrived[number % 2].synchronize()
+            part = given[start : start + STAGING_BYTES]
+            staged = self._staging[number % 2][: part.nbytes].copy_(part)
+            with self._launching(self._up) as arrived[number % 2]:
+                held[start : start + part.nbytes].copy_(staged, non_blocking=True)
+        self._cuda.synchronize(self.torch_device)
+        return held.view(source.shape)
+
+    @cached_property
+    def _staging(self) -> tuple[Tensor, Tensor]:
+        return self.allocate_pinned(STAGING_BYTES), self.allocate_pinned(STAGING_BYTES)
 
     def allocate_pinned(self, num_bytes: int) -> Tensor:
         """Return zeros [num_bytes] uint8 in page-locked main memory. Raises: CapacityError."""
-        try:
-            return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._has_pinned)
-        except RuntimeError as error:
-            raise CapacityError(
-                f"{format_bytes(num_bytes)} of main memory cannot be page-locked; raise the limit (ulimit -l), or keep "
-                "more weights on the device"
-            ) from error
+        cudart = self._cuda.cudart()
+        with out_of_memory_as(
+            f"{format_bytes(num_bytes)} of main memory cannot be page-locked: free main memory, or allow more of the "
+            "device's (--device cuda:SIZE), so that more experts stay there"
+        ):
+            memory = LazyMemory(max(num_bytes, _LEAST_PINNED_BYTES)).bytes
+            with self._cuda.device(self.torch_device):  # or a context on the first GPU would be opened
+                self._cuda.check_error(cudart.cudaHostRegister(address(memory), memory.nbytes, 0))
+            weakref.finalize(memory, cudart.cudaHostUnregister, address(memory)).atexit = False
+            return torch.from_numpy(memory)[:num_bytes]
 
     def upload(self, target: Tensor, source: Tensor) -> None:
         """Copy to the device. Blocks: until it has arrived."""
@@ -75,11 +110,16 @@ class CudaDevice:
         end.synchronize()
 
     def to_device(self, source: Tensor) -> Tensor:
-        """Return a copy on the device; keep it until its computing ends. Blocks: until it has arrived."""
+        """Return a copy on the device. Blocks: until it has arrived."""
         pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._has_pinned).copy_(source)
         target = torch.empty(source.shape, dtype=source.dtype, device=self.torch_device)
         self.upload(target, pinned)
+        self._record(target, self._compute)
         return target
+
+    def _record(self, tensor: Tensor, stream: Any) -> None:
+        """Have a tensor's memory reused only after the work that a stream has by the time the tensor is freed."""
+        tensor.record_stream(stream)
 
     def to_host(self, source: Tensor) -> Tensor:
         """Return a copy in page-locked memory. Blocks: until it has arrived."""
@@ -90,15 +130,13 @@ class CudaDevice:
     @contextmanager
     def computing(self, num_bytes: int, flops: int) -> Iterator[None]:
         """Return a `with` block for launches of work on the device. Raises: CapacityError."""
-        try:
-            with self._launching(self._compute) as end:
-                yield
-        except torch.OutOfMemoryError as error:
-            raise CapacityError(
-                f"{self.torch_device} is too small for a micro-batch's work: "
-                f"{format_bytes(self.memory.used_bytes)} of {format_bytes(self.memory.capacity_bytes)} are in use. "
-                "Take smaller micro-batches (--micro-batch) or fewer tokens in a pass, or allow more of its memory"
-            ) from error
+        too_small = out_of_memory_as(
+            f"{self.torch_device} is too small for a micro-batch's work: "
+            f"{format_bytes(self.memory.used_bytes)} of {format_bytes(self.memory.capacity_bytes)} are in use. "
+            "Take smaller micro-batches (--micro-batch) or fewer tokens in a pass, or allow more of its memory"
+        )
+        with too_small, self._launching(self._compute) as end:
+            yield
         if self._now.task is not None:
             self._computed[self._now.task] = end
 

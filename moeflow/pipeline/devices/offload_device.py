@@ -1,8 +1,7 @@
 """The interface of a device with less memory than the model: bytes within a cap, and copies to and from it.
 
 A copy blocks its caller, a thread of a lane. Its task ends when the bytes have arrived, and tasks overlap because lanes
-do. Computing may continue after its `with` block: with `ordered`, successors wait for it on the device. So keep a
-tensor from the host until a result of it has been copied back.
+do. Computing may continue after its `with` block: with `ordered`, successors wait for it on the device.
 Source: MoE-Lightning 4.1 (transfers in one direction are sequential, directions are independent) and A.1.
 """
 

@@ -18,7 +18,15 @@ from moeflow.planner.choices.refused_settings import PIPELINES, why_refused
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.settings import OFFLOADED_MAX_NUM_SEQS, OFFLOADED_NUM_BATCHED_TOKENS, Settings, given_options
 
-_NOT_ON_DEVICES: Final = ("memory_bytes", "prompt_cache", "prompt_cache_bytes", "record_routing", "num_ranks", "stages")
+_NOT_ON_DEVICES: Final = (
+    "memory_bytes",
+    "prompt_cache",
+    "prompt_cache_bytes",
+    "record_routing",
+    "num_ranks",
+    "stages",
+    "num_replicas",
+)
 
 
 def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverrides | None:
@@ -34,7 +42,7 @@ def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverr
     if overrides is None or not isinstance(overrides.device, CudaDeviceConfig):
         return overrides
     if machine.accelerator is None:
-        raise no_cuda(settings.device)
+        raise no_cuda(settings.device, machine)
     memory_bytes = allowed_bytes("device memory", overrides.device.memory_bytes, machine.accelerator_free_bytes)
     if settings.device_memory_bytes not in (None, memory_bytes):
         raise ConfigError(
@@ -51,12 +59,8 @@ def computes_in_torch(overrides: OffloadOverrides) -> bool:
 
 def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Settings:
     """Return what holds for the host of a smaller device. Raises: ConfigError for what pipelines do not do."""
-    if computes_in_torch(overrides) and settings.packed_weights_file is not None:
-        raise ConfigError(
-            "--packed-weights names weights that are packed for the CPU's kernels, but torch computes: remove it"
-        )
     for flag, value in given_options(settings, _NOT_ON_DEVICES).items():
-        if (flag, value) != ("--ranks", 1):
+        if value != 1:
             raise ConfigError(f"{flag} does not go with a device that is smaller than the model: remove one of them")
     return replace(
         settings,

@@ -17,18 +17,13 @@ def free_bytes(settings: Settings, machine: HostResources, device: str) -> int:
     if device == "cpu":
         if on_device is not None:
             raise ConfigError(
-                "a limit of device memory (--device-memory) is set, but the processor computes. Remove it, "
-                "limit main memory (--memory), or run where torch finds a CUDA device"
+                "a limit of a GPU's memory (--device-memory) is set, but no GPU computes: remove it, or limit main "
+                "memory (--memory)"
             )
         have = machine.available_bytes
         if allowed is not None:
             have += machine.process_bytes  # which the limit covers, too
         return allowed_bytes("memory", allowed, have)
-    if allowed is not None:
-        raise ConfigError(
-            "a limit of main memory (--memory) applies to --device cpu only: remove it, or limit the memory of the "
-            "device (--device-memory)"
-        )
     return allowed_bytes("device memory", on_device, machine.accelerator_free_bytes)
 
 

@@ -10,19 +10,16 @@ from moeflow.planner.hardware.host import HostResources
 Reasons = list[tuple[str, str]]  # the name of a choice, and why it was made
 
 
-def no_cuda(device: str) -> ConfigError:
+def no_cuda(device: str, machine: HostResources) -> ConfigError:
     """Return what to raise where a GPU is asked for and there is none."""
     return ConfigError(
-        f"device {device} is asked for, but torch finds no CUDA device here. Use --device cpu, or emulate a GPU "
+        f"device {device} is asked for, but {machine.why_no_accelerator}. Use --device cpu, or emulate a GPU "
         "that is smaller than the model: --device emulated:16GiB,12 (its memory, and GB/s of its link)"
     )
 
 
-def choose_device(requested: str, machine: HostResources, reasons: Reasons) -> str:
+def choose_device(requested: str, machine: HostResources) -> str:
     """Return where torch keeps tensors. Raises: ConfigError if it is unknown, or not there."""
-    if requested == "auto":
-        reasons.append(("device", f"{machine.accelerator}: found" if machine.accelerator else "cpu: no accelerator"))
-        return machine.accelerator or "cpu"
     if requested == "cpu":
         return requested
     try:
@@ -30,7 +27,7 @@ def choose_device(requested: str, machine: HostResources, reasons: Reasons) -> s
     except RuntimeError:
         raise ConfigError(f"device {requested!r} is unknown; use cpu or cuda") from None
     if device.type == "cuda" and machine.accelerator is None:
-        raise no_cuda(requested)
+        raise no_cuda(requested, machine)
     return str(device)
 
 

@@ -12,13 +12,13 @@ from moeflow.planner.settings import Settings
 SHARED_HEADS: Final = "ranks that share attention heads (--attention-layout tensor)"
 RANKS: Final = "ranks (--ranks)"
 PIPELINES: Final = "pipelines of a device that is smaller than the model (--device)"
-_DEVICES: Final = "devices and pipelines (--device, --pipeline)"
+DEVICES: Final = "devices that compute like a GPU (--device)"
 _STAGES: Final = "stages (--stages)"
 _SHARED_EXPERTS: Final = "replicas that share experts (--expert-parallel)"
 _SPECULATORS: Final = "speculators (--speculator)"
 _LENDERS: Final = "lenders of memory (--remote-experts)"
 _RECORDS: Final = "records of routing (--record-routing)"
-_WHOLE_DECODERS: Final = (RANKS, _STAGES, _SHARED_EXPERTS, _SPECULATORS, _DEVICES, PIPELINES, _LENDERS)
+_WHOLE_DECODERS: Final = (RANKS, _STAGES, _SHARED_EXPERTS, _SPECULATORS, DEVICES, PIPELINES, _LENDERS)
 
 _REFUSED: Final[tuple[tuple[Callable[[ModelConfig], bool], str, tuple[str, ...]], ...]] = (
     # whether a model is of the kind, the property of such models, and the settings it excludes
@@ -32,23 +32,26 @@ _REFUSED: Final[tuple[tuple[Callable[[ModelConfig], bool], str, tuple[str, ...]]
 
 def why_refused(shape: ModelConfig, what: str) -> str:
     """Return why a model is not run with something of the table; empty: it is."""
-    for is_of_kind, name, refused in _REFUSED:
-        if what in refused and is_of_kind(shape):
-            return f"{what} do not go with {name}, which this model has ({shape.model_type}): remove the option"
+    if kind := refusing_kind(shape, what):
+        return f"{what} do not go with {kind}, which this model has ({shape.model_type}): remove the option"
     return ""
 
 
-def check_settings(settings: Settings, shape: ModelConfig, *, is_offloaded: bool) -> None:
+def refusing_kind(shape: ModelConfig, what: str) -> str:
+    """Return the property of a model that excludes something of the table; empty: it has none."""
+    return next((name for is_of_kind, name, refused in _REFUSED if what in refused and is_of_kind(shape)), "")
+
+
+def check_settings(settings: Settings, shape: ModelConfig) -> None:
     """Raise ConfigError for the first setting that a model of its kind is not run with.
 
-    Layouts of ranks and pipelines are asked about where they are chosen.
+    Layouts of ranks, pipelines and devices are asked about where they are chosen.
     """
     asked = {
         RANKS: (settings.num_ranks or 1) > 1,
         _STAGES: settings.stages is not None,
         _SHARED_EXPERTS: settings.expert_parallel,
         _SPECULATORS: bool(settings.speculators),
-        _DEVICES: is_offloaded or settings.pipeline is not None,
         _RECORDS: settings.record_routing is not None,
         _LENDERS: settings.remote_experts is not None,
     }

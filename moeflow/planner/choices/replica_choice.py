@@ -13,14 +13,12 @@ from moeflow.planner.choices.rank_choice import count_ranks
 from moeflow.planner.settings import Settings, given_options, written_files
 
 
-def check_replicas(settings: Settings, device: str, *, offloads_to_torch: bool) -> None:
-    """Raises: ConfigError where there cannot be several engines, as on any device but the processor."""
+def check_replicas(settings: Settings) -> None:
+    """Raises: ConfigError where there cannot be several engines."""
     if (settings.num_replicas or 1) == 1:
         return
     if not settings.is_served:
         raise ConfigError("replicas (--replicas) are processes of `moeflow serve` and `moeflow batch`: use one here")
-    if device != "cpu" or offloads_to_torch:
-        raise ConfigError("replicas (--replicas) compute on the processor: set --device cpu, or use one")
     for flag in given_options(settings, written_files()):
         raise ConfigError(f"{flag} writes the file of one engine: remove it, or use one replica (--replicas)")
 

@@ -56,14 +56,13 @@ def choose_speculators(
     is_offloaded: bool,
     reasons: Reasons,
 ) -> SpeculatorChoice:
-    """Return what drafts. Raises: ConfigError if it is unknown or can be of no use; as `choose_draft_model` does."""
-    if settings.speculators == (AUTO,) and is_offloaded:
+    """Return the speculators; none where a device computes layers.
+
+    Raises: ConfigError if one is unknown or can be of no use; as `choose_draft_model`.
+    """
+    if settings.speculators and is_offloaded:
         reasons.append(("speculators", "none: drafts are for models whose layers the CPU computes"))
         return SpeculatorChoice()
-    if settings.speculators and is_offloaded:
-        raise ConfigError(
-            "speculators (--speculator) work where the CPU computes all layers: remove --device or --speculator"
-        )
     names: list[str] = []
     draft_models: list[DraftModelConfig] = []
     for name in _expanded(settings, checkpoint, shape, cpu_isa, reasons):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from moeflow.core.control_groups import cpu_quota, memory_room
-from moeflow.kernels.on_demand import torch
+from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.planner.costs.process_memory import resident_bytes
+from moeflow.planner.hardware import gpus
 
 GPU_DRIVERS = ("nvidia*", "nvgpu*", "nvhost-gpu", "kfd", "dxg")  # in /dev: NVIDIA's, AMD's, WSL's
 
@@ -24,23 +25,43 @@ class HostResources:
     num_cores: int  # this process may run on; hyper-threads counted once where the system tells
     total_bytes: int
     available_bytes: int  # without swapping, and within the limits of control groups
-    accelerator: str | None  # torch device name
+    accelerator: str | None  # the GPU that may compute, as torch calls it; None: none
     accelerator_free_bytes: int
     process_bytes: int = 0  # this process holds already
+    has_bfloat16: bool = True  # whether that GPU's tensor cores take bfloat16
+    why_no_accelerator: str = "torch finds no CUDA device here"
 
 
-def host_resources() -> HostResources:
-    """Return what the machine offers now."""
+def host_resources(device: str = "cpu") -> HostResources:
+    """Return what the machine offers now, with the GPU that a device setting is about, if it is about any.
+
+    "auto" is about the GPU with the most free memory. Blocks: for some seconds if a GPU's driver is installed.
+    """
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
     if room := memory_room():
         total, available = min(total, room.limit_bytes), min(available, room.free_bytes)
-    accelerator, free = None, 0
-    if has_gpu_driver() and torch.cuda.is_available():
-        accelerator = "cuda"
-        free = torch.cuda.mem_get_info()[0]
     held = resident_bytes([os.getpid()])
-    return HostResources(_num_cores(), total, max(available, 0), accelerator, free, held)
+    here = HostResources(_num_cores(), total, max(available, 0), None, 0, held)
+    return here if device.split(":")[0] not in ("auto", CUDA) or not has_gpu_driver() else _with_gpu(here, device)
+
+
+def _with_gpu(here: HostResources, device: str) -> HostResources:
+    """Return the same with the GPU that a device setting is about; without one, with the reason."""
+    found = gpus.find_gpus()
+    name = None if device == "auto" else parse_cuda_device(device)[0]
+    asked = [gpu for gpu in found if name in (None, gpu.name)]
+    usable = [gpu for gpu in asked if not gpu.problem]
+    if usable:
+        best = max(usable, key=lambda gpu: gpu.free_bytes)
+        return replace(
+            here, accelerator=best.name, accelerator_free_bytes=best.free_bytes, has_bfloat16=best.has_bfloat16
+        )
+    if asked:
+        return replace(here, why_no_accelerator=f"torch cannot compute on {asked[0].name}: {asked[0].problem}")
+    if found:
+        return replace(here, why_no_accelerator=f"torch finds only {', '.join(gpu.name for gpu in found)} here")
+    return here
 
 
 def has_gpu_driver() -> bool:

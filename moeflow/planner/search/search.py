@@ -1,7 +1,7 @@
 """Finds the best policy for a goal: for a device by a mixed-integer programme, without one by trials.
 
-With several devices, the policy uses one of them or all. For latency under a rate of arrivals, it has the fewest
-sequences that keep up with the rate.
+A device that holds the model keeps it. With several devices, the policy uses one of them or all. For latency under a
+rate of arrivals, it has the fewest sequences that keep up with the rate.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.search.host_search import search_host
 from moeflow.planner.search.objective import FINE, Objective, cost_per_token
+from moeflow.planner.search.resident_search import ENOUGH_FASTER, search_resident
 
 _HOST_FINENESS: Final = 10.0  # a host's policy costs one prediction, so its grid is finer
 
@@ -53,16 +54,35 @@ def search_policy(model: CostModel, objective: Objective, ratio: float = FINE) -
     return search_device(model, objective, ratio)
 
 
+def _resident_first(model: CostModel, objective: Objective, ratio: float) -> Policy:
+    """Return the best policy that keeps the model on the device, unless a pipeline promises far more.
+
+    Raises: as `search_policy`.
+    """
+    resident = search_resident(model, objective, ratio) if model.has_device else None
+    try:
+        streamed = search_policy(model, objective, ratio)
+    except CapacityError:
+        if resident is None:
+            raise
+        return resident
+    if resident is None:
+        return streamed
+    goal = "latency" if objective.goal == "latency" else "throughput"
+    costs = {policy: cost_per_token(model, policy, goal) for policy in (resident, streamed)}
+    return resident if costs[resident] <= ENOUGH_FASTER * costs[streamed] else streamed
+
+
 def _for_rate(model: CostModel, objective: Objective, ratio: float) -> Policy:
     """Return the best policy; for latency under a rate of arrivals, with the fewest sequences that keep up with it."""
     rate = model.workload.rate
     if objective.goal != "latency" or not rate or objective.num_sequences is not None:
         only_one = objective.goal == "latency" and objective.num_sequences is None
-        return search_policy(model, replace(objective, num_sequences=1) if only_one else objective, ratio)
+        return _resident_first(model, replace(objective, num_sequences=1) if only_one else objective, ratio)
     num_sequences, best = 1, 0.0
     while num_sequences <= objective.max_sequences:
         try:
-            policy = search_policy(model, replace(objective, num_sequences=num_sequences), ratio)
+            policy = _resident_first(model, replace(objective, num_sequences=num_sequences), ratio)
         except CapacityError:
             if not best:
                 raise

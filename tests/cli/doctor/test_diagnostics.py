@@ -93,7 +93,7 @@ def test_a_package_that_is_not_installed_is_missing(monkeypatch):
 
 
 def test_broken_torch_is_a_finding_not_a_crash(monkeypatch):
-    def broken() -> HostResources:
+    def broken(_: str) -> HostResources:
         raise ImportError("libgomp.so.1: cannot open shared object file")
 
     monkeypatch.setitem(vars(lazy), "host_resources", broken)
@@ -103,7 +103,7 @@ def test_broken_torch_is_a_finding_not_a_crash(monkeypatch):
 
 
 def test_a_machine_without_accelerator_is_fine(monkeypatch):
-    monkeypatch.setitem(vars(lazy), "host_resources", machine)
+    monkeypatch.setitem(vars(lazy), "host_resources", lambda _: machine())
     by_topic = {finding.topic: finding for finding in diagnostics.hardware("")}
     assert by_topic["accelerator"].verdict is Verdict.OK
     assert by_topic["processor"].found.endswith("4 cores to use")

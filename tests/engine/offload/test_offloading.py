@@ -151,10 +151,10 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
         ({"device": DEVICE, "resident_experts": 2.0}, "a share, from 0 to 1"),
         ({"device": DEVICE, "memory_bytes": 2**30}, "--memory does not go with a device that is smaller"),
         ({"device": "emulated:1GiB"}, "does not say how fast its link is"),
-        ({"device": DEVICE, "device_memory_bytes": 2**30}, "limit of device memory .* is set, but the processor"),
+        ({"device": DEVICE, "device_memory_bytes": 2**30}, "--device-memory.* is set, but no GPU computes"),
         (
             {"device": DEVICE + ",torch", "packed_weights_file": Path("it.slabs")},
-            "--packed-weights names weights .* but torch computes",
+            "--packed-weights is for the processor: .* remove --packed-weights",
         ),
         ({"device": "cuda:16GB:1"}, 'cuda:16GB:1\' cannot be read: write it as "cuda:MEMORY"'),
         (

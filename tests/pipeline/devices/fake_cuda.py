@@ -12,8 +12,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -106,6 +107,7 @@ class Memory:
     is_on_device: bool
     alive: Tensor  # so that nothing else gets its address
     accesses: list[Access] = field(default_factory=list)
+    recorded: set[str] = field(default_factory=set)  # streams whose work the allocator waits for
 
 
 class FakeCuda:
@@ -118,6 +120,26 @@ class FakeCuda:
         self.num_streams = 0
         self.current = threading.local()
         self.races: list[Race] = []
+        self.pinned: dict[int, int] = {}  # address -> bytes that are page-locked
+        self.refusal = ""  # of the next page-locking
+
+    def device(self, device: torch.device) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def cudart(self) -> SimpleNamespace:
+        return SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self.pinned.pop)
+
+    def _register(self, address: int, num_bytes: int, flags: int) -> str:
+        self.pinned[address] = num_bytes
+        return self.refusal
+
+    def check_error(self, result: str) -> None:
+        if result:
+            raise RuntimeError(result)
+
+    def record(self, tensor: Tensor, stream: Stream) -> None:
+        if (memory := self.memories.get(tensor.untyped_storage().data_ptr())) is not None:
+            memory.recorded.add(stream.name)
 
     def Stream(self, device: torch.device) -> Stream:
         self.num_streams += 1
@@ -181,9 +203,9 @@ class FakeCuda:
     def give_up(self, address: int) -> None:
         """Note a Race if a stream may still use memory without any reference left; Python swallows errors here."""
         with self.clocks.lock:
-            known = self.clocks.of(self.here)
-            for access in self.memories[address].accesses:
-                if known.get(access.who, 0) < access.tick:
+            known, memory = self.clocks.of(self.here), self.memories[address]
+            for access in memory.accesses:
+                if access.who not in memory.recorded and known.get(access.who, 0) < access.tick:
                     self.races.append(Race(f"memory is given up while {access}"))
 
     def _fail(self, message: str) -> None:
@@ -251,6 +273,9 @@ class WatchedDevice(CudaDevice):
         if target.numel():
             weakref.finalize(target, self.cuda.give_up, target.untyped_storage().data_ptr()).atexit = False
         return target
+
+    def _record(self, tensor: Tensor, stream: Stream) -> None:
+        self.cuda.record(tensor, stream)
 
     def upload(self, target: Tensor, source: Tensor) -> None:
         if target.untyped_storage().data_ptr() not in self.cuda.memories:

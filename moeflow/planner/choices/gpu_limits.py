@@ -1,0 +1,79 @@
+"""Models and settings that no GPU runs: one list of reasons, for the automatic choice and for errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.planner.choices.kv_cache_choice import MIN_KV_TOKENS
+from moeflow.planner.choices.refused_settings import DEVICES, refusing_kind
+from moeflow.planner.choices.speculation_choice import AUTO as DRAFTS_IF_USEFUL
+from moeflow.planner.hardware.host import HostResources
+from moeflow.planner.settings import Settings, given_options
+
+_RANKS: Final = "ranks compute with the CPU's kernels"
+_REPLICAS: Final = "replicas compute with the CPU's kernels"
+_PROMPTS: Final = "only the CPU's kernels compute the same keys and values every time"
+_ON_CPU_ONLY: Final[Mapping[str, str]] = {  # field of `Settings` -> reason
+    "quantize": "GPUs compute with weights in 16 or 32 bits",
+    "packed_weights_file": "it has weights in the layout of the CPU's kernels",
+    "memory_bytes": "it limits main memory, and --device-memory a GPU's",
+    "prompt_cache": _PROMPTS,
+    "prompt_cache_bytes": _PROMPTS,
+    "num_ranks": _RANKS,
+    "stages": _RANKS,
+    "listen_ranks": _RANKS,
+    "ray_address": _RANKS,
+    "num_replicas": _REPLICAS,
+    "expert_parallel": _REPLICAS,
+    "remote_experts": "lenders keep experts that the CPU reads from disk",
+    "speculators": "drafts are for models whose layers the CPU computes",
+}
+_NEUTRAL: Final[Mapping[str, object]] = {"num_ranks": 1, "num_replicas": 1, "speculators": (DRAFTS_IF_USEFUL,)}
+
+
+class GpuRefusal(msgspec.Struct, frozen=True):
+    """Why no GPU runs a model as asked."""
+
+    reason: str
+    remedy: str
+
+
+def gpu_refusal(settings: Settings, shape: ModelConfig) -> GpuRefusal | None:
+    """Return why no GPU runs a model with these settings; None: one that is large enough does."""
+    if kind := refusing_kind(shape, DEVICES):
+        return GpuRefusal(f"GPUs do not run {kind}, which this model has ({shape.model_type})", "use --device cpu")
+    for name, why in _ON_CPU_ONLY.items():
+        if getattr(settings, name) != _NEUTRAL.get(name):
+            for flag in given_options(settings, (name,)):
+                return GpuRefusal(f"{flag} is for the processor: {why}", f"use --device cpu, or remove {flag}")
+    return None
+
+
+def check_on_gpu(settings: Settings, shape: ModelConfig) -> None:
+    """Raise ConfigError if no GPU, nor a device that computes like one, runs a model with these settings."""
+    if refusal := gpu_refusal(settings, shape):
+        raise ConfigError(f"{refusal.reason}; {refusal.remedy}")
+
+
+def why_not_automatic(settings: Settings, shape: ModelConfig, machine: HostResources) -> str:
+    """Return why the CPU computes where the user leaves the device open; empty: a GPU does if it is large enough."""
+    if machine.accelerator is None:
+        return machine.why_no_accelerator
+    if settings.shares_memory:
+        return "models of one server share main memory"
+    refusal = gpu_refusal(settings, shape)
+    return refusal.reason if refusal else ""
+
+
+def why_too_short(config: EngineConfig, settings: Settings, shape: ModelConfig) -> str:
+    """Return why a GPU's memory is too small for requests; empty: it has room for a usual one, or as the user set."""
+    have, need = config.scheduler.max_model_len, min(shape.max_position, MIN_KV_TOKENS)
+    if have >= need or settings.max_model_len is not None or settings.kv_cache_bytes is not None:
+        return ""
+    return f"beside the model, {config.device} has room for requests of {have} tokens, not of {need}"

@@ -1,0 +1,53 @@
+"""Finds the best policy for a device that holds the whole model, where a pass is the model's plain forward."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moeflow.core.plan import Policy
+from moeflow.planner.costs.cost_model import CostModel
+from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, grid
+
+ENOUGH_FASTER: Final = 2.0  # a pipeline's promise, for which it is preferred: on a GPU its lanes overlap far less
+
+
+def search_resident(model: CostModel, objective: Objective, ratio: float) -> Policy | None:
+    """Return the best policy; `ratio` is the step between numbers of sequences. None: the device is too small."""
+    most = objective.most
+    numbers = [most] if objective.num_sequences is not None else grid(1, _largest(model, objective, most), ratio)
+    found = [policy for number in numbers if _fits(model, objective, policy := _policy(model, number))]
+    if not found:
+        return None
+    goal = "latency" if objective.goal == "latency" else "throughput"
+    best = min(found, key=lambda policy: cost_per_token(model, policy, goal))
+    if objective.goal != "memory":
+        return best
+    limit = cost_per_token(model, best, goal) / KEPT_SPEED
+    return next(policy for policy in found if cost_per_token(model, policy, goal) <= limit)
+
+
+def _policy(model: CostModel, number: int) -> Policy:
+    return Policy(
+        batch_size=number,
+        micro_batch=number,
+        attention_on_device=True,
+        ffn_on_device=True,
+        weights_on_device=1.0,
+        kv_on_device=1.0,
+        chunk_tokens=model.chunk_tokens,
+        num_devices=model.num_devices,
+    )
+
+
+def _largest(model: CostModel, objective: Objective, most: int) -> int:
+    """Return the largest number of sequences that fits; 0: none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _fits(model, objective, _policy(model, middle)) else (low, middle - 1)
+    return low
+
+
+def _fits(model: CostModel, objective: Objective, policy: Policy) -> bool:
+    have = capacities(model, objective.memory_limits)
+    return all(used <= have[tier] for tier, used in model.memory_of(policy).items())

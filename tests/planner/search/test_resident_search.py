@@ -1,0 +1,73 @@
+"""A device that holds the model keeps it, with the sequences that brute force finds best."""
+
+from __future__ import annotations
+
+import pytest
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.plan import RESIDENT, Policy
+from moeflow.planner.described import pipeline_of
+from moeflow.planner.search import search as searching
+from moeflow.planner.search.objective import Objective, cost_per_token, fits
+from moeflow.planner.search.resident_search import search_resident
+from moeflow.planner.search.search import search
+from tests.planner.examples import machine, small_model
+
+MB = 10**6
+LARGE = small_model(machine(ram=10**9, device=900 * MB, link=1e9))
+
+
+def resident(number: int) -> Policy:
+    return Policy(
+        batch_size=number,
+        micro_batch=number,
+        attention_on_device=True,
+        ffn_on_device=True,
+        weights_on_device=1.0,
+        kv_on_device=1.0,
+    )
+
+
+@pytest.mark.parametrize("goal", ["throughput", "latency", "memory"])
+@pytest.mark.parametrize("device", [840 * MB, 865 * MB, 870 * MB, 900 * MB])
+def test_the_best_number_of_sequences_is_found(goal, device):
+    model, objective = small_model(machine(ram=10**9, device=device)), Objective(goal=goal, max_sequences=40)
+    fitting = [policy for number in range(1, 41) if fits(model, policy := resident(number), {})]
+    found = search_resident(model, objective, 1.01)
+    if not fitting:
+        assert found is None
+        return
+    cost = "latency" if goal == "latency" else "throughput"
+    best = min(cost_per_token(model, policy, cost) for policy in fitting)
+    enough = [policy for policy in fitting if cost_per_token(model, policy, cost) <= best / 0.9]
+    expected = enough[0].batch_size if goal == "memory" else None
+    assert found.batch_size == expected or cost_per_token(model, found, cost) == best
+    assert (found.weights_on_device, found.kv_on_device, found.experts_on_disk) == (1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("goal", ["throughput", "latency", "memory"])
+@pytest.mark.parametrize("num_sequences", [None, 3])
+def test_a_device_that_holds_the_model_keeps_it(goal, num_sequences):
+    objective = Objective(goal=goal, num_sequences=num_sequences, max_sequences=16)
+    model, policy = search(LARGE, objective, 2.0)
+    assert pipeline_of(model, policy) == RESIDENT
+    assert policy.batch_size == (num_sequences or policy.batch_size)
+
+
+def test_what_does_not_fit_beside_the_model_is_streamed():
+    with pytest.raises(CapacityError):
+        search(LARGE, Objective(num_sequences=10**4), 2.0)
+    small = small_model(machine(ram=10**9, device=850 * MB))
+    assert search_resident(small, Objective(), 2.0) is None
+    assert pipeline_of(*search(small, Objective(max_sequences=16), 2.0)) != RESIDENT
+
+
+def test_a_pipeline_that_promises_far_more_is_preferred(monkeypatch):
+    streamed = Policy(batch_size=9, micro_batch=9, attention_on_device=False, ffn_on_device=True)
+    monkeypatch.setattr(searching, "search_policy", lambda *_: streamed)
+    for decode_s, is_resident in ((1.0, True), (0.51, True), (0.49, False)):
+        monkeypatch.setattr(
+            searching, "cost_per_token", lambda _, policy, __, it=decode_s: it if policy == streamed else 1.0
+        )
+        _, found = search(LARGE, Objective(), 2.0)
+        assert (found != streamed) == is_resident
