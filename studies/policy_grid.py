@@ -38,8 +38,8 @@ from moeflow.engine.engine import Engine
 from moeflow.planner.apply_plan import settings_beside
 from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import Usage
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.builtin import ensure_builtin_model
 from moeflow.train.routing_learning import other_text

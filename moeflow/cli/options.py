@@ -24,7 +24,9 @@ from moeflow.core.sampling_params import (
     SamplingParams,
 )
 from moeflow.core.units import MIB, parse_bytes
-from moeflow.planner.settings import MAX_THREADS, Option, Settings, options
+from moeflow.settings.device import MAX_THREADS
+from moeflow.settings.option import Option
+from moeflow.settings.settings import Settings, options
 
 _MIN_MIB = 64  # so many of something are more likely mebibytes than gibibytes
 
@@ -104,7 +106,7 @@ def settings_option(name: str) -> Callable[[Verb], Verb]:
         group=option.group,
         is_common=option.is_common,
         default=default,
-        show_default=option.default or default is not None,
+        show_default=option.shown_default or default is not None,
         help=option.help,
         **_kind(option),
     )

@@ -17,8 +17,8 @@ from moeflow.cli import lazy
 from moeflow.cli.local_model import explain, fetch_if_named, planned
 from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
-from moeflow.planner.settings import options, written_files
 from moeflow.planner.usage import SERVING
+from moeflow.settings.settings import options, written_files
 
 if TYPE_CHECKING:
     from moeflow.core.plan import Plan

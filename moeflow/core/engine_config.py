@@ -6,6 +6,7 @@ Settings (what the user set) become this once, before anything loads; see `plann
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
@@ -14,6 +15,8 @@ from moeflow.core.offload_config import OffloadConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
 from moeflow.core.token_choice import TokenChoice
 from moeflow.kernels.weight_format import LayerFormats
+
+BLOCK_SIZE: Final = 16  # tokens in a KV block
 
 
 class StateSlotsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +30,7 @@ class StateSlotsConfig(msgspec.Struct, frozen=True, kw_only=True):
 class SchedulerConfig:
     """Limits of one pass and of the requests that take part."""
 
-    block_size: int = 16  # tokens in a KV block
+    block_size: int = BLOCK_SIZE
     num_blocks: int  # KV blocks in the pool
     max_model_len: int  # prompt and output tokens of one request at most
     max_num_seqs: int = 32  # requests in a pass at most

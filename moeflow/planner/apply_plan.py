@@ -23,8 +23,9 @@ from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.model_files import bare_config
 from moeflow.planner.planning import OnStep, plan_for_start
 from moeflow.planner.resolve import resources_for
-from moeflow.planner.settings import MAX_THREADS, Settings, from_plain
 from moeflow.planner.usage import Usage
+from moeflow.settings.device import MAX_THREADS
+from moeflow.settings.settings import Settings, from_plain
 
 with on_demand(__name__):
     from moeflow.checkpoint.hub import local_models

@@ -28,8 +28,8 @@ from moeflow.planner.hardware.this_machine import (
 from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.model_files import bare_config
 from moeflow.planner.resolve import resolve, resources_for
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING, Usage
+from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     import shutil

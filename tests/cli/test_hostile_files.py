@@ -13,7 +13,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.plan import plan_from_json, plan_to_json
 from moeflow.planner.apply_plan import settings_beside
 from moeflow.planner.hardware.machine_files import load_machine
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.workload.offline import read_questions
 from studies.speculation.prompts import read_prompts
 from tests.planner.example_plans import PLAN

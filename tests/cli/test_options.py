@@ -8,7 +8,7 @@ from moeflow.cli.help import Command
 from moeflow.cli.options import default_cache_dir, engine_options, sampling_options
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.planner.settings import Settings, options
+from moeflow.settings.settings import Settings, options
 
 
 @pytest.fixture

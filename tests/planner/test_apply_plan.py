@@ -16,8 +16,8 @@ from moeflow.planner.described import plan_described
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings, from_plain
 from moeflow.planner.usage import Usage
+from moeflow.settings.settings import Settings, from_plain
 from tests.planner.example_plans import ENGINE_CONFIG, MODEL, PLAN
 from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral

@@ -12,13 +12,13 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Plan, plan_from_json
 from moeflow.core.units import format_bytes
 from moeflow.core.untrusted import UnreadableError, read_bounded
-from moeflow.planner.settings import options
+from moeflow.settings.settings import options
 
 if TYPE_CHECKING:
     from moeflow.planner.hardware.host import HostResources
     from moeflow.planner.planning import OnStep
-    from moeflow.planner.settings import Settings
     from moeflow.planner.usage import Usage
+    from moeflow.settings.settings import Settings
 
 
 def settings_of(overrides: dict[str, Any], **always: Any) -> Settings:

@@ -11,7 +11,7 @@ import pytest
 from moeflow.core.errors import ConfigError
 from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
-from moeflow.planner.settings import Settings, from_plain, options, to_plain
+from moeflow.settings.settings import Settings, from_plain, options, to_plain
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,8 @@ from moeflow.planner.settings import Settings, from_plain, options, to_plain
         "num_redundant_experts",
         "num_replicas",
         "max_model_len",
+        "micro_batch",
+        "expert_capacity",
     ],
 )
 @pytest.mark.parametrize("value", [0, -1])
