@@ -164,3 +164,12 @@ class EngineConfig:
     def memory_bytes(self) -> int:
         """What the user allows in all; 0: what there is."""
         return 0 if self.memory is None else self.memory.limit_bytes
+
+    @property
+    def needed_files(self) -> list[str]:
+        """Files and folders that must exist before the engine starts. It makes all others that it names."""
+        packed = self.packed_file if self.expert_parallel is None else ""  # replicas that share experts make it
+        remote = None if self.experts is None else self.experts.remote
+        drafts = [draft.model_path for draft in self.draft_models]
+        names = (self.model_path, packed, self.importance_file, "" if remote is None else remote.token_file, *drafts)
+        return [name for name in names if name]

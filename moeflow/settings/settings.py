@@ -72,6 +72,11 @@ def written_files() -> list[str]:
     return [name for name, option in options().items() if option.kind == "new file"]
 
 
+def dependent_settings(name: str) -> list[str]:
+    """Return the fields of `Settings` to decide anew when the user changes the one of this name."""
+    return [it.name for it in dataclasses.fields(Settings) if name in it.metadata.get("depends_on", ())]
+
+
 def given_options(settings: Settings, names: Iterable[str]) -> dict[str, Any]:
     """Return the values that the user gave of these fields of `Settings`: flag of the command line -> value."""
     known, defaults = options(), Settings()

@@ -24,6 +24,7 @@ class SharingSettings:
         "Processes that share the model, with the same answers to the bit; threads are divided.",
         shown_default="1",
         most=MAX_THREADS,
+        depends_on=("device",),
     )
     stages: str | None = _setting(
         "--stages",
@@ -31,7 +32,7 @@ class SharingSettings:
         "Stages that layers are cut into, each on ranks of its own: a number, or the layers of each, such as "
         "10,14. For models larger than one machine's memory, and for slow networks.",
         shown_default="1",
-        depends_on=("num_ranks",),
+        depends_on=("num_ranks", "device"),
     )
     expert_placement: str = _setting(
         "--expert-placement",
@@ -40,12 +41,14 @@ class SharingSettings:
         "(load, and auto).",
         default="auto",
         choices=("auto", *EXPERT_PLACEMENTS),
+        depends_on=("num_ranks", "expert_layout"),
     )
     num_redundant_experts: int | None = _setting(
         "--redundant-experts",
         "count",
         "Replicas of the most used experts of each layer, over all ranks.",
         shown_default="none",
+        depends_on=("num_ranks", "expert_layout", "expert_placement"),
     )
     expert_layout: str = _setting(
         "--expert-layout",
@@ -73,6 +76,7 @@ class SharingSettings:
         shown_default="1",
         is_served_only=True,
         most=MAX_THREADS,
+        depends_on=("device",),
     )
     expert_parallel: bool = _setting(
         "--expert-parallel/--no-expert-parallel",

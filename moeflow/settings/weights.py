@@ -45,4 +45,5 @@ class WeightSettings:
         "existing file",
         "Packed weights that `moeflow pack` wrote: loading takes a moment; with --memory, written if missing.",
         shown_default="in the cache folder",
+        depends_on=("dtype", "quantize", "device"),
     )

@@ -75,6 +75,18 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
     assert seen["own"] == "1"
 
 
+def test_only_given_settings_are_overrides_even_at_their_defaults(verb, seen, tmp_path):
+    own = {"model", "plan_file", "cache_dir"}
+    CliRunner().invoke(verb, [], catch_exceptions=False)
+    assert set(seen["overrides"]) == own
+    CliRunner().invoke(verb, ["--prefix-caching", "--device", "auto"], catch_exceptions=False)
+    assert seen["overrides"].items() >= {"prefix_caching": True, "device": "auto"}.items()
+    file = tmp_path / "config.toml"
+    file.write_text('kv-dtype = "auto"\n')
+    CliRunner().invoke(verb, ["--config", str(file)], catch_exceptions=False)
+    assert {name: seen["overrides"][name] for name in set(seen["overrides"]) - own} == {"kv_dtype": "auto"}
+
+
 def test_help_shows_what_people_use_and_help_all_shows_everything(verb):
     short, whole = (
         CliRunner().invoke(verb, [flag], catch_exceptions=False).output for flag in ("--help", "--help-all")

@@ -45,6 +45,12 @@ def test_the_choices_are_the_policies_and_predictors_that_there_are():
     assert DEFAULT_PREDICTOR in PREDICTORS
 
 
+def test_settings_depend_on_others_that_there_are():
+    fields = {field.name: field.metadata.get("depends_on", ()) for field in dataclasses.fields(Settings)}
+    assert {name for depends_on in fields.values() for name in depends_on} <= set(fields)
+    assert not [name for name, depends_on in fields.items() if name in depends_on]
+
+
 def changed(field):
     """Return another value of a field's type than its default."""
     kinds = {
