@@ -216,12 +216,13 @@ def test_a_draft_model_that_is_gone_is_named(folder, tmp_path):
 
 
 @needs_kernels
-def test_a_predictor_that_is_gone_is_named(tmp_path):
+@pytest.mark.parametrize("gone", ["predictor.json", "predictor.safetensors"])
+def test_a_predictor_that_is_gone_is_named(tmp_path, gone):
     write_tiny_switch(tmp_path)
-    description = predictor_folder(tmp_path) / "predictor.json"
-    description.parent.mkdir()
-    description.touch()
-    description.with_name("predictor.safetensors").touch()
+    network = predictor_folder(tmp_path)
+    network.mkdir()
+    for name in ("predictor.json", "predictor.safetensors"):
+        (network / name).touch()
     plan = resolved(tmp_path, lossy_routing="sida")
     slots = ExpertSlotsConfig(packed_weights_file="", num_slots=4, slab_bytes=8, predictor="sida")
     config = dataclasses.replace(plan.config, experts=slots, lossy_top_k=0)
@@ -229,7 +230,7 @@ def test_a_predictor_that_is_gone_is_named(tmp_path):
     reads_ahead = dataclasses.replace(plan, config=config, settings=in_routers)
     assert applied(plan, tmp_path) is plan
     assert applied(reads_ahead, tmp_path) is reads_ahead
-    description.unlink()
+    (network / gone).unlink()
     assert applied(reads_ahead, tmp_path) is not reads_ahead
     with pytest.raises(ConfigError, match="there is no predictor of this model's experts"):
         applied(plan, tmp_path)
