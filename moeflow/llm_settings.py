@@ -32,6 +32,7 @@ class FlagSettings(TypedDict, total=False):
 class LLMSettings(FlagSettings, total=False):
     """Keyword arguments of `LLM`. The engine chooses omitted and None values for this machine."""
 
+    model_name: str | None
     dtype: str | torch.dtype
     quantize: str | None
     exact_activations: bool
@@ -73,6 +74,5 @@ class LLMSettings(FlagSettings, total=False):
     record_routing: str | os.PathLike[str] | None
     trace_file: str | os.PathLike[str] | None
     graph_file: str | os.PathLike[str] | None
-    model_name: str | None
     cpu_isa: str
     cache_dir: str | os.PathLike[str] | None

@@ -25,9 +25,8 @@ from moeflow.core.sampling_params import (
     SamplingParams,
 )
 from moeflow.core.units import MIB, parse_bytes
-from moeflow.settings.device import MAX_THREADS
 from moeflow.settings.option import Option
-from moeflow.settings.settings import Settings, options
+from moeflow.settings.settings import MAX_THREADS, Settings, options
 
 _MIN_MIB = 64  # so many of something are more likely mebibytes than gibibytes
 

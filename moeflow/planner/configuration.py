@@ -30,8 +30,7 @@ from moeflow.planner.choices.prompt_cache_choice import choose_prompt_cache
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice
 from moeflow.planner.choices.start_choice import choose_importance_file
 from moeflow.planner.choices.weight_choice import WeightChoice
-from moeflow.settings.settings import Settings
-from moeflow.settings.tokens import GENERATION_CONFIGS
+from moeflow.settings.settings import GENERATION_CONFIGS, Settings
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):

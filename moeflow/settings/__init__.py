@@ -1,1 +1,1 @@
-"""Engine settings: one class a topic, each field with its option of the command line."""
+"""Engine settings: values, their options of the command line, and their names and types in Python."""
