@@ -37,10 +37,10 @@ from moeflow.kernels.interrupts import hold_interrupts
 from moeflow.kernels.on_demand import on_demand
 from moeflow.llm_settings import LLMSettings
 from moeflow.planner.planning import plan_for_start
-from moeflow.planner.setting_names import named_as_fields
-from moeflow.planner.setting_values import read_settings
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import OFFLINE
+from moeflow.settings.names import named_as_fields
+from moeflow.settings.settings import Settings
+from moeflow.settings.values import read_settings
 from moeflow.text.output_text import SequenceText, TextDelta
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.builtin import with_dense_source
@@ -58,7 +58,7 @@ class LLM:
 
     `model` is a Hugging Face folder, a GGUF file, or the name of a model that `moeflow pull` has fetched; None is the
     built-in model, which is made at first use.
-    The settings are fields of `planner.settings.Settings`: dtype, device, max_model_len, ... Names and values may be
+    The settings are fields of `moeflow.settings`: dtype, device, max_model_len, ... Names and values may be
     those of the command line, too: memory="4GiB" or memory_bytes=2**32, threads="2", cache_dir="~/models".
     `LLMSettings` has their types.
     `on_progress(done, total)` is called while the model is made or loaded.

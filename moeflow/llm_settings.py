@@ -1,7 +1,7 @@
 """The settings of `LLM(model, **settings)` as type checkers see them: names and types, without defaults or meaning.
 
-Each is a field of `planner.settings.Settings` that users may set, which says what it means, in the types that
-`planner.setting_values` reads: a number may be text, a size "64MiB", a folder text, a format torch's own.
+Each is a field of `Settings` that users may set, which has its meaning, in the types that
+`settings.values` reads: a number may be text, a size "64MiB", a folder text, a format torch's own.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class FlagSettings(TypedDict, total=False):
     kv_cache: int | str | None
     prompt_cache_size: int | str | None
     threads: int | str | None
+    device_memory: int | str | None
     ranks: int | str | None
     redundant_experts: int | str | None
     replicas: int | str | None
-    device_memory: int | str | None
     speculator: str | list[str] | tuple[str, ...]
     trace: str | os.PathLike[str] | None
     graph: str | os.PathLike[str] | None
@@ -47,6 +47,11 @@ class LLMSettings(FlagSettings, total=False):
     prompt_cache: str | os.PathLike[str] | None
     prompt_cache_bytes: int | str | None
     num_threads: int | str | None
+    device: str | torch.device
+    device_memory_bytes: int | str | None
+    pipeline: str | None
+    micro_batch: int | str | None
+    resident_experts: float | str | None
     num_ranks: int | str | None
     stages: str | None
     expert_placement: str
@@ -60,17 +65,12 @@ class LLMSettings(FlagSettings, total=False):
     ray_address: str | None
     ray_placement: str
     remote_experts: str | None
-    device: str | torch.device
-    device_memory_bytes: int | str | None
-    pipeline: str | None
-    micro_batch: int | str | None
-    resident_experts: float | str | None
-    speculators: str | list[str] | tuple[str, ...]
-    expert_capacity: int | str | None
-    lossy_routing: str | None
-    generation_config: str
     expert_policy: str
     predictor: str
+    expert_capacity: int | str | None
+    lossy_routing: str | None
+    speculators: str | list[str] | tuple[str, ...]
+    generation_config: str
     record_routing: str | os.PathLike[str] | None
     trace_file: str | os.PathLike[str] | None
     graph_file: str | os.PathLike[str] | None

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from moeflow.cli.main import main  # noqa: E402
-from moeflow.planner.settings import options  # noqa: E402
+from moeflow.settings.settings import options  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "command-line.md"
 HEAD = """# Command line

@@ -37,7 +37,7 @@ from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from studies.families_table import versus_table
 from studies.harness.command import run_study
 from studies.harness.records import publish

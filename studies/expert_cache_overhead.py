@@ -30,7 +30,7 @@ from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.builtin import ensure_builtin_model
 from moeflow.train.calibration_text import calibration_text

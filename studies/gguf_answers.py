@@ -34,7 +34,7 @@ from moeflow.engine.compute_setup import set_up
 from moeflow.engine.runner_loading import make_allocator
 from moeflow.models.loading import load_model
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.bare_model import run_sequence
 from moeflow.train.builtin import builtin_source

@@ -54,7 +54,7 @@ from moeflow.planner.hardware.calibrate_device import measure_device  # noqa: E4
 from moeflow.planner.hardware.host import host_resources  # noqa: E402
 from moeflow.planner.model_files import shipped_models  # noqa: E402
 from moeflow.planner.resolve import resolve  # noqa: E402
-from moeflow.planner.settings import Settings  # noqa: E402
+from moeflow.settings.settings import Settings  # noqa: E402
 from studies.hollow_model import write_hollow_mixtral  # noqa: E402
 
 SMALL = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 512}

@@ -67,7 +67,7 @@ from moeflow.pipeline.task import COMPUTE
 from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, plan_offload
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from studies.harness.command import run_study
 from studies.harness.interleaved import interleaved
 from studies.harness.records import recorder

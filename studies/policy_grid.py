@@ -38,8 +38,8 @@ from moeflow.engine.engine import Engine
 from moeflow.planner.apply_plan import settings_beside
 from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import Usage
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.builtin import ensure_builtin_model
 from moeflow.train.routing_learning import other_text
@@ -135,7 +135,7 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
     plan = plan_for(PlanRequest(settings=asked, usage=usage)).plan
     assert plan.forecast is not None, "this machine is measured"
     num_tokens = plan.config.scheduler.max_num_batched_tokens
-    own = Settings(cache_dir=cache_dir, prefix_caching=False, max_num_batched_tokens=num_tokens)
+    own = {"cache_dir": cache_dir, "prefix_caching": False, "max_num_batched_tokens": num_tokens}
     planned = settings_beside(plan, own)
     grid = list(points(planned, batches))
     rates: dict[str, list[float]] = {}

@@ -34,7 +34,7 @@ from moeflow.engine.engine import Engine
 from moeflow.parallel.tcp.cluster_token import ensure_token
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.planning import plan_for_start
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from studies.harness.children import Children
 from studies.harness.command import run_study
 from studies.harness.records import publish

@@ -34,7 +34,7 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.in_flight_choice import InFlightChoice
 from moeflow.models.layers.moe import MoE
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from studies.harness.children import Children
 from studies.harness.command import run_study
 from studies.harness.interleaved import measure_interleaved

@@ -28,7 +28,7 @@ from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.runner_loading import load_runner
 from moeflow.experts.spans import untraced
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.train.builtin import ensure_builtin_model
 from studies.harness.command import run_study
 from studies.harness.records import publish

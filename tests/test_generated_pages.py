@@ -6,7 +6,7 @@ import re
 
 from moeflow.bench.records import read
 from moeflow.models.registry import FAMILIES
-from moeflow.planner.settings import options
+from moeflow.settings.settings import options
 from scripts import options_page, readme_chart, readme_models
 from tests.documents import ROOT
 

@@ -12,7 +12,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.kernels.interrupts import hold_interrupts
 from moeflow.llm import LLM
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.fakes import byte_level_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -12,9 +12,9 @@ import torch
 from moeflow.cli.generate import generate
 from moeflow.core.errors import ConfigError
 from moeflow.llm_settings import LLMSettings
-from moeflow.planner.setting_names import flag_names, named_as_fields
-from moeflow.planner.setting_values import read_settings
-from moeflow.planner.settings import Settings, user_settings
+from moeflow.settings.names import flag_names, named_as_fields
+from moeflow.settings.settings import Settings, user_settings
+from moeflow.settings.values import read_settings
 
 READ = get_type_hints(Settings)
 TAKEN = get_type_hints(LLMSettings)

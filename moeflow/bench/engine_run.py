@@ -18,7 +18,7 @@ from moeflow.engine.engine import Engine
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_LENS = (128, 512, 2048)

@@ -25,7 +25,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.offload_plan import costs_of
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, windows

@@ -55,13 +55,13 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.plan_text import speed_and_memory, what_to_expect
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
     from moeflow.planner.resolve import resolve
-    from moeflow.planner.setting_values import read_settings
-    from moeflow.planner.settings import Settings
     from moeflow.server.config import ServerConfig
     from moeflow.server.jobs.journal import ResultJournal
     from moeflow.server.jobs.local import answer_file, check_input, read_bodies
     from moeflow.server.launch import PlannedModel, serve, serve_several
     from moeflow.server.logs import start_logs
+    from moeflow.settings.settings import Settings
+    from moeflow.settings.values import read_settings
     from moeflow.text.token_tree_dot import to_dot
     from moeflow.text.tokenizer import Tokenizer
     from moeflow.text.tokenizer_files import read_gguf

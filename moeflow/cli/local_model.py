@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from moeflow.core.plan import Plan
     from moeflow.llm import LLM
     from moeflow.planner.hardware.host import HostResources
-    from moeflow.planner.settings import Settings
     from moeflow.planner.usage import Usage
+    from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     from moeflow.cli import pulling

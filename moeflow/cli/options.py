@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from moeflow.cli.config_file import config_option
 from moeflow.cli.help import GroupedOption
@@ -24,7 +25,8 @@ from moeflow.core.sampling_params import (
     SamplingParams,
 )
 from moeflow.core.units import MIB, parse_bytes
-from moeflow.planner.settings import MAX_THREADS, Option, Settings, options
+from moeflow.settings.option import Option
+from moeflow.settings.settings import MAX_THREADS, Settings, options
 
 _MIN_MIB = 64  # so many of something are more likely mebibytes than gibibytes
 
@@ -104,7 +106,7 @@ def settings_option(name: str) -> Callable[[Verb], Verb]:
         group=option.group,
         is_common=option.is_common,
         default=default,
-        show_default=option.default or default is not None,
+        show_default=option.shown_default or default is not None,
         help=option.help,
         **_kind(option),
     )
@@ -145,7 +147,7 @@ pull_option = click.option(
 def engine_options_but(*left_out: str) -> Callable[[Verb], Verb]:
     """Return what adds MODEL and the options that shape an engine, but for some fields of `Settings`.
 
-    The verb gets them as one dict, `overrides`.
+    The verb gets them as one dict, `overrides`: the settings that the user gave, model, plan and cache folder.
     """
     served_only = (name for name, option in options().items() if option.is_served_only)
     return _engine_options(*left_out, *served_only)
@@ -157,8 +159,10 @@ def _engine_options(*left_out: str) -> Callable[[Verb], Verb]:
     def decorate(verb: Verb) -> Verb:
         @functools.wraps(verb)
         def gathered(**kwargs: Any) -> Any:
-            overrides = _gather(kwargs, ("model", *names, "plan_file", "cache_dir"))
-            return verb(overrides={**overrides, "cpu_isa": os.environ.get("MOEFLOW_CPU_ISA", "")}, **kwargs)
+            overrides = _only_given(_gather(kwargs, names)) | _gather(kwargs, ("model", "plan_file", "cache_dir"))
+            if cpu_isa := os.environ.get("MOEFLOW_CPU_ISA"):
+                overrides["cpu_isa"] = cpu_isa
+            return verb(overrides=overrides, **kwargs)
 
         shared = [
             click.argument("model", required=False, shell_complete=complete_model),
@@ -180,7 +184,13 @@ def _stack(options: list[Callable[[Any], Any]], function: Any) -> Any:
     return functools.reduce(lambda inner, option: option(inner), reversed(options), function)
 
 
-def _gather(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _only_given(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the command line, the environment or a configuration file, without defaults."""
+    source_of = click.get_current_context().get_parameter_source
+    return {name: value for name, value in values.items() if source_of(name) is not ParameterSource.DEFAULT}
+
+
+def _gather(kwargs: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: kwargs.pop(name) for name in names}
 
 

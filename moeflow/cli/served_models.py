@@ -17,8 +17,8 @@ from moeflow.cli import lazy
 from moeflow.cli.local_model import explain, fetch_if_named, planned
 from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
-from moeflow.planner.settings import options, written_files
 from moeflow.planner.usage import SERVING
+from moeflow.settings.settings import options, written_files
 
 if TYPE_CHECKING:
     from moeflow.core.plan import Plan
@@ -82,9 +82,9 @@ class SeveralModels:
         models = {}
         for name, path in paths.items():
             own = {**overrides, "model": path, "model_name": name}
-            served = lazy.served_name(name, lazy.Settings(lossy_routing=overrides["lossy_routing"]))
-            models[served] = lazy.PlannedModel(path, _planner(own, resources), overrides["max_model_len"])
-        return cls(models, overrides["memory_bytes"] or resources.available_bytes)
+            served = lazy.served_name(name, lazy.Settings(lossy_routing=overrides.get("lossy_routing")))
+            models[served] = lazy.PlannedModel(path, _planner(own, resources), overrides.get("max_model_len"))
+        return cls(models, overrides.get("memory_bytes") or resources.available_bytes)
 
     def serve(self, config: ServerConfig) -> int:
         """Serve them; return the exit code. Blocks: until a signal ends it."""

@@ -27,7 +27,7 @@ token_trees_option = click.option(
 
 def check_drafts(overrides: Mapping[str, Any]) -> None:
     """Raises: UsageError if no drafts would be made. For a plan, loading its engine decides that."""
-    if not overrides["speculators"] and overrides["plan_file"] is None:
+    if not overrides.get("speculators") and overrides["plan_file"] is None:
         raise click.UsageError("--token-trees shows drafted tokens: add a speculator, such as --speculator suffix")
 
 

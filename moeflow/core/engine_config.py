@@ -6,6 +6,7 @@ Settings (what the user set) become this once, before anything loads; see `plann
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
@@ -14,6 +15,8 @@ from moeflow.core.offload_config import OffloadConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
 from moeflow.core.token_choice import TokenChoice
 from moeflow.kernels.weight_format import LayerFormats
+
+BLOCK_SIZE: Final = 16  # tokens in a KV block
 
 
 class StateSlotsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +30,7 @@ class StateSlotsConfig(msgspec.Struct, frozen=True, kw_only=True):
 class SchedulerConfig:
     """Limits of one pass and of the requests that take part."""
 
-    block_size: int = 16  # tokens in a KV block
+    block_size: int = BLOCK_SIZE
     num_blocks: int  # KV blocks in the pool
     max_model_len: int  # prompt and output tokens of one request at most
     max_num_seqs: int = 32  # requests in a pass at most
@@ -161,3 +164,12 @@ class EngineConfig:
     def memory_bytes(self) -> int:
         """What the user allows in all; 0: what there is."""
         return 0 if self.memory is None else self.memory.limit_bytes
+
+    @property
+    def needed_files(self) -> list[str]:
+        """Files and folders that must exist before the engine starts. It makes all others that it names."""
+        packed = self.packed_file if self.expert_parallel is None else ""  # replicas that share experts make it
+        remote = None if self.experts is None else self.experts.remote
+        drafts = [draft.model_path for draft in self.draft_models]
+        names = (self.model_path, packed, self.importance_file, "" if remote is None else remote.token_file, *drafts)
+        return [name for name in names if name]

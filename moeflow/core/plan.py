@@ -123,7 +123,7 @@ class Plan:
     """A decision for one model, machine, workload and goal."""
 
     config: EngineConfig  # complete: what the engine runs with
-    settings: dict[str, Any]  # that it was made from: fields of `planner.settings.Settings`, unless at their defaults
+    settings: dict[str, Any]  # that it was made from: fields of `Settings`, unless at their defaults
     num_replicas: int = 1  # engines of this configuration, which share the machine
     memory_bytes: int = 0  # that its processes hold at most, on the processor; 0: not known
     goal: Goal

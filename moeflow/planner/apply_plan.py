@@ -1,87 +1,107 @@
 """Apply a plan: as it is, or decided again with other settings of the user.
 
 A plan's configuration runs unchanged. A plan is decided again, from its own settings, if the user changes one of them,
-or if its files are elsewhere on this machine.
+if its files are gone, or if it has more threads than this machine has cores.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Plan
 from moeflow.core.units import format_bytes
+from moeflow.experts.predict.registry import WHOLE_PASS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
+from moeflow.models.expert_predictor import saved
 from moeflow.planner.choices.memory_allowance import allowed_bytes
+from moeflow.planner.choices.packed_files import used_packed_weights_file
 from moeflow.planner.choices.processor_choice import no_cuda
+from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.model_files import bare_config
-from moeflow.planner.planning import OnStep, plan_for_start
+from moeflow.planner.planning import OnStep, check_threads, plan_for_start
 from moeflow.planner.resolve import resources_for
-from moeflow.planner.settings import MAX_THREADS, Settings, from_plain
 from moeflow.planner.usage import Usage
+from moeflow.settings.settings import Settings, dependent_settings, from_plain
 
 with on_demand(__name__):
     from moeflow.checkpoint.hub import local_models
 
-_TOGETHER: Final = (  # a change of the first setting also sets the others, which depend on it
-    ("dtype", "quantize"),
-    ("quantize", "dtype"),
-    ("device", "pipeline", "micro_batch", "resident_experts", "memory_bytes", "device_memory_bytes"),
-    ("num_replicas", "expert_parallel"),
-    ("num_ranks", "stages", "expert_layout", "attention_layout"),
-)
-
 
 def apply_plan(
-    plan: Plan, asked: Settings, on_step: OnStep = lambda _: None, resources: HostResources | None = None
+    plan: Plan, given: Mapping[str, Any], on_step: OnStep = lambda _: None, resources: HostResources | None = None
 ) -> Plan:
     """Return the plan that an engine starts with: this one, unless it has to be decided again.
 
-    `asked` has the settings of the command line. `resources` are those of the machine, by default the current ones.
+    `given` has the fields of `Settings` that the user gave. `resources` are those of the machine, by default the
+    current ones.
 
     Blocks: as `plan_for_start`, if the plan is decided again.
     Raises: ConfigError for a plan of another model or machine, CapacityError if it does not fit; as `plan_for_start`.
     """
-    changed = changes(plan, asked)
+    changed = changes(plan, given)
     if plan.config.memory is None:  # both kinds of process keep the same configuration
         changed.pop("is_served", None)
-    if not changed and _has_files(plan):
-        _check_fit(plan, resources or resources_for(from_plain(plan.settings)))
+    settings = settings_beside(plan, given, resources)
+    here = resources or resources_for(settings)
+    if not changed and _has_files(plan.config) and _has_cores(plan, here):
+        _check_fit(plan, here)
         return plan
-    return plan_for_start(
-        settings_beside(plan, asked), Usage(workload=plan.workload, goal=plan.goal), on_step, resources
-    )
+    return plan_for_start(settings, Usage(workload=plan.workload, goal=plan.goal), on_step, resources)
 
 
-def settings_beside(plan: Plan, asked: Settings) -> Settings:
-    """Return the plan's settings with changes by the command line. The number of concurrent requests stays as planned.
+def settings_beside(plan: Plan, given: Mapping[str, Any], resources: HostResources | None = None) -> Settings:
+    """Return the plan's settings with changes by the user. The number of concurrent requests stays as planned.
 
-    Raises: ConfigError if the plan is for another model, or for one without weights.
+    Raises: ConfigError if the plan is for another model, for one without weights, or for more threads than cores.
     """
-    _check_model(plan, asked)
+    changed = changes(plan, given)
     planned = replace(from_plain(plan.settings), model=local_models.local_path(plan.config.model_path))
-    return replace(planned, **{"max_num_seqs": plan.config.scheduler.max_num_seqs, **changes(plan, asked)})
+    if "num_threads" not in given:
+        check_threads(planned, resources or host_resources())
+    return replace(planned, **{"max_num_seqs": plan.config.scheduler.max_num_seqs, **changed})
 
 
-def changes(plan: Plan, asked: Settings) -> dict[str, Any]:
-    """Return the settings that the command line changes: name -> value. Raises: ConfigError, as `settings_beside`."""
-    _check_model(plan, asked)
+def changes(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the user changes, and others that depend on them: name -> value.
+
+    Raises: ConfigError, as `settings_beside`.
+    """
+    _check_model(plan, given.get("model"))
     planned, defaults = from_plain(plan.settings), Settings()
-    names = [field.name for field in dataclasses.fields(Settings) if field.name != "model"]
-    given = [name for name in names if getattr(asked, name) not in (getattr(defaults, name), getattr(planned, name))]
-    names = [*given, *(name for first, *others in _TOGETHER if first in given for name in others)]
-    return {name: getattr(asked, name) for name in names}
+    if planned.device == "auto" and plan.config.offload is None:
+        planned = replace(planned, device=plan.config.device)
+    changed: dict[str, Any] = {}
+    names = [name for name in given if name != "model"]
+    for name in names:  # grows by settings that depend on changed ones
+        value = given.get(name, getattr(defaults, name))
+        if name not in changed and value != getattr(planned, name):
+            changed[name] = value
+            names += dependent_settings(name)
+    return changed
 
 
-def machine_notice(plan: Plan, settings: Settings) -> str | None:
-    """Return a warning if a plan was made for another machine than this; None if not."""
-    num_threads = settings.num_threads or plan.config.num_threads or host_resources().num_cores
+def machine_notice(plan: Plan, num_threads: int | None) -> str | None:
+    """Return a warning if a plan was made for another machine than this; None if not.
+
+    `num_threads` None: as planned.
+    """
+    here = host_resources()
+    is_set = num_threads is not None or "num_threads" in plan.settings
+    if not is_set and not _has_cores(plan, here):
+        return (
+            f"the plan has {plan.config.num_threads} threads a process, but this machine has {here.num_cores} cores: "
+            "it is decided again for these. Make one here with `moeflow plan --json`"
+        )
+    num_threads = num_threads or plan.config.num_threads
     if plan.machine_identity == machine_identity(num_threads):
         return None
     whose = "another machine, or for this one in another state" if plan.machine_identity else plan.machine
@@ -91,11 +111,25 @@ def machine_notice(plan: Plan, settings: Settings) -> str | None:
     )
 
 
-def _has_files(plan: Plan) -> bool:
-    """Return whether the model and its packed weights are where the plan has them."""
-    config = plan.config
-    is_packed = not config.packed_file or config.expert_parallel is not None or Path(config.packed_file).exists()
-    return is_packed and Path(config.model_path).exists()
+def _has_cores(plan: Plan, here: HostResources) -> bool:
+    """Return whether each thread of a plan's processes has a core, or each process has one thread."""
+    sharing = Sharing(parallel=plan.config.parallel, num_replicas=plan.num_replicas)
+    most = max(here.num_cores // (sharing.num_here * plan.num_replicas), 1)
+    return 1 <= plan.config.num_threads <= most
+
+
+def _has_files(config: EngineConfig) -> bool:
+    """Return whether all files that an engine needs at its start are there."""
+    return all(map(os.path.exists, config.needed_files)) and _has_predictor(config)
+
+
+def _has_predictor(config: EngineConfig) -> bool:
+    """Return whether the networks that predict experts are there, if the engine needs any."""
+    reads_ahead = config.experts is not None and config.experts.predictor == WHOLE_PASS
+    if not config.lossy_top_k and not reads_ahead:
+        return True
+    folders = saved.folders_of(Path(config.model_path), used_packed_weights_file(config))
+    return saved.is_saved(folders[0]) if config.lossy_top_k else any(map(saved.is_saved, folders))
 
 
 def _check_fit(plan: Plan, here: HostResources) -> None:
@@ -106,8 +140,6 @@ def _check_fit(plan: Plan, here: HostResources) -> None:
             f"the plan needs CPU kernels for {config.cpu_isa}, but they do not run on this machine: make the plan "
             "here with `moeflow plan --json`"
         )
-    if not 1 <= config.num_threads <= MAX_THREADS:
-        raise ConfigError(f"the plan has {config.num_threads} threads, from 1 to {MAX_THREADS} are possible")
     cuda = None if offload is None else offload.cuda
     device = config.device if cuda is None else cuda.name
     if device != "cpu" and here.accelerator is None:
@@ -129,12 +161,11 @@ def _best_isa(name: str) -> str:
         return ""
 
 
-def _check_model(plan: Plan, asked: Settings) -> None:
+def _check_model(plan: Plan, asked: str | None) -> None:
     model = plan.config.model_path
-    if asked.model is not None and Path(asked.model).absolute() != Path(local_models.local_path(model)).absolute():
+    if asked is not None and Path(asked).absolute() != Path(local_models.local_path(model)).absolute():
         raise ConfigError(
-            f"the plan is for {model}, not for {asked.model}: "
-            f"make one for this model, `moeflow plan {asked.model} --json`"
+            f"the plan is for {model}, not for {asked}: make one for this model, `moeflow plan {asked} --json`"
         )
     if bare_config(model) is not None:
         raise ConfigError(

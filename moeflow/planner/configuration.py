@@ -8,7 +8,14 @@ import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import called
-from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig, StateSlotsConfig
+from moeflow.core.engine_config import (
+    BLOCK_SIZE,
+    EngineConfig,
+    ExpertSlotsConfig,
+    MemoryPlan,
+    SchedulerConfig,
+    StateSlotsConfig,
+)
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import OffloadConfig
@@ -23,7 +30,7 @@ from moeflow.planner.choices.prompt_cache_choice import choose_prompt_cache
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice
 from moeflow.planner.choices.start_choice import choose_importance_file
 from moeflow.planner.choices.weight_choice import WeightChoice
-from moeflow.planner.settings import BLOCK_SIZE, GENERATION_CONFIGS, Settings
+from moeflow.settings.settings import GENERATION_CONFIGS, Settings
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):

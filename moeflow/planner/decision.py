@@ -57,8 +57,8 @@ from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.host_forecast import HostForecast, MachineOf, default_batching
 from moeflow.planner.memory_budget import MemoryBudget
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import Usage
+from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     from moeflow.experts.remote import borrowing

@@ -15,14 +15,14 @@ from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
+from moeflow.core.engine_config import BLOCK_SIZE, ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig
 from moeflow.core.plan import RESIDENT, Plan, Policy
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.registry import read_bare_config, read_model_config
-from moeflow.planner.choices.batching_choice import Batching, choose_num_batched_tokens
+from moeflow.planner.choices.batching_choice import DEFAULT_MAX_NUM_SEQS, Batching, choose_num_batched_tokens
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import KVCacheChoice, choose_kv_cache, kv_share
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_num_threads
@@ -47,8 +47,8 @@ from moeflow.planner.resident_experts import min_slots, num_on_device, num_slots
 from moeflow.planner.search.host_search import host_policy
 from moeflow.planner.search.objective import Objective
 from moeflow.planner.search.search import search
-from moeflow.planner.settings import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Settings, to_plain
 from moeflow.planner.usage import Usage
+from moeflow.settings.settings import Settings, to_plain
 
 _GPU: Final = "cuda:0"
 

@@ -11,11 +11,18 @@ from pathlib import Path
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.core.engine_config import BLOCK_SIZE
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.cpu import extension
-from moeflow.planner.choices.batching_choice import Batching, choose_batching
+from moeflow.planner.choices.batching_choice import (
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    DISK_NUM_BATCHED_TOKENS,
+    Batching,
+    choose_batching,
+)
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import kv_share
 from moeflow.planner.choices.processor_choice import Reasons
@@ -29,14 +36,8 @@ from moeflow.planner.estimate import host_costs
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.memory_budget import MemoryBudget
 from moeflow.planner.search.objective import Objective
-from moeflow.planner.settings import (
-    BLOCK_SIZE,
-    DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    DEFAULT_MAX_NUM_SEQS,
-    DISK_NUM_BATCHED_TOKENS,
-    Settings,
-)
 from moeflow.planner.usage import Usage
+from moeflow.settings.settings import Settings
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes, served_bytes
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.hardware.host import HostResources
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 
 class MemoryBudget:

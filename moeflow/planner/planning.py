@@ -28,8 +28,8 @@ from moeflow.planner.hardware.this_machine import (
 from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.model_files import bare_config
 from moeflow.planner.resolve import resolve, resources_for
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING, Usage
+from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     import shutil
@@ -92,7 +92,7 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
     if settings.model is None:
         raise ConfigError("no model is named")
     _check_device(settings)
-    _check_threads(settings)
+    check_threads(settings, host_resources())
     if request.machine is None and bare_config(settings.model) is None and not _device_name(settings):
         found = _plan_here(request, on_step)
     else:
@@ -221,11 +221,10 @@ def _check_device(settings: Settings) -> None:
         )
 
 
-def _check_threads(settings: Settings) -> None:
-    """Raises: ConfigError if more threads are to be planned for than there are cores."""
-    num_cores = host_resources().num_cores
-    if (settings.num_threads or 0) > num_cores:
+def check_threads(settings: Settings, here: HostResources) -> None:
+    """Raises: ConfigError if a plan has more threads than this machine has cores."""
+    if (settings.num_threads or 0) > here.num_cores:
         raise ConfigError(
-            f"{settings.num_threads} threads (--threads) are asked for, but this machine has {num_cores} cores, and "
-            f"kernels wait for each other: use at most {num_cores}"
+            f"the plan needs {settings.num_threads} threads, but this machine has {here.num_cores} cores, and kernels "
+            f"wait for each other: set at most {here.num_cores} (--threads)"
         )

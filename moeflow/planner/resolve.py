@@ -27,8 +27,8 @@ from moeflow.planner.decision import Decision
 from moeflow.planner.estimate import Estimator
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.host_forecast import MachineOf, unmeasured
-from moeflow.planner.settings import Settings, to_plain
 from moeflow.planner.usage import SERVING, Usage
+from moeflow.settings.settings import Settings, to_plain
 
 
 class Resolved(msgspec.Struct, frozen=True):

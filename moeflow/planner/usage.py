@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
+from moeflow.core.engine_config import BLOCK_SIZE
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Goal, Workload
 from moeflow.planner.search.objective import MAX_SEQUENCES, Objective
-from moeflow.planner.settings import BLOCK_SIZE
 
 TYPICAL: Final = Workload(prompt_len=512, gen_len=128, max_prompt_len=512)  # where nothing is known of requests
 MAX_SEQUENCES_ON_HOST: Final = 256  # beyond, a step of a host is bound by arithmetic and answers only come later

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.core.engine_config import BLOCK_SIZE
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
@@ -25,7 +26,6 @@ from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.loading import load_causal_lm
 from moeflow.planner.hardware.host import host_resources
-from moeflow.planner.settings import BLOCK_SIZE
 
 
 def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None] | None = None) -> CausalLM:

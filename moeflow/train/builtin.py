@@ -18,7 +18,7 @@ from moeflow.core.errors import ConfigError, MoeflowError
 from moeflow.core.sha256 import sha256
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.train.builtin_sampling import add_sampling_defaults
 from moeflow.train.calibration_text import CALIBRATION_FOLDER
 from moeflow.train.folder_lock import folder_lock

@@ -22,8 +22,8 @@ from moeflow.planner.costs.routing_profile import RoutingProfile, load_profile, 
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.known_routing import routing_file
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.planner.simulator.routing_study import ROUND_TOKENS, study_routing
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.phases import OnDone

@@ -17,7 +17,7 @@ from typing import Any
 
 from moeflow.core.errors import EngineError
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from studies.peers import model
 from studies.peers.drafting_table import ALL_SETS, PLAIN
 from studies.peers.environments import LLAMA_SERVER

@@ -14,7 +14,7 @@ from moeflow.cli.bench.output import result_options
 from moeflow.cli.options import cache_dir_option, threads_option
 from moeflow.cli.params import NEW_PICTURE
 from moeflow.cli.progress import Bar, bar, progress_bar
-from moeflow.planner.settings import LOSSY_ROUTING
+from moeflow.settings.settings import LOSSY_ROUTING
 from studies.harness.command import run_study
 from studies.harness.records import publish
 from studies.sida.plots import plot_sida

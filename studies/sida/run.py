@@ -25,7 +25,7 @@ from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import LOSSY_ROUTING, Settings
+from moeflow.settings.settings import LOSSY_ROUTING, Settings
 from studies.sida.arms import RESIDENT, TURN, WAYS, Arm, Way, config_of
 from studies.sida.labels import read_texts
 from studies.sida.usage import usage_of

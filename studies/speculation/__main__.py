@@ -76,7 +76,7 @@ def speculation(
 
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is measured.
     """
-    if not overrides["speculators"]:
+    if not overrides.get("speculators"):
         raise click.UsageError("name a speculator: --speculator suffix")
     config = resolve(prepare({**overrides, "max_num_seqs": 1})).config
     asked = read_prompts(prompts, config.model_path)

@@ -14,7 +14,7 @@ from moeflow.core.engine_messages import EngineStats, TokenOutput
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.request import FinishReason
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 from tests.patience import PATIENCE_S
 from tests.tiny_mixtral import write_tiny_mixtral

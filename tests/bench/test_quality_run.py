@@ -20,7 +20,7 @@ from moeflow.bench.quality_run import (
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.train.bare_model import load_bare_model
 from moeflow.train.perplexity import perplexity
 from tests.tiny_mixtral import write_tiny_mixtral

@@ -21,7 +21,7 @@ from moeflow.bench.serve_run import (
 )
 from moeflow.core.errors import ConfigError
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.workload.poisson import WorkloadSpec
 from tests.tiny_mixtral import write_tiny_mixtral
 

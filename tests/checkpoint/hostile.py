@@ -360,7 +360,7 @@ def _linked(folder: Path) -> Path:
 def attempt(maker: str, path: str, reply: Any) -> None:
     """Open a model as the engine does, in a process of its own; tell `reply` an Outcome."""
     from moeflow.planner.resolve import resolve
-    from moeflow.planner.settings import Settings
+    from moeflow.settings.settings import Settings
     from moeflow.text.tokenizer import Tokenizer
 
     before = _peak_bytes()

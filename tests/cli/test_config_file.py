@@ -11,7 +11,7 @@ from moeflow.cli.help import Command
 from moeflow.cli.main import main
 from moeflow.cli.options import engine_options, sampling_options
 from moeflow.core.errors import MoeflowError
-from moeflow.planner.settings import Settings, options
+from moeflow.settings.settings import Settings, options
 from tests.documents import documented_configuration
 from tests.test_documents import commands
 

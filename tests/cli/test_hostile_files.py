@@ -13,7 +13,6 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.plan import plan_from_json, plan_to_json
 from moeflow.planner.apply_plan import settings_beside
 from moeflow.planner.hardware.machine_files import load_machine
-from moeflow.planner.settings import Settings
 from moeflow.workload.offline import read_questions
 from studies.speculation.prompts import read_prompts
 from tests.planner.example_plans import PLAN
@@ -146,4 +145,4 @@ def test_any_value_in_a_plan_is_read_or_refused(value):
     for place in leaves(document):
         text = json.dumps(with_value(document, place, value))
         with suppress(ConfigError):
-            settings_beside(plan_from_json(text, "plan.json"), Settings(model=PLAN.config.model_path))
+            settings_beside(plan_from_json(text, "plan.json"), {"model": PLAN.config.model_path})

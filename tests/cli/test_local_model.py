@@ -5,8 +5,8 @@ import pytest
 
 from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model, load, prepare
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING
+from moeflow.settings.settings import Settings
 from tests.planner.example_plans import PLAN
 
 

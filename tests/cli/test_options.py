@@ -8,7 +8,7 @@ from moeflow.cli.help import Command
 from moeflow.cli.options import default_cache_dir, engine_options, sampling_options
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.planner.settings import Settings, options
+from moeflow.settings.settings import Settings, options
 
 
 @pytest.fixture
@@ -73,6 +73,18 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
     )
     assert seen["sampling"] == SamplingParams(max_tokens=None, temperature=0.5, stop=("a", "b"), seed=7)
     assert seen["own"] == "1"
+
+
+def test_only_given_settings_are_overrides_even_at_their_defaults(verb, seen, tmp_path):
+    own = {"model", "plan_file", "cache_dir"}
+    CliRunner().invoke(verb, [], catch_exceptions=False)
+    assert set(seen["overrides"]) == own
+    CliRunner().invoke(verb, ["--prefix-caching", "--device", "auto"], catch_exceptions=False)
+    assert seen["overrides"].items() >= {"prefix_caching": True, "device": "auto"}.items()
+    file = tmp_path / "config.toml"
+    file.write_text('kv-dtype = "auto"\n')
+    CliRunner().invoke(verb, ["--config", str(file)], catch_exceptions=False)
+    assert {name: seen["overrides"][name] for name in set(seen["overrides"]) - own} == {"kv_dtype": "auto"}
 
 
 def test_help_shows_what_people_use_and_help_all_shows_everything(verb):

@@ -13,9 +13,9 @@ from moeflow.cli.main import main
 from moeflow.cli.served_models import SeveralModels
 from moeflow.core.errors import ConfigError
 from moeflow.planner.hardware.host import host_resources
-from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import PlannedModel
+from moeflow.settings.settings import Settings
 from tests.planner.example_plans import PLAN
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -80,7 +80,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.core.engine_messages import Submission
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 config = resolve(Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), quantize="int8")).config
 assert config.packed_file
 engine = Engine.load(config)

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from moeflow.cli.main import main
 from moeflow.planner.planning import plan_for_start
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
 QUICK = ("--text-tokens", "200", "--steps", "3", "--layers", "1", "--pool", "2")

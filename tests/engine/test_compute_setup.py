@@ -8,7 +8,7 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.engine import compute_setup
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import MAX_THREADS, Settings
+from moeflow.settings.settings import MAX_THREADS, Settings
 from tests.shapes import ENGINE
 
 

@@ -18,7 +18,7 @@ from moeflow.engine.engine import Engine
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.tiny_switch import write_tiny_switch, write_tiny_t5
 
 NUM_NEW = 40

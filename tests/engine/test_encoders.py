@@ -20,7 +20,7 @@ from moeflow.engine.pooling_choice import classification
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import LABELS, write_tiny_classifier, write_tiny_encoder
 

@@ -20,7 +20,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.parallel.remote import expert_peers, expert_service
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.test_speculation import Drafts
 from tests.tiny_mixtral import write_tiny_mixtral
 

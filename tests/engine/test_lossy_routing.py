@@ -20,7 +20,7 @@ from moeflow.models.expert_predictor.packed_network import for_serving
 from moeflow.models.expert_predictor.saved import load_predictor, predictor_folder, save_predictor
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.test_encoders import INPUTS, classes, mean_state
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import write_tiny_classifier

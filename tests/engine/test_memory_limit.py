@@ -28,7 +28,7 @@ from moeflow.engine.engine import Engine
 from moeflow.planner.hardware.host import host_resources
 from moeflow.core.engine_messages import Submission
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.kernels.cpu import extension
 
 def config(memory_bytes):

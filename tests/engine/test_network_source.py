@@ -27,7 +27,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import carry_predictor, predictor_folder, save_predictor
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.train.bare_model import load_bare_model
 from moeflow.train.predictors.distillation import PredictorRecipe, train_predictor
 from moeflow.train.predictors.routed_text import router_logits

@@ -34,7 +34,7 @@ from moeflow.engine.model_runner import ModelRunner
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.submissions import run, submission
 from tests.models import test_gemma4_text
 from tests.models.parity import SHAPE

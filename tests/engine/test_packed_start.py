@@ -15,7 +15,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.costs.process_memory import resident_bytes
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.streamed_runs import run
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral

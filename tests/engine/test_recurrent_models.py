@@ -14,7 +14,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.tiny_granite_hybrid import write_tiny_granite_hybrid
 from tests.tiny_lfm2 import write_tiny_lfm2
 

@@ -30,7 +30,7 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.choices.remote_choice import choose_remote
 from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.ranks.joiners import free_port
 from tests.engine.streamed_runs import answers, run
 from tests.experts.remote.lenders import TOKEN, running_lender, wait_for

@@ -28,7 +28,7 @@ from moeflow.engine import expert_store
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.streamed_runs import run
 from tests.marks import thorough_unless
 from tests.models import test_dbrx, test_fairseq_moe, test_gemma4_text, test_gpt_moe

@@ -14,7 +14,7 @@ from moeflow.kernels.arrays import as_tensor
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.checkpoint.tiny_models import EXPERTS, HIDDEN, LAYERS, random_weights, write_gguf
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())

@@ -18,7 +18,7 @@ from moeflow.core.token_tree import TokenTree
 from moeflow.core.trial import NOT_TRIED
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.speculation.counts import SpeculationCounts
 from tests.engine.submissions import run, submission
 from tests.tiny_mixtral import write_tiny_mixtral

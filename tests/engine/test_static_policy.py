@@ -12,8 +12,8 @@ from moeflow.core.engine_messages import EngineStats, TokenOutput
 from moeflow.core.request import FinishReason
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.processes.main import EngineProcess
+from moeflow.settings.settings import Settings
 from tests.engine.fake_runner import make_engine
 from tests.engine.submissions import run, submission, tokens
 from tests.scheduler.fake_model import generate_alone

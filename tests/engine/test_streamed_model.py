@@ -22,7 +22,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import expert_bytes
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.workload.routing_trace import read_routing_trace
 from tests.checkpoint.packed.slabs import flip_bit
 from tests.engine.streamed_runs import PROMPTS, answers, answers_of, run

@@ -7,23 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from moeflow.core.engine_config import ExpertSlotsConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Workload, plan_from_json, plan_to_json
 from moeflow.kernels.cpu import extension
+from moeflow.models.expert_predictor.saved import predictor_folder
 from moeflow.planner.apply_plan import apply_plan, changes, machine_notice, settings_beside
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.described import plan_described
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings, from_plain
 from moeflow.planner.usage import Usage
-from tests.planner.example_plans import ENGINE_CONFIG, MODEL, PLAN
+from moeflow.settings.settings import Settings, from_plain
+from tests.planner.example_plans import ENGINE_CONFIG, PLAN
 from tests.planner.examples import machine
+from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
+from tests.tiny_switch import write_tiny_switch
 
 HERE = HostResources(
-    num_cores=4,
+    num_cores=max(4, host_resources().num_cores),
     total_bytes=2**33,
     available_bytes=2**32,
     accelerator="cuda",
@@ -61,7 +65,7 @@ def described(folder, where, goal="throughput", **settings):
 
 
 def applied(plan, folder, **settings):
-    return apply_plan(plan, Settings(model=str(folder), cache_dir=folder, **settings), resources=HERE)
+    return apply_plan(plan, {"model": str(folder), "cache_dir": folder, **settings}, resources=HERE)
 
 
 def with_config(**changed):
@@ -191,6 +195,83 @@ def test_a_plan_is_decided_again_if_its_packed_weights_are_gone(folder, tmp_path
     assert applied(gone, folder).config.packed_file == ""
 
 
+@needs_kernels
+def test_a_plan_is_decided_again_if_the_importance_of_inputs_is_gone(folder, tmp_path):
+    plan = resolved(folder)
+    file = tmp_path / "importance"
+    known = dataclasses.replace(plan, config=dataclasses.replace(plan.config, importance_file=str(file)))
+    assert applied(known, folder).config.importance_file == ""
+    file.touch()
+    assert applied(known, folder) is known
+
+
+@needs_kernels
+def test_a_draft_model_that_is_gone_is_named(folder, tmp_path):
+    draft = tmp_path / "draft"
+    write_tiny_llama(draft, vocab_size=258)
+    plan = resolved(folder, speculators=(str(draft),))
+    assert applied(plan, folder) is plan
+    draft.rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"speculator .*draft' is unknown, and there is no such file"):
+        applied(plan, folder)
+    assert applied(plan, folder, speculators=("suffix",)).config.draft_models == ()
+
+
+@needs_kernels
+@pytest.mark.parametrize("gone", ["predictor.json", "predictor.safetensors"])
+def test_a_predictor_that_is_gone_is_named(tmp_path, gone):
+    write_tiny_switch(tmp_path)
+    network = predictor_folder(tmp_path)
+    network.mkdir()
+    for name in ("predictor.json", "predictor.safetensors"):
+        (network / name).touch()
+    plan = resolved(tmp_path, lossy_routing="sida")
+    slots = ExpertSlotsConfig(packed_weights_file="", num_slots=4, slab_bytes=8, predictor="sida")
+    config = dataclasses.replace(plan.config, experts=slots, lossy_top_k=0)
+    in_routers = {name: value for name, value in plan.settings.items() if name != "lossy_routing"}
+    reads_ahead = dataclasses.replace(plan, config=config, settings=in_routers)
+    assert applied(plan, tmp_path) is plan
+    assert applied(reads_ahead, tmp_path) is reads_ahead
+    (network / gone).unlink()
+    assert applied(reads_ahead, tmp_path) is not reads_ahead
+    with pytest.raises(ConfigError, match="there is no predictor of this model's experts"):
+        applied(plan, tmp_path)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("settings", "num_threads"),
+    [
+        ({}, 2),
+        ({"num_ranks": 2}, 1),
+        ({"num_ranks": 3}, 1),
+        ({"num_replicas": 2, "is_served": True}, 1),
+        ({"num_ranks": 2, "listen_ranks": "9200"}, 2),
+    ],
+    ids=str,
+)
+def test_a_plan_with_more_threads_than_cores_is_decided_again(folder, settings, num_threads):
+    large, small = (dataclasses.replace(HERE, num_cores=number) for number in (12, 2))
+    asked = Settings(model=str(folder), cache_dir=folder, device="cpu", **settings)
+    plan = read_again(resolve(asked, LIKE_WORKLOAD, resources=large).plan)
+    given = {"cache_dir": folder}
+    assert plan.config.num_threads > num_threads
+    assert apply_plan(plan, given, resources=large) is plan
+    again = apply_plan(plan, given, resources=small)
+    assert again.config.num_threads == num_threads
+    assert apply_plan(again, given, resources=small) is again
+
+
+@needs_kernels
+def test_threads_that_the_user_planned_with_are_not_changed_silently(folder):
+    plan = resolved(folder, num_threads=4)
+    small = dataclasses.replace(HERE, num_cores=2)
+    with pytest.raises(ConfigError, match=r"needs 4 threads, but this machine has 2 cores.*at most 2 \(--threads\)"):
+        apply_plan(plan, {"cache_dir": folder}, resources=small)
+    given = {"cache_dir": folder, "num_threads": 2}
+    assert apply_plan(plan, given, resources=small).config.num_threads == 2
+
+
 def replicas_that_share():
     return dataclasses.replace(PLAN, settings={"num_replicas": 2, "expert_parallel": True})
 
@@ -200,22 +281,51 @@ def test_settings_that_depend_on_another_change_with_it():
         PLAN,
         settings={"device": "emulated:64MiB,1", "pipeline": "flexgen", "resident_experts": 0.5, "dtype": "bfloat16"},
     )
-    assert changes(on_device, Settings(pipeline="cgopipe")) == {"pipeline": "cgopipe"}
-    assert changes(on_device, Settings(device="cpu")) == {
-        "device": "cpu",
-        "pipeline": None,
-        "micro_batch": None,
-        "resident_experts": None,
-        "memory_bytes": None,
-        "device_memory_bytes": None,
-    }
-    assert changes(replicas_that_share(), Settings(num_replicas=1)) == {"num_replicas": 1, "expert_parallel": False}
-    assert changes(on_device, Settings(quantize="int8")) == {"quantize": "int8", "dtype": "auto"}
+    assert changes(on_device, {"pipeline": "cgopipe"}) == {"pipeline": "cgopipe"}
+    assert changes(on_device, {"device": "cpu"}) == {"device": "cpu", "pipeline": None, "resident_experts": None}
+    assert changes(replicas_that_share(), {"num_replicas": 1}) == {"num_replicas": 1, "expert_parallel": False}
+    assert changes(replicas_that_share(), {"num_replicas": 3, "expert_parallel": True}) == {"num_replicas": 3}
+    assert changes(on_device, {"quantize": "int8"}) == {"quantize": "int8", "dtype": "auto"}
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("planned", "given"),
+    [
+        ({"num_ranks": 2, "expert_placement": "load"}, {"num_ranks": 1}),
+        ({"num_ranks": 2, "num_redundant_experts": 2}, {"num_ranks": 1}),
+        ({"num_ranks": 2, "attention_layout": "tensor"}, {"num_ranks": 1}),
+        ({"num_ranks": 2, "expert_placement": "load"}, {"expert_layout": "sliced"}),
+        ({"num_ranks": 2, "num_redundant_experts": 2}, {"expert_layout": "sliced"}),
+        ({"num_ranks": 2, "num_redundant_experts": 2}, {"expert_placement": "index"}),
+        ({"num_ranks": 2, "expert_layout": "sliced"}, {"device": "emulated:64MiB,1"}),
+        ({"stages": "2"}, {"device": "emulated:64MiB,1"}),
+        ({"num_replicas": 2, "is_served": True, "expert_parallel": True}, {"device": "emulated:64MiB,1"}),
+        ({"device": "emulated:64MiB,1", "pipeline": "flexgen"}, {"device": "cpu"}),
+    ],
+    ids=str,
+)
+def test_settings_that_depend_on_a_changed_one_do_not_refuse_it(folder, planned, given):
+    again = applied(resolved(folder, **planned), folder, **given)
+    assert given.items() <= from_plain(again.settings).__dict__.items()
+
+
+def test_a_default_changes_a_plan_if_the_user_gives_it():
+    plan = dataclasses.replace(PLAN, settings={"prefix_caching": False, "kv_dtype": "int8"})
+    assert changes(plan, {}) == {}
+    assert changes(plan, {"prefix_caching": True}) == {"prefix_caching": True}
+    assert settings_beside(plan, {"kv_dtype": "auto"}).kv_dtype == "auto"
+
+
+def test_the_device_that_a_plan_chose_is_no_change():
+    plan = dataclasses.replace(PLAN, settings={"memory_bytes": 1 << 30, "num_ranks": 2})
+    assert changes(plan, {"device": "cpu"}) == {}
+    assert changes(plan, {"device": "cuda"}) == {"device": "cuda", "memory_bytes": None, "num_ranks": None}
 
 
 def test_the_number_of_requests_stays_unless_the_user_sets_it():
-    assert settings_beside(PLAN, Settings()).max_num_seqs == 6
-    assert settings_beside(PLAN, Settings(max_num_seqs=2)).max_num_seqs == 2
+    assert settings_beside(PLAN, {}, HERE).max_num_seqs == 6
+    assert settings_beside(PLAN, {"max_num_seqs": 2}, HERE).max_num_seqs == 2
 
 
 @pytest.mark.parametrize(
@@ -223,12 +333,12 @@ def test_the_number_of_requests_stays_unless_the_user_sets_it():
     [
         ({}, {"model": "other"}, "not for other: make one for this model, `moeflow plan other --json`"),
         ({"model_path": "/models/config.json"}, {}, "without weights: make one for a folder"),
-        ({"model_path": "mixtral-8x7b"}, {"model": None}, "without weights: make one for a folder"),
+        ({"model_path": "mixtral-8x7b"}, {}, "without weights: make one for a folder"),
     ],
 )
 def test_plans_for_something_else_are_refused(changed, explicit, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        apply_plan(with_config(**changed), Settings(**explicit))
+        apply_plan(with_config(**changed), explicit)
 
 
 @needs_kernels
@@ -243,19 +353,18 @@ def test_a_plan_that_does_not_fit_here_is_refused(folder):
     on_gpu = resolved(folder, device="cuda:600MiB", max_num_seqs=8)
     none = dataclasses.replace(HERE, accelerator=None)
     with pytest.raises(ConfigError, match="finds no CUDA device"):
-        apply_plan(on_gpu, Settings(cache_dir=folder), resources=none)
+        apply_plan(on_gpu, {"cache_dir": folder}, resources=none)
     smaller = dataclasses.replace(HERE, accelerator_free_bytes=2**20)
     with pytest.raises(CapacityError, match="device memory"):
-        apply_plan(on_gpu, Settings(cache_dir=folder), resources=smaller)
-    threads = dataclasses.replace(plan, config=dataclasses.replace(plan.config, num_threads=10**9))
-    with pytest.raises(ConfigError, match="1000000000 threads"):
-        applied(threads, folder)
+        apply_plan(on_gpu, {"cache_dir": folder}, resources=smaller)
 
 
 def test_a_plan_of_another_machine_is_reported():
     here = dataclasses.replace(PLAN, machine_identity=machine_identity(3))
-    assert machine_notice(here, Settings()) is None
-    assert "with --threads 2" in (machine_notice(here, Settings(num_threads=2)) or "")
-    notice = machine_notice(dataclasses.replace(PLAN, machine="t4"), Settings(model=MODEL))
+    assert machine_notice(here, 3) is None
+    many = dataclasses.replace(with_config(num_threads=10**6), settings={})
+    assert "1000000 threads a process, but this machine has" in (machine_notice(many, None) or "")
+    assert "with --threads 2" in (machine_notice(here, 2) or "")
+    notice = machine_notice(dataclasses.replace(with_config(num_threads=1), machine="t4"), None)
     assert notice is not None
     assert "made for t4, not for this one" in notice

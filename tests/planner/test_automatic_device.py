@@ -15,7 +15,7 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings, options
+from moeflow.settings.settings import Settings, options
 from tests.engine.test_recurrent_models import write_tiny_granite_hybrid, write_tiny_lfm2
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -17,7 +17,7 @@ from moeflow.planner.hardware.this_machine import machine_file
 from moeflow.planner.plan_text import what_to_expect
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.planner.examples import machine, routing
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -16,8 +16,8 @@ from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_bare_config
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import CONVERSATION, OFFLINE, SERVING, Usage
+from moeflow.settings.settings import Settings
 from studies.hollow_model import layer_shapes, outer_shapes
 from tests.planner.examples import machine
 

@@ -19,8 +19,8 @@ from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.planning import PlanRequest, plan_for
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import Usage
+from moeflow.settings.settings import Settings
 from tests.planner.example_plans import CONFIG
 from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral

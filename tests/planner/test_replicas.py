@@ -16,7 +16,7 @@ from moeflow.planner.choices.replica_choice import share_of
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, served_bytes
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.resolve import Resolved, resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.planner.examples import machine as round_machine
 from tests.shapes import MIXTRAL
 from tests.tiny_mixtral import write_tiny_mixtral

@@ -21,7 +21,7 @@ from moeflow.planner import host_forecast, memory_budget
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, HTTP_BYTES, PROCESS_BYTES, margin_bytes
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
 needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())

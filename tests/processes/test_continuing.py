@@ -12,8 +12,8 @@ from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.processes.continuation import Continuation
+from moeflow.settings.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
 NUM_TOKENS = 20

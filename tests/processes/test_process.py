@@ -21,11 +21,11 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.processes import stall
 from moeflow.processes.pass_record import make_descriptor
 from moeflow.processes.process_client import ProcessEngine
 from moeflow.processes.supervisor import Supervisor
+from moeflow.settings.settings import Settings
 from tests.packed import pack_beside
 from tests.patience import PATIENCE_S
 from tests.tiny_mixtral import write_tiny_mixtral

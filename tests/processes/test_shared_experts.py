@@ -13,8 +13,8 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.processes.supervisor import Supervisor
+from moeflow.settings.settings import Settings
 from tests.packed import pack_beside
 from tests.processes.test_process import run, until
 from tests.tiny_mixtral import write_tiny_mixtral

@@ -30,7 +30,7 @@ START = """
 import dataclasses, sys
 from pathlib import Path
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
 from moeflow.server.logs import start_logs

@@ -24,7 +24,7 @@ from moeflow.core.sampling_params import SamplingParams  # noqa: E402
 from moeflow.engine.engine import Engine  # noqa: E402
 from moeflow.planner.hardware import host  # noqa: E402
 from moeflow.planner.resolve import resolve  # noqa: E402
-from moeflow.planner.settings import Settings  # noqa: E402
+from moeflow.settings.settings import Settings  # noqa: E402
 from studies.random_family import BASE, SHAPES, write_model  # noqa: E402
 from tests.soft_gpu import device, kernels  # noqa: E402
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.speculation.draft_tree import DraftNode
 from studies.speculation.arms import FixedSize, Size, best_chain, make_arms
 from studies.speculation.prompts import Prompt

@@ -21,7 +21,7 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.kernels.cpu import extension
 from moeflow.models.sampling_defaults import read_sampling_defaults
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train import builtin, builtin_routers, making_process, upcycling, upcycling_quality
 from moeflow.train.bare_model import load_bare_model, run_sequence

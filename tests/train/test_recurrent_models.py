@@ -15,8 +15,8 @@ from moeflow.engine.runner_loading import load_runner
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.saved import is_saved, predictor_folder
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.planner.simulator.routing_study import study_routing
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train import routing_learning
 from moeflow.train.bare_model import load_bare_model, run_sequence, sequences_context

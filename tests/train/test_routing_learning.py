@@ -10,8 +10,8 @@ from moeflow.core.errors import CheckpointError
 from moeflow.kernels.cpu import extension
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING
 from moeflow.planner.known_routing import known_routing, routing_file
-from moeflow.planner.settings import Settings
 from moeflow.planner.simulator.routing_study import study_routing
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train import routing_learning
 from moeflow.train.routing_learning import ensure_profile, learning_text, other_text

@@ -56,7 +56,7 @@ def engine(
     """
     if not batch_sizes and not prefill_lens:
         batch_sizes, prefill_lens = lazy.BATCH_SIZES, lazy.PREFILL_LENS
-    most = overrides["max_num_seqs"] or (max(batch_sizes, default=1) if overrides["plan_file"] is None else None)
+    most = overrides.get("max_num_seqs") or (max(batch_sizes, default=1) if overrides["plan_file"] is None else None)
     settings = prepare({**overrides, "max_num_seqs": most}, prefix_caching=False)
     cases = lazy.make_cases(batch_sizes, prefill_lens, prompt_len, new_tokens)
     run = lazy.EngineRun(settings, cases, repeats=repeats, seed=seed)

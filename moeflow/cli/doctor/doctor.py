@@ -54,8 +54,8 @@ def doctor(overrides: dict[str, Any], verifies: bool, as_json: bool) -> int:
 
     With MODEL, a Hugging Face folder or a .gguf file, check also whether it fits, and its memory.
     """
-    findings = examine(overrides["cache_dir"], overrides["cpu_isa"])
-    findings += kept_prompts(overrides["prompt_cache"] or lazy.default_prompt_folder(overrides["cache_dir"]))
+    findings = examine(overrides["cache_dir"], overrides.get("cpu_isa", ""))
+    findings += kept_prompts(overrides.get("prompt_cache") or lazy.default_prompt_folder(overrides["cache_dir"]))
     try:
         findings += look_at(overrides, verifies)
     except ImportError as error:  # torch or one of its like is broken; looking at the rest was worth it

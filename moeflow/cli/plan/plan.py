@@ -28,7 +28,7 @@ from moeflow.planner.usage import Usage
 if TYPE_CHECKING:
     from moeflow.planner.described import Planned
     from moeflow.planner.planning import PlanRequest
-    from moeflow.planner.settings import Settings
+    from moeflow.settings.settings import Settings
 
 MAX_SEQUENCES = 1 << 15  # that a plan is made for
 

@@ -12,13 +12,13 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Plan, plan_from_json
 from moeflow.core.units import format_bytes
 from moeflow.core.untrusted import UnreadableError, read_bounded
-from moeflow.planner.settings import options
+from moeflow.settings.settings import options
 
 if TYPE_CHECKING:
     from moeflow.planner.hardware.host import HostResources
     from moeflow.planner.planning import OnStep
-    from moeflow.planner.settings import Settings
     from moeflow.planner.usage import Usage
+    from moeflow.settings.settings import Settings
 
 
 def settings_of(overrides: dict[str, Any], **always: Any) -> Settings:
@@ -27,7 +27,7 @@ def settings_of(overrides: dict[str, Any], **always: Any) -> Settings:
     Raises: ConfigError if the plan cannot be read, or is for another model.
     """
     plan, asked = _given(overrides, always)
-    return asked if plan is None else lazy.settings_beside(plan, asked)
+    return lazy.Settings(**asked) if plan is None else lazy.settings_beside(plan, asked)
 
 
 def plan_of(
@@ -43,25 +43,31 @@ def plan_of(
     """
     plan, asked = _given(overrides, always)
     if plan is None:
-        return lazy.plan_for_start(asked, usage, on_step, resources)
+        return lazy.plan_for_start(lazy.Settings(**asked), usage, on_step, resources)
     return lazy.apply_plan(plan, asked, on_step, resources)
 
 
-def _given(overrides: dict[str, Any], always: dict[str, Any]) -> tuple[Plan | None, Settings]:
-    """Return the plan of --plan, None without one, and the settings of the command line. Report changes of the plan."""
-    given = {name: value for name, value in overrides.items() if name != "plan_file"} | always
-    file: Path | None = overrides.get("plan_file")
+def _given(overrides: dict[str, Any], always: dict[str, Any]) -> tuple[Plan | None, dict[str, Any]]:
+    """Return the plan of --plan, None without one, and the given fields of `Settings`. Report changes of the plan."""
+    given = {name: value for name, value in (overrides | always).items() if value is not None}
+    file: Path | None = given.pop("plan_file", None)
     if file is None:
-        return None, lazy.with_dense_source(lazy.Settings(**given))
+        return None, _with_dense_source(given)
     plan = read_plan(file)
-    given["model"] = given["model"] or lazy.local_path(plan.config.model_path)
-    asked = lazy.with_dense_source(lazy.Settings(**given))
+    asked = _with_dense_source({"model": lazy.local_path(plan.config.model_path), **given})
     for name, value in lazy.changes(plan, asked).items():
         if name in options() and name not in always:
-            click.echo(f"note: {options()[name].flag} {_text(name, value)} changes the plan", err=True)
-    if (notice := lazy.machine_notice(plan, asked)) is not None:
+            click.echo(f"note: {_text(name, value)} changes the plan", err=True)
+    if (notice := lazy.machine_notice(plan, asked.get("num_threads"))) is not None:
         click.echo(f"warning: {notice}", err=True)
     return plan, asked
+
+
+def _with_dense_source(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with the file of the speculator "dense-source". Raises: ConfigError."""
+    if "speculators" not in given:
+        return given
+    return {**given, "speculators": lazy.with_dense_source(lazy.Settings(**given)).speculators}
 
 
 def read_plan(file: Path) -> Plan:
@@ -78,4 +84,10 @@ def read_plan(file: Path) -> Plan:
 
 
 def _text(name: str, value: Any) -> str:
-    return format_bytes(value) if name.endswith("_bytes") and value is not None else str(value)
+    """Return a setting as the command line has it; an open one as "no" with its option."""
+    on, _, off = options()[name].flag.partition("/")
+    if isinstance(value, bool):
+        return on if value else off
+    if value is None or value == ():
+        return f"no {on}"
+    return f"{on} {format_bytes(value) if name.endswith('_bytes') else value}"

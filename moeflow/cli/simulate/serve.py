@@ -14,11 +14,10 @@ from moeflow.cli.bench.output import show
 from moeflow.cli.progress import bar
 from moeflow.cli.simulate.common import SHIPPED, check_devices, choose_formats, described_options, read_shape
 from moeflow.cli.traffic_options import policies_option, rates_option, workload_options
-from moeflow.core.engine_config import SchedulerConfig
+from moeflow.core.engine_config import BLOCK_SIZE, SchedulerConfig
 from moeflow.core.errors import CapacityError
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.hardware.machine_files import load_machine
-from moeflow.planner.settings import BLOCK_SIZE
 from moeflow.planner.simulator.serve_run import block_count, pass_seconds_of, serve_virtually
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 

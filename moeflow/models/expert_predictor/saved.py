@@ -39,8 +39,8 @@ def decoder_folder(folder: Path) -> Path:
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether there is a whole predictor: the description is written last."""
-    return (folder / _DESCRIPTION).is_file()
+    """Whether there is a whole predictor: weights, and their description, which is written last."""
+    return (folder / _WEIGHTS).is_file() and (folder / _DESCRIPTION).is_file()
 
 
 def check_is_saved(folders: Sequence[Path], otherwise: str) -> None:

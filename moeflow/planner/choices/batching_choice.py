@@ -17,9 +17,11 @@ from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.search.host_search import host_policy, largest_batch
 from moeflow.planner.search.objective import COARSE, WHY_SO_MANY, Objective, cost_per_token
 from moeflow.planner.search.search import search
-from moeflow.planner.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DISK_NUM_BATCHED_TOKENS
 from moeflow.planner.usage import Usage
 
+DEFAULT_MAX_NUM_SEQS: Final = 32
+DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 512  # about a second on two CPU cores: as long as decodes wait for a prefill
+DISK_NUM_BATCHED_TOKENS: Final = (2048, 1024)  # where a pass reads most of the model: the first that fits
 PAUSE_S: Final = 1.0  # that a pass over a prompt may take while others decode
 INTERACTIVE_TOKENS: Final = (2048, 1024, 512, 256)  # of a pass, the most first
 STEP_S: Final = 0.25  # between two tokens of a request: about as fast as people read,

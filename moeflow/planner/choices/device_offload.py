@@ -16,8 +16,10 @@ from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, off
 from moeflow.planner.choices.processor_choice import Reasons, no_cuda
 from moeflow.planner.choices.refused_settings import PIPELINES, why_refused
 from moeflow.planner.hardware.host import HostResources
-from moeflow.planner.settings import OFFLOADED_MAX_NUM_SEQS, OFFLOADED_NUM_BATCHED_TOKENS, Settings, given_options
+from moeflow.settings.settings import Settings, given_options
 
+OFFLOADED_MAX_NUM_SEQS: Final = 256  # where weights go to a device each pass: the more requests share that, the better
+OFFLOADED_NUM_BATCHED_TOKENS: Final = 2048
 _NOT_ON_DEVICES: Final = (
     "memory_bytes",
     "prompt_cache",

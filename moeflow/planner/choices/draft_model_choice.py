@@ -14,7 +14,7 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.vocabulary import read_vocabulary
-from moeflow.core.engine_config import DraftModelConfig
+from moeflow.core.engine_config import BLOCK_SIZE, DraftModelConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.truncated_repr import truncated_repr
@@ -22,10 +22,11 @@ from moeflow.core.units import format_bytes
 from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.weight_format import BITS_PER_VALUE, DTYPES, QUANTIZED, WEIGHT_FORMATS, WeightFormat
 from moeflow.models.registry import read_model_config
+from moeflow.planner.choices.batching_choice import DEFAULT_MAX_NUM_SEQS
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.work_space import work_bytes
-from moeflow.planner.settings import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Settings
+from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     from moeflow.checkpoint.hub import local_models

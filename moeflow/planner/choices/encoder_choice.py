@@ -9,7 +9,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.processor_choice import Reasons
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 INPUT_TOKENS: Final = 2048  # that an input may have unless the user says otherwise
 _NAME: Final = "max_num_batched_tokens"

@@ -21,7 +21,7 @@ from moeflow.planner.choices.lossy_routing import predictor_of
 from moeflow.planner.choices.packed_files import place_of_packed_weights
 from moeflow.planner.choices.weight_choice import WeightChoice
 from moeflow.planner.resident_experts import min_slots, slots_within
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 
 class ExpertPlan(msgspec.Struct, frozen=True):

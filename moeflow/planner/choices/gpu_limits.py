@@ -14,7 +14,7 @@ from moeflow.planner.choices.kv_cache_choice import MIN_KV_TOKENS
 from moeflow.planner.choices.refused_settings import DEVICES, refusing_kind
 from moeflow.planner.choices.speculation_choice import AUTO as DRAFTS_IF_USEFUL
 from moeflow.planner.hardware.host import HostResources
-from moeflow.planner.settings import Settings, given_options
+from moeflow.settings.settings import Settings, given_options
 
 _RANKS: Final = "ranks compute with the CPU's kernels"
 _REPLICAS: Final = "replicas compute with the CPU's kernels"

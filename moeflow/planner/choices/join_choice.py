@@ -8,7 +8,7 @@ from moeflow.core.address import LOOPBACK, parse_address
 from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import RAY_PLACEMENTS, JoinConfig, RayConfig
 from moeflow.kernels.on_demand import on_demand
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     from moeflow.parallel.tcp import cluster_token

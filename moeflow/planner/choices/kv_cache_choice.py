@@ -6,11 +6,12 @@ from typing import Final
 
 import msgspec
 
+from moeflow.core.engine_config import BLOCK_SIZE
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.planner.choices.processor_choice import Reasons
-from moeflow.planner.settings import BLOCK_SIZE, Settings
+from moeflow.settings.settings import Settings
 
 KV_DTYPES: Final = ("float32", "bfloat16", "int8")  # that the engine keeps them in
 MIN_KV_TOKENS: Final = 2048  # weights that leave less memory than these need do not count as fitting into --memory

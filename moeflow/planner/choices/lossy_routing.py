@@ -10,7 +10,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.experts.predict.registry import WHOLE_PASS
 from moeflow.models.expert_predictor.saved import check_is_saved, folders_of
 from moeflow.planner.choices.processor_choice import Reasons
-from moeflow.planner.settings import LOSSY_ROUTING, Settings
+from moeflow.settings.settings import LOSSY_ROUTING, Settings
 
 _FLAG: Final = "--lossy-routing"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.units import format_bytes
 from moeflow.planner.hardware.host import HostResources
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 
 def free_bytes(settings: Settings, machine: HostResources, device: str) -> int:

@@ -88,8 +88,6 @@ def offload_overrides(
                     f"{PREFIX}:16GiB,12 or {CUDA}:16GiB), or remove it"
                 )
         return None
-    if micro_batch_tokens is not None and micro_batch_tokens < 1:
-        raise ConfigError(f"micro_batch must be at least 1, not {micro_batch_tokens}")
     return OffloadOverrides(
         device=found, pipeline=pipeline, micro_batch_tokens=micro_batch_tokens, resident_experts=resident_experts
     )

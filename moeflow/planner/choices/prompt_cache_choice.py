@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from moeflow.core.cache_dir import cache_folder, existing_folder
-from moeflow.core.engine_config import PromptCacheConfig
+from moeflow.core.engine_config import BLOCK_SIZE, PromptCacheConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.recurrent_config import STATE_BYTES
 from moeflow.core.units import GIB, MIB, format_bytes
 from moeflow.kv.disk.own_files import distrust
 from moeflow.planner.choices.processor_choice import Reasons
-from moeflow.planner.settings import BLOCK_SIZE, Settings
+from moeflow.settings.settings import Settings
 
 DEFAULT_BYTES: Final = 8 * GIB
 PIECE_BYTES: Final = 4 * MIB  # that are read or written at once, unless a block, or a layer's state, is larger

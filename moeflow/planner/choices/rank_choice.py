@@ -28,7 +28,7 @@ from moeflow.planner.choices.rank_limits import why_not_shared
 from moeflow.planner.choices.stage_choice import choose_stages, num_stages
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.rank_shares import RankShares
-from moeflow.planner.settings import Settings, given_options
+from moeflow.settings.settings import Settings, given_options
 
 with on_demand(__name__):
     from moeflow.parallel.placement import whole_experts

@@ -7,7 +7,7 @@ from typing import Final
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 SHARED_HEADS: Final = "ranks that share attention heads (--attention-layout tensor)"
 RANKS: Final = "ranks (--ranks)"

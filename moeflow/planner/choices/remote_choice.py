@@ -22,7 +22,7 @@ from moeflow.parallel.tcp.conversation import RefusedError
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.costs.remote_waits import RemoteRates
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     from moeflow.experts.remote import borrowing as lenders_memory

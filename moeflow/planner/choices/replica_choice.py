@@ -10,7 +10,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.parallel.blocks import even_blocks
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.rank_choice import count_ranks
-from moeflow.planner.settings import Settings, given_options, written_files
+from moeflow.settings.settings import Settings, given_options, written_files
 
 
 def check_replicas(settings: Settings) -> None:

@@ -15,7 +15,7 @@ from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.trained_speculators import trained_speculators
 from moeflow.planner.hardware.host import host_resources
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.speculation.registry import SPECULATORS
 from moeflow.speculation.suffix import SuffixSpeculator
 

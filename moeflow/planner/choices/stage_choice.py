@@ -12,7 +12,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import StageConfig
 from moeflow.planner.costs.micro_batches import micro_batch_costs
 from moeflow.planner.costs.model_costs import ModelCosts
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 
 def choose_stages(settings: Settings, costs: ModelCosts) -> StageConfig | None:

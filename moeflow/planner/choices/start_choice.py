@@ -9,7 +9,7 @@ from moeflow.planner.choices.packed_files import find_packed_weights_file, place
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.weight_choice import WeightChoice
 from moeflow.planner.known_importance import known_importance_file
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 
 def found_packed_file(settings: Settings, checkpoint: Checkpoint, weights: WeightChoice) -> Path | None:

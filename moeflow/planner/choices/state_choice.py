@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from moeflow.core.engine_config import StateSlotsConfig
+from moeflow.core.engine_config import BLOCK_SIZE, StateSlotsConfig
 from moeflow.core.errors import CapacityError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.planner.choices.processor_choice import Reasons
-from moeflow.planner.settings import BLOCK_SIZE
 
 STATES_SHARE: Final = 1 / 8  # of an engine's memory, at most
 _SLOTS_PER_REQUEST: Final = 4  # the request's own, and those of prefixes, where these are shared

@@ -28,7 +28,7 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.loading import NamesApart, names_apart
 from moeflow.planner.choices.mixes import mixed_formats
 from moeflow.planner.costs.model_costs import Formats
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

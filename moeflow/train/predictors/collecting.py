@@ -12,7 +12,7 @@ from moeflow.engine.engine import Engine
 from moeflow.models.expert_predictor.network import PredictorShape
 from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.train.phases import OnProgress
 from moeflow.train.predictors.learning_text import Source, decoder_answers, models_text, users_text, variants
 from moeflow.train.predictors.recipe import PredictorRecipe

@@ -20,7 +20,7 @@ from moeflow.models.expert_predictor.embeddings import read_embeddings
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import decoder_folder, is_saved, predictor_folder, save_predictor
 from moeflow.models.registry import read_model_config
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.train.examples import used_rows
 from moeflow.train.loop import TrainingLoop
 from moeflow.train.phases import OnProgress, Phase, ignore

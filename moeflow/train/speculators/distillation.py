@@ -16,7 +16,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.planner.choices.trained_speculators import speculators_folder
 from moeflow.planner.hardware.host import host_resources
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.train.loop import TrainingLoop, saved_schedule
 from moeflow.train.phases import OnProgress, Phase, ignore
 from moeflow.train.schedule import Progress, Schedule

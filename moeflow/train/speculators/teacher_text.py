@@ -23,8 +23,8 @@ from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.runner_loading import load_runner
 from moeflow.kernels.interrupts import hold_interrupts
 from moeflow.planner.planning import plan_for_start
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import OFFLINE
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.phases import OnProgress, Phase
 from moeflow.train.speculators.prompts import around_a_question, prompts

@@ -15,7 +15,7 @@ from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from studies.peers.workers.protocol import FollowClock, serve
 
 KV_TOKENS = 4096  # what the largest batch needs, doubled; or a prompt's and what a pass may add

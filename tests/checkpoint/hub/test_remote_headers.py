@@ -14,7 +14,7 @@ from moeflow.core.errors import HubError
 from moeflow.core.units import MIB
 from moeflow.models.registry import read_model_config
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.checkpoint.tiny_models import random_weights, write_gguf
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -125,7 +125,7 @@ def test_a_rate_that_is_none_is_refused(places, rate):
         (("--gen-len", "99999999"), "was made for 2048 at most. Plan for shorter prompts"),
         (("--prompt-len", "0"), "0 is not in the range"),
         (("--batch-size", "100000000"), "is not in the range 1<=x<=32768"),
-        (("--threads", "100000"), "100000 threads (--threads) are asked for, but this machine has"),
+        (("--threads", "100000"), "needs 100000 threads, but this machine has"),
         (("--prompts", "{long}"), "A prompt of 5000 tokens"),
     ],
 )

@@ -27,12 +27,25 @@ def file(tmp_path):
 
 
 def test_a_plan_is_read_and_what_the_user_said_is_told(file, capsys):
-    settings = settings_of({"model": None, "max_num_seqs": 2, "plan_file": file, "kv_dtype": "int8"})
+    settings = settings_of({"model": None, "max_num_seqs": 2, "plan_file": file, "kv_dtype": "int8", "num_threads": 1})
     assert (settings.model, settings.max_num_seqs, settings.quantize) == (PLAN.config.model_path, 2, "int8")
     told = capsys.readouterr().err
     assert "note: --max-num-seqs 2 changes the plan" in told
     assert "note: --kv-dtype int8 changes the plan" in told
-    assert "warning: the plan was made for this machine, not for this one with --threads 3" in told
+    assert "warning: the plan was made for this machine, not for this one with --threads 1" in told
+
+
+def test_settings_that_fall_back_are_told_as_the_command_line_has_them(file, capsys):
+    planned = {"prefix_caching": False, "memory_bytes": 1 << 30, "num_replicas": 2, "expert_parallel": True}
+    file.write_text(plan_to_json(dataclasses.replace(PLAN, settings=planned)))
+    overrides = {"model": None, "plan_file": file, "prefix_caching": True, "device": "cuda"}
+    settings = settings_of(overrides)
+    assert (settings.prefix_caching, settings.memory_bytes, settings.expert_parallel) == (True, None, False)
+    told = capsys.readouterr().err
+    for text in ("--prefix-caching", "--device cuda", "no --memory", "no --replicas", "--no-expert-parallel"):
+        assert f"note: {text} changes the plan\n" in told
+    settings_of({**overrides, "device": None, "prefix_caching": False})
+    assert "changes the plan" not in capsys.readouterr().err
 
 
 def test_files_that_are_no_plan_say_what_to_do(file, tmp_path):
@@ -55,11 +68,8 @@ def test_files_that_are_no_plan_say_what_to_do(file, tmp_path):
 def test_doctor_looks_at_the_model_that_was_planned_for(file, tmp_path):
     model = tmp_path / "model"
     write_tiny_mixtral(model)
-    file.write_text(
-        plan_to_json(
-            dataclasses.replace(PLAN, config=dataclasses.replace(ENGINE_CONFIG, model_path=str(model), num_threads=1))
-        )
-    )
+    config = dataclasses.replace(ENGINE_CONFIG, model_path=str(model), num_threads=1)
+    file.write_text(plan_to_json(dataclasses.replace(PLAN, config=config, settings={"quantize": "int8"})))
     done = CliRunner().invoke(main, ["doctor", "--plan", str(file), "--json", "--cache-dir", str(tmp_path)])
     found = {finding["topic"]: finding["found"] for finding in json.loads(done.stdout)}
     assert found["requests"] == "6 together, 512 tokens each at most"  # the model's context

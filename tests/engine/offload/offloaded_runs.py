@@ -13,7 +13,7 @@ from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.models.parity import SHAPE
 from tests.models.test_gemma4_text import CONFIGS
 

@@ -26,7 +26,7 @@ from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings, options
+from moeflow.settings.settings import Settings, options
 from tests.engine.offload.offloaded_runs import DEVICE, FAMILIES, Served, answers, config, offloaded, run, sharing
 from tests.models.parity import SEQUENCES, in_mixed_passes, load, random_model
 from tests.models.test_gemma4_text import DENSE

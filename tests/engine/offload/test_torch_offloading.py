@@ -13,7 +13,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.engine.runner_loading import load_runner
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.offload.offloaded_runs import FAMILIES, Served, config, offloaded, run, sharing
 from tests.models.parity import SEQUENCES, in_mixed_passes, load, random_model
 from tests.tiny_mixtral import write_tiny_mixtral

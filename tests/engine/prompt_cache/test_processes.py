@@ -22,8 +22,8 @@ from moeflow.engine.engine import Engine
 from moeflow.kernels.cpu import extension
 from moeflow.kv.disk.extent import read_extent
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.processes.supervisor import Supervisor
+from moeflow.settings.settings import Settings
 from tests.engine.test_model_runner import run, tokens
 from tests.packed import pack_beside
 from tests.patience import PATIENCE_S

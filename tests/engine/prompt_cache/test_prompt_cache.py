@@ -25,7 +25,7 @@ from moeflow.engine.prompt_cache.identity import kv_identity
 from moeflow.kernels.cpu import extension
 from moeflow.kv.disk import extent_folder
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.test_model_runner import run, tokens
 from tests.tiny_mixtral import write_tiny_mixtral
 

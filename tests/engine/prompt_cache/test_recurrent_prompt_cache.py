@@ -20,7 +20,7 @@ from moeflow.kv.disk import extent_folder
 from moeflow.kv.disk.folder_usage import folder_usage
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.prompt_cache.test_prompt_cache import GREEDY, SAMPLED, TEXT, Restarts, ask
 from tests.engine.test_model_runner import run, tokens
 from tests.tiny_granite_hybrid import write_tiny_granite_hybrid

@@ -8,7 +8,7 @@ from moeflow.core.engine_messages import Submission
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 
 LONG = [(7 * index) % 250 + 2 for index in range(90)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)

@@ -15,9 +15,9 @@ from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import MoeflowError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.processes.cluster import ray_launcher
 from moeflow.processes.supervisor import Supervisor
+from moeflow.settings.settings import Settings
 
 NUM_TOKENS = 300
 

@@ -20,8 +20,8 @@ from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.processes.supervisor import Supervisor
+from moeflow.settings.settings import Settings
 from tests.engine.ranks.joiners import Joiner, free_port, joined
 from tests.engine.streamed_runs import run
 from tests.parallel.links import Proxy

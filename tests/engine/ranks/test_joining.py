@@ -30,7 +30,7 @@ from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
 from moeflow.parallel.tcp.connecting import connect
 from moeflow.parallel.tcp.conversation import RefusedError
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.ranks.joiners import free_port
 from tests.parallel.links import two_ends
 from tests.tiny_mixtral import write_tiny_mixtral

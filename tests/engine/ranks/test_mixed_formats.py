@@ -7,7 +7,7 @@ import pytest
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.checkpoint.block_models import as_q4_k_m, write_block_model
 from tests.engine.streamed_runs import run
 

@@ -26,8 +26,8 @@ from moeflow.parallel.shared_memory_group import make_descriptor
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.processes.supervisor import Supervisor
+from moeflow.settings.settings import Settings
 from tests.engine.streamed_runs import answers, run
 from tests.processes.test_process import in_this_process
 from tests.tiny_llama import write_tiny_llama

@@ -12,7 +12,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.speculation.speculation import Speculation
 from tests.tiny_mixtral import write_tiny_mixtral
 

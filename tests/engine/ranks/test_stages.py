@@ -31,7 +31,7 @@ from moeflow.engine.ranks import stage_forward
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.ranks import mixed_requests
 from tests.engine.ranks.mixed_requests import ASKED, run
 

@@ -15,7 +15,7 @@ import pytest
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.ranks.joiners import joined
 from tests.engine.streamed_runs import run
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -27,7 +27,7 @@ import dataclasses, json, pathlib, sys
 from moeflow.core.errors import GroupError
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.streamed_runs import answers
 model, cache_dir, address, num_ranks, prompts = sys.argv[1:]
 settings = Settings(

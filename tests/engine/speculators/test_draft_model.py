@@ -22,7 +22,7 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.speculators import draft_model
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.streamed_runs import answers as answers_streamed
 from tests.engine.streamed_runs import run as run_streamed
 from tests.engine.submissions import submission

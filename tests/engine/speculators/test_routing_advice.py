@@ -16,7 +16,7 @@ from moeflow.engine.speculators import draft_model
 from moeflow.engine.speculators.routing_advice import RoutingAdvice
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.engine.speculators.test_draft_model import drafts_of, say, timeless
 from tests.engine.streamed_runs import answers, follow_all, run
 from tests.engine.test_streamed_model import streamed_config

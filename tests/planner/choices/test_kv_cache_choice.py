@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeflow.core.engine_config import BLOCK_SIZE
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.units import GIB, MIB
 from moeflow.kv.storage import KVStorage
@@ -18,7 +19,7 @@ from moeflow.planner.choices.kv_cache_choice import (
     kv_share,
     num_kept_blocks,
 )
-from moeflow.planner.settings import BLOCK_SIZE, Settings
+from moeflow.settings.settings import Settings
 from tests.shapes import MIXTRAL
 
 TOKEN_BYTES = 2 * 32 * 8 * 128  # of Mixtral's keys and values, at a byte a value

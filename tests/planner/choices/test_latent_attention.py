@@ -6,7 +6,7 @@ from transformers import DeepseekV2Config
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.models.parity import SHAPE, random_model
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())

@@ -16,7 +16,7 @@ from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.models.parity import load, random_model
 from tests.models.test_gemma4_text import CONFIGS
 

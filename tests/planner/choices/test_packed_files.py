@@ -19,8 +19,8 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.costs.process_memory import own_processes, resident_bytes
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
 from moeflow.planner.usage import Usage
+from moeflow.settings.settings import Settings
 from moeflow.train.importance_learning import ensure_importance
 from tests.checkpoint.packed.slabs import flip_bit
 from tests.tiny_llama import write_tiny_llama

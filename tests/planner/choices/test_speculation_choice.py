@@ -18,7 +18,7 @@ from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.draft_model_choice import KV_TOKENS
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -13,7 +13,7 @@ from moeflow.core.attention_config import AttentionKind, HeadSizes
 from moeflow.core.errors import ConfigError
 from moeflow.planner.choices.stage_choice import balanced, choose_stages
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from tests.shapes import MIXTRAL
 
 FORMATS = Formats(matrices="int8", embeddings="int8", kv="float32")

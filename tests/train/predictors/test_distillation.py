@@ -10,7 +10,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.cli.main import main
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.models.expert_predictor.saved import decoder_folder, is_saved, load_predictor, predictor_folder
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.train.loop import TrainingLoop
 from moeflow.train.phases import Phase
 from moeflow.train.predictors import collecting, distillation

@@ -10,7 +10,7 @@ from moeflow.engine import expert_store
 from moeflow.engine.runner_loading import load_runner
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.train.bare_model import load_bare_model
 from moeflow.train.predictors.routed_text import (
     RoutedText,

@@ -11,7 +11,7 @@ import torch
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.bare_model import load_bare_model, run_sequence
 from moeflow.train.speculators import teacher_text

@@ -11,8 +11,8 @@ import torch
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import GIB, MIB
-from moeflow.planner.setting_values import read_settings
-from moeflow.planner.settings import Settings
+from moeflow.settings.settings import Settings
+from moeflow.settings.values import read_settings
 
 SIZES = ("kv_cache_bytes", "memory_bytes", "device_memory_bytes", "prompt_cache_bytes")
 COUNTS = (

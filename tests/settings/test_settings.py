@@ -11,7 +11,7 @@ import pytest
 from moeflow.core.errors import ConfigError
 from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
-from moeflow.planner.settings import Settings, from_plain, options, to_plain
+from moeflow.settings.settings import Settings, from_plain, options, to_plain
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,8 @@ from moeflow.planner.settings import Settings, from_plain, options, to_plain
         "num_redundant_experts",
         "num_replicas",
         "max_model_len",
+        "micro_batch",
+        "expert_capacity",
     ],
 )
 @pytest.mark.parametrize("value", [0, -1])
@@ -41,6 +43,12 @@ def test_the_choices_are_the_policies_and_predictors_that_there_are():
     assert choices["--predictor"] == ("auto", *PREDICTORS, WHOLE_PASS, NO_PREDICTOR)
     assert DEFAULT_POLICY in POLICIES
     assert DEFAULT_PREDICTOR in PREDICTORS
+
+
+def test_settings_depend_on_others_that_there_are():
+    fields = {field.name: field.metadata.get("depends_on", ()) for field in dataclasses.fields(Settings)}
+    assert {name for depends_on in fields.values() for name in depends_on} <= set(fields)
+    assert not [name for name, depends_on in fields.items() if name in depends_on]
 
 
 def changed(field):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.near_names import did_you_mean
-from moeflow.planner.settings import options, user_settings
+from moeflow.settings.settings import options, user_settings
 
 # What vLLM and llama.cpp call a setting -> ours.
 _ALIKE: Final = (
