@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from moeflow.kernels.device_arrays import on_device
 from moeflow.kernels.on_demand import torch
-from moeflow.kernels.sample import MIN_WEIGHT, RowSampling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Row of the logits, temperature, top_k, top_p, min_p and number: the fields of `RowSampling`
+Sampling: TypeAlias = tuple[int, float, int, float, float, float]
 
-def sample_rows(logits: Tensor, samplings: Sequence[RowSampling]) -> list[int]:
+
+def sample_rows(logits: Tensor, samplings: Sequence[Sampling], min_weight: float) -> list[int]:
     """Return a token for each sampling; -1 if its row has no finite maximum.
 
-    Rows of one kind share a few launches: greedy ones, those in the order of the vocabulary, and sorted ones.
+    Tokens that weigh less than `min_weight` times the likeliest are never chosen. Rows of one kind share a few
+    launches: greedy ones, rows in the order of the vocabulary, and sorted ones.
     Shapes: logits [R, V] float32; not changed. Synchronizes once, for the tokens.
     """
     if not samplings:
         return []
     kinds: tuple[list[int], list[int], list[int]] = ([], [], [])
-    for place, one in enumerate(samplings):
-        is_sorted = one.top_k > 0 or one.top_p < 1.0
-        kinds[0 if one.temperature == 0.0 else 2 if is_sorted else 1].append(place)
+    for place, (_, temperature, top_k, top_p, _, _) in enumerate(samplings):
+        is_sorted = top_k > 0 or top_p < 1.0
+        kinds[0 if temperature == 0.0 else 2 if is_sorted else 1].append(place)
     order = [place for places in kinds for place in places]
-    table = on_device([[_numbers(samplings[place]) for place in order]], logits.device, "float64")[0]
+    table = on_device([[_numbers(samplings[place], min_weight) for place in order]], logits.device, "float64")[0]
     parts = torch.split(table, [len(places) for places in kinds])
-    is_whole = [samplings[place].row for place in order] == list(range(len(logits)))
+    is_whole = [samplings[place][0] for place in order] == list(range(len(logits)))
     chosen = [
         choose(logits if is_whole and len(part) == len(logits) else logits[part[:, 0].long()], part)
         for choose, part in zip((_greedy, _in_order, _sorted), parts, strict=True)
@@ -38,9 +41,10 @@ def sample_rows(logits: Tensor, samplings: Sequence[RowSampling]) -> list[int]:
     return [tokens[place] for place in range(len(samplings))]
 
 
-def _numbers(one: RowSampling) -> tuple[float, ...]:
-    inverse = 1.0 / one.temperature if one.temperature else 0.0
-    return (one.row, inverse, one.top_k, one.top_p, one.min_p, one.number)
+def _numbers(one: Sampling, min_weight: float) -> Sampling:
+    """Return a row of the table: with the inverse of the temperature, and the least weight in the place of min_p."""
+    row, temperature, top_k, top_p, min_p, number = one
+    return row, 1.0 / temperature if temperature else 0.0, top_k, top_p, max(min_p, min_weight), number
 
 
 def _greedy(logits: Tensor, table: Tensor) -> Tensor:
@@ -51,7 +55,7 @@ def _greedy(logits: Tensor, table: Tensor) -> Tensor:
 def _in_order(logits: Tensor, table: Tensor) -> Tensor:
     """Sample by temperature and min-p alone: tokens count in the order of the vocabulary."""
     largest, weights = _weights(logits, table)
-    weights = weights.masked_fill(weights < _least(table), 0.0)
+    weights = weights.masked_fill(weights < table[:, 4:5], 0.0)
     return torch.where(largest.isfinite(), _invert(weights, table), -1)
 
 
@@ -63,7 +67,7 @@ def _sorted(logits: Tensor, table: Tensor) -> Tensor:
     ranks = torch.arange(weights.shape[1], device=weights.device)
     weights = weights.masked_fill((top_k > 0) & (ranks >= top_k), 0.0)
     before = weights.cumsum(dim=-1) - weights
-    is_outside = (weights < _least(table)) | ((top_p < 1.0) & (before >= top_p * weights.sum(dim=-1, keepdim=True)))
+    is_outside = (weights < table[:, 4:5]) | ((top_p < 1.0) & (before >= top_p * weights.sum(dim=-1, keepdim=True)))
     weights = weights.masked_fill(is_outside & (ranks > 0), 0.0)
     tokens = order.gather(1, _invert(weights, table).unsqueeze(1)).squeeze(1)
     return torch.where(largest.isfinite(), tokens, -1)
@@ -74,10 +78,6 @@ def _weights(logits: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     largest = logits.amax(dim=-1)
     scores = (logits - largest.unsqueeze(1)) * table[:, 1:2].float()
     return largest, scores.exp().double()
-
-
-def _least(table: Tensor) -> Tensor:
-    return table[:, 4:5].clamp(min=MIN_WEIGHT)
 
 
 def _invert(weights: Tensor, table: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def sample_rows(logits: Any, samplings: Sequence[RowSampling]) -> list[int]:
     if row_ops.accepts(logits):
         return row_ops.sample(logits, samplings)
     if launching.accepts(logits):
-        return device_sample.sample_rows(logits, samplings)
+        return device_sample.sample_rows(logits, samplings, MIN_WEIGHT)
     rows = on_host(logits)
     return [_sample_row(rows[one.row], one) for one in samplings]
 

@@ -21,13 +21,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from moeflow.kernels.arrays import Array, ids_on, is_int64
-from moeflow.kernels.attention.device_table import DeviceTable
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from moeflow.kernels.arrays import Device
+    from moeflow.kernels.attention.device_table import DeviceTable
+
+with on_demand(__name__):
+    from moeflow.kernels.attention import device_table as tables
 
 
 TREE_POSITIONS = 64  # bits of a tree mask
@@ -169,7 +172,7 @@ class AttentionMetadata(msgspec.Struct):
     def device_table(self) -> DeviceTable:
         """The pass as kernels on a GPU read it, on the device of `slots`. One copy, made on first use."""
         if self._device_table is None:
-            self._device_table = DeviceTable.of(
+            self._device_table = tables.DeviceTable.of(
                 self.table,
                 num_sequences=len(self.spans),
                 max_tokens=max(span.num_tokens for span in self.spans),
