@@ -93,9 +93,8 @@ class DiskReader:
 
         Failed reads are retried; an error is a StorageError.
         """
-        loads = [self.adopt(job, on_done) for job in jobs]
         self.reads.submit([(job.expert, job.slot) for job in jobs], is_urgent=not jobs[0].is_prefetch)
-        return loads
+        return [self.adopt(job, on_done) for job in jobs]
 
     def adopt(self, job: LoadJob, on_done: OnDone) -> SlabLoad:
         """Take over a load whose read is queued, or will be at once."""

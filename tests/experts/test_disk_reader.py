@@ -90,6 +90,21 @@ def test_slabs_land_in_their_slots(machine, monkeypatch, num_threads, is_direct)
     assert [m.content(slot) for slot in range(3)] == [m.slab(3), m.slab(0), m.slab(11)]
 
 
+def test_reads_that_cannot_be_queued_are_not_waited_for(machine, monkeypatch):
+    m = machine()
+
+    def refuse(*_, **__):
+        raise MemoryError("no memory for the queue")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(m.reader.reads, "submit", refuse)
+        with pytest.raises(MemoryError):
+            m.start(1, 2)
+    assert not m.reader._loads
+    m.start(2)
+    assert m.wait_for(1) == {2: None}
+
+
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_no_more_is_read_of_a_slab_than_its_layer_has(machine, monkeypatch, is_direct):
     if not is_direct:

@@ -58,8 +58,8 @@ class ExpertLoads:
     def load(self, absent: Sequence[ExpertState]) -> dict[int, LoadJob]:
         """Start loads and return them. Another thread may start the same ones while this one waits for a slot."""
         jobs = {}
-        placed = []
-        try:
+        placed: list[LoadJob] = []
+        with self._abandoning(placed):
             for state in absent:
                 slot = self._find_slot()
                 if state.slot == ABSENT:
@@ -70,20 +70,18 @@ class ExpertLoads:
                 if state.load is not None:
                     jobs[state.number] = state.load
                     state.load.is_joined = state.load.is_prefetch
-        except BaseException:
-            self.states.abandon(placed)
-            raise
         self._start(placed)
         return jobs
 
     def load_ahead(self, numbers: Iterator[int], room: int) -> int:
         """Start at most `room` loads of absent experts, in order, while there is a spare slot; return the number."""
         jobs: list[LoadJob] = []
-        for number in numbers:
-            slot = self._spare_slot() if len(jobs) < room else None
-            if slot is None:
-                break
-            jobs.append(self.begin(number, slot, is_prefetch=True))
+        with self._abandoning(jobs):
+            for number in numbers:
+                slot = self._spare_slot() if len(jobs) < room else None
+                if slot is None:
+                    break
+                jobs.append(self.begin(number, slot, is_prefetch=True))
         self._start(jobs)
         return len(jobs)
 
@@ -134,15 +132,21 @@ class ExpertLoads:
         self._wait(self.changed)
         self._take_ended()
 
+    @contextmanager
+    def _abandoning(self, jobs: Sequence[LoadJob]) -> Iterator[None]:
+        """End these loads if they cannot be started: otherwise a pass could wait for one without end."""
+        try:
+            yield
+        except BaseException:
+            self.states.abandon(jobs)
+            raise
+
     def _start(self, jobs: Sequence[LoadJob]) -> None:
         """Start loads that were begun."""
         if not jobs:
             return
-        try:
+        with self._abandoning(jobs):
             handles = self._start_loads(jobs, self.on_done)
-        except BaseException:
-            self.states.abandon(jobs)
-            raise
         for job, handle in zip(jobs, handles, strict=True):
             job.handle = handle
 

@@ -385,6 +385,31 @@ def test_loads_that_cannot_be_started_leave_nothing_behind():
     assert all(job.is_done and "abandoned" in str(job.error) for job in refused)  # other passes may wait for them
 
 
+@pytest.mark.parametrize("is_pass", [False, True])
+def test_a_prefetch_that_fails_before_its_loads_start_leaves_no_expert_loading(monkeypatch, is_pass):
+    """A later pass would wait without end for a load that nothing reads."""
+    cache, disk = make_cache(4)
+    choose, calls = cache._victims.choose, []
+
+    def fail_later(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise MemoryError("no memory for scores")
+        return choose(*arguments, **options)
+
+    for expert in range(4):
+        use(cache, disk, 0, [expert])
+    monkeypatch.setattr(cache._victims, "choose", fail_later)
+    with pytest.raises(MemoryError):
+        cache.prefetch_pass([NUM_EXPERTS, NUM_EXPERTS + 1]) if is_pass else cache.prefetch(1, [0, 1])
+    assert not cache._states.loads
+    cache.check_integrity()
+    with cache.acquire(1, [0]) as lease:
+        disk.finish_all()
+        lease.wait()
+    cache.check_integrity()
+
+
 def test_the_best_stay_when_slots_go():
     cache, disk = make_cache(4)
     for expert in range(4):

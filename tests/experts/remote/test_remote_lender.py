@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from moeflow.core.errors import CapacityError, GroupError
 from moeflow.experts.remote import remote_lender
 from moeflow.experts.remote.borrowing import LinkRates
 from moeflow.experts.remote.lender_costs import ExpertSize
@@ -51,25 +52,17 @@ class Placing:
         self.num_new_speeds += 1
 
 
-@pytest.mark.parametrize(
-    ("connections", "expected"),
-    [
-        ([(1e-3, 1e8, 4), (1.4e-3, 0.7e8, 4), (0.8e-3, 1.3e8, 3)], [2, 2, 2]),  # measurements of one link
-        ([(1e-3, 1e8, 4), (1e-3, 1e8, 4), (1e-3, 4e8, 4)], [2, 2, 4]),
-        ([(1e-3, 1e8, 4), (3e-3, 1e8, 4), (3e-3, 1e8, 4)], [2, 4, 4]),
-        ([(1e-3, 1e8, 2), (1e-3, 1e8, 4), (1e-3, 1e8, 4)], [2, 4, 4]),
-    ],
-)
-def test_trials_begin_again_only_if_a_link_has_another_speed_and_once_the_lender_is_filled(
-    monkeypatch, connections, expected
-):
-    """A link that is cut again and again would otherwise make passes pay for the same trial each time."""
+def begin_links(monkeypatch, connections) -> threading.Event:
+    """Replace links by these: round trip, bytes a second and slots, or an error. Return what a filled lender sets."""
     is_idle = threading.Event()
     waiting = iter(connections)
 
     class Borrowed:
         def __init__(self, *_):
-            self.round_trip_s, self.bytes_per_s, self.num_slots = next(waiting)
+            found = next(waiting)
+            if isinstance(found, Exception):
+                raise found
+            self.round_trip_s, self.bytes_per_s, self.num_slots = found
 
         def measure(self):
             return LinkRates(self.round_trip_s, self.bytes_per_s)
@@ -91,6 +84,23 @@ def test_trials_begin_again_only_if_a_link_has_another_speed_and_once_the_lender
 
     monkeypatch.setattr(remote_lender, "Borrowed", Borrowed)
     monkeypatch.setattr(remote_lender, "_FIRST_PAUSE_S", 0.001)
+    return is_idle
+
+
+@pytest.mark.parametrize(
+    ("connections", "expected"),
+    [
+        ([(1e-3, 1e8, 4), (1.4e-3, 0.7e8, 4), (0.8e-3, 1.3e8, 3)], [2, 2, 2]),  # measurements of one link
+        ([(1e-3, 1e8, 4), (1e-3, 1e8, 4), (1e-3, 4e8, 4)], [2, 2, 4]),
+        ([(1e-3, 1e8, 4), (3e-3, 1e8, 4), (3e-3, 1e8, 4)], [2, 4, 4]),
+        ([(1e-3, 1e8, 2), (1e-3, 1e8, 4), (1e-3, 1e8, 4)], [2, 4, 4]),
+    ],
+)
+def test_trials_begin_again_only_if_a_link_has_another_speed_and_once_the_lender_is_filled(
+    monkeypatch, connections, expected
+):
+    """A link that is cut again and again would otherwise make passes pay for the same trial each time."""
+    is_idle = begin_links(monkeypatch, connections)
     placing, found = Placing(), []
     lender = RemoteLender(("host", 1), b"", BORROWING, ExpertSize(16, 8, 8), placing)
     for number in range(1, len(connections) + 1):
@@ -101,6 +111,16 @@ def test_trials_begin_again_only_if_a_link_has_another_speed_and_once_the_lender
             lender.lose()
     lender.close()
     assert found == expected
+
+
+@pytest.mark.parametrize("error", [OSError("no memory for a buffer"), CapacityError("full"), GroupError("lost")])
+def test_a_lender_is_tried_again_after_any_error_of_its_link(monkeypatch, error):
+    """Its thread must not end: nothing else connects."""
+    is_idle = begin_links(monkeypatch, [error, (1e-3, 1e8, 4)])
+    lender = RemoteLender(("host", 1), b"", BORROWING, ExpertSize(16, 8, 8), Placing())
+    wait_for(is_idle.is_set)
+    assert lender.state == "connected"
+    lender.close()
 
 
 def test_lenders_that_slow_passes_down_cost_less_than_a_percent():
