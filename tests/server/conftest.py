@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from moeflow.engine.generator import Generator
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from moeflow.server.page import add_page
 from moeflow.text.tokenizer import Tokenizer
 from tests.server.checked_app import CheckedApp
 from tests.server.conversing import Connect, openai_client
@@ -22,6 +23,16 @@ from tests.tiny_mixtral import write_byte_tokenizer
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def page_read_once() -> Iterator[None]:
+    """Let all applications share the routes of the page: its files take most of the time to make an application."""
+    page = FastAPI(openapi_url=None)
+    add_page(page)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moeflow.server.app.add_page", lambda app: app.router.routes.extend(page.routes))
+        yield
 
 
 @pytest.fixture(scope="session")
