@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from moeflow.checkpoint.packed.file_io import whole_pages
 from moeflow.core.address import format_address
-from moeflow.core.errors import ConfigError, GroupError, MoeflowError, StorageError
+from moeflow.core.errors import GroupError, MoeflowError, StorageError
 from moeflow.experts.remote.borrowing import Borrowed
 from moeflow.experts.remote.lender_costs import ExpertSize, LenderCost
 from moeflow.experts.remote.worth import LendingMove
@@ -117,7 +117,7 @@ class RemoteLender:
                     self._begin(borrowed)
                     pause_s = _FIRST_PAUSE_S
                     self._serve(borrowed)
-            except (GroupError, ConfigError) as error:
+            except (MoeflowError, OSError) as error:
                 self._note_failure(error)
             finally:
                 self._forget()
@@ -188,7 +188,7 @@ class RemoteLender:
             self._state = "lost"
             client.end("the lender was lost")
 
-    def _note_failure(self, error: MoeflowError) -> None:
+    def _note_failure(self, error: MoeflowError | OSError) -> None:
         """Log the reason of a failed connection, once for each reason."""
         self._state = f"not connected: {error}"
         if not self._has_ended.is_set() and str(error) != self._logged:
