@@ -60,7 +60,7 @@ def test_padding_is_not_stored() -> None:
     table = RotaryTable(torch.ones(2, 1, 10), torch.zeros(2, 1, 10))
     sizes = {"num_kv_heads": 1, "block_size": 16, "head_dim": 30, "latent_dim": 20}
     num_bytes = kv_block_bytes("float32", **sizes)
-    storage = torch.zeros(3 * num_bytes, dtype=torch.uint8)  # the first block's room is there to stay empty
+    storage = torch.zeros(3 * num_bytes, dtype=torch.uint8)  # the first block stays empty
     blocks = KVBlocks(storage[num_bytes:], "float32", **sizes)
     q, kept = torch.randn(2, 5 * 16), torch.randn(2, 30)
     with triton_alone():
