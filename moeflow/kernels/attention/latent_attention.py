@@ -49,12 +49,12 @@ def attend_to_latents(
         return _attend_on_gpu(q, kept, up, heads, rotary, blocks, metadata, scores)
     latents, rotary_keys = torch.split(kept, [heads.latent_dim, heads.rope_dim], dim=-1)
     latents = normalise(latents.contiguous(), heads.latent_norm)
-    keys = torch.cat([latents[:, None], _rotated(rotary_keys[:, None], heads, rotary)], dim=-1)
+    keys = torch.cat([latents[:, None], rotated(rotary_keys[:, None], heads, rotary)], dim=-1)
     write_kv(keys, None, blocks, metadata.slots)
     q = q.view(len(q), heads.num_heads, heads.query_dim)
     nope, rope = torch.split(q, [heads.nope_dim, heads.rope_dim], dim=-1)
     to_keys, to_values = torch.split(up, [heads.nope_dim, heads.value_dim], dim=1)
-    queries = torch.cat([torch.einsum("thn,hnl->thl", nope, to_keys), _rotated(rope, heads, rotary)], dim=-1)
+    queries = torch.cat([torch.einsum("thn,hnl->thl", nope, to_keys), rotated(rope, heads, rotary)], dim=-1)
     attended = attend(queries, blocks, metadata, scores).view(len(q), heads.num_heads, heads.latent_dim)
     return torch.einsum("thl,hvl->thv", attended, to_values).flatten(1)
 
@@ -83,7 +83,7 @@ def _multiply_heads(x: Tensor, matrices: Tensor, out: Tensor) -> None:
     torch.bmm(x.transpose(0, 1), matrices, out=out.transpose(0, 1))
 
 
-def _rotated(x: Tensor, heads: LatentHeads, rotary: RotaryTable) -> Tensor:
+def rotated(x: Tensor, heads: LatentHeads, rotary: RotaryTable) -> Tensor:
     """Return x rotated; the halves of the result have the first and second neighbours. Shapes: x [T, heads, R]."""
     if heads.is_interleaved:
         x = x.view(*x.shape[:-1], heads.rope_dim // 2, 2).transpose(-1, -2).flatten(-2)

@@ -102,7 +102,7 @@ def store_latent(
     cell = slot // block_size * size + tl.zeros([1], tl.int64)
     first = cell + offset * head_dim
     scale_place = (cell + block_size * head_dim) // 4 + offset
-    is_row = first >= 0
+    is_row = first == first  # every row
     latents = tl.arange(0, latent.shape[1])
     store_rows(cells_ptr, scales_ptr, latent, first, latents, scale_place, is_row, is_latent, is_int8)
     others = tl.arange(0, rest.shape[1])

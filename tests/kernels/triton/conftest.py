@@ -33,7 +33,7 @@ def _exact_dots_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _rounding_to_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Round float32 to the nearest bfloat16, as a GPU does: the interpreter cuts bits off."""
+    """Round float32 to the nearest bfloat16, like GPUs: the interpreter cuts bits off."""
     cast = interpreter.InterpreterBuilder.cast_impl
 
     def rounding_cast(self: Any, source: Any, dtype: Any) -> Any:

@@ -5,6 +5,7 @@ import torch
 
 from moeflow.kernels.attention import latent_attention
 from moeflow.kernels.attention.attention import attend_reference
+from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.attention.latent_attention import attend_to_latents
 from moeflow.kernels.attention.latent_heads import LatentHeads
 from moeflow.kernels.attention.scores import Scores
@@ -57,10 +58,14 @@ def test_latent_attention_is_the_reference(
 def test_padding_is_not_stored() -> None:
     heads = LatentHeads(**SIZES, is_interleaved=False, latent_norm=NormWeights(torch.ones(20), 1e-6))
     table = RotaryTable(torch.ones(2, 1, 10), torch.zeros(2, 1, 10))
-    blocks = make_blocks(2, dtype="float32", block_size=16, num_kv_heads=1, head_dim=30, latent_dim=20)
+    sizes = {"num_kv_heads": 1, "block_size": 16, "head_dim": 30, "latent_dim": 20}
+    num_bytes = kv_block_bytes("float32", **sizes)
+    storage = torch.zeros(3 * num_bytes, dtype=torch.uint8)  # the first block stays empty
+    blocks = KVBlocks(storage[num_bytes:], "float32", **sizes)
     q, kept = torch.randn(2, 5 * 16), torch.randn(2, 30)
     with triton_alone():
         queries = latent_input.latent_input(q, kept, heads, table, blocks, torch.tensor([-1, 17]))
     assert torch.equal(queries[..., 20:], q.view(2, 5, 16)[..., 6:])
     assert torch.equal(blocks.keys[1, 0, 1, 20:], kept[1, 20:])
     assert blocks.keys.count_nonzero() == 30
+    assert not storage[:num_bytes].any()
