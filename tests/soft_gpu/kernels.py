@@ -16,6 +16,7 @@ from moeflow.engine import decode_graphs
 from moeflow.kernels import activation, norm, rotary
 from moeflow.kernels.attention import attention as attention_reference
 from moeflow.kernels.attention import attention_input as attention_input_reference
+from moeflow.kernels.attention import latent_attention
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.device_table import DeviceTable
 from moeflow.kernels.attention.kv_blocks import KVBlocks
@@ -24,7 +25,7 @@ from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.triton import activation as triton_activation
 from moeflow.kernels.triton import attention as triton_attention
 from moeflow.kernels.triton import attention_input as triton_attention_input
-from moeflow.kernels.triton import kv_cache, launching, rotary_table
+from moeflow.kernels.triton import kv_cache, latent_input, launching, rotary_table
 from moeflow.kernels.triton import norm as triton_norm
 from moeflow.kernels.triton import routing as triton_routing
 from tests.soft_gpu.device import SoftTensor, count_launch, raw, wrapped
@@ -158,6 +159,19 @@ def _write_kv(k: torch.Tensor, v: torch.Tensor | None, blocks: KVBlocks, slots: 
     blocks.write(slots[is_stored], k[is_stored], None if v is None else v[is_stored])
 
 
+def _latent_input(
+    q: torch.Tensor, kept: torch.Tensor, heads: Any, table: Any, blocks: KVBlocks, slots: torch.Tensor
+) -> torch.Tensor:
+    latents, rotary_keys = kept.split([heads.latent_dim, heads.rope_dim], dim=1)
+    latents = norm.normalise(latents.contiguous(), heads.latent_norm)
+    keys = torch.cat([latents[:, None], latent_attention.rotated(rotary_keys[:, None], heads, table)], dim=-1)
+    _write_kv(keys, None, blocks, slots)
+    queries = q.new_zeros(len(q), heads.num_heads, heads.key_dim)
+    rope = q.view(len(q), heads.num_heads, heads.query_dim)[..., heads.nope_dim :]
+    queries[..., heads.latent_dim :] = latent_attention.rotated(rope, heads, table)
+    return queries
+
+
 def _apply_and_mul(gate_up: torch.Tensor, function: Any, *, alpha: float = 0.0, limit: float = 0.0) -> torch.Tensor:
     chosen = activation.ClampedSwiglu(alpha, limit) if function == "clamped_swiglu" else function
     return activation.apply_and_mul(chosen, gate_up)
@@ -168,6 +182,7 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_attention, "attend", _attend),
     (triton_attention_input, "attention_input", _attention_input),
     (kv_cache, "write_kv", _write_kv),
+    (latent_input, "latent_input", _latent_input),
     (triton_routing, "route", lambda logits, routing: routing(logits)),
     (triton_activation, "apply_and_mul", _apply_and_mul),
     (rotary_table, "rotary_table", rotary.rotary_table),
