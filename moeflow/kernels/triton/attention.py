@@ -38,7 +38,7 @@ def attend(q: Tensor, blocks: KVBlocks, table: DeviceTable, scores: Scores) -> T
     value_dim, num_kv_heads = blocks.value_dim, blocks.num_kv_heads
     group = num_heads // num_kv_heads
     gpu = gpu_of(q)
-    tile = tile_of(gpu, table.max_tokens * group, blocks, q.dtype)
+    tile = tile_of(gpu, num_rows=table.max_tokens * group, value_dim=value_dim, dtype=q.dtype)
     num_tiles = triton.cdiv(table.max_tokens * group, tile.rows)
     num_splits = num_splits_of(gpu, num_tiles * num_kv_heads * table.num_sequences)
     is_split = num_splits > 1

@@ -119,6 +119,7 @@ def attention_kernel(
         largest = tl.where(split == 0, sinks, largest)
         total = tl.where(split == 0, 1.0, total)
     sums = tl.zeros((tile_rows, dims.shape[0]), tl.float32)
+    no_scales = tl.zeros((tile_tokens,), tl.float32)
     block_ids_ptr += tl.load(sequences_ptr + 3 * num_sequences + sequence)
     keys_ptr += kv_head * head_stride
     values_ptr += kv_head * head_stride
@@ -135,7 +136,7 @@ def attention_kernel(
             ids = tl.load(block_ids_ptr + tl.minimum(positions, stop - 1) // block_size).to(tl.int64)
             offsets = positions % block_size
             row_offsets = (ids * block_stride + offsets * head_dim)[:, None]
-            key_scales, value_scales, latent_found = 0.0, 0.0, 0.0
+            key_scales, value_scales, latent_found = no_scales, no_scales, 0.0
             if has_scales:
                 scale_offsets = ids * scale_block_stride + offsets
                 key_scales = tl.load(key_scales_ptr + scale_offsets, mask=is_stored, other=0.0)
