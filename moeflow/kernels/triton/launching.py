@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from importlib.util import find_spec
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+
+from moeflow.kernels.on_demand import torch
 
 Grid: TypeAlias = tuple[int, ...]
 
@@ -19,6 +21,24 @@ def accepts(x: Any) -> bool:
 def launch(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
     """Start a kernel with so many programs along each axis, on the current stream of the tensors' device."""
     kernel[grid](*arguments, **constants)
+
+
+class GPU(NamedTuple):
+    """Facts of a device that sizes of tiles and grids depend on."""
+
+    capability: int  # 90: 9.0
+    num_multiprocessors: int
+
+
+def gpu_of(x: Any) -> GPU:
+    """Return the GPU that a tensor is on; for Triton's interpreter, one that runs a program at a time."""
+    return _gpu(x.device.index) if x.device.type == "cuda" else GPU(90, 1)
+
+
+@functools.cache
+def _gpu(index: int) -> GPU:
+    found = torch.cuda.get_device_properties(index)
+    return GPU(10 * found.major + found.minor, found.multi_processor_count)
 
 
 @functools.cache
