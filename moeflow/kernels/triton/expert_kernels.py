@@ -1,8 +1,9 @@
 """Kernels of the expert layer. Each of the three product kernels computes gates and ups, and again downs.
 
 A *pair* is a token and one of its choices, number `token * top_k + choice`. A product kernel reads row
-`pair // rows_share` of x [rows, size] and writes row `pair` of out [pairs, num_outputs]. With a gate, rows
-`num_outputs ..` of a matrix are the ups. `stop` is `size` as a number: loops of a constant length would be unrolled.
+`pair // rows_share` of x [rows, size] and writes row `pair` of out [pairs, num_outputs]. It adds the same row of a
+residual. With a gate, rows `num_outputs ..` of a matrix are the ups. `stop` is `size` as a number: compilers unroll
+loops of constant length.
 
 An expert is computed if it is one of `first .. last - 1` and has a slot: `slots` [E] int32 (negative: none), without a
 table its own number. Pairs of other experts read no weights, and nothing is written for them.
@@ -60,6 +61,7 @@ def pair_kernel(
     values_ptr,
     scales_ptr,
     bias_ptr,
+    residual_ptr,
     out_ptr,
     value_stride,
     scale_stride,
@@ -79,6 +81,7 @@ def pair_kernel(
     has_ids: tl.constexpr,
     has_slots: tl.constexpr,
     has_bias: tl.constexpr,
+    has_residual: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
     group: tl.constexpr,
@@ -140,7 +143,10 @@ def pair_kernel(
         if is_gated:
             up += tl.load(bias_ptr + num_outputs + rows, mask=is_inside, other=0.0)
     y = activate(gate, up, alpha, limit, function, is_gated)
-    tl.store(out_ptr + pair.to(tl.int64) * num_outputs + rows, y.to(out_ptr.dtype.element_ty), mask=is_inside)
+    places = pair.to(tl.int64) * num_outputs + rows
+    if has_residual:
+        y += tl.load(residual_ptr + places, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + places, y.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit
@@ -154,6 +160,7 @@ def compute_tile(
     values_ptr,
     scales_ptr,
     bias_ptr,
+    residual_ptr,
     out_ptr,
     value_stride,
     scale_stride,
@@ -167,6 +174,7 @@ def compute_tile(
     is_gated: tl.constexpr,
     weight_format: tl.constexpr,
     has_bias: tl.constexpr,
+    has_residual: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
@@ -211,8 +219,11 @@ def compute_tile(
         if is_gated:
             up += tl.load(bias_ptr + num_outputs + rows, mask=is_output, other=0.0)[None, :]
     y = activate(gate, up, alpha, limit, function, is_gated)
-    places = out_ptr + pairs.to(tl.int64)[:, None] * num_outputs + rows[None, :]
-    tl.store(places, y.to(out_ptr.dtype.element_ty), mask=is_pair[:, None] & is_output[None, :])
+    places = pairs.to(tl.int64)[:, None] * num_outputs + rows[None, :]
+    is_inside = is_pair[:, None] & is_output[None, :]
+    if has_residual:
+        y += tl.load(residual_ptr + places, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + places, y.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit
@@ -221,6 +232,7 @@ def expert_kernel(
     values_ptr,
     scales_ptr,
     bias_ptr,
+    residual_ptr,
     out_ptr,
     value_stride,
     scale_stride,
@@ -240,6 +252,7 @@ def expert_kernel(
     weight_format: tl.constexpr,
     has_slots: tl.constexpr,
     has_bias: tl.constexpr,
+    has_residual: tl.constexpr,
     block_pairs: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -273,6 +286,7 @@ def expert_kernel(
             values_ptr,
             scales_ptr,
             bias_ptr,
+            residual_ptr,
             out_ptr,
             value_stride,
             scale_stride,
@@ -286,6 +300,7 @@ def expert_kernel(
             is_gated,
             weight_format,
             has_bias,
+            has_residual,
             block_m,
             block_n,
             block_k,
@@ -335,6 +350,7 @@ def tile_kernel(
     values_ptr,
     scales_ptr,
     bias_ptr,
+    residual_ptr,
     out_ptr,
     value_stride,
     scale_stride,
@@ -355,6 +371,7 @@ def tile_kernel(
     is_sorted: tl.constexpr,
     has_slots: tl.constexpr,
     has_bias: tl.constexpr,
+    has_residual: tl.constexpr,
     block_experts: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -394,6 +411,7 @@ def tile_kernel(
         values_ptr,
         scales_ptr,
         bias_ptr,
+        residual_ptr,
         out_ptr,
         value_stride,
         scale_stride,
@@ -407,6 +425,7 @@ def tile_kernel(
         is_gated,
         weight_format,
         has_bias,
+        has_residual,
         block_m,
         block_n,
         block_k,

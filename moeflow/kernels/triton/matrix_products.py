@@ -37,10 +37,11 @@ class Pairs(msgspec.Struct, frozen=True):
 
 
 class Matrices(msgspec.Struct, frozen=True):
-    """A stack of matrices, with the activation of their outputs."""
+    """A stack of matrices, with the operations on their outputs."""
 
     weights: Tensor | PlanarWeights  # [slots, num_outputs, size], with a gate [slots, 2 num_outputs, size]
     bias: Tensor | None = None  # [E, rows]
+    residual: Tensor | None = None  # of the result's shape, contiguous
     is_gated: bool = False
     function: Activation | None = None
 
@@ -177,6 +178,7 @@ class Matrices(msgspec.Struct, frozen=True):
             values,
             scales,
             values if self.bias is None else self.bias,
+            out if self.residual is None else self.residual,
             out,
             values.stride(0),
             scales.stride(0),
@@ -190,6 +192,7 @@ class Matrices(msgspec.Struct, frozen=True):
             is_gated=self.is_gated,
             weight_format=self.weights.format if isinstance(self.weights, PlanarWeights) else "float",
             has_bias=self.bias is not None,
+            has_residual=self.residual is not None,
             block_n=tile.block_n,
             block_k=tile.block_k,
             is_even=self.num_outputs % tile.block_n == 0 and self.size % tile.block_k == 0,

@@ -31,11 +31,10 @@ def pair_tile(gpu: GPU, top_k: int, num_outputs: int, size: int, weight_bits: in
 
     That is for one token, so that a token's sums have the same order in any batch.
     """
-    block_k = _columns(size, {32: 128, 16: 256, 8: 512, 4: 512}[weight_bits])
-    block_n = 32 // num_matrices
+    block_n, most_columns = 32 // num_matrices, {32: 128, 16: 256, 8: 512, 4: 512}[weight_bits]
     while block_n > 4 and top_k * -(-num_outputs // block_n) < 2 * gpu.num_multiprocessors:
-        block_n //= 2
-    return Tile(1, block_n, block_k, 4, 1)
+        block_n, most_columns = block_n // 2, 2 * most_columns
+    return Tile(1, block_n, _columns(size, most_columns), 4, 1)
 
 
 def expert_tile(size: int, input_bits: int, num_matrices: int) -> Tile:
@@ -57,6 +56,7 @@ def prompt_tile(
 
 def _columns(size: int, most: int) -> int:
     """Return the largest power of two up to `most` that divides `size`, or `most` if that were less than a quarter."""
+    most = min(most, max(1 << (size - 1).bit_length(), 32))
     found = most
     while size % found and found > max(most // 4, 32):
         found //= 2

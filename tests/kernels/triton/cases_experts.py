@@ -1,4 +1,4 @@
-"""The kernels of the expert layer, as they are compiled for Qwen3-30B-A3B and Mixtral."""
+"""Kernels of the expert layer and of quantized matrices, as they are compiled for Qwen3-30B-A3B and Mixtral."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from moeflow.kernels.triton import experts
 from moeflow.kernels.triton.planar_weights import PlanarWeights
+from moeflow.kernels.triton.quantized_linear import quantized_linear
 from tests.kernels.triton.recorded_cases import recorded
 
 
@@ -46,6 +47,14 @@ def layer(shape: Shape, num_tokens: int, weight_format: str, capability: int) ->
     return recorded(name, lambda: experts.fused_experts(x, gate_up, down, ids, chosen, residual=x), capability)
 
 
+def matrix(shape: Shape, num_tokens: int, weight_format: str, capability: int) -> list:
+    dtype = torch.bfloat16 if capability >= 80 else torch.float16
+    weight = weights(weight_format, 1, shape.hidden, 2 * shape.hidden)
+    x, residual = (empty(num_tokens, size, dtype=dtype) for size in (2 * shape.hidden, shape.hidden))
+    name = f"{weight_format} matrix, {num_tokens} tokens"
+    return recorded(name, lambda: quantized_linear(x, weight, residual=residual), capability)
+
+
 def products(cases: list) -> list:
     return [case for case in cases if case.has_dot or "pair_kernel" in case.name]
 
@@ -66,4 +75,11 @@ CASES = [
         for case in products(layer(MIXTRAL, num_tokens, weight_format, 90))
     ),
     *(case for weight_format in ("float16", "int8", "int4") for case in layer(A3B, 1, weight_format, 75)),
+    *(
+        case
+        for capability in (80, 89, 90)
+        for num_tokens in (1, 16, 512)
+        for case in matrix(A3B, num_tokens, "int4", capability)
+    ),
+    *matrix(A3B, 1, "int4", 75),
 ]
