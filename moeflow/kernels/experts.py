@@ -8,54 +8,69 @@ many rows each expert got.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from moeflow.kernels.activation import Activation, activate
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.linear import linear
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moeflow.kernels.triton.planar_weights import PlanarWeights
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import experts as triton_experts
+
+
+ExpertMatrices: TypeAlias = "Tensor | Sequence[Tensor] | PlanarWeights"
+
 
 def fused_experts(
     x: Tensor,
-    gate_up: Tensor | Sequence[Tensor],
-    down: Tensor | Sequence[Tensor],
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
     topk_ids: Tensor,
     topk_weights: Tensor,
     *,
     function: Activation = "silu",
     biases: ExpertBiases | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """Return the weighted sum of each token's experts, `down(function(gate(x)) * up(x))`.
+    """Return the weighted sum of each token's experts, `down(function(gate(x)) * up(x))`, plus the residual.
 
     Where `gate_up` is as high as `down` is wide there is no gate: `down(function(up(x)))`. The sum over a token's
     experts runs in float32 whatever x is.
 
-    Shapes: x [T, H], gate_up [E, 2I, H] (gate rows first) or [E, I, H], down [E, H, I], both also as E matrices,
-    topk_ids [T, K] int64, topk_weights [T, K] float32 -> [T, H] in x's dtype.
-    Blocks: once, until the device knows topk_ids.
+    Shapes: x and residual [T, H], gate_up [E, 2I, H] (gate rows first) or [E, I, H], down [E, H, I], both also as E
+    matrices, topk_ids [T, K] int64, topk_weights [T, K] float32 -> [T, H] in x's dtype.
+    Blocks: without Triton once, until the device knows topk_ids.
     """
     num_tokens, top_k = topk_ids.shape
     if num_tokens == 0:
         return torch.empty_like(x)
+    if launching.accepts(x) and not (isinstance(gate_up, Sequence) or isinstance(down, Sequence)):
+        return triton_experts.fused_experts(
+            x, gate_up, down, topk_ids, topk_weights, function=function, biases=biases, residual=residual
+        )
     layer = _GivenExperts(gate_up, down, function, biases)
     if num_tokens == 1:  # nothing to sort: spares a decode eight small operations a layer
         pairs = torch.cat([layer.run_expert(x, expert) for expert in topk_ids[0].tolist()])
     else:
         pairs = layer.run_sorted(x, topk_ids)
     weighted = pairs.view(num_tokens, top_k, -1).float().mul_(topk_weights.unsqueeze(-1))
-    return weighted.sum(dim=1).to(x.dtype)
+    out = weighted.sum(dim=1).to(x.dtype)
+    return out if residual is None else out.add_(residual)
 
 
 def expert_pairs(
     x: Tensor,
-    gate_up: Tensor | Sequence[Tensor],
-    down: Tensor | Sequence[Tensor],
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
     topk_ids: Tensor,
     topk_weights: Tensor,
     experts: range,
@@ -65,8 +80,12 @@ def expert_pairs(
 ) -> Tensor:
     """Return the weighted results of some experts only, one for each token and choice; other choices get 0.
 
-    Shapes: as for `fused_experts` -> [T, K, H] float32. Blocks: until the device knows topk_ids.
+    Shapes: as for `fused_experts` -> [T, K, H] float32. Blocks: without Triton until the device knows topk_ids.
     """
+    if len(x) and launching.accepts(x) and not (isinstance(gate_up, Sequence) or isinstance(down, Sequence)):
+        return triton_experts.expert_pairs(
+            x, gate_up, down, topk_ids, topk_weights, experts, function=function, biases=biases
+        )
     num_tokens, top_k = topk_ids.shape
     layer, ids = _GivenExperts(gate_up, down, function, biases), topk_ids.flatten()
     pairs = ((ids >= experts.start) & (ids < experts.stop)).nonzero().flatten()
@@ -84,8 +103,8 @@ def expert_pairs(
 class _GivenExperts(msgspec.Struct, frozen=True):
     """The weights that `fused_experts` was given."""
 
-    gate_up: Tensor | Sequence[Tensor]
-    down: Tensor | Sequence[Tensor]
+    gate_up: ExpertMatrices
+    down: ExpertMatrices
     function: Activation
     biases: ExpertBiases | None
 
@@ -103,7 +122,7 @@ class _GivenExperts(msgspec.Struct, frozen=True):
     def run_expert(self, rows: Tensor, expert: int) -> Tensor:
         """Shapes: rows [n, H] -> [n, H]."""
         up_bias, down_bias = (bias[expert] for bias in self.biases) if self.biases else (None, None)
-        units = linear(rows, self.gate_up[expert], up_bias)
-        is_gated = self.gate_up[0].shape[0] != self.down[0].shape[1]
-        units = activate(self.function, units, is_gated=is_gated)
-        return linear(units, self.down[expert], down_bias)
+        gate_up, down = (matrices[expert].to(rows.dtype) for matrices in (self.gate_up, self.down))
+        units = linear(rows, gate_up, up_bias)
+        units = activate(self.function, units, is_gated=len(gate_up) != down.shape[1])
+        return linear(units, down, down_bias)

@@ -15,33 +15,47 @@ from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu import extension, stages
 from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
 from moeflow.kernels.norm import NormWeights, normalise
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.triton import launching
+from moeflow.kernels.triton.planar_weights import PlanarWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import quantized_linear as triton_linear
 
 _SMALL_WEIGHT = 2**16  # values
 
 
 def linear(
-    x: Array, weight: Tensor | PackedWeight | PackedStack, bias: Array | None = None, residual: Array | None = None
+    x: Array,
+    weight: Tensor | PackedWeight | PackedStack | PlanarWeights,
+    bias: Array | None = None,
+    residual: Array | None = None,
 ) -> Array:
     """Return `x @ weight.T + bias + residual`.
 
     Shapes: x [T, H], weight [N, H], bias [N], residual [T, N] -> [T, N]; all of one dtype, float32 beside a packed
-    weight.
+    weight. `PlanarWeights` are one matrix.
     """
     if isinstance(weight, PackedWeight):
         return extension.linear(x, weight, bias, residual)
     if isinstance(weight, PackedStack):
         out = torch.cat([extension.linear(x, part) for part in weight.parts], dim=1)
         return _added(_added(out, bias), residual)
-    out = _product(x, weight, bias)
-    return _added(out, residual)
+    if isinstance(weight, PlanarWeights):
+        if len(x) and launching.accepts(x):
+            return triton_linear.quantized_linear(x, weight, bias, residual)
+        weight = weight[0].to(x.dtype)
+    return _added(_product(x, weight, bias), residual)
 
 
 def norm_linear(
-    x: Tensor, norm: NormWeights, weight: Tensor | PackedWeight | PackedStack, bias: Tensor | None = None
+    x: Tensor,
+    norm: NormWeights,
+    weight: Tensor | PackedWeight | PackedStack | PlanarWeights,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Return `normalise(x, norm) @ weight.T + bias`. Shapes as in `linear`."""
     if isinstance(weight, PackedWeight):

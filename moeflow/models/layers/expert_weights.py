@@ -97,10 +97,18 @@ class ExpertSlabs(ExpertWeights):
         self.biases = biases
         self._shape = (hidden_size, intermediate_size)
         self._dtype = dtype
-        up_values = (kind.num_matrices - 1) * intermediate_size * hidden_size
-        values = [row.view(dtype) for row in storage]
-        self.gate_up = [each[:up_values].view(-1, hidden_size) for each in values]  # [2I, H] each, gate rows first
-        self.down = [each[up_values:].view(hidden_size, -1) for each in values]  # [H, I] each
+        up_rows = kind.num_ups * intermediate_size
+        up_values = up_rows * hidden_size
+        self.gate_up: Tensor | list[Tensor]  # [E, 2I, H], gate rows first
+        self.down: Tensor | list[Tensor]  # [E, H, I]
+        if isinstance(storage, torch.Tensor):
+            values = storage.view(dtype)
+            self.gate_up = values[:, :up_values].view(-1, up_rows, hidden_size)
+            self.down = values[:, up_values:].view(-1, hidden_size, intermediate_size)
+        else:  # rows that lie anywhere
+            rows = [row.view(dtype) for row in storage]
+            self.gate_up = [each[:up_values].view(-1, hidden_size) for each in rows]
+            self.down = [each[up_values:].view(hidden_size, -1) for each in rows]
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Compute with torch."""
@@ -148,7 +156,7 @@ def _compute(
     topk_weights: Tensor,
     residual: Tensor | None,
 ) -> Tensor:
-    out = fused_experts(
+    return fused_experts(
         hidden,
         experts.gate_up,
         experts.down,
@@ -156,5 +164,5 @@ def _compute(
         topk_weights,
         function=experts.kind.function,
         biases=experts.biases,
+        residual=residual,
     )
-    return out if residual is None else out.add_(residual)

@@ -1,0 +1,236 @@
+"""The expert layer's kernels against float64, in each form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from moeflow.kernels import experts as public
+from moeflow.kernels.activation import NONLINEARITIES, Activation, ClampedSwiglu, activate
+from moeflow.kernels.expert_biases import ExpertBiases
+from moeflow.kernels.triton import experts, launching, matrix_products
+from moeflow.kernels.triton.planar_weights import PlanarFormat, pack
+from moeflow.models.layers.expert_weights import ExpertSlabs, slab_bytes
+from tests.kernels.triton.tolerance import tolerance
+
+NUM_EXPERTS, TOP_K, HIDDEN, WIDTH = 6, 2, 96, 40
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FORMS = {"pairs": 1, "experts": 9, "tiles": 17}  # with so many tokens
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill new memory with NaN, and let 17 tokens be many."""
+    empty = torch.empty
+
+    def poisoned(*arguments: Any, **options: Any) -> torch.Tensor:
+        x = empty(*arguments, **options)
+        return x.fill_(math.nan if x.is_floating_point() else -1)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    monkeypatch.setattr(experts, "_MOST_SCANNED", 32)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the kernels that have been started."""
+    names: list[str] = []
+
+    def launch(kernel: Any, grid: Any, *arguments: Any, **constants: Any) -> None:
+        names.append(kernel.fn.__name__)
+        launching.launch(kernel, grid, *arguments, **constants)
+
+    for module in (experts, matrix_products):
+        monkeypatch.setattr(module, "launch", launch)
+    return names
+
+
+class Given(NamedTuple):
+    x: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+
+def given(
+    num_tokens: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    width: int = WIDTH,
+    is_gated: bool = True,
+    num_experts: int = NUM_EXPERTS,
+) -> Given:
+    generator = torch.Generator().manual_seed(num_tokens)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    return Given(
+        random(num_tokens, HIDDEN).to(dtype),
+        (random(num_experts, (2 if is_gated else 1) * width, HIDDEN) / HIDDEN**0.5).to(dtype),
+        (random(num_experts, HIDDEN, width) / width**0.5).to(dtype),
+        torch.rand(num_tokens, num_experts, generator=generator).argsort(dim=1)[:, :TOP_K].contiguous(),
+        torch.rand(num_tokens, TOP_K, generator=generator),
+    )
+
+
+def weighted_pairs(
+    layer: Given, function: Activation = "silu", biases: ExpertBiases | None = None, absent: tuple[int, ...] = ()
+) -> torch.Tensor:
+    """Return what the definition gives in float64: [T, K, H], 0 for experts that are absent."""
+    x, gate_up, down, ids, weights = layer
+    out = torch.zeros(*ids.shape, HIDDEN, dtype=torch.float64)
+    for token, chosen in enumerate(ids.tolist()):
+        for choice, expert in enumerate(chosen):
+            if expert < 0 or expert in absent:
+                continue
+            units = gate_up[expert].double() @ x[token].double() + (biases.up[expert] if biases else 0)
+            units = activate(function, units, is_gated=len(units) != down.shape[2])
+            result = down[expert].double() @ units + (biases.down[expert] if biases else 0)
+            out[token, choice] = weights[token, choice].double() * result
+    return out
+
+
+def check(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
+    torch.testing.assert_close(got.double(), expected, **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_are_the_definition(form: str, dtype: torch.dtype) -> None:
+    layer = given(FORMS[form], dtype)
+    residual = torch.randn(layer.x.shape).to(dtype)
+    got = experts.fused_experts(*layer, residual=residual)
+    assert got.dtype == dtype
+    check(got, weighted_pairs(layer).sum(dim=1) + residual.double(), dtype)
+
+
+@pytest.mark.parametrize(
+    ("form", "kernels"),
+    [
+        ("pairs", ["pair_kernel", "pair_kernel", "sum_kernel"]),
+        ("experts", ["expert_kernel", "expert_kernel", "sum_kernel"]),
+        ("tiles", ["sort_kernel", "tile_kernel", "tile_kernel", "sum_kernel"]),
+    ],
+)
+def test_a_pass_starts_a_fixed_number_of_kernels(form: str, kernels: list[str], started: list[str]) -> None:
+    layer = given(FORMS[form])
+    experts.fused_experts(*layer, residual=layer.x)
+    assert started == kernels
+
+
+@pytest.mark.parametrize("function", [*NONLINEARITIES, ClampedSwiglu(alpha=1.7, limit=0.5)])
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("form", ["pairs", "experts"])
+def test_functions_and_biases(form: str, is_gated: bool, function: Activation) -> None:
+    if isinstance(function, ClampedSwiglu) and not is_gated:
+        pytest.skip("it needs a gate")
+    layer = given(FORMS[form], is_gated=is_gated)
+    biases = ExpertBiases(torch.randn(NUM_EXPERTS, layer.gate_up.shape[1]), torch.randn(NUM_EXPERTS, HIDDEN))
+    got = experts.fused_experts(*layer, function=function, biases=biases)
+    check(got, weighted_pairs(layer, function, biases).sum(dim=1))
+
+
+def test_biases_of_tiles() -> None:
+    layer = given(FORMS["tiles"])
+    biases = ExpertBiases(torch.randn(NUM_EXPERTS, 2 * WIDTH), torch.randn(NUM_EXPERTS, HIDDEN))
+    check(experts.fused_experts(*layer, biases=biases), weighted_pairs(layer, biases=biases).sum(dim=1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_experts_lie_where_the_table_says(form: str) -> None:
+    layer = given(FORMS[form])
+    slots = torch.tensor([2, -1, 0, 3, -1, 4], dtype=torch.int32)
+    moved = [torch.full((5, *part.shape[1:]), math.nan) for part in (layer.gate_up, layer.down)]
+    for expert, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            moved[0][slot], moved[1][slot] = layer.gate_up[expert], layer.down[expert]
+    got = experts.fused_experts(layer.x, *moved, layer.ids, layer.weights, slots=slots)
+    check(got, weighted_pairs(layer, absent=(1, 4)).sum(dim=1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("some", [range(NUM_EXPERTS), range(2, 5), range(0)])
+def test_pairs_of_a_range_of_experts(form: str, some: range) -> None:
+    layer = given(FORMS[form])
+    absent = [expert for expert in range(NUM_EXPERTS) if expert not in some]
+    for part in (layer.gate_up, layer.down):
+        part[absent] = math.nan
+    got = experts.expert_pairs(*layer, some)
+    assert got.dtype == torch.float32
+    check(got, weighted_pairs(layer, absent=tuple(absent)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_without_experts_keep_the_residual(form: str) -> None:
+    layer = given(FORMS[form])
+    layer.ids[0] = -1
+    layer.x[0] = math.nan
+    residual = torch.randn(layer.x.shape)
+    got = experts.fused_experts(*layer, residual=residual)
+    check(got, weighted_pairs(layer).sum(dim=1) + residual.double())
+    assert torch.equal(got[0], residual[0])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_expert_may_get_every_row(form: str) -> None:
+    layer = given(FORMS[form])
+    layer.ids[:] = torch.tensor([3, 5])
+    check(experts.fused_experts(*layer), weighted_pairs(layer).sum(dim=1))
+
+
+@pytest.mark.parametrize(("form", "rows"), [("pairs", 1), ("experts", 6), ("tiles", 6)])
+def test_a_row_does_not_depend_on_others(
+    form: str, rows: int, monkeypatch: pytest.MonkeyPatch, started: list[str]
+) -> None:
+    layer = given(2 * rows, num_experts=4 * rows * TOP_K if form == "pairs" else NUM_EXPERTS)
+    monkeypatch.setattr(experts, "_MOST_SCANNED", 0 if form == "tiles" else 512)
+    together = experts.fused_experts(*layer)
+    for part in (slice(0, rows), slice(rows, 2 * rows)):
+        alone = experts.fused_experts(layer.x[part], *layer[1:3], layer.ids[part], layer.weights[part])
+        assert torch.equal(alone, together[part])
+    assert set(started) - {"sort_kernel", "sum_kernel"} == {f"{form.removesuffix('s')}_kernel"}
+
+
+@pytest.mark.parametrize("weight_format", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+def test_planar_integers(form: str, dtype: torch.dtype, weight_format: PlanarFormat) -> None:
+    layer = given(FORMS[form], dtype, width=64)
+    gate_up, down = (pack(part, weight_format) for part in (layer.gate_up, layer.down))
+    exact = layer._replace(gate_up=torch.stack(list(gate_up)), down=torch.stack(list(down)))
+    got = experts.fused_experts(layer.x, gate_up, down, layer.ids, layer.weights)
+    check(got, weighted_pairs(exact).sum(dim=1), dtype)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_public_functions_use_the_kernels(form: str, monkeypatch: pytest.MonkeyPatch, started: list[str]) -> None:
+    layer = given(FORMS[form])
+    storage = torch.zeros(NUM_EXPERTS, slab_bytes(HIDDEN, WIDTH, torch.float32), dtype=torch.uint8)
+    slabs = ExpertSlabs(HIDDEN, WIDTH, torch.float32, storage)
+    slabs.gate_up[:], slabs.down[:] = layer.gate_up, layer.down
+    packed = [pack(given(1, width=64)[place], "int4") for place in (1, 2)]
+    chosen = (layer.ids, layer.weights)
+    expected = slabs.compute(layer.x, *chosen, layer.x)
+    expected_pairs = public.expert_pairs(layer.x, slabs.gate_up, slabs.down, *chosen, range(2, 4))
+    expected_packed = public.fused_experts(layer.x, *packed, *chosen)
+    assert not started
+    monkeypatch.setattr(launching, "accepts", lambda x: True)
+    torch.testing.assert_close(slabs.compute(layer.x, *chosen, layer.x), expected)
+    pairs = public.expert_pairs(layer.x, slabs.gate_up, slabs.down, *chosen, range(2, 4))
+    torch.testing.assert_close(pairs, expected_pairs)
+    torch.testing.assert_close(public.fused_experts(layer.x, *packed, *chosen), expected_packed)
+    assert started
+
+
+def test_matrices_anywhere_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, started: list[str]) -> None:
+    layer = given(3)
+    monkeypatch.setattr(launching, "accepts", lambda x: True)
+    got = public.fused_experts(layer.x, list(layer.gate_up), list(layer.down), layer.ids, layer.weights)
+    check(got, weighted_pairs(layer).sum(dim=1))
+    assert not started
