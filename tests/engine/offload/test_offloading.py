@@ -151,7 +151,7 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
         ({"device": DEVICE, "resident_experts": 2.0}, "a share, from 0 to 1"),
         ({"device": DEVICE, "memory_bytes": 2**30}, "--memory does not go with a device that is smaller"),
         ({"device": "emulated:1GiB"}, "does not say how fast its link is"),
-        ({"device": DEVICE, "device_memory_bytes": 2**30}, "--device-memory.* is set, but no GPU computes"),
+        ({"device": DEVICE, "device_memory_bytes": 2**30}, "--device-memory limits a GPU's memory; an emulated"),
         (
             {"device": DEVICE + ",torch", "packed_weights_file": Path("it.slabs")},
             "--packed-weights is for the processor: .* remove --packed-weights",
