@@ -96,5 +96,5 @@ def with_pipeline(
     if offload.cuda is None:
         return replace(config, offload=offload), reasons
     memory_bytes = offload.cuda.memory_bytes
-    where = f"{offload.cuda.name}, {format_bytes(memory_bytes)} of it: experimental, not yet tried on a GPU"
+    where = f"{offload.cuda.name}, {format_bytes(memory_bytes)} of it: experimental"
     return replace(config, offload=offload, device_memory_bytes=memory_bytes), [*reasons, ("device", where)]
