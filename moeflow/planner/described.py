@@ -17,7 +17,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import CheckpointError
 from moeflow.core.hardware import DEVICE, RAM, Machine
-from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig
+from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig, parse_cuda_device
 from moeflow.core.plan import RESIDENT, Plan, Policy
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.registry import read_bare_config, read_model_config
@@ -57,7 +57,7 @@ from moeflow.planner.search.search import search
 from moeflow.planner.settings import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Settings, to_plain
 from moeflow.planner.usage import Usage
 
-_GPU: Final = "cuda:0"
+_GPU: Final = "cuda:0"  # of a described machine
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class _Described:
 
     def _is_run_on_device(self) -> bool:
         """Return whether the device runs the model as asked. Raises: ConfigError if not, and --device names one."""
-        asked = dataclasses.replace(self.settings, memory_bytes=None)  # which limits the host beside the device
+        asked = dataclasses.replace(self.settings, memory_bytes=None)  # it limits main memory
         if self.settings.device != "auto":
             check_on_gpu(asked, self.shape)
             return True
@@ -270,16 +270,22 @@ class _Described:
             else self._host_choices(model, policy, batching)
         )
 
+    @property
+    def _gpu(self) -> str:
+        """The GPU that computes, as torch calls it."""
+        device = self.settings.device
+        return _GPU if device == "auto" else parse_cuda_device(device)[0]
+
     def _device_choices(self, model: CostModel, policy: Policy, batching: Batching) -> Choices:
         """Requests are as long as the workload's at most: what stays where is made for these."""
         max_tokens = model.workload.max_tokens
         num_blocks = policy.batch_size * ceil(max_tokens / BLOCK_SIZE)
-        offload = None if pipeline_of(model, policy) == RESIDENT else _offload(model, policy, num_blocks)
+        offload = None if pipeline_of(model, policy) == RESIDENT else _offload(model, policy, num_blocks, self._gpu)
         kv_dtype = self.costs.formats.kv
         if offload is not None and kv_dtype == "float16":
             kv_dtype = "bfloat16"  # of the same size, and known to the kernels with which the host attends
         return Choices(
-            device=_GPU if offload is None else "cpu",
+            device=self._gpu if offload is None else "cpu",
             cpu_isa="",
             dtype=self.weights.matrices,
             weights=self.weights,
@@ -380,7 +386,7 @@ def _path(settings: Settings) -> str:
     return str(settings.model) if settings.model in shipped_models() else str(Path(str(settings.model)).absolute())
 
 
-def _offload(model: CostModel, policy: Policy, num_blocks: int) -> OffloadConfig:
+def _offload(model: CostModel, policy: Policy, num_blocks: int, gpu: str) -> OffloadConfig:
     shape, memory_bytes = model.costs.shape, model.machine.level(DEVICE).capacity_bytes
     kv_layers = round(policy.kv_on_device * shape.num_layers) if policy.attention_on_device else 0
     window = policy.micro_batch * ceil(model.workload.max_tokens / BLOCK_SIZE)
@@ -388,7 +394,7 @@ def _offload(model: CostModel, policy: Policy, num_blocks: int) -> OffloadConfig
     resident = dict(expert_places(model, policy)).get(DEVICE, 0.0)
     return OffloadConfig(
         cuda=CudaDeviceConfig(
-            name=_GPU, memory_bytes=memory_bytes, capacity_bytes=max(memory_bytes - DEVICE_RESERVE_BYTES, 0)
+            name=gpu, memory_bytes=memory_bytes, capacity_bytes=max(memory_bytes - DEVICE_RESERVE_BYTES, 0)
         ),
         pipeline=pipeline_of(model, policy),
         micro_batch_tokens=policy.micro_batch,

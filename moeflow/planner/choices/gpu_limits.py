@@ -86,7 +86,7 @@ def why_not_automatic(settings: Settings, shape: ModelConfig, machine: HostResou
 
 
 def why_too_short(config: EngineConfig, settings: Settings, shape: ModelConfig) -> str:
-    """Return why a GPU's memory is too small for requests; empty: it has room for a usual one, or as the user set."""
+    """Return why a GPU's memory is too small for requests; empty: it holds a usual one, or as the user set."""
     have, need = config.scheduler.max_model_len, min(shape.max_position, MIN_KV_TOKENS)
     if have >= need or settings.max_model_len is not None or settings.kv_cache_bytes is not None:
         return ""
