@@ -11,7 +11,7 @@ import bisect
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Final
 
@@ -95,6 +95,12 @@ class Processor:
         """Return FLOP/s for values of a format; of the next wider one if it has none of its own."""
         peaks = dict(self.peak_flops_per_s)
         return next(peaks[name] for name in (dtype, *_wider(dtype), *peaks) if name in peaks)
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether it computes bfloat16 at least as fast as float16."""
+        peaks = dict(self.peak_flops_per_s)
+        return "bfloat16" in peaks or "float16" not in peaks
 
     def rank_layer_s(self, expert_layout: str, attention_layout: str) -> float:
         """Return what a layer that ranks share takes beside kernels and bytes."""
@@ -202,6 +208,12 @@ class Machine:
     def has(self, name: str) -> bool:
         """Return whether there is such a level."""
         return any(level.name == name for level in self.levels)
+
+    def without_device(self) -> Machine:
+        """Return the same machine without its devices, and without the memory that serves them."""
+        levels = tuple(level for level in self.levels if level.name not in (DEVICE, PINNED))
+        links = tuple(link for link in self.links if not {link.source, link.target} & {DEVICE, PINNED})
+        return replace(self, levels=levels, links=links, num_devices=0)
 
     @property
     def caution(self) -> str:

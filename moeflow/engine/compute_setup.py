@@ -55,7 +55,7 @@ def _limit_device(config: EngineConfig) -> None:
         device = device_of_layers(config)
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         share = max(config.device_memory_bytes - PROCESS_BYTES, 0) / total_bytes
-        torch.cuda.set_per_process_memory_fraction(share, device)
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)  # plans for larger GPUs allow more
 
 
 def needs_torch(config: EngineConfig) -> bool:

@@ -13,6 +13,8 @@ a minimum, like Q4_1. Only files have it: nothing else is rounded to it. Each la
 - levels of GGUF's grids (IQ1, IQ2, IQ3), four bits for each value
 - 4-bit floats (e2m1) with a scale for 16 (NVFP4 of ModelOpt and compressed-tensors)
 
+Only GPUs compute with "float16" weights: it has no record.
+
 A search for the scales with the least error makes some of GGUF's blocks from floats (csrc/formats/quantize.cpp). A
 *mix* selects a format for each matrix of a model (planner/choices/mixes.py).
 """
@@ -28,6 +30,7 @@ import msgspec
 WeightFormat = Literal[
     "float32",
     "bfloat16",
+    "float16",
     "int8",
     "int4",
     "int4-min",
@@ -137,9 +140,10 @@ FORMATS: Final[Mapping[str, FormatRecord]] = {
 
 BLOCK_COLUMNS: Final = 256  # of files' largest blocks: what a multiple of this has is whole blocks of any kind
 BAND: Final = 16  # output rows of one band of a packed matrix
-ALL_FORMATS: Final[tuple[WeightFormat, ...]] = get_args(WeightFormat)
+ALL_FORMATS: Final[tuple[WeightFormat, ...]] = tuple(name for name in get_args(WeightFormat) if name != "float16")
 MADE_FORMATS: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].is_made)
 DTYPES: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option == "--dtype")
+DEVICE_DTYPES: Final[tuple[WeightFormat, ...]] = (*DTYPES, "float16")  # that GPUs compute in
 QUANTIZED: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option == "--quantize")
 SEARCHED_FORMATS: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].is_searched)
 WEIGHT_FORMATS: Final = (*DTYPES, *QUANTIZED)  # that any weights can be brought to

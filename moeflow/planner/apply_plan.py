@@ -51,7 +51,7 @@ def apply_plan(
     if plan.config.memory is None:  # both kinds of process keep the same configuration
         changed.pop("is_served", None)
     settings = settings_beside(plan, given, resources)
-    here = resources or resources_for(settings)
+    here = resources or resources_for(replace(settings, device=_device_of(plan)))
     if not changed and _has_files(plan.config) and _has_cores(plan, here):
         _check_fit(plan, here)
         return plan
@@ -134,24 +134,27 @@ def _has_predictor(config: EngineConfig) -> bool:
 
 def _check_fit(plan: Plan, here: HostResources) -> None:
     """Raises: ConfigError or CapacityError if this machine cannot run the plan's configuration."""
-    config, offload = plan.config, plan.config.offload
+    config, device = plan.config, _device_of(plan)
     if config.cpu_isa and (not extension.is_available() or _best_isa(config.cpu_isa) != config.cpu_isa):
         raise ConfigError(
             f"the plan needs CPU kernels for {config.cpu_isa}, but they do not run on this machine: make the plan "
             "here with `moeflow plan --json`"
         )
-    cuda = None if offload is None else offload.cuda
-    device = config.device if cuda is None else cuda.name
     if device != "cpu" and here.accelerator is None:
         raise no_cuda(device, here)
-    if cuda is not None:
-        allowed_bytes("device memory", cuda.memory_bytes, here.accelerator_free_bytes)
+    if config.offload is not None and config.offload.cuda is not None:
+        allowed_bytes("device memory", config.offload.cuda.memory_bytes, here.accelerator_free_bytes)
     have = here.available_bytes + (here.process_bytes if config.memory is not None else 0)  # a limit covers both
     if plan.memory_bytes > have:
         raise CapacityError(
             f"the plan needs {format_bytes(plan.memory_bytes)} of memory, but {format_bytes(have)} are free: free "
             "memory, or make the plan again with `moeflow plan --json`"
         )
+
+
+def _device_of(plan: Plan) -> str:
+    """Return the GPU that computes, as torch calls it, or "cpu"."""
+    return plan.config.device if plan.config.offload is None else plan.config.offload.torch_device
 
 
 def _best_isa(name: str) -> str:

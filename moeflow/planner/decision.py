@@ -20,7 +20,7 @@ from moeflow.models.expert_predictor.saved import predictor_bytes
 from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching
 from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan
-from moeflow.planner.choices.gpu_limits import check_on_gpu
+from moeflow.planner.choices.gpu_limits import check_on_cpu, check_on_gpu
 from moeflow.planner.choices.kv_cache_choice import (
     KVCacheChoice,
     choose_kv_cache,
@@ -47,6 +47,7 @@ from moeflow.planner.choices.weight_choice import (
     WeightChoice,
     activations_reason,
     explicit_choice,
+    for_device,
     for_torch,
     own_precision,
     shares_layers,
@@ -146,6 +147,8 @@ class Decision:
         """Raises: ConfigError for what such models, or such devices, are not run with."""
         if self.offloads_to_torch or device != "cpu":
             check_on_gpu(self.settings, self.shape)
+        else:
+            check_on_cpu(self.settings, "no GPU is asked for")
         check_settings(self.settings, self.shape)
         if self.settings.record_routing is not None and not self.shape.routing.num_experts:
             raise ConfigError("this is a dense model: it has no routing to record (--record-routing)")
@@ -217,7 +220,7 @@ class Decision:
         cache = choose_kv_cache(
             settings,
             of_ranks.kv_shape,
-            torch_dtype=held.dtype if attends_in_torch else None,
+            torch_dtype=self._attention_dtype(held) if attends_in_torch else None,
             left_bytes=self.budget.left_for_kv(held.weight_bytes),
             share=share,
             max_num_seqs=max_num_seqs,
@@ -227,6 +230,10 @@ class Decision:
         if parallel is not None:
             of_ranks.explain(cache.num_bytes, self.reasons)
         return cache, None if held.plan is None else num_kept_blocks(settings, cache, share)
+
+    def _attention_dtype(self, held: _Held) -> str:
+        """Return the type of keys and values in torch; where the host attends, its kernels must know it."""
+        return "bfloat16" if self.offloads_to_torch and held.dtype == "float16" else held.dtype
 
     def _engine_config(
         self,
@@ -387,7 +394,11 @@ class Decision:
                     self.reasons.append(("activations", activations_reason(is_exact=choice.is_exact)))
             else:
                 is_cpu = device == "cpu" and not self.offloads_to_torch
-                choice = for_torch(self.checkpoint, self._fits_well, is_cpu=is_cpu)
+                choice = (
+                    for_torch(self.checkpoint, self._fits_well)
+                    if is_cpu
+                    else for_device(self.checkpoint, has_bfloat16=self.resources.has_bfloat16)
+                )
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)
 

@@ -1,7 +1,6 @@
 """Plans for a machine that is described in a file, and not this one: whether it has the model is not asked.
 
-Plans for a machine with a device follow MoE-Lightning: weights in 16 bits unless the user sets another format. Other
-plans use the formats that the engine would choose.
+Plans use the formats that the engine would choose.
 """
 
 from __future__ import annotations
@@ -16,20 +15,28 @@ from typing import Final
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import BLOCK_SIZE, ExpertSlotsConfig, MemoryPlan
-from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.core.errors import CheckpointError
 from moeflow.core.hardware import DEVICE, RAM, Machine
-from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig
+from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig, parse_cuda_device
 from moeflow.core.plan import RESIDENT, Plan, Policy
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.registry import read_bare_config, read_model_config
 from moeflow.planner.choices.batching_choice import DEFAULT_MAX_NUM_SEQS, Batching, choose_num_batched_tokens
 from moeflow.planner.choices.expert_plan import ExpertPlan
+from moeflow.planner.choices.gpu_limits import check_on_cpu, check_on_gpu, gpu_refusal
 from moeflow.planner.choices.kv_cache_choice import KVCacheChoice, choose_kv_cache, kv_share
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_num_threads
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
 from moeflow.planner.choices.state_choice import choose_states, num_state_slots
-from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision, shares_layers
+from moeflow.planner.choices.weight_choice import (
+    WeightChoice,
+    explicit_choice,
+    for_device,
+    in_half,
+    own_precision,
+    shares_layers,
+)
 from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import ModelCosts
@@ -50,7 +57,7 @@ from moeflow.planner.search.search import search
 from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings, to_plain
 
-_GPU: Final = "cuda:0"
+_GPU: Final = "cuda:0"  # of a described machine
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,14 +76,27 @@ def plan_described(
     machine_of: Callable[[Wanted], Machine],
     *,
     has_device: bool,
+    has_bfloat16: bool = True,
     routing: RoutingProfile | None = None,
 ) -> Planned:
     """Return the best plan for the machine that `machine_of` returns.
 
+    `has_bfloat16`: its device computes bfloat16 fast. Without --device, the host computes if the device does not run
+    the model as asked.
+
     Raises: CapacityError if nothing fits; CheckpointError if there is no such model; ConfigError.
     """
     with _opened(settings) as checkpoint:
-        return _Described(settings, usage, checkpoint, machine_of, has_device=has_device, routing=routing).plan()
+        described = _Described(
+            settings,
+            usage,
+            checkpoint,
+            machine_of,
+            has_device=has_device,
+            has_bfloat16=has_bfloat16,
+            routing=routing,
+        )
+        return described.plan()
 
 
 @contextmanager
@@ -110,10 +130,12 @@ class _Described:
         machine_of: Callable[[Wanted], Machine],
         *,
         has_device: bool,
+        has_bfloat16: bool,
         routing: RoutingProfile | None,
     ) -> None:
         """`checkpoint` None: there is the model's shape alone."""
-        self.settings, self.usage, self.checkpoint, self.has_device = settings, usage, checkpoint, has_device
+        self.settings, self.usage, self.checkpoint, self.has_bfloat16 = settings, usage, checkpoint, has_bfloat16
+        self.reasons: Reasons = []
         if checkpoint is None:
             name = str(settings.model)
             self.shape = read_bare_config(shipped_models().get(name) or Path(name))
@@ -122,17 +144,20 @@ class _Described:
         usage.check(self.shape, str(settings.model))
         known = EVEN_ROUTING if checkpoint is None else known_routing(checkpoint, settings.cache_dir)
         self.routing = routing or known
+        self.has_device = has_device and self._is_run_on_device()
         self.weights = self._weights()
-        kv_dtype = "bfloat16" if has_device else "float32"
-        kv_dtype = kv_dtype if settings.kv_dtype == "auto" else settings.kv_dtype
-        self.costs = ModelCosts(self.shape, self.weights.costed(kv_dtype, activation_bytes=2 if has_device else 4))
-        self.machine = machine_of(Wanted(costs=self.costs, packed_file=None, has_ranks=(settings.num_ranks or 1) > 1))
+        dtype = self.weights.matrices if self.has_device else "float32"
+        kv_dtype = dtype if settings.kv_dtype == "auto" else settings.kv_dtype
+        activation_bytes = 4 if dtype == "float32" else 2
+        self.costs = ModelCosts(self.shape, self.weights.costed(kv_dtype, activation_bytes=activation_bytes))
+        machine = machine_of(Wanted(costs=self.costs, packed_file=None, has_ranks=(settings.num_ranks or 1) > 1))
+        self.machine = machine if self.has_device else machine.without_device()
         number, limit = settings.num_replicas or 1, settings.memory_bytes
         if number > 1:  # each has its part
             limit = (limit or self.machine.level(RAM).capacity_bytes) // number
-        self.objective = usage.objective({} if limit is None else {RAM: limit}, has_device=has_device)
+        self.objective = usage.objective({} if limit is None else {RAM: limit}, has_device=self.has_device)
         self.room_bytes = limit or self.machine.level(RAM).capacity_bytes
-        self.reasons: Reasons = [("weights", f"{self.weights.name}: {self.weights.reason or 'as asked for'}")]
+        self.reasons.append(("weights", f"{self.weights.name}: {self.weights.reason or 'as asked for'}"))
 
     def plan(self) -> Planned:
         """Return the best plan. Raises: CapacityError if nothing fits."""
@@ -162,9 +187,23 @@ class _Described:
             return choices.memory.limit_bytes
         return ceil(model.predict(policy).memory[RAM])
 
+    def _is_run_on_device(self) -> bool:
+        """Return whether the device runs the model as asked. Raises: ConfigError if not, and --device names one."""
+        asked = dataclasses.replace(self.settings, memory_bytes=None)  # it limits main memory
+        if self.settings.device != "auto":
+            check_on_gpu(asked, self.shape)
+            return True
+        if (refusal := gpu_refusal(asked, self.shape)) is None:
+            return True
+        self.reasons.append(("device", f"cpu: {refusal.reason}"))
+        return False
+
     def _weights(self) -> WeightChoice:
-        """Return the formats of the weights."""
+        """Return the formats of the weights. Raises: ConfigError for some that the host, or the device, has not."""
+        if self.has_device:
+            return self._weights_on_device()
         settings, checkpoint = self.settings, self.checkpoint
+        check_on_cpu(settings, dict(self.reasons).get("device", "no GPU is planned for"))
         can_differ = not shares_layers(settings)
         asked = explicit_choice(settings.dtype, settings.quantize, self.shape, can_pack=True, can_differ=can_differ)
         if checkpoint is None:
@@ -174,15 +213,19 @@ class _Described:
         chosen = asked or own_precision(
             checkpoint, lambda _: True, can_differ=can_differ, is_exact=settings.exact_activations
         )
-        if asked is None and self.has_device and chosen.matrices == "float32":
-            chosen = WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
         return chosen.with_routers(checkpoint)
 
+    def _weights_on_device(self) -> WeightChoice:
+        """Return the same on a device, which computes in floats."""
+        chosen = explicit_choice(self.settings.dtype, None, self.shape, can_pack=False)
+        if self.checkpoint is None:
+            chosen = chosen or in_half(has_bfloat16=self.has_bfloat16)
+            return dataclasses.replace(chosen, routers="bfloat16" if chosen.matrices == "bfloat16" else "float32")
+        chosen = chosen or for_device(self.checkpoint, has_bfloat16=self.has_bfloat16)
+        return chosen.with_routers(self.checkpoint)
+
     def _on_device(self) -> CostModel:
-        """Return the costs with a device. Raises: ConfigError if several processes are to share it."""
-        for flag, number in (("--ranks", self.settings.num_ranks), ("--replicas", self.settings.num_replicas)):
-            if (number or 1) > 1:
-                raise ConfigError(f"{flag} {number} is for processes on the processor: remove the option")
+        """Return the costs with a device."""
         workload = self.usage.workload
         return CostModel(self.machine, self.costs, workload, routing=self.routing, process_bytes=PROCESS_BYTES)
 
@@ -227,19 +270,28 @@ class _Described:
             else self._host_choices(model, policy, batching)
         )
 
+    @property
+    def _gpu(self) -> str:
+        """The GPU that computes, as torch calls it."""
+        device = self.settings.device
+        return _GPU if device == "auto" else parse_cuda_device(device)[0]
+
     def _device_choices(self, model: CostModel, policy: Policy, batching: Batching) -> Choices:
         """Requests are as long as the workload's at most: what stays where is made for these."""
         max_tokens = model.workload.max_tokens
         num_blocks = policy.batch_size * ceil(max_tokens / BLOCK_SIZE)
-        offload = None if pipeline_of(model, policy) == RESIDENT else _offload(model, policy, num_blocks)
+        offload = None if pipeline_of(model, policy) == RESIDENT else _offload(model, policy, num_blocks, self._gpu)
+        kv_dtype = self.costs.formats.kv
+        if offload is not None and kv_dtype == "float16":
+            kv_dtype = "bfloat16"  # of the same size, and known to the kernels with which the host attends
         return Choices(
-            device=_GPU if offload is None else "cpu",
+            device=self._gpu if offload is None else "cpu",
             cpu_isa="",
-            dtype="bfloat16",
+            dtype=self.weights.matrices,
             weights=self.weights,
             num_threads=self._num_threads(1),
             batching=batching,
-            cache=KVCacheChoice(self.costs.formats.kv, num_blocks, ceil(BLOCK_SIZE * self.costs.kv_bytes), max_tokens),
+            cache=KVCacheChoice(kv_dtype, num_blocks, ceil(BLOCK_SIZE * self.costs.kv_bytes), max_tokens),
             shares_prefixes=False,
             offload=offload,
             device_memory_bytes=self.machine.level(DEVICE).capacity_bytes,
@@ -334,7 +386,7 @@ def _path(settings: Settings) -> str:
     return str(settings.model) if settings.model in shipped_models() else str(Path(str(settings.model)).absolute())
 
 
-def _offload(model: CostModel, policy: Policy, num_blocks: int) -> OffloadConfig:
+def _offload(model: CostModel, policy: Policy, num_blocks: int, gpu: str) -> OffloadConfig:
     shape, memory_bytes = model.costs.shape, model.machine.level(DEVICE).capacity_bytes
     kv_layers = round(policy.kv_on_device * shape.num_layers) if policy.attention_on_device else 0
     window = policy.micro_batch * ceil(model.workload.max_tokens / BLOCK_SIZE)
@@ -342,7 +394,7 @@ def _offload(model: CostModel, policy: Policy, num_blocks: int) -> OffloadConfig
     resident = dict(expert_places(model, policy)).get(DEVICE, 0.0)
     return OffloadConfig(
         cuda=CudaDeviceConfig(
-            name=_GPU, memory_bytes=memory_bytes, capacity_bytes=max(memory_bytes - DEVICE_RESERVE_BYTES, 0)
+            name=gpu, memory_bytes=memory_bytes, capacity_bytes=max(memory_bytes - DEVICE_RESERVE_BYTES, 0)
         ),
         pipeline=pipeline_of(model, policy),
         micro_batch_tokens=policy.micro_batch,

@@ -14,6 +14,7 @@ from moeflow.core.hardware import DEVICE, DISK, Machine
 from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
@@ -91,7 +92,7 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
     settings = request.settings
     if settings.model is None:
         raise ConfigError("no model is named")
-    _check_device(settings)
+    _check_device(settings, is_here=request.machine is None)
     check_threads(settings, host_resources())
     if request.machine is None and bare_config(settings.model) is None and not _device_name(settings):
         found = _plan_here(request, on_step)
@@ -110,17 +111,32 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
 
 def _plan_described(request: PlanRequest, on_step: OnStep) -> described.Planned:
     """Plan for a machine in a file; or for this one, with its GPU or a model known by its shape alone."""
+    settings = request.settings
     named = None if request.machine is None else machine_files.load_machine(request.machine)
+    if named is not None and settings.device == "cpu":
+        named = named.without_device()
 
     def machine(wanted: Wanted) -> Machine:
-        found = named or _with_device(_measured_here(request, wanted, on_step), request.settings, on_step)
+        found = named or _with_device(_measured_here(request, wanted, on_step), settings, on_step)
         on_step("the best policy")
         return found
 
-    has_device = bool(_device_name(request.settings)) if named is None else named.has(DEVICE)
+    has_device = bool(_device_name(settings)) if named is None else named.has(DEVICE)
     return described.plan_described(
-        request.settings, request.usage, machine, has_device=has_device, routing=request.routing
+        settings,
+        request.usage,
+        machine,
+        has_device=has_device,
+        has_bfloat16=not has_device or _has_bfloat16(named, settings),
+        routing=request.routing,
     )
+
+
+def _has_bfloat16(named: Machine | None, settings: Settings) -> bool:
+    """Return whether the GPU that is planned for computes bfloat16 fast."""
+    if named is None:
+        return host_resources(settings.device).has_bfloat16
+    return processor_of(named.level(DEVICE)).has_bfloat16
 
 
 def _plan_here(request: PlanRequest, on_step: OnStep) -> described.Planned:
@@ -205,8 +221,8 @@ def _device_name(settings: Settings) -> str:
     return "" if settings.device in ("auto", "cpu") else settings.device
 
 
-def _check_device(settings: Settings) -> None:
-    """Raises: ConfigError for a device that cannot be planned for."""
+def _check_device(settings: Settings, *, is_here: bool) -> None:
+    """Raises: ConfigError for a device that cannot be planned for; `is_here`: on this machine."""
     name = _device_name(settings)
     if not name:
         return
@@ -214,8 +230,7 @@ def _check_device(settings: Settings) -> None:
         raise ConfigError(
             f"--device {name} cannot be planned for: plan for the processor, a GPU (cuda) or --machine t4"
         )
-    here = host_resources(name)
-    if here.accelerator is None:
+    if is_here and (here := host_resources(name)).accelerator is None:
         raise ConfigError(
             f"--device {name}: {here.why_no_accelerator}. Plan for a described GPU (--machine t4, or a file)"
         )

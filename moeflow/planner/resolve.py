@@ -20,7 +20,7 @@ from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import import_torch
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.device_offload import computes_in_torch, device_overrides, settings_of_host, with_pipeline
-from moeflow.planner.choices.gpu_limits import why_not_automatic, why_too_short
+from moeflow.planner.choices.gpu_limits import check_on_cpu, why_not_automatic, why_too_short
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Decision
@@ -141,7 +141,7 @@ def _on_best_device(
 ) -> tuple[Decision, EngineConfig]:
     """Return the decision for the asked device; for "auto" on a GPU that runs the model as asked, else on the CPU.
 
-    Raises: as `Decision.config`; ConfigError for a limit of a GPU's memory where the CPU computes.
+    Raises: as `Decision.config`; ConfigError for settings of a GPU where the CPU computes.
     """
     if settings.device != "auto":
         decision = decide(settings)
@@ -160,8 +160,7 @@ def _on_best_device(
             decision.reasons.append(("device", f"{resources.accelerator}: it holds the model"))
             if not (reason := why_too_short(config, settings, shape)):
                 return decision, config
-    if settings.device_memory_bytes is not None:
-        raise ConfigError(f"--device-memory limits a GPU's memory, but the CPU computes: {reason}. Remove it")
+    check_on_cpu(settings, reason)
     decision = decide(replace(settings, device="cpu"))
     decision.reasons.append(("device", f"cpu: {reason}"))
     return decision, decision.config()

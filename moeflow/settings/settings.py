@@ -19,7 +19,7 @@ from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPE
 from moeflow.core.truncated_repr import truncated, truncated_repr
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS, WHOLE_PASS
-from moeflow.kernels.weight_format import DTYPES, MIXES, QUANTIZED
+from moeflow.kernels.weight_format import DEVICE_DTYPES, MIXES, QUANTIZED
 from moeflow.parallel.placement.layouts import ADDED_LAYOUTS
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.settings.option import Option, setting
@@ -49,9 +49,9 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     dtype: str = _weights(
         "--dtype",
         "choice",
-        "Weight data type; auto: the checkpoint's own, or the one that fits.",
+        "Weight data type; auto: the checkpoint's own, or the one that fits. float16 is for GPUs.",
         default="auto",
-        choices=("auto", *DTYPES),
+        choices=("auto", *DEVICE_DTYPES),
         depends_on=("quantize",),
     )
     quantize: str | None = _weights(

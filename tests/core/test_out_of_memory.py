@@ -1,4 +1,4 @@
-"""A lack of memory is told from other errors of torch, by real ones."""
+"""Only a lack of memory becomes a CapacityError, shown with real errors of torch."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_all_requests_of_the_workload_have_room_even_beyond_the_usual_share(fold
 def test_what_stays_on_a_device_stays_when_a_plan_is_decided_again(tmp_path):
     folder = tmp_path
     write_tiny_mixtral(folder, intermediate_size=4096)
-    plan = described(folder, machine(ram=2 * 10**9, device=820 * 10**6))
+    plan = described(folder, machine(ram=2 * 10**9, device=820 * 10**6), dtype="bfloat16")
     planned = plan.config.offload
     assert planned.num_resident_experts == 3  # of 4
     again = applied(plan, folder, max_model_len=64)

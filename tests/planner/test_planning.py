@@ -13,6 +13,7 @@ from moeflow.core.hardware import DEVICE, DISK
 from moeflow.core.plan import Workload
 from moeflow.kernels.cpu import extension
 from moeflow.planner import planning
+from moeflow.planner import resolve as resolving
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware import calibrate_device
 from moeflow.planner.hardware.hardware_json import machine_to_json
@@ -134,6 +135,25 @@ def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch, 
         assert asked.pop() == (torch.device("cuda:0"), memory_bytes)
         assert plan.forecast.policy.ffn_on_device
         assert plan.pipeline in ("cgopipe", "flexgen", "zero-inference", "resident")
+
+
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+@pytest.mark.parametrize(("settings", "device"), [({}, "cuda:1"), ({"quantize": "int8"}, "cpu")])
+def test_without_an_option_the_device_is_that_of_a_start(settings, device, monkeypatch, tmp_path):
+    here = dataclasses.replace(host_resources(), accelerator="cuda:1", accelerator_free_bytes=2**31)
+    with_gpu = machine(ram=2 * 10**9, device=2 * 10**9)
+    level, links = with_gpu.level(DEVICE), [it for it in with_gpu.links if DEVICE in (it.source, it.target)]
+    for module in (planning, resolving):
+        monkeypatch.setattr(module, "host_resources", lambda *_: here)
+    monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
+    monkeypatch.setattr(calibrate_device, "measure_device", lambda *_: (level, *links))
+    write_tiny_mixtral(tmp_path / "model")
+    asked = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path, **settings)
+    plan = plan_for(PlanRequest(settings=asked, usage=usage())).plan
+    assert plan.config.device == device
+    started = resolving.resolve(asked).config
+    assert (started.device, started.weight_format) == (device, plan.config.weight_format)
+    assert plan.forecast.policy.ffn_on_device == (device != "cpu")
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())

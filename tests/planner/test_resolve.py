@@ -219,7 +219,7 @@ def test_wishes_without_sense_are_refused(model, settings):
 def test_device_memory_is_limited_where_there_is_a_device(model):
     with pytest.raises(ConfigError, match=r"--device-memory.*the CPU computes.*finds no CUDA device"):
         resolve(Settings(model=model, device_memory_bytes=GIB), resources=machine())
-    with pytest.raises(ConfigError, match=r"--device-memory.*no GPU computes.*--memory"):
+    with pytest.raises(ConfigError, match=r"--device-memory.*no GPU is asked for.*--memory"):
         resolve(Settings(model=model, device="cpu", device_memory_bytes=GIB), resources=machine())
     with_device = machine(accelerator="cuda", accelerator_free_bytes=4 * GIB)
     config = resolve(Settings(model=model, device_memory_bytes=GIB), resources=with_device).config

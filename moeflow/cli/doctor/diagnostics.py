@@ -177,7 +177,7 @@ def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia
     assert device.processor is not None
     speeds = f"reads {device.read_bytes_per_s / 1e9:.0f} GB/s, {device.processor.peak('bfloat16') / 1e12:.0f} TFLOP/s"
     link = f"{there.peak_bytes_per_s / 1e9:.1f} GB/s there, {back.peak_bytes_per_s / 1e9:.1f} back"
-    larger = "--device cuda:SIZE streams experts there that do not fit; experimental: not yet tried on a GPU"
+    larger = "--device cuda:SIZE streams experts there that do not fit; experimental"
     return [
         Finding("accelerator", Verdict.OK, f"{device.processor.name}, {free} free, {speeds} in bfloat16"),
         Finding("link to it", Verdict.OK, link),

@@ -56,8 +56,7 @@ def read_shape(model: str) -> ModelConfig:
 
 def choose_formats(machine: Machine, weights: str | None) -> Formats:
     """Return the formats to assume; embeddings have 16 bits, and on devices keys and values, too."""
-    peaks = dict(processor_of(machine.compute_level).peak_flops_per_s)
-    half = "float16" if "float16" in peaks and "bfloat16" not in peaks else "bfloat16"
+    half = "bfloat16" if processor_of(machine.compute_level).has_bfloat16 else "float16"
     if machine.num_devices:
         return Formats(matrices=weights or half, embeddings=half, kv=half, activation_bytes=2)
     return Formats(matrices=weights or half, embeddings=half, kv="float32", activation_bytes=4)

@@ -26,8 +26,8 @@ try:
 except ImportError:
     _cpu = None
 
-_VALUE_BYTES: Final = {"float32": 4, "bfloat16": 2, "int8": 1}
-KV_DTYPES: Final = tuple(_VALUE_BYTES)
+_VALUE_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+KV_DTYPES: Final = ("float32", "bfloat16", "int8")  # that the CPU extension takes
 _LANES = 16  # positions that kernels process at once: block sizes are multiples of this
 _DIM_STEP = 2  # dimensions likewise, as rotary positions do
 _TINY = 1e-30  # keys and values below this become zero as int8
@@ -61,7 +61,8 @@ class KVBlocks:
         self._seen: _Seen | None = None
         self.handle: Any = None  # for the kernels of the CPU extension; None: they do not take these blocks
         dims = (head_dim, latent_dim)
-        if _cpu is not None and is_in_main_memory(storage) and not block_size % _LANES and not _are_odd(dims):
+        is_taken = self.dtype in KV_DTYPES and not block_size % _LANES and not _are_odd(dims)
+        if _cpu is not None and is_in_main_memory(storage) and is_taken:
             self.handle = _cpu.KVCache(
                 format=self.dtype,
                 data=address(storage),

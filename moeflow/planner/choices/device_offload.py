@@ -41,7 +41,11 @@ def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverr
         settings.resident_experts,
         cuda_bytes=cuda_bytes,
     )
-    if overrides is None or not isinstance(overrides.device, CudaDeviceConfig):
+    if overrides is None:
+        return None
+    if not isinstance(overrides.device, CudaDeviceConfig):
+        if settings.device_memory_bytes is not None:
+            raise ConfigError("--device-memory limits a GPU's memory; an emulated one's stands in --device: remove it")
         return overrides
     if machine.accelerator is None:
         raise no_cuda(settings.device, machine)
@@ -67,7 +71,7 @@ def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Setting
     return replace(
         settings,
         device="cpu",
-        device_memory_bytes=None if isinstance(overrides.device, CudaDeviceConfig) else settings.device_memory_bytes,
+        device_memory_bytes=None,
         prefix_caching=False,  # or micro-batches could need blocks that others of the same pass write
         max_num_seqs=settings.max_num_seqs or OFFLOADED_MAX_NUM_SEQS,
         max_num_batched_tokens=settings.max_num_batched_tokens
@@ -94,5 +98,5 @@ def with_pipeline(
     if offload.cuda is None:
         return replace(config, offload=offload), reasons
     memory_bytes = offload.cuda.memory_bytes
-    where = f"{offload.cuda.name}, {format_bytes(memory_bytes)} of it: experimental, not yet tried on a GPU"
+    where = f"{offload.cuda.name}, {format_bytes(memory_bytes)} of it: experimental"
     return replace(config, offload=offload, device_memory_bytes=memory_bytes), [*reasons, ("device", where)]

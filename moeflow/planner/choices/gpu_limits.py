@@ -61,6 +61,20 @@ def check_on_gpu(settings: Settings, shape: ModelConfig) -> None:
         raise ConfigError(f"{refusal.reason}; {refusal.remedy}")
 
 
+def check_on_cpu(settings: Settings, why: str) -> None:
+    """Raise ConfigError for a setting of GPUs where the CPU computes, and the reason for that."""
+    if settings.device_memory_bytes is not None:
+        raise ConfigError(
+            f"--device-memory limits a GPU's memory, but the CPU computes: {why}. Remove it, or limit main memory "
+            "(--memory)"
+        )
+    if settings.dtype == "float16":
+        raise ConfigError(
+            f"--dtype float16 is for GPUs, but the CPU computes: {why}. Use float32, which holds float16 exactly, or "
+            "bfloat16"
+        )
+
+
 def why_not_automatic(settings: Settings, shape: ModelConfig, machine: HostResources) -> str:
     """Return why the CPU computes where the user leaves the device open; empty: a GPU does if it is large enough."""
     if machine.accelerator is None:
@@ -72,7 +86,7 @@ def why_not_automatic(settings: Settings, shape: ModelConfig, machine: HostResou
 
 
 def why_too_short(config: EngineConfig, settings: Settings, shape: ModelConfig) -> str:
-    """Return why a GPU's memory is too small for requests; empty: it has room for a usual one, or as the user set."""
+    """Return why a GPU's memory is too small for requests; empty: it holds a usual one, or as the user set."""
     have, need = config.scheduler.max_model_len, min(shape.max_position, MIN_KV_TOKENS)
     if have >= need or settings.max_model_len is not None or settings.kv_cache_bytes is not None:
         return ""

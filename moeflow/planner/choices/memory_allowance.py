@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 from moeflow.planner.hardware.host import HostResources
 from moeflow.settings.settings import Settings
@@ -11,15 +11,10 @@ from moeflow.settings.settings import Settings
 def free_bytes(settings: Settings, machine: HostResources, device: str) -> int:
     """Return what the engine may use of the device that computes.
 
-    Raises: CapacityError if the user allows more memory than there is, ConfigError if they limit unused memory.
+    Raises: CapacityError if the user allows more memory than there is.
     """
     allowed, on_device = settings.memory_bytes, settings.device_memory_bytes
     if device == "cpu":
-        if on_device is not None:
-            raise ConfigError(
-                "a limit of a GPU's memory (--device-memory) is set, but no GPU computes: remove it, or limit main "
-                "memory (--memory)"
-            )
         have = machine.available_bytes
         if allowed is not None:
             have += machine.process_bytes  # which the limit covers, too

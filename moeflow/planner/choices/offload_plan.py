@@ -43,7 +43,7 @@ def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
             matrices=config.weight_format,
             embeddings=config.embedding_format,
             kv=config.kv_dtype,
-            activation_bytes=2 if config.dtype == "bfloat16" else 4,
+            activation_bytes=4 if config.dtype == "float32" else 2,
             routers=config.router_format,
             head=config.head_format or None,
             layer_table=config.layer_table_format or None,

@@ -14,11 +14,11 @@ from moeflow.kernels.weight_format import (
     ALL_FORMATS,
     BITS_PER_VALUE,
     BLOCK_KINDS,
+    DEVICE_DTYPES,
     DTYPES,
     FORMATS,
     MIXES,
     QUANTIZED,
-    WEIGHT_FORMATS,
     LayerFormats,
     Mix,
     WeightFormat,
@@ -102,8 +102,8 @@ def explicit_choice(
 
     Raises: ConfigError if it makes no sense or cannot be done without the CPU kernels.
     """
-    if dtype not in ("auto", *DTYPES):
-        raise ConfigError(f"dtype {dtype!r} is unknown; use one of auto, {', '.join(DTYPES)}")
+    if dtype not in ("auto", *DEVICE_DTYPES):
+        raise ConfigError(f"dtype {dtype!r} is unknown; use one of auto, {', '.join(DEVICE_DTYPES)}")
     if quantize is None:
         return None if dtype == "auto" else WeightChoice(_format(dtype), _format(dtype))
     mix = next((known for known in MIXES if known == quantize), None)
@@ -228,11 +228,24 @@ def _kinds_of(checkpoint: Checkpoint, names: Sequence[str]) -> set[str]:
     return {checkpoint.tensors[name].stored_as for name in names if name in checkpoint.tensors}
 
 
-def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool], *, is_cpu: bool) -> WeightChoice:
-    """Return what suits torch, which keeps nothing in integers."""
-    if not is_cpu:
-        name: WeightFormat = "float32" if checkpoint.dtype == "float32" else "bfloat16"
-        return WeightChoice(name, name, "the checkpoint's precision")
+def for_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
+    """Return the format of a checkpoint's weights on a GPU, which keeps nothing in integers."""
+    stored_as = {info.stored_as for info in _matrices(checkpoint, names_apart(checkpoint))}
+    for name in DEVICE_DTYPES:
+        if stored_as <= {name} and (name != "bfloat16" or has_bfloat16):
+            return WeightChoice(name, name, "the checkpoint's precision")
+    return in_half(has_bfloat16=has_bfloat16)
+
+
+def in_half(*, has_bfloat16: bool) -> WeightChoice:
+    """Return the format of 16 bits that a GPU computes fast."""
+    if has_bfloat16:
+        return WeightChoice("bfloat16", "bfloat16", "GPUs compute in 16 bits")
+    return WeightChoice("float16", "float16", "this GPU computes slowly in bfloat16")
+
+
+def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool]) -> WeightChoice:
+    """Return the format of weights with which torch computes on the CPU."""
     wide = WeightChoice("float32", "float32", "takes under half of the free memory, and torch is fastest with it")
     if fits_well(wide):
         return wide
@@ -252,4 +265,4 @@ def _keeper(stored_as: set[str]) -> WeightFormat:
 
 
 def _format(name: str) -> WeightFormat:
-    return next(known for known in WEIGHT_FORMATS if known == name)
+    return next(known for known in (*DEVICE_DTYPES, *QUANTIZED) if known == name)

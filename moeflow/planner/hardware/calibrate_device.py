@@ -1,6 +1,6 @@
 """Measures a torch device and its link: bytes and operations a second, and the speed of copies by size.
 
-For a GPU, on which it has not been tried yet; a processor can be measured likewise, as if it lay across a link.
+A processor can be measured likewise, as if it lay across a link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BUFFER_BYTES: Final = 512 * MIB  # more than a GPU's cache
 MATRIX_SIZE: Final = 4096
 COPY_BYTES: Final = (256 * KIB, 4 * MIB, 64 * MIB)
 TRIES: Final = 5  # the best counts: whatever disturbs one only slows it down
-_DTYPES: Final = (torch.float32, torch.bfloat16)
+_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def measure_device(

@@ -91,8 +91,8 @@ def too_little(model: CostModel, objective: Objective, choices: Iterable[Integer
     need = " and ".join(short) or f"{format_bytes(total)}, but there are {tiers}"
     return CapacityError(
         f"{_sequences(smallest.batch_size, model.workload.max_tokens)} at least {need}. Take shorter prompts or "
-        f"answers, {'fewer sequences, ' if smallest.batch_size > 1 else ''}a smaller weight format (--quantize) or "
-        "--kv-dtype, or more memory"
+        f"answers, {'fewer sequences, ' if smallest.batch_size > 1 else ''}"
+        f"{'' if model.has_device else 'a smaller weight format (--quantize) or '}--kv-dtype, or more memory"
     )
 
 

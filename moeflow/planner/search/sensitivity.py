@@ -132,6 +132,8 @@ def _perturbations(model: CostModel) -> Iterator[Perturbation]:
 
 
 def _smaller_formats(model: CostModel) -> Iterator[tuple[str, CostModel]]:
+    if model.has_device:  # which computes in floats
+        return
     formats = model.costs.formats
     bits = BITS_PER_VALUE.get(formats.matrices, 16.0)
     for smaller in QUANTIZED:

@@ -25,7 +25,7 @@ def test_a_device_and_both_ways_are_measured(two_seconds):
     level, there, back = measure_device(CPU, 2**30, buffer_bytes=5 * MIB, matrix_size=64)
     assert (level.name, level.capacity_bytes) == (DEVICE, 2**30)
     assert level.read_bytes_per_s == 5 * MIB / 2
-    assert level.processor.peak_flops_per_s == (("float32", 64**3), ("bfloat16", 64**3))
+    assert level.processor.peak_flops_per_s == tuple((dtype, 64**3) for dtype in ("float32", "float16", "bfloat16"))
     assert (there.source, there.target, back.source, back.target) == (RAM, DEVICE, DEVICE, RAM)
     for link in (there, back):
         assert [rate.transfer_bytes for rate in link.rates] == [256 * KIB, 4 * MIB]

@@ -1,4 +1,4 @@
-"""GPUs are asked in another process; which of them a device setting is about, and what is free there."""
+"""Another process finds the GPUs; a device setting selects one of them, with its free memory."""
 
 from __future__ import annotations
 

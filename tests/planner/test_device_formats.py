@@ -1,0 +1,140 @@
+"""Weights on a GPU are in a float type that it computes fast: by its own types, and by those of the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from transformers import MixtralConfig
+
+from moeflow.core.engine_messages import Submission
+from moeflow.core.errors import ConfigError
+from moeflow.core.plan import Workload
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.units import GIB
+from moeflow.engine.engine import Engine
+from moeflow.kernels.cpu import extension
+from moeflow.planner.hardware.host import HostResources
+from moeflow.planner.hardware.machine_files import load_machine
+from moeflow.planner.planning import PlanRequest, plan_for
+from moeflow.planner.resolve import resolve
+from moeflow.planner.usage import Usage
+from moeflow.settings.settings import Settings
+from tests.checkpoint.tiny_models import random_weights, write_gguf
+from tests.models.parity import SHAPE, random_model
+from tests.planner.example_plans import CONFIG
+
+NEW = HostResources(4, 32 * GIB, 16 * GIB, "cuda:0", 8 * GIB)
+OLD = dataclasses.replace(NEW, has_bfloat16=False)
+CPU = HostResources(4, 32 * GIB, 16 * GIB, None, 0)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
+def stored(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    config = MixtralConfig(**SHAPE, num_local_experts=4)
+    random_model(config).to(getattr(torch, request.param)).save_pretrained(folder)
+    return request.param, str(folder)
+
+
+def config(model, machine, **settings):
+    return resolve(Settings(model=model, **settings), resources=machine).config
+
+
+def test_a_file_s_own_type_is_kept_where_the_gpu_is_fast_in_it(stored):
+    dtype, model = stored
+    for machine, expected in ((NEW, dtype), (OLD, "float16" if dtype == "bfloat16" else dtype)):
+        found = config(model, machine)
+        assert (found.device, found.dtype, found.weight_format, found.kv_dtype) == ("cuda:0", *[expected] * 3)
+        streamed = config(model, machine, device="cuda:2GiB")
+        assert (streamed.dtype, streamed.kv_dtype) == (expected, "bfloat16" if expected == "float16" else expected)
+
+
+def test_a_quantized_file_is_held_in_half(tmp_path):
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, "mixtral", random_weights("mixtral"), GGMLQuantizationType.Q8_0)
+    for machine, expected in ((NEW, "bfloat16"), (OLD, "float16")):
+        assert config(str(file), machine).dtype == expected
+
+
+def test_float16_is_for_gpus(stored):
+    _, model = stored
+    assert config(model, NEW, dtype="float16").dtype == "float16"
+    for settings, machine, why in (
+        ({"device": "cpu"}, NEW, "no GPU is asked for"),
+        ({}, CPU, "torch finds no CUDA device here"),
+        ({"num_ranks": 2}, NEW, "--ranks is for the processor"),
+    ):
+        with pytest.raises(ConfigError, match=f"--dtype float16 is for GPUs, but the CPU computes: {why}.*Use float32"):
+            config(model, machine, dtype="float16", **settings)
+
+
+def tokens(chosen):
+    engine, found = Engine.load(chosen), []
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    engine.submit(Submission("a", list(range(3, 20)), sampling, seed=1))
+    while engine.has_work:
+        found += [token for output in engine.step() for token in output.token_ids]
+    return found
+
+
+def test_a_model_runs_in_float16(stored):
+    """On the CPU in torch, with the keys and values of a GPU."""
+    _, model = stored
+    chosen = config(model, NEW, dtype="float16", max_num_seqs=2, max_model_len=64)
+    assert chosen.kv_dtype == "float16"
+    exact = config(model, CPU, dtype="float32", max_num_seqs=2, max_model_len=64)
+    assert tokens(dataclasses.replace(chosen, device="cpu")) == tokens(exact)
+
+
+def planned(model, machine, **settings):
+    usage = Usage(workload=Workload(prompt_len=20, gen_len=10, max_prompt_len=30), num_sequences=4)
+    return plan_for(PlanRequest(settings=Settings(model=model, **settings), usage=usage, machine=machine)).plan
+
+
+@pytest.fixture
+def shape(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return str(tmp_path / "config.json")
+
+
+@pytest.mark.slow  # plans
+def test_plans_choose_by_the_machine_s_types(shape):
+    for machine, expected in (("t4", "float16"), ("h100", "bfloat16")):
+        plan = planned(shape, machine)
+        assert plan.pipeline == "resident"
+        found = plan.config
+        assert (found.device, found.dtype, found.weight_format, found.kv_dtype) == ("cuda:0", *[expected] * 3)
+        assert not any("--quantize" in help_.change for help_ in plan.forecast.helps)
+
+
+@pytest.mark.slow  # plans
+def test_a_pipeline_keeps_keys_and_values_as_the_host_s_kernels_know_them():
+    usage = Usage(workload=Workload(prompt_len=20, gen_len=10, max_prompt_len=30), num_sequences=4)
+    request = PlanRequest(settings=Settings(model="mixtral-8x7b"), usage=usage, machine="t4")
+    found = plan_for(request).plan.config
+    assert (found.offload is not None, found.dtype, found.kv_dtype) == (True, "float16", "bfloat16")
+
+
+@pytest.mark.slow  # plans
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+def test_what_a_gpu_does_not_run_is_planned_for_the_host(shape):
+    plan = planned(shape, "t4", quantize="int8")
+    assert (plan.config.device, plan.config.weight_format, plan.config.offload) == ("cpu", "int8", None)
+    assert dict(plan.reasons)["device"].startswith("cpu: --quantize is for the processor")
+    on_host = planned(shape, "t4", device="cpu", quantize="int8")
+    assert on_host.config == plan.config
+    with pytest.raises(ConfigError, match=r"--quantize is for the processor: .*; use --device cpu"):
+        planned(shape, "t4", device="cuda", quantize="int8")
+    with pytest.raises(ConfigError, match="--dtype float16 is for GPUs"):
+        planned(shape, "t4", device="cpu", dtype="float16")
+
+
+def test_a_machine_without_its_device_has_nothing_that_serves_it():
+    host = load_machine("t4").without_device()
+    assert [level.name for level in host.levels] == ["disk", "ram"]
+    assert [(link.source, link.target) for link in host.links] == [("disk", "ram")]
+    assert host.num_devices == 0
