@@ -15,7 +15,7 @@ from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.costs.routing_profile import RoutingProfile
-from moeflow.planner.hardware.host import HostResources, host_resources
+from moeflow.planner.hardware.host import HostResources, host_of, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
 from moeflow.planner.hardware.this_machine import (
     MachineNeeds,
@@ -25,9 +25,9 @@ from moeflow.planner.hardware.this_machine import (
     this_machine,
     was_disturbed,
 )
-from moeflow.planner.host_forecast import Wanted
+from moeflow.planner.host_forecast import MachineOf, Wanted
 from moeflow.planner.model_files import bare_config
-from moeflow.planner.resolve import resolve, resources_for
+from moeflow.planner.resolve import Resolved, resolve, resources_for
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING, Usage
 
@@ -93,10 +93,9 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
         raise ConfigError("no model is named")
     _check_device(settings)
     _check_threads(settings)
-    if request.machine is None and bare_config(settings.model) is None and not _device_name(settings):
-        found = _plan_here(request, on_step)
-    else:
-        found = _plan_described(request, on_step)
+    named = None if request.machine is None else machine_files.load_machine(request.machine)
+    has_device = bool(_device_name(settings)) if named is None else named.has(DEVICE)
+    found = (_plan_device if has_device else _plan_host)(request, named, on_step)
     on_step("what would help")
     forecast = found.plan.forecast
     assert forecast is not None, "the machine is known"
@@ -108,32 +107,28 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
     return dataclasses.replace(found, plan=dataclasses.replace(found.plan, forecast=forecast))
 
 
-def _plan_described(request: PlanRequest, on_step: OnStep) -> described.Planned:
-    """Plan for a machine in a file; or for this one, with its GPU or a model known by its shape alone."""
-    named = None if request.machine is None else machine_files.load_machine(request.machine)
+def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:
+    """Plan for a machine with a device, which has a name; None: for this one and its GPU."""
 
     def machine(wanted: Wanted) -> Machine:
         found = named or _with_device(_measured_here(request, wanted, on_step), request.settings, on_step)
         on_step("the best policy")
         return found
 
-    has_device = bool(_device_name(request.settings)) if named is None else named.has(DEVICE)
-    return described.plan_described(
-        request.settings, request.usage, machine, has_device=has_device, routing=request.routing
-    )
+    return described.plan_described(request.settings, request.usage, machine, routing=request.routing)
 
 
-def _plan_here(request: PlanRequest, on_step: OnStep) -> described.Planned:
-    settings, usage = request.settings, request.usage
-    measured: list[Machine] = []
+def _plan_host(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:
+    """Plan for a machine that computes on its processor, which has a name; None: for this one."""
+    usage, measured = request.usage, list[Machine]()
 
     def machine(wanted: Wanted) -> Machine:
-        measured.append(_measured_here(request, wanted, on_step))
+        measured.append(named or _measured_here(request, wanted, on_step))
         on_step("the best policy")
         return measured[-1]
 
     with _cautious(measured):
-        resolved = resolve(settings, usage, machine_of=machine, routing=request.routing)
+        resolved = _resolve_host(request, _described_resources(request, named), machine)
     if resolved.estimator is None:
         raise ConfigError(
             "this machine's speed cannot be measured for these settings: its CPU kernels do not compute. Plan for a "
@@ -141,6 +136,39 @@ def _plan_here(request: PlanRequest, on_step: OnStep) -> described.Planned:
         )
     objective = usage.objective(resolved.estimator.memory_limits)
     return described.Planned(resolved.plan, resolved.estimator.costs(usage.workload), objective, resolved.estimator)
+
+
+def _described_resources(request: PlanRequest, named: Machine | None) -> HostResources | None:
+    """Return the resources of a named machine, or of this one for a shape; None: it runs the model."""
+    if named is not None:
+        return host_of(named)
+    is_shape = bare_config(str(request.settings.model)) is not None
+    return dataclasses.replace(host_resources(), accelerator=None) if is_shape else None
+
+
+def _resolve_host(request: PlanRequest, resources: HostResources | None, machine_of: MachineOf) -> Resolved:
+    """Return the plan. Where nothing runs, experts that do not fit in memory come from disk, without a limit too.
+
+    `resources` None: this machine's.
+    """
+
+    def resolved(settings: Settings) -> Resolved:
+        return resolve(
+            settings,
+            request.usage,
+            machine_of=machine_of,
+            resources=resources,
+            routing=request.routing,
+            needs_weights=False,
+        )
+
+    settings = request.settings
+    try:
+        return resolved(settings)
+    except CapacityError:
+        if resources is None or settings.memory_bytes is not None or (settings.num_ranks or 1) > 1:
+            raise
+        return resolved(dataclasses.replace(settings, memory_bytes=resources.available_bytes))
 
 
 @contextmanager

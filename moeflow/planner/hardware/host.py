@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from moeflow.core.control_groups import cpu_quota, memory_room
+from moeflow.core.hardware import RAM, Machine
 from moeflow.kernels.on_demand import torch
-from moeflow.planner.costs.process_memory import resident_bytes
+from moeflow.planner.costs.process_memory import ENGINE_BYTES, resident_bytes
 
 GPU_DRIVERS = ("nvidia*", "nvgpu*", "nvhost-gpu", "kfd", "dxg")  # in /dev: NVIDIA's, AMD's, WSL's
 
@@ -41,6 +42,19 @@ def host_resources() -> HostResources:
         free = torch.cuda.mem_get_info()[0]
     held = resident_bytes([os.getpid()])
     return HostResources(_num_cores(), total, max(available, 0), accelerator, free, held)
+
+
+def host_of(machine: Machine) -> HostResources:
+    """Return what another machine offers to a process that has yet to start. Cores are those of this machine."""
+    memory_bytes = machine.level(RAM).capacity_bytes
+    return replace(
+        host_resources(),
+        total_bytes=memory_bytes,
+        available_bytes=memory_bytes,
+        accelerator=None,
+        accelerator_free_bytes=0,
+        process_bytes=ENGINE_BYTES,
+    )
 
 
 def has_gpu_driver() -> bool:
