@@ -49,6 +49,7 @@ from moeflow.planner.choices.weight_choice import (
     explicit_choice,
     for_device,
     for_torch,
+    of_shape,
     own_precision,
     shares_layers,
 )
@@ -58,6 +59,7 @@ from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.host_forecast import HostForecast, MachineOf, default_batching
 from moeflow.planner.memory_budget import MemoryBudget
+from moeflow.planner.model_files import path_in_plan
 from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings
 
@@ -88,14 +90,17 @@ class Decision:
         settings: Settings,
         usage: Usage,
         resources: HostResources,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | None,
         shape: ModelConfig,
         machine_of: MachineOf,
         *,
         routing: RoutingProfile | None = None,
         offloads_to_torch: bool = False,
     ) -> None:
-        """`offloads_to_torch`: this is for the host of a device that computes in torch."""
+        """`checkpoint` None: the model has no weights here, and its shape alone is planned for.
+
+        `offloads_to_torch`: this is for the host of a device that computes in torch.
+        """
         self.num_replicas = settings.num_replicas or 1
         self.settings = settings
         if settings.kv_cache_bytes is not None:
@@ -122,6 +127,8 @@ class Decision:
             settings, self.usage, self.checkpoint, self.machine_of, self.routing, self.budget, self._costs
         )
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, self.reasons)
+        if self.checkpoint is None:  # nothing runs here
+            cpu_isa = cpu_isa or extension.ISAS[0]
         speculators = self._speculators(device, cpu_isa)
         lossy_top_k = self._lossy_top_k()
         held = self._held(device, cpu_isa)
@@ -158,6 +165,8 @@ class Decision:
     def _lossy_top_k(self) -> int:
         """Return how many experts of a token a network chooses, and count the memory that it takes."""
         settings = self.settings
+        if self.checkpoint is None:
+            return 0
         top_k = choose_lossy_routing(settings, self.checkpoint, self.shape, self.reasons)
         if top_k or settings.predictor in (WHOLE_PASS, COMBINED):
             self.budget.predictor_bytes = predictor_bytes(self.checkpoint.path, settings.packed_weights_file)
@@ -170,7 +179,7 @@ class Decision:
         batching = default_batching(settings, self.usage)
         budget.set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
-        file = found_packed_file(settings, self.checkpoint, weights) if cpu_isa else None
+        file = found_packed_file(settings, self.checkpoint, weights) if cpu_isa and self.checkpoint else None
         self._is_table_on_disk = stays_on_disk(self._costs(weights), file, self.reasons)
         dtype = "float32" if cpu_isa else weights.matrices
         budget.parallel = self._ranks(weights, batching, cpu_isa)
@@ -266,10 +275,13 @@ class Decision:
             lossy_top_k=lossy_top_k,
             speculators=speculators,
         )
-        return engine_config(settings, self.shape, checkpoint, choices, self.reasons, model_path=str(checkpoint.path))
+        path = path_in_plan(str(settings.model)) if checkpoint is None else str(checkpoint.path)
+        return engine_config(settings, self.shape, checkpoint, choices, self.reasons, model_path=path)
 
     def _speculators(self, device: str, cpu_isa: str) -> SpeculatorChoice:
         """Return the speculators, and count their memory."""
+        if self.checkpoint is None:
+            return SpeculatorChoice()
         chosen = choose_speculators(
             self.settings,
             self.checkpoint,
@@ -340,7 +352,7 @@ class Decision:
         return parallel
 
     def _packed_file(self, held: _Held) -> str:
-        if not held.cpu_isa or held.plan is not None:
+        if not held.cpu_isa or held.plan is not None or self.checkpoint is None:
             return ""
         return choose_packed_file(self.settings, self.checkpoint, held.weights, held.packed_file, self.reasons)
 
@@ -361,7 +373,7 @@ class Decision:
             return None
         if maps_together:  # after all, each engine has its own
             self.budget.take_share()
-        return ExpertPlan.make(self.checkpoint, self.shape, weights, self.settings)
+        return ExpertPlan.make(self.checkpoint, self._costs(weights), weights, self.settings)
 
     def _expert_slots(self, plan: ExpertPlan | None, cpu_isa: str, *, is_wide: bool) -> ExpertSlotsConfig | None:
         """Return the slots available before keys, values and work space, and the owner of the other experts."""
@@ -382,6 +394,10 @@ class Decision:
         choice = explicit_choice(
             self.settings.dtype, self.settings.quantize, self.shape, can_pack=can_pack, can_differ=can_differ
         )
+        if self.checkpoint is None:
+            choice = of_shape(choice)
+            self.reasons.append(("weights", f"{choice.name}: {choice.reason or 'as asked for'}"))
+            return choice
         if choice is None:
             if can_pack:
                 choice = own_precision(

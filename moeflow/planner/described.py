@@ -1,4 +1,4 @@
-"""Plans for a machine that is described in a file, and not this one: whether it has the model is not asked.
+"""Plans for a machine with a device, of this machine or of one in a file. Whether it has the model is not asked.
 
 Plans use the formats that the engine would choose.
 """
@@ -6,52 +6,37 @@ Plans use the formats that the engine would choose.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from math import ceil
-from pathlib import Path
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.engine_config import BLOCK_SIZE, ExpertSlotsConfig, MemoryPlan
-from moeflow.core.errors import CheckpointError
+from moeflow.core.engine_config import BLOCK_SIZE, MemoryPlan
 from moeflow.core.hardware import DEVICE, RAM, Machine
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig, parse_cuda_device
 from moeflow.core.plan import RESIDENT, Plan, Policy
-from moeflow.kernels.weight_format import WeightFormat
-from moeflow.models.registry import read_bare_config, read_model_config
-from moeflow.planner.choices.batching_choice import DEFAULT_MAX_NUM_SEQS, Batching, choose_num_batched_tokens
-from moeflow.planner.choices.expert_plan import ExpertPlan
-from moeflow.planner.choices.gpu_limits import check_on_cpu, check_on_gpu, gpu_refusal
-from moeflow.planner.choices.kv_cache_choice import KVCacheChoice, choose_kv_cache, kv_share
-from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_num_threads
-from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
-from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
-from moeflow.planner.choices.state_choice import choose_states, num_state_slots
+from moeflow.planner.choices.batching_choice import Batching
+from moeflow.planner.choices.gpu_limits import check_on_gpu
+from moeflow.planner.choices.kv_cache_choice import KVCacheChoice
+from moeflow.planner.choices.processor_choice import choose_num_threads
 from moeflow.planner.choices.weight_choice import (
     WeightChoice,
     explicit_choice,
     for_device,
     in_half,
-    own_precision,
-    shares_layers,
 )
 from moeflow.planner.configuration import Choices, engine_config
-from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel, IntegerPolicy
+from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
-from moeflow.planner.costs.process_memory import ENGINE_BYTES, margin_bytes, planned_bytes
-from moeflow.planner.costs.rank_costs import Sharing
-from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
-from moeflow.planner.costs.work_space import work_bytes
-from moeflow.planner.estimate import Estimator, host_costs, machine_reasons
+from moeflow.planner.costs.routing_profile import RoutingProfile
+from moeflow.planner.estimate import Estimator, machine_reasons
 from moeflow.planner.forecast import disk_reasons, expert_places, forecast
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.known_routing import known_routing
-from moeflow.planner.model_files import bare_config, shipped_models
-from moeflow.planner.resident_experts import min_slots, num_on_device, num_slots_of_share
-from moeflow.planner.search.host_search import host_policy
+from moeflow.planner.model_files import opened_model, path_in_plan
+from moeflow.planner.resident_experts import num_on_device
 from moeflow.planner.search.objective import Objective
 from moeflow.planner.search.search import search
 from moeflow.planner.usage import Usage
@@ -75,148 +60,74 @@ def plan_described(
     usage: Usage,
     machine_of: Callable[[Wanted], Machine],
     *,
-    has_device: bool,
     has_bfloat16: bool = True,
     routing: RoutingProfile | None = None,
 ) -> Planned:
-    """Return the best plan for the machine that `machine_of` returns.
+    """Return the best plan for the machine with a device that `machine_of` returns.
 
-    `has_bfloat16`: its device computes bfloat16 fast. Without --device, the host computes if the device does not run
-    the model as asked.
+    `has_bfloat16`: its device computes bfloat16 fast.
 
-    Raises: CapacityError if nothing fits; CheckpointError if there is no such model; ConfigError.
+    Raises: CapacityError if nothing fits; CheckpointError if there is no such model; ConfigError if no device runs it.
     """
-    with _opened(settings) as checkpoint:
+    with opened_model(str(settings.model), needs_weights=False) as (checkpoint, shape):
+        usage.check(shape, str(settings.model))
+        check_on_gpu(dataclasses.replace(settings, memory_bytes=None), shape)  # a limit is for main memory
         described = _Described(
-            settings,
-            usage,
-            checkpoint,
-            machine_of,
-            has_device=has_device,
-            has_bfloat16=has_bfloat16,
-            routing=routing,
+            settings, usage, checkpoint, shape, machine_of, has_bfloat16=has_bfloat16, routing=routing
         )
         return described.plan()
 
 
-@contextmanager
-def _opened(settings: Settings) -> Iterator[Checkpoint | None]:
-    """Yield the model; None: there is its shape alone. Raises: CheckpointError, which names other models."""
-    assert settings.model is not None, "a model is named"
-    if bare_config(settings.model) is not None:
-        yield None
-        return
-    try:
-        checkpoint = open_checkpoint(settings.model)
-    except CheckpointError as error:
-        path, remedy = Path(settings.model), error.remedy
-        if (path / "config.json").is_file():
-            remedy += f"; to plan for its shape alone, use `moeflow plan {path / 'config.json'} --machine NAME`"
-        elif not path.exists():
-            remedy += f"; shapes that can be planned for without weights are {', '.join(shipped_models())}"
-        raise CheckpointError(error.problem, file=error.file, tensor=error.tensor, remedy=remedy) from None
-    with closing(checkpoint):
-        yield checkpoint
-
-
 class _Described:
-    """The choices for one model on a described machine."""
+    """The choices for one model on a machine with a device."""
 
     def __init__(
         self,
         settings: Settings,
         usage: Usage,
         checkpoint: Checkpoint | None,
+        shape: ModelConfig,
         machine_of: Callable[[Wanted], Machine],
         *,
-        has_device: bool,
         has_bfloat16: bool,
         routing: RoutingProfile | None,
     ) -> None:
         """`checkpoint` None: there is the model's shape alone."""
-        self.settings, self.usage, self.checkpoint, self.has_bfloat16 = settings, usage, checkpoint, has_bfloat16
-        self.reasons: Reasons = []
-        if checkpoint is None:
-            name = str(settings.model)
-            self.shape = read_bare_config(shipped_models().get(name) or Path(name))
-        else:
-            self.shape = read_model_config(checkpoint)
-        usage.check(self.shape, str(settings.model))
-        known = EVEN_ROUTING if checkpoint is None else known_routing(checkpoint, settings.cache_dir)
-        self.routing = routing or known
-        self.has_device = has_device and self._is_run_on_device()
+        self.settings, self.usage, self.checkpoint, self.shape = settings, usage, checkpoint, shape
+        self.has_bfloat16 = has_bfloat16
+        self.routing = routing or known_routing(checkpoint, settings.cache_dir)
         self.weights = self._weights()
-        dtype = self.weights.matrices if self.has_device else "float32"
+        dtype = self.weights.matrices
         kv_dtype = dtype if settings.kv_dtype == "auto" else settings.kv_dtype
         activation_bytes = 4 if dtype == "float32" else 2
-        self.costs = ModelCosts(self.shape, self.weights.costed(kv_dtype, activation_bytes=activation_bytes))
-        machine = machine_of(Wanted(costs=self.costs, packed_file=None, has_ranks=(settings.num_ranks or 1) > 1))
-        self.machine = machine if self.has_device else machine.without_device()
-        number, limit = settings.num_replicas or 1, settings.memory_bytes
-        if number > 1:  # each has its part
-            limit = (limit or self.machine.level(RAM).capacity_bytes) // number
-        self.objective = usage.objective({} if limit is None else {RAM: limit}, has_device=self.has_device)
-        self.room_bytes = limit or self.machine.level(RAM).capacity_bytes
-        self.reasons.append(("weights", f"{self.weights.name}: {self.weights.reason or 'as asked for'}"))
+        self.costs = ModelCosts(shape, self.weights.costed(kv_dtype, activation_bytes=activation_bytes))
+        self.machine = machine_of(Wanted(costs=self.costs, packed_file=None))
+        limit = settings.memory_bytes
+        self.objective = usage.objective({} if limit is None else {RAM: limit}, has_device=True)
 
     def plan(self) -> Planned:
         """Return the best plan. Raises: CapacityError if nothing fits."""
-        usage, machine, limits = self.usage, self.machine, self.objective.memory_limits
-        model, policy = search(self._on_device() if self.has_device else self._shared_host(), self.objective)
-        why = (*_why(model, policy), *machine_reasons(machine))
-        num_replicas, choices = model.sharing.num_replicas, self._choices(model, policy)
+        usage, machine = self.usage, self.machine
+        costs = CostModel(machine, self.costs, usage.workload, routing=self.routing, process_bytes=PROCESS_BYTES)
+        model, policy = search(costs, self.objective)
+        reasons = [("weights", f"{self.weights.name}: {self.weights.reason or 'as asked for'}")]
+        why, choices = (*_why(model, policy), *machine_reasons(machine)), self._choices(model, policy)
+        path = path_in_plan(str(self.settings.model))
         plan = Plan(
-            config=engine_config(
-                self.settings, self.shape, self.checkpoint, choices, self.reasons, model_path=_path(self.settings)
-            ),
+            config=engine_config(self.settings, self.shape, self.checkpoint, choices, reasons, model_path=path),
             settings=to_plain(self._settings(choices)),
-            num_replicas=num_replicas,
-            memory_bytes=num_replicas * self._held_bytes(model, policy, choices),
+            memory_bytes=ceil(model.predict(policy).memory[RAM]),
             goal=usage.goal,
             workload=usage.workload,
             machine=machine.name,
             machine_identity=machine.identity,
-            forecast=forecast(model, policy, limits),
-            reasons=(*self.reasons, *why),
+            forecast=forecast(model, policy, self.objective.memory_limits),
+            reasons=(*reasons, *why),
         )
         return Planned(plan, model, self.objective)
 
-    def _held_bytes(self, model: CostModel, policy: Policy, choices: Choices) -> int:
-        """Return what one engine holds of main memory: for the workload, or as much as a limit allows."""
-        if choices.memory is not None and not self.has_device:
-            return choices.memory.limit_bytes
-        return ceil(model.predict(policy).memory[RAM])
-
-    def _is_run_on_device(self) -> bool:
-        """Return whether the device runs the model as asked. Raises: ConfigError if not, and --device names one."""
-        asked = dataclasses.replace(self.settings, memory_bytes=None)  # it limits main memory
-        if self.settings.device != "auto":
-            check_on_gpu(asked, self.shape)
-            return True
-        if (refusal := gpu_refusal(asked, self.shape)) is None:
-            return True
-        self.reasons.append(("device", f"cpu: {refusal.reason}"))
-        return False
-
     def _weights(self) -> WeightChoice:
-        """Return the formats of the weights. Raises: ConfigError for some that the host, or the device, has not."""
-        if self.has_device:
-            return self._weights_on_device()
-        settings, checkpoint = self.settings, self.checkpoint
-        check_on_cpu(settings, dict(self.reasons).get("device", "no GPU is planned for"))
-        can_differ = not shares_layers(settings)
-        asked = explicit_choice(settings.dtype, settings.quantize, self.shape, can_pack=True, can_differ=can_differ)
-        if checkpoint is None:
-            chosen = asked or WeightChoice("bfloat16", "bfloat16", "as such models are published")
-            routers: WeightFormat = "bfloat16" if chosen.matrices == "bfloat16" else "float32"
-            return dataclasses.replace(chosen, routers=routers)
-        chosen = asked or own_precision(
-            checkpoint, lambda _: True, can_differ=can_differ, is_exact=settings.exact_activations
-        )
-        return chosen.with_routers(checkpoint)
-
-    def _weights_on_device(self) -> WeightChoice:
-        """Return the same on a device, which computes in floats."""
+        """Return the formats of the weights on a device, which computes in floats."""
         chosen = explicit_choice(self.settings.dtype, None, self.shape, can_pack=False)
         if self.checkpoint is None:
             chosen = chosen or in_half(has_bfloat16=self.has_bfloat16)
@@ -224,60 +135,17 @@ class _Described:
         chosen = chosen or for_device(self.checkpoint, has_bfloat16=self.has_bfloat16)
         return chosen.with_routers(self.checkpoint)
 
-    def _on_device(self) -> CostModel:
-        """Return the costs with a device."""
-        workload = self.usage.workload
-        return CostModel(self.machine, self.costs, workload, routing=self.routing, process_bytes=PROCESS_BYTES)
-
-    def _shared_host(self) -> CostModel:
-        """Return the costs of one of the engines that share a host, in the fastest layouts that fit."""
-        number, objective = self.settings.num_replicas or 1, self.objective
-        candidates = possible_ranks(self.settings, self.costs)
-        if not candidates:
-            return self._on_host(Sharing(num_replicas=number))
-        models = {it: self._on_host(Sharing(parallel=it, num_replicas=number)) for it in candidates}
-        fitting = [it for it, model in models.items() if host_policy(model, objective, 1) is not None]
-        most = 1 if self.usage.goal == "latency" else self.usage.num_sequences or DEFAULT_MAX_NUM_SEQS
-        parallel = choose_rank_layouts(fitting or candidates[:1], models.__getitem__, most, self.reasons)
-        explain_ranks(parallel, self.shape, self.reasons)
-        return models[parallel]
-
-    def _on_host(self, sharing: Sharing) -> CostModel:
-        """Return the costs, in passes of as many tokens as is best."""
-        settings, shape = self.settings, self.shape
-        margin = 0 if settings.memory_bytes is None else margin_bytes(is_served=settings.is_served)
-        held = planned_bytes(ENGINE_BYTES, shape, is_served=settings.is_served) + margin
-
-        def model(num_tokens: int) -> CostModel:
-            return host_costs(
-                self.costs,
-                self.machine,
-                self.usage.workload,
-                routing=self.routing,
-                process_bytes=held + work_bytes(shape, num_tokens=num_tokens, num_sampled=0),
-                chunk_tokens=num_tokens,
-                sharing=sharing,
-            )
-
-        return model(settings.max_num_batched_tokens or choose_num_batched_tokens(self.usage, self.objective, model)[0])
-
-    def _choices(self, model: CostModel, policy: Policy) -> Choices:
-        """Return the decisions that carry a policy out."""
-        batching = Batching(policy.batch_size, max(policy.chunk_tokens, policy.batch_size))
-        return (
-            self._device_choices(model, policy, batching)
-            if self.has_device
-            else self._host_choices(model, policy, batching)
-        )
-
     @property
     def _gpu(self) -> str:
         """The GPU that computes, as torch calls it."""
         device = self.settings.device
         return _GPU if device == "auto" else parse_cuda_device(device)[0]
 
-    def _device_choices(self, model: CostModel, policy: Policy, batching: Batching) -> Choices:
-        """Requests are as long as the workload's at most: what stays where is made for these."""
+    def _choices(self, model: CostModel, policy: Policy) -> Choices:
+        """Return the decisions that carry a policy out.
+
+        Requests are as long as the workload's at most: what stays where is made for these.
+        """
         max_tokens = model.workload.max_tokens
         num_blocks = policy.batch_size * ceil(max_tokens / BLOCK_SIZE)
         offload = None if pipeline_of(model, policy) == RESIDENT else _offload(model, policy, num_blocks, self._gpu)
@@ -289,85 +157,37 @@ class _Described:
             cpu_isa="",
             dtype=self.weights.matrices,
             weights=self.weights,
-            num_threads=self._num_threads(1),
-            batching=batching,
+            num_threads=self._num_threads(),
+            batching=Batching(policy.batch_size, max(policy.chunk_tokens, policy.batch_size)),
             cache=KVCacheChoice(kv_dtype, num_blocks, ceil(BLOCK_SIZE * self.costs.kv_bytes), max_tokens),
             shares_prefixes=False,
             offload=offload,
             device_memory_bytes=self.machine.level(DEVICE).capacity_bytes,
-            memory=self._memory(model, policy, 0) if self.settings.memory_bytes is not None else None,
+            memory=self._memory(model, policy),
         )
 
-    def _host_choices(self, model: CostModel, policy: Policy, batching: Batching) -> Choices:
-        """Requests may be longer than the workload's, as far as memory goes."""
-        settings, sharing, has_slots = self.settings, model.sharing, policy.experts_on_disk > 0
-        slots = num_state_slots(self.shape, policy.batch_size, self.room_bytes, shares_prefixes=settings.prefix_caching)
-        is_limited = settings.memory_bytes is not None or has_slots
-        work = work_bytes(self.shape, num_tokens=policy.chunk_tokens, num_sampled=0)
-        return Choices(
-            device="cpu",
-            cpu_isa="" if self.checkpoint is None else choose_cpu_isa(settings.cpu_isa, "cpu", self.reasons),
-            dtype="float32",
-            weights=self.weights,
-            num_threads=self._num_threads(sharing.num_here * sharing.num_replicas),
-            batching=batching,
-            cache=self._host_cache(model, policy),
-            shares_prefixes=settings.prefix_caching,
-            states=choose_states(self.shape, slots, self.reasons),
-            experts=self._slots(policy) if has_slots else None,
-            parallel=sharing.parallel,
-            memory=self._memory(model, policy, work) if is_limited else None,
-        )
-
-    def _num_threads(self, num_processes: int) -> int:
+    def _num_threads(self) -> int:
         """Return the threads of each process, on the machine that makes the plan; 0: there is nothing to run."""
         if self.checkpoint is None:
             return self.settings.num_threads or 0
-        return max(choose_num_threads(self.settings.num_threads, host_resources(), []) // num_processes, 1)
+        return choose_num_threads(self.settings.num_threads, host_resources(), [])
 
-    def _host_cache(self, model: CostModel, policy: Policy) -> KVCacheChoice:
-        dtype, has_slots = self.costs.formats.kv, policy.experts_on_disk > 0
-        shape = RankMemory.of(self.costs, model.sharing.parallel).kv_shape
-        num_blocks = policy.batch_size * ceil(model.workload.max_tokens / BLOCK_SIZE)
-        held_bytes = model.memory(IntegerPolicy(policy.batch_size, 1, False))[RAM].const
-        if has_slots:
-            held_bytes -= (1 - model.min_experts) * self.costs.experts_bytes
-        spare_bytes = max(self.room_bytes - held_bytes, 0) / model.sharing.num_here
-        return choose_kv_cache(
-            dataclasses.replace(self.settings, kv_dtype=dtype),
-            shape,
-            torch_dtype=None,
-            left_bytes=int(spare_bytes) + num_blocks * shape.kv_bytes_per_token(dtype) * BLOCK_SIZE,
-            share=kv_share(has_slots=has_slots, takes_all=self.settings.memory_bytes is not None),
-            max_num_seqs=policy.batch_size,
-            least_blocks=num_blocks,
-            reasons=self.reasons,
-        )
-
-    def _slots(self, policy: Policy) -> ExpertSlotsConfig:
-        num_experts = self.costs.num_moe_layers * self.shape.routing.num_experts
-        least = min_slots(self.shape.routing.top_k, num_experts)
-        num_slots = num_slots_of_share(policy.experts_on_disk, num_experts, least=least)
-        if self.checkpoint is None:
-            size = ceil(self.costs.expert_bytes)
-            return ExpertSlotsConfig(packed_weights_file="", num_slots=num_slots, slab_bytes=size, min_slots=least)
-        return ExpertPlan.make(self.checkpoint, self.shape, self.weights, self.settings).config(num_slots)
-
-    def _memory(self, model: CostModel, policy: Policy, num_work_bytes: int) -> MemoryPlan:
+    def _memory(self, model: CostModel, policy: Policy) -> MemoryPlan | None:
+        """Return what a limit is divided into; None: there is none."""
+        limit = self.settings.memory_bytes
+        if limit is None:
+            return None
         return MemoryPlan(
-            limit_bytes=self.room_bytes,
-            process_bytes=model.process_bytes - num_work_bytes,
+            limit_bytes=limit,
+            process_bytes=model.process_bytes,
             weight_bytes=ceil(self.costs.model_bytes - policy.experts_on_disk * self.costs.experts_bytes),
-            work_bytes=num_work_bytes,
+            work_bytes=0,
             is_served=self.settings.is_served,
         )
 
     def _settings(self, choices: Choices) -> Settings:
-        """Return settings that name the machine's memory, and the share of experts on its device."""
+        """Return settings that name the share of experts on the machine's device."""
         settings, offload = self.settings, choices.offload
-        if not self.has_device:
-            limit = None if choices.experts is None else self.machine.level(RAM).capacity_bytes
-            return dataclasses.replace(settings, memory_bytes=settings.memory_bytes or limit)
         if offload is None:
             return dataclasses.replace(settings, device=choices.device)
         assert offload.cuda is not None, "described devices are GPUs"
@@ -379,11 +199,6 @@ class _Described:
             micro_batch=offload.micro_batch_tokens,
             resident_experts=offload.num_resident_experts / max(self.shape.routing.num_experts, 1),
         )
-
-
-def _path(settings: Settings) -> str:
-    """Return what a plan calls the model: a shipped shape's name, or where it is."""
-    return str(settings.model) if settings.model in shipped_models() else str(Path(str(settings.model)).absolute())
 
 
 def _offload(model: CostModel, policy: Policy, num_blocks: int, gpu: str) -> OffloadConfig:
@@ -417,13 +232,10 @@ def pipeline_of(model: CostModel, policy: Policy) -> str:
 
 def _why(model: CostModel, policy: Policy) -> list[tuple[str, str]]:
     """Return the reasons for a policy: (field, why)."""
-    reasons = disk_reasons(model, policy)
-    if not model.has_device:
-        return reasons
     attends = "faster there" if policy.attention_on_device else "faster than fetching keys and values"
     return [
         ("attention_on_device", attends),
         ("weights_on_device", "what the device has room for beside the batch"),
         ("num_devices", f"{policy.num_devices} of {model.machine.num_devices}"),
-        *reasons,
+        *disk_reasons(model, policy),
     ]

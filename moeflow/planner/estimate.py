@@ -21,9 +21,9 @@ from moeflow.planner.costs.process_memory import ENGINE_BYTES, planned_bytes
 from moeflow.planner.costs.rank_costs import ALONE, Sharing
 from moeflow.planner.costs.remote_waits import RemoteRates, step_with_lenders_s
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
-from moeflow.planner.costs.work_space import sampled_bytes, usual_bytes, work_bytes
+from moeflow.planner.costs.work_space import sampled_bytes, work_bytes
 from moeflow.planner.forecast import disk_reasons, forecast
-from moeflow.planner.hardware.this_machine import how_measured, machine_identity
+from moeflow.planner.hardware.this_machine import how_measured
 from moeflow.planner.resident_experts import min_slots, num_slots, share_on_disk
 
 
@@ -54,7 +54,7 @@ class Estimator(msgspec.Struct, frozen=True):
         return replace(
             plan,
             machine=self.machine.name,
-            machine_identity=machine_identity(self.config.num_threads),
+            machine_identity=self.machine.identity,
             forecast=forecast(model, policy, self.memory_limits, maps_weights=bool(self.config.packed_file)),
             reasons=reasons,
         )
@@ -136,10 +136,7 @@ class Estimator(msgspec.Struct, frozen=True):
 
     @property
     def _work_bytes(self) -> int:
-        num_tokens = self.config.scheduler.max_num_batched_tokens
-        if self.config.experts is not None:
-            return usual_bytes(self.shape, num_tokens=num_tokens)
-        return work_bytes(self.shape, num_tokens=num_tokens, num_sampled=0)
+        return work_bytes(self.shape, num_tokens=self.config.scheduler.max_num_batched_tokens, num_sampled=0)
 
 
 def host_costs(
@@ -166,13 +163,13 @@ def host_costs(
         prefill_overlap=prefill_overlap,
         process_bytes=process_bytes,
         sampled_bytes=sampled_bytes(costs.shape),
-        min_experts=_min_expert_share(costs) if sharing.parallel is None else 1.0,  # ranks read none from disk
+        min_experts=min_expert_share(costs) if sharing.parallel is None else 1.0,  # ranks read none from disk
         chunk_tokens=chunk_tokens,
         sharing=sharing,
     )
 
 
-def _min_expert_share(costs: ModelCosts) -> float:
+def min_expert_share(costs: ModelCosts) -> float:
     """Return the share of experts without which the engine computes no pass."""
     num_experts = costs.num_moe_layers * costs.shape.routing.num_experts
     return min_slots(costs.shape.routing.top_k, num_experts) / num_experts if num_experts else 0.0

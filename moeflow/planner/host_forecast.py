@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -31,8 +30,8 @@ from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
-from moeflow.planner.costs.work_space import usual_bytes, work_bytes
-from moeflow.planner.estimate import host_costs
+from moeflow.planner.costs.work_space import work_bytes
+from moeflow.planner.estimate import host_costs, min_expert_share
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.memory_budget import MemoryBudget
 from moeflow.planner.search.objective import Objective
@@ -63,7 +62,7 @@ class HostForecast:
         self,
         settings: Settings,
         usage: Usage,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | None,
         machine_of: MachineOf,
         routing: RoutingProfile | None,
         budget: MemoryBudget,
@@ -81,7 +80,8 @@ class HostForecast:
 
     def ask(self, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str, *, has_ranks: bool = False) -> None:
         """Learn how fast the machine is, and how its routers choose."""
-        if not cpu_isa or cpu_isa != extension.isa_name():  # measured are the best kernels
+        is_best = self._checkpoint is None or cpu_isa == extension.isa_name()  # machines have the best kernels' rates
+        if not cpu_isa or not is_best:
             return
         file = None if plan is None else plan.packed_weights_file
         self.machine = self._machine_of(Wanted(costs=self._costs_of(weights), packed_file=file, has_ranks=has_ranks))
@@ -95,8 +95,10 @@ class HostForecast:
         settings, parallel = self._settings, self._budget.parallel
         if self.machine is None and (parallel is None or parallel.stages is None):
             self.ask(weights, plan, cpu_isa)
-        if plan is not None:
+        num_tokens = settings.max_num_batched_tokens
+        if plan is not None and (self.machine is None or self._usage.is_interactive):
             default = self._streamed_batching(weights, plan, default, reasons)
+            num_tokens = default.max_num_batched_tokens
         if self.machine is None:
             return default
         try:
@@ -105,9 +107,7 @@ class HostForecast:
                 self._objective(weights, plan),
                 self.cost_model_of(weights, self.machine, parallel, streams_experts=plan is not None),
                 max_num_seqs=settings.max_num_seqs,
-                max_num_batched_tokens=settings.max_num_batched_tokens
-                if plan is None
-                else default.max_num_batched_tokens,
+                max_num_batched_tokens=num_tokens,
                 streams_experts=plan is not None,
             )
         except CapacityError:
@@ -124,13 +124,13 @@ class HostForecast:
         costs = self._costs_of(weights)
 
         def model(num_tokens: int) -> CostModel:
-            work = usual_bytes if streams_experts else partial(work_bytes, num_sampled=0)
             made = host_costs(
                 costs,
                 machine,
                 self._usage.workload,
                 routing=self.routing or EVEN_ROUTING,
-                process_bytes=self._budget.process_bytes + work(costs.shape, num_tokens=num_tokens),
+                process_bytes=self._budget.process_bytes
+                + work_bytes(costs.shape, num_tokens=num_tokens, num_sampled=0),
                 chunk_tokens=num_tokens,
                 sharing=Sharing(parallel=parallel, num_replicas=self._settings.num_replicas or 1),
             )
@@ -145,12 +145,19 @@ class HostForecast:
             left = max(self._budget.left(weights), 0.0)
             takes_all = self._settings.memory_bytes is not None and not self._settings.shares_memory
             limit -= int(left * (1 - kv_share(has_slots=False, takes_all=takes_all)))
+        if plan is not None:  # slots are whole pages
+            limit -= max(plan.min_bytes - ceil(self._least_bytes(weights)), 0)
         objective = self._usage.objective({RAM: limit})
-        if plan is None or self._usage.is_interactive:
+        if plan is None or self._usage.is_interactive or self._usage.reserves_kv:
             return objective
         left_bytes = self._budget.left_for_kv(plan.min_bytes) * kv_share(has_slots=True, takes_all=False)
         most = (self._settings.kv_cache_bytes or left_bytes) // max(self.kv_bytes_of_request(weights), 1)
         return replace(objective, max_sequences=min(objective.max_sequences, max(int(most), 1)))
+
+    def _least_bytes(self, weights: WeightChoice) -> float:
+        """Return the bytes of weights that the cost model keeps in memory in any case."""
+        costs = self._costs_of(weights)
+        return costs.model_bytes - (1 - min_expert_share(costs)) * costs.experts_bytes
 
     def kv_bytes_of_request(self, weights: WeightChoice) -> int:
         """Return the bytes of keys and values of a request as long as the usage's are."""

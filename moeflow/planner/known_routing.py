@@ -15,6 +15,8 @@ def routing_file(checkpoint: Checkpoint, cache_dir: Path | None) -> Path:
     return profile_file(cache_folder(cache_dir), checkpoint_identity(checkpoint))
 
 
-def known_routing(checkpoint: Checkpoint, cache_dir: Path | None) -> RoutingProfile:
-    """Return the learnt routing; even routing if none is known."""
+def known_routing(checkpoint: Checkpoint | None, cache_dir: Path | None) -> RoutingProfile:
+    """Return the learnt routing; even routing if none is known. `checkpoint` None: the model has no weights."""
+    if checkpoint is None:
+        return EVEN_ROUTING
     return load_profile(routing_file(checkpoint, cache_dir)) or EVEN_ROUTING

@@ -14,9 +14,10 @@ from moeflow.core.hardware import DEVICE, DISK, Machine
 from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.planner.choices.gpu_limits import gpu_refusal
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.costs.routing_profile import RoutingProfile
-from moeflow.planner.hardware.host import HostResources, host_resources
+from moeflow.planner.hardware.host import HostResources, host_of, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
 from moeflow.planner.hardware.this_machine import (
     MachineNeeds,
@@ -26,9 +27,9 @@ from moeflow.planner.hardware.this_machine import (
     this_machine,
     was_disturbed,
 )
-from moeflow.planner.host_forecast import Wanted
-from moeflow.planner.model_files import bare_config
-from moeflow.planner.resolve import resolve, resources_for
+from moeflow.planner.host_forecast import MachineOf, Wanted
+from moeflow.planner.model_files import bare_config, opened_model
+from moeflow.planner.resolve import Resolved, resolve, resources_for
 from moeflow.planner.usage import SERVING, Usage
 from moeflow.settings.settings import Settings
 
@@ -94,10 +95,10 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
         raise ConfigError("no model is named")
     _check_device(settings, is_here=request.machine is None)
     check_threads(settings, host_resources())
-    if request.machine is None and bare_config(settings.model) is None and not _device_name(settings):
-        found = _plan_here(request, on_step)
-    else:
-        found = _plan_described(request, on_step)
+    named = None if request.machine is None else machine_files.load_machine(request.machine)
+    has_device = bool(_device_name(settings)) if named is None else named.has(DEVICE) and settings.device != "cpu"
+    why_host = _why_host(settings) if has_device else "the machine has no GPU"
+    found = _plan_host(request, named, on_step, why_host) if why_host else _plan_device(request, named, on_step)
     on_step("what would help")
     forecast = found.plan.forecast
     assert forecast is not None, "the machine is known"
@@ -109,26 +110,29 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
     return dataclasses.replace(found, plan=dataclasses.replace(found.plan, forecast=forecast))
 
 
-def _plan_described(request: PlanRequest, on_step: OnStep) -> described.Planned:
-    """Plan for a machine in a file; or for this one, with its GPU or a model known by its shape alone."""
+def _why_host(settings: Settings) -> str:
+    """Return why a machine with a GPU computes on its processor; empty: the GPU runs the model as asked, or is named.
+
+    Raises: CheckpointError if there is no such model.
+    """
+    if settings.device != "auto":
+        return ""
+    with opened_model(str(settings.model), needs_weights=False) as (_, shape):
+        refusal = gpu_refusal(dataclasses.replace(settings, memory_bytes=None), shape)  # a limit is for main memory
+    return refusal.reason if refusal else ""
+
+
+def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:
+    """Plan for a machine with a device, which has a name; None: for this one and its GPU."""
     settings = request.settings
-    named = None if request.machine is None else machine_files.load_machine(request.machine)
-    if named is not None and settings.device == "cpu":
-        named = named.without_device()
 
     def machine(wanted: Wanted) -> Machine:
         found = named or _with_device(_measured_here(request, wanted, on_step), settings, on_step)
         on_step("the best policy")
         return found
 
-    has_device = bool(_device_name(settings)) if named is None else named.has(DEVICE)
     return described.plan_described(
-        settings,
-        request.usage,
-        machine,
-        has_device=has_device,
-        has_bfloat16=not has_device or _has_bfloat16(named, settings),
-        routing=request.routing,
+        settings, request.usage, machine, has_bfloat16=_has_bfloat16(named, settings), routing=request.routing
     )
 
 
@@ -139,20 +143,25 @@ def _has_bfloat16(named: Machine | None, settings: Settings) -> bool:
     return processor_of(named.level(DEVICE)).has_bfloat16
 
 
-def _plan_here(request: PlanRequest, on_step: OnStep) -> described.Planned:
-    settings, usage = request.settings, request.usage
-    measured: list[Machine] = []
+def _plan_host(request: PlanRequest, named: Machine | None, on_step: OnStep, why_host: str) -> described.Planned:
+    """Plan for a machine that computes on its processor, which has a name; None: for this one.
+
+    If this machine has a GPU that holds the model, the plan is for that GPU.
+    """
+    usage, measured = request.usage, list[Machine]()
+    if named is not None and named.has(DEVICE):
+        named = named.without_device()
 
     def machine(wanted: Wanted) -> Machine:
-        measured.append(_measured_here(request, wanted, on_step))
+        measured.append(named or _measured_here(request, wanted, on_step))
         on_step("the best policy")
         return measured[-1]
 
     with _cautious(measured):
-        resolved = resolve(settings, usage, machine_of=machine, routing=request.routing)
+        resolved = _resolve_host(request, _described_resources(request, named, why_host), machine)
     if resolved.config.device != "cpu":
-        on_gpu = dataclasses.replace(settings, device=resolved.config.device)
-        return _plan_described(dataclasses.replace(request, settings=on_gpu), on_step)
+        on_gpu = dataclasses.replace(request.settings, device=resolved.config.device)
+        return _plan_device(dataclasses.replace(request, settings=on_gpu), None, on_step)
     if resolved.estimator is None:
         raise ConfigError(
             "this machine's speed cannot be measured for these settings: its CPU kernels do not compute. Plan for a "
@@ -160,6 +169,39 @@ def _plan_here(request: PlanRequest, on_step: OnStep) -> described.Planned:
         )
     objective = usage.objective(resolved.estimator.memory_limits)
     return described.Planned(resolved.plan, resolved.estimator.costs(usage.workload), objective, resolved.estimator)
+
+
+def _described_resources(request: PlanRequest, named: Machine | None, why_host: str) -> HostResources | None:
+    """Return the resources of a named machine, or of this one for a shape; None: it runs the model."""
+    if named is not None:
+        return host_of(named, why_host)
+    is_shape = bare_config(str(request.settings.model)) is not None
+    return host_resources() if is_shape else None
+
+
+def _resolve_host(request: PlanRequest, resources: HostResources | None, machine_of: MachineOf) -> Resolved:
+    """Return the plan. Where nothing runs, experts that do not fit in memory come from disk, without a limit too.
+
+    `resources` None: this machine's.
+    """
+
+    def resolved(settings: Settings) -> Resolved:
+        return resolve(
+            settings,
+            request.usage,
+            machine_of=machine_of,
+            resources=resources,
+            routing=request.routing,
+            needs_weights=False,
+        )
+
+    settings = request.settings
+    try:
+        return resolved(settings)
+    except CapacityError:
+        if resources is None or settings.memory_bytes is not None or (settings.num_ranks or 1) > 1:
+            raise
+        return resolved(dataclasses.replace(settings, memory_bytes=resources.available_bytes))
 
 
 @contextmanager

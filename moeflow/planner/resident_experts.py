@@ -39,11 +39,6 @@ def slots_within(left_bytes: int, slab_bytes: int, num_experts: int, *, least: i
     return num_slots(left_bytes, slab_bytes, num_experts, least=least)
 
 
-def num_slots_of_share(share_on_disk: float, num_experts: int, *, least: int) -> int:
-    """Return how many of all experts have slots if a share of them is on disk; `least` have in any case."""
-    return max(_whole(1 - share_on_disk, num_experts), least)
-
-
 def share_on_disk(num_resident: int, num_experts: int) -> float:
     """Return the share of experts that have no slot."""
     return max(1 - num_resident / num_experts, 0.0)
@@ -62,7 +57,7 @@ def share_on_device(layers_bytes: float, experts_bytes: float, share_of_layers: 
 
 def num_on_device(share: float, num_experts: int) -> int:
     """Return how many experts of a layer a share of them is."""
-    return _whole(share, num_experts)
+    return floor((share + SHARE_STEP) * num_experts)
 
 
 def device_bytes(num_resident: int, num_layers: int, num_experts: int, expert_bytes: float) -> float:
@@ -75,8 +70,3 @@ def most_on_device(left_bytes: float, num_layers: int, num_experts: int, expert_
     """Return how many experts of each layer can stay on a device; None: streaming all of them does not fit either."""
     numbers = range(num_experts, -1, -1)
     return next((it for it in numbers if device_bytes(it, num_layers, num_experts, expert_bytes) <= left_bytes), None)
-
-
-def _whole(share: float, num_experts: int) -> int:
-    """Return the whole experts in a share, which is rounded."""
-    return floor((share + SHARE_STEP) * num_experts)

@@ -6,19 +6,17 @@ Only headers are read, and once; what cannot fit is refused before loading.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
-from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DISK
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import import_torch
-from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.device_offload import computes_in_torch, device_overrides, settings_of_host, with_pipeline
 from moeflow.planner.choices.gpu_limits import check_on_cpu, why_not_automatic, why_too_short
 from moeflow.planner.choices.processor_choice import Reasons
@@ -27,6 +25,7 @@ from moeflow.planner.decision import Decision
 from moeflow.planner.estimate import Estimator
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.host_forecast import MachineOf, unmeasured
+from moeflow.planner.model_files import opened_model
 from moeflow.planner.usage import SERVING, Usage
 from moeflow.settings.settings import Settings, to_plain
 
@@ -50,11 +49,12 @@ def resolve(
     machine_of: MachineOf = unmeasured,
     resources: HostResources | None = None,
     routing: RoutingProfile | None = None,
+    needs_weights: bool = True,
 ) -> Resolved:
-    """Turn settings into a plan for this model on this machine.
+    """Turn settings into a plan for this model on this machine, or on one with other `resources`.
 
     `machine_of` returns how fast the machine is; None: unknown, and what the user leaves open is left to defaults.
-    `routing` None: learnt from the model's routers.
+    `routing` None: learnt from the model's routers. `needs_weights`: False if the model's shape alone will do.
 
     Raises: ConfigError for a setting that makes no sense, CapacityError if model or cache do not fit,
     CheckpointError if the model cannot be read. `settings.model` must name a path.
@@ -64,7 +64,7 @@ def resolve(
     settings.check_counts()
     resources = resources or resources_for(settings)
     try:
-        return _resolve(settings, usage, resources, machine_of, routing)
+        return _resolve(settings, usage, resources, machine_of, routing, needs_weights=needs_weights)
     except CapacityError as error:
         number = settings.num_replicas or 1
         if number == 1:
@@ -97,11 +97,12 @@ def _resolve(
     resources: HostResources,
     machine_of: MachineOf,
     routing: RoutingProfile | None,
+    *,
+    needs_weights: bool = True,
 ) -> Resolved:
     assert settings.model is not None, "checked before"
     overrides = device_overrides(settings, resources)
-    with closing(open_checkpoint(settings.model)) as checkpoint:
-        shape = read_model_config(checkpoint)
+    with opened_model(settings.model, needs_weights=needs_weights) as (checkpoint, shape):
         if usage.reserves_kv:
             usage.check(shape, settings.model)
         usage = usage.within(settings.max_model_len or shape.max_position)

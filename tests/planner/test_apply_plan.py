@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import ExpertSlotsConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Workload, plan_from_json, plan_to_json
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.saved import predictor_folder
+from moeflow.models.registry import read_model_config
 from moeflow.planner.apply_plan import apply_plan, changes, machine_notice, settings_beside
-from moeflow.planner.costs.process_memory import PROCESS_BYTES
+from moeflow.planner.costs.process_memory import PROCESS_BYTES, served_bytes
 from moeflow.planner.described import plan_described
-from moeflow.planner.hardware.host import HostResources, host_resources
+from moeflow.planner.hardware.host import HostResources, host_of, host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.resolve import resolve
 from moeflow.planner.usage import Usage
@@ -60,8 +62,9 @@ def resolved(folder, usage=LIKE_WORKLOAD, **settings):
 def described(folder, where, goal="throughput", **settings):
     usage = dataclasses.replace(LIKE_WORKLOAD, goal=goal, num_sequences=None if goal == "latency" else 8)
     asked = Settings(model=str(folder), cache_dir=folder, **settings)
-    has_device = where.num_devices > 0
-    return read_again(plan_described(asked, usage, lambda _: where, has_device=has_device).plan)
+    if where.num_devices:
+        return read_again(plan_described(asked, usage, lambda _: where).plan)
+    return read_again(resolve(asked, usage, machine_of=lambda _: where, resources=host_of(where)).plan)
 
 
 def applied(plan, folder, **settings):
@@ -108,7 +111,7 @@ def test_the_configuration_that_runs_is_the_plan_s(folder, settings):
     ("where", "settings"),
     [
         (machine(ram=2 * 10**9), {}),
-        (machine(ram=2 * 10**9), {"num_replicas": 2}),
+        (machine(ram=2 * 10**9), {"num_replicas": 2, "is_served": True}),
         (machine(ram=2 * 10**9), {"num_ranks": 2}),
         (machine(ram=10**9), {"memory_bytes": 6 * 10**8, "quantize": "int8"}),
         (machine(ram=2 * 10**9, device=840 * 10**6), {}),
@@ -127,9 +130,11 @@ def test_the_same_of_a_machine_in_a_file(folder, goal, where, settings):
 
 @needs_kernels
 def test_a_limit_is_that_of_one_engine_in_the_configuration_and_of_all_in_the_settings(folder):
-    plan = described(folder, machine(ram=2 * 10**9), num_replicas=2, memory_bytes=10**9)
-    assert plan.config.memory.limit_bytes == 5 * 10**8
-    assert plan.memory_bytes == plan.settings["memory_bytes"] == 10**9
+    plan = described(folder, machine(ram=2 * 10**9), num_replicas=2, memory_bytes=10**9, is_served=True)
+    shape = read_model_config(open_checkpoint(folder))
+    in_common = served_bytes(host_of(machine(ram=2 * 10**9)).process_bytes, shape)
+    assert plan.config.memory.limit_bytes == in_common + (10**9 - in_common) // 2
+    assert plan.settings["memory_bytes"] == 10**9
 
 
 @needs_kernels
@@ -147,8 +152,6 @@ def test_all_requests_of_the_workload_have_room_even_beyond_the_usual_share(fold
     scheduler = resolve(asked, LIKE_WORKLOAD, resources=little).config.scheduler
     assert scheduler.num_blocks == 200 * 3  # of 16 tokens, for 40
     assert resolve(asked, resources=little).config.scheduler.num_blocks < 200 * 3
-    tight = machine(ram=described(folder, machine(ram=2 * 10**9)).memory_bytes + 4096)
-    assert described(folder, tight).config.scheduler.num_blocks == 8 * 3
     with pytest.raises(CapacityError, match=r"a KV cache of .* is asked for, but"):
         resolve(dataclasses.replace(asked, max_num_seqs=1000), LIKE_WORKLOAD, resources=little)
 

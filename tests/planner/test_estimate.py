@@ -10,7 +10,7 @@ import pytest
 
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.kernels.cpu import extension
-from moeflow.planner.costs.work_space import sampled_bytes, usual_bytes
+from moeflow.planner.costs.work_space import sampled_bytes, work_bytes
 from moeflow.planner.estimate import Estimator
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.hardware.this_machine import machine_file
@@ -46,7 +46,7 @@ def shape(model):
 def streamed(config, shape):
     """Return an estimator of the configuration with memory for six of eight experts."""
     slots = ExpertSlotsConfig(packed_weights_file="x", num_slots=6, slab_bytes=2 << 20, min_slots=1)
-    beside_bytes = usual_bytes(shape, num_tokens=512) + ceil(sampled_bytes(shape))  # of a request alone
+    beside_bytes = work_bytes(shape, num_tokens=512, num_sampled=0) + ceil(sampled_bytes(shape))  # of a request alone
     limit_bytes = (1 << 28) + (1 << 20) + beside_bytes + 6 * (2 << 20)
     memory = MemoryPlan(limit_bytes=limit_bytes, process_bytes=1 << 28, weight_bytes=1 << 20, work_bytes=0)
     config = dataclasses.replace(config, experts=slots, memory=memory, kv_cache_bytes=1 << 30)

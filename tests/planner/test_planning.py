@@ -80,6 +80,33 @@ def test_what_comes_from_disk_is_read_for_more_prompt_tokens_at_once(host, tmp_p
     assert chunk(memory_bytes=600 * 2**20, max_num_batched_tokens=64) == 64
 
 
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+def test_a_shape_and_weights_of_that_shape_have_one_plan_within_a_limit(host, tmp_path):
+    shape = {"hidden_size": 512, "intermediate_size": 512, "num_local_experts": 64, "max_position_embeddings": 2048}
+    write_tiny_mixtral(tmp_path, vocab_size=1000, torch_dtype=torch.bfloat16, **shape)
+    short = Workload(prompt_len=100, gen_len=20, max_prompt_len=100)
+
+    def planned(model, **settings):
+        asked = Settings(model=str(model), dtype="bfloat16", memory_bytes=480 * 2**20, cache_dir=tmp_path, **settings)
+        return plan_for(PlanRequest(settings=asked, usage=usage(workload=short), machine=host)).plan
+
+    plan, of_shape = planned(tmp_path), planned(tmp_path / "config.json")
+    assert plan.forecast.expert_places[-1][1] > 0  # on disk
+    assert plan.config.scheduler == of_shape.config.scheduler
+    assert plan.config.experts.num_slots == of_shape.config.experts.num_slots
+    usual = planned(tmp_path, max_num_batched_tokens=512)
+    assert plan.config.scheduler.max_num_batched_tokens > 512
+    assert plan.forecast.tokens_per_s.value > usual.forecast.tokens_per_s.value
+
+
+def test_a_described_machine_that_is_too_small_has_experts_on_disk(host, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG | {"num_local_experts": 512}))
+    plan = plan_for(PlanRequest(settings=Settings(model=str(config)), usage=usage(), machine=host)).plan
+    assert plan.config.memory.limit_bytes == plan.settings["memory_bytes"] == 2 * 10**9
+    assert 0 < plan.config.experts.num_slots < 4 * 512
+
+
 def test_a_shape_that_is_shipped_is_planned_for_by_name():
     request = PlanRequest(settings=Settings(model="mixtral-8x7b"), usage=usage(num_sequences=64), machine="paper-s1")
     plan = plan_for(request).plan

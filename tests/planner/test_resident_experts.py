@@ -16,7 +16,6 @@ from moeflow.planner.resident_experts import (
     most_on_device,
     num_on_device,
     num_slots,
-    num_slots_of_share,
     share_on_device,
     share_on_disk,
     share_to_evict,
@@ -53,8 +52,8 @@ def test_too_little_memory_says_what_is_needed():
 @given(num_experts=st.integers(4, 10_000), data=st.data())
 def test_a_share_and_the_number_that_it_came_from_are_the_same(num_experts, data):
     resident = data.draw(st.integers(4, num_experts))
-    assert num_slots_of_share(share_on_disk(resident, num_experts), num_experts, least=4) == resident
-    assert num_slots_of_share(round(share_on_disk(resident, num_experts), 6), num_experts, least=4) == resident
+    on_disk = share_on_disk(resident, num_experts)
+    assert num_on_device(1 - on_disk, num_experts) == num_on_device(1 - round(on_disk, 6), num_experts) == resident
     assert num_on_device(round(resident / num_experts, 6), num_experts) == resident
 
 

@@ -73,7 +73,8 @@ def choose_batching(
         tokens, why_tokens = choose_num_batched_tokens(usage, objective, costs)
     if max_num_seqs is None:
         choose = _together if usage.is_interactive else _best
-        number, why_seqs = choose(costs(min(tokens, max_num_batched_tokens or LEAST_TOKENS)), objective)
+        least = tokens if streams_experts else LEAST_TOKENS
+        number, why_seqs = choose(costs(min(tokens, max_num_batched_tokens or least)), objective)
     else:
         number, why_seqs = max_num_seqs, ""
     if max_num_batched_tokens is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,6 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.packed.layout import SlabSpec
 from moeflow.core.engine_config import ExpertSlotsConfig
 from moeflow.core.errors import ConfigError
-from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
@@ -20,6 +20,7 @@ from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.lossy_routing import predictor_of
 from moeflow.planner.choices.packed_files import place_of_packed_weights
 from moeflow.planner.choices.weight_choice import WeightChoice
+from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.resident_experts import min_slots, slots_within
 from moeflow.settings.settings import Settings
 
@@ -28,15 +29,20 @@ class ExpertPlan(msgspec.Struct, frozen=True):
     """What a model needs whose experts come from disk."""
 
     spec: SlabSpec
-    packed_weights_file: Path
+    packed_weights_file: Path | None  # None: the model has no weights here
     policy: str
     predictor: str
     resident_bytes: int  # weights that stay in memory
     min_slots: int
 
     @classmethod
-    def make(cls, checkpoint: Checkpoint, shape: ModelConfig, weights: WeightChoice, settings: Settings) -> ExpertPlan:
-        """Look at a model with experts. Raises: ConfigError if there is no such policy or predictor."""
+    def make(
+        cls, checkpoint: Checkpoint | None, costs: ModelCosts, weights: WeightChoice, settings: Settings
+    ) -> ExpertPlan:
+        """Look at a model with experts; `checkpoint` None: at its shape alone.
+
+        Raises: ConfigError if there is no such policy or predictor.
+        """
         predictor, policy = predictor_of(settings), settings.expert_policy
         predictor = DEFAULT_PREDICTOR if predictor == "auto" else predictor
         known = (*PREDICTORS, WHOLE_PASS, NO_PREDICTOR)
@@ -45,17 +51,19 @@ class ExpertPlan(msgspec.Struct, frozen=True):
         policy = DEFAULT_POLICY if policy == "auto" else policy
         if policy not in POLICIES:
             raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")
-        spec = slab_spec(checkpoint, weights.formats)
-        file = place_of_packed_weights(checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir)
-        if predictor == WHOLE_PASS:
-            check_is_saved(folders_of(checkpoint.path, file), "choose another --predictor")
+        file, spec = None, _spec_of_shape(costs, weights)
+        if checkpoint is not None:
+            named, spec = settings.packed_weights_file, slab_spec(checkpoint, weights.formats)
+            file = place_of_packed_weights(checkpoint, weights.formats, named, settings.cache_dir)
+            if predictor == WHOLE_PASS:
+                check_is_saved(folders_of(checkpoint.path, file), "choose another --predictor")
         return cls(
             spec,
             file,
             policy,
             predictor,
             spec.resident_bytes,
-            min_slots=min_slots(shape.routing.top_k, spec.num_slabs),
+            min_slots=min_slots(costs.shape.routing.top_k, spec.num_slabs),
         )
 
     @property
@@ -71,7 +79,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
     def config(self, num_slots: int) -> ExpertSlotsConfig:
         """Return so many slots."""
         return ExpertSlotsConfig(
-            packed_weights_file=str(self.packed_weights_file),
+            packed_weights_file=str(self.packed_weights_file or ""),
             num_slots=num_slots,
             slab_bytes=self.spec.slab_bytes,
             min_slots=self.min_slots,
@@ -81,9 +89,24 @@ class ExpertPlan(msgspec.Struct, frozen=True):
 
     def reason(self, config: ExpertSlotsConfig) -> str:
         """Return the decision."""
-        made = "is" if self.packed_weights_file.exists() else "will be"
-        return (
-            f"up to {config.num_slots} of {self.spec.num_slabs} in memory, of {format_bytes(self.spec.slab_bytes)} "
-            f"each; the others come from {self.packed_weights_file}, which {made} there "
-            f"({format_bytes(self.spec.file_bytes)})"
-        )
+        number = f"up to {config.num_slots} of {self.spec.num_slabs}"
+        held = f"{number} in memory, of {format_bytes(self.spec.slab_bytes)} each; the others come from"
+        file = self.packed_weights_file
+        if file is None:
+            return f"{held} disk"
+        made = "is" if file.exists() else "will be"
+        return f"{held} {file}, which {made} there ({format_bytes(self.spec.file_bytes)})"
+
+
+def _spec_of_shape(costs: ModelCosts, weights: WeightChoice) -> SlabSpec:
+    """Return the sizes of packed weights by a model's shape alone."""
+    return SlabSpec(
+        identity="",
+        weight_format=weights.matrices,
+        embedding_format=weights.embeddings,
+        num_layers=costs.num_moe_layers,
+        num_experts=costs.shape.routing.num_experts,
+        slab_bytes=ceil(costs.expert_bytes),
+        resident_bytes=ceil(costs.model_bytes - costs.experts_bytes),
+        layout="",
+    )

@@ -123,6 +123,12 @@ def explicit_choice(
     return WeightChoice(_format(quantize), "int8")
 
 
+def of_shape(asked: WeightChoice | None) -> WeightChoice:
+    """Return the formats of a model without weights here: as asked for, or as most models are published."""
+    chosen = asked or WeightChoice("bfloat16", "bfloat16", "as such models are published")
+    return replace(chosen, routers="bfloat16" if chosen.matrices == "bfloat16" else "float32")
+
+
 def activations_reason(*, is_exact: bool) -> str:
     """Return what integer weights of a file meet, and what the other choice would bring."""
     if is_exact:

@@ -16,7 +16,6 @@ _SLACK = 1.25  # freed memory that the allocator cannot reuse
 _NUM_HIDDEN = 8  # rows of the hidden size: hidden states, residual, norms, results
 _NUM_PAIR = 4  # rows for each token and expert: gathered, gate and up, result, the result in its place
 _NUM_INPUTS = 4  # rows of all layers' own inputs: projected, normalised, from the table, their sum
-_USUAL_TOKENS = 512  # of a pass
 _NUM_LOGITS = 4  # rows of the vocabulary's size: logits, edited, as probabilities, sorted
 
 
@@ -39,14 +38,6 @@ def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
     )
     row_bytes = _FLOAT * (_NUM_HIDDEN * shape.hidden_size + attention + experts + inputs) + _ROW_BYTES
     return int(_BASE_BYTES + _SLACK * num_tokens * row_bytes + num_sampled * sampled_bytes(shape))
-
-
-def usual_bytes(shape: ModelConfig, *, num_tokens: int) -> int:
-    """Return the work space of a usual pass, of so many tokens at most, without sampled tokens.
-
-    It counts next to experts from disk: a longer pass evicts some, which return afterwards.
-    """
-    return work_bytes(shape, num_tokens=min(num_tokens, _USUAL_TOKENS), num_sampled=0)
 
 
 def sampled_bytes(shape: ModelConfig) -> float:

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 
 from moeflow.core.control_groups import cpu_quota, memory_room
+from moeflow.core.hardware import RAM, Machine
 from moeflow.core.offload_config import CUDA, parse_cuda_device
-from moeflow.planner.costs.process_memory import resident_bytes
+from moeflow.planner.costs.process_memory import ENGINE_BYTES, resident_bytes
 from moeflow.planner.hardware import gpus
 
 GPU_DRIVERS = ("nvidia*", "nvgpu*", "nvhost-gpu", "kfd", "dxg")  # in /dev: NVIDIA's, AMD's, WSL's
@@ -62,6 +63,20 @@ def _with_gpu(here: HostResources, device: str) -> HostResources:
     if found:
         return replace(here, why_no_accelerator=f"torch finds only {', '.join(gpu.name for gpu in found)} here")
     return here
+
+
+def host_of(machine: Machine, why_no_accelerator: str = "the machine has no GPU") -> HostResources:
+    """Return what another machine's processor offers to a process that has yet to start, with this machine's cores."""
+    memory_bytes = machine.level(RAM).capacity_bytes
+    return replace(
+        host_resources(),
+        total_bytes=memory_bytes,
+        available_bytes=memory_bytes,
+        accelerator=None,
+        accelerator_free_bytes=0,
+        process_bytes=ENGINE_BYTES,
+        why_no_accelerator=why_no_accelerator,
+    )
 
 
 def has_gpu_driver() -> bool:
