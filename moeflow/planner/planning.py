@@ -152,7 +152,9 @@ def _plan_here(request: PlanRequest, on_step: OnStep) -> described.Planned:
         resolved = resolve(settings, usage, machine_of=machine, routing=request.routing)
     if resolved.config.device != "cpu":
         on_gpu = dataclasses.replace(settings, device=resolved.config.device)
-        return _plan_described(dataclasses.replace(request, settings=on_gpu), on_step)
+        found = _plan_described(dataclasses.replace(request, settings=on_gpu), on_step)
+        why = tuple(it for it in resolved.plan.reasons if it[0] == "device")
+        return dataclasses.replace(found, plan=dataclasses.replace(found.plan, reasons=(*why, *found.plan.reasons)))
     if resolved.estimator is None:
         raise ConfigError(
             "this machine's speed cannot be measured for these settings: its CPU kernels do not compute. Plan for a "
