@@ -161,7 +161,9 @@ def _plan_host(request: PlanRequest, named: Machine | None, on_step: OnStep, why
         resolved = _resolve_host(request, _described_resources(request, named, why_host), machine)
     if resolved.config.device != "cpu":
         on_gpu = dataclasses.replace(request.settings, device=resolved.config.device)
-        return _plan_device(dataclasses.replace(request, settings=on_gpu), None, on_step)
+        found = _plan_device(dataclasses.replace(request, settings=on_gpu), None, on_step)
+        why = tuple(it for it in resolved.plan.reasons if it[0] == "device")
+        return dataclasses.replace(found, plan=dataclasses.replace(found.plan, reasons=(*why, *found.plan.reasons)))
     if resolved.estimator is None:
         raise ConfigError(
             "this machine's speed cannot be measured for these settings: its CPU kernels do not compute. Plan for a "

@@ -178,6 +178,7 @@ def test_without_an_option_the_device_is_that_of_a_start(settings, device, monke
     asked = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path, **settings)
     plan = plan_for(PlanRequest(settings=asked, usage=usage())).plan
     assert plan.config.device == device
+    assert dict(plan.reasons)["device"].startswith(f"{device}: ")
     started = resolving.resolve(asked).config
     assert (started.device, started.weight_format) == (device, plan.config.weight_format)
     assert plan.forecast.policy.ffn_on_device == (device != "cpu")

@@ -62,6 +62,8 @@ def policy_table(plan: Plan) -> Table:
         rows.append(("micro-batch (mu)", f"{config.offload.micro_batch_tokens}", micro_batches))
     else:
         rows.append(("tokens a pass", f"{limits.max_num_batched_tokens}", _why(plan, "max_num_batched_tokens")))
+    if why := _why(plan, "device"):
+        rows.insert(0, ("device", config.device if config.offload is None else config.offload.torch_device, why))
     if plan.num_replicas > 1:
         rows.append(("replicas", f"{plan.num_replicas}", _why(plan, "replicas")))
     rows.append(("pipeline", plan.pipeline, _summary(plan.pipeline)))
@@ -69,7 +71,8 @@ def policy_table(plan: Plan) -> Table:
     if _has_device(plan):
         rows += _device_rows(plan)
     else:
-        rows.append(("KV cache", config.kv_dtype, f"{format_bytes(config.kv_cache_bytes)} in memory"))
+        kv_memory = "memory" if config.device == "cpu" else "device memory"
+        rows.append(("KV cache", config.kv_dtype, f"{format_bytes(config.kv_cache_bytes)} in {kv_memory}"))
     rows += _expert_rows(plan)
     rows += _remote_rows(plan)
     rows += _rank_rows(plan)

@@ -13,8 +13,11 @@ import psutil
 from moeflow.core.control_groups import cpu_quota, memory_room
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.offload_config import CUDA, parse_cuda_device
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, resident_bytes
-from moeflow.planner.hardware import gpus
+
+with on_demand(__name__):
+    from moeflow.planner.hardware import gpus
 
 GPU_DRIVERS = ("nvidia*", "nvgpu*", "nvhost-gpu", "kfd", "dxg")  # in /dev: NVIDIA's, AMD's, WSL's
 

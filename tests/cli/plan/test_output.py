@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from moeflow.cli.plan.output import plan_tables, prediction_table
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.plan import Estimate
@@ -26,6 +28,16 @@ def test_a_plan_of_which_nothing_is_expected_shows_what_was_chosen():
     rows = {name: (value, why) for name, value, why in table.rows}
     assert rows["sequences at once (N)"] == ("6", "so it is")
     assert rows["KV cache"] == ("bfloat16", "1.0 MiB in memory")
+
+
+@pytest.mark.parametrize(("device", "where"), [("cpu", "1.0 MiB in memory"), ("cuda:0", "1.0 MiB in device memory")])
+def test_the_device_and_its_reason_come_first(device, where):
+    config = dataclasses.replace(PLAN.config, device=device)
+    (table,) = plan_tables(
+        dataclasses.replace(PLAN, config=config, forecast=None, reasons=(("device", f"{device}: as it is: so"),))
+    )
+    assert table.rows[0] == ("device", device, "as it is: so")
+    assert ("KV cache", "bfloat16", where) in table.rows
 
 
 def test_a_plan_for_several_processes_shows_what_they_share_and_hold():
