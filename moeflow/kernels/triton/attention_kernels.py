@@ -115,9 +115,8 @@ def attention_kernel(
     largest = tl.full((tile_rows,), float("-inf"), tl.float32)
     total = tl.zeros((tile_rows,), tl.float32)
     if has_sinks:
-        sinks = tl.load(sinks_ptr + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
-        largest = tl.where(split == 0, sinks, largest)
-        total = tl.where(split == 0, 1.0, total)
+        largest = tl.load(sinks_ptr + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
+        total += tl.where(split == 0, 1.0, 0.0)  # once in the sum of all splits
     sums = tl.zeros((tile_rows, dims.shape[0]), tl.float32)
     no_scales = tl.zeros((tile_tokens,), tl.float32)
     block_ids_ptr += tl.load(sequences_ptr + 3 * num_sequences + sequence)
@@ -139,7 +138,7 @@ def attention_kernel(
             key_scales, value_scales, latent_found = no_scales, no_scales, 0.0
             if has_scales:
                 scale_offsets = ids * scale_block_stride + offsets
-                key_scales = tl.load(key_scales_ptr + scale_offsets, mask=is_stored, other=0.0)
+                key_scales = tl.load(key_scales_ptr + scale_offsets)
                 value_scales = tl.load(value_scales_ptr + scale_offsets, mask=is_stored, other=0.0)
             if latent_dim > 0:
                 v = tl.load(values_ptr + row_offsets + dims[None, :], mask=is_dim[None, :], other=0.0)

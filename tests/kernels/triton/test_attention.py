@@ -11,6 +11,7 @@ from moeflow.kernels.attention import attention as paged_attention
 from moeflow.kernels.attention.attention import attend_reference
 from moeflow.kernels.attention.scores import PLAIN, Scores
 from moeflow.kernels.triton import attention, launching
+from moeflow.kernels.triton.attention_tiles import Tile
 from tests.kernels.passes import Pass
 
 MIXED = [(0, 3), (70, 1), (33, 2)]
@@ -39,7 +40,9 @@ def attended(made: Pass, scores: Scores = PLAIN) -> torch.Tensor:
 
 @pytest.fixture(params=[1, 3])
 def _splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let so many programs share a sequence, and a tile hold two blocks, so that passes stay small."""
     monkeypatch.setattr(attention, "num_splits_of", lambda gpu, num_programs: request.param)
+    monkeypatch.setattr(attention, "tile_of", lambda *_, **__: Tile(rows=16, tokens=32, num_warps=4, num_stages=1))
 
 
 @pytest.mark.usefixtures("_splits")
@@ -49,7 +52,6 @@ def test_prompts_and_decodes_share_a_pass(heads: tuple[int, int], head_dim: int)
     made.check(attended(made), tolerance=2e-5)
 
 
-@pytest.mark.usefixtures("_splits")
 @pytest.mark.parametrize(("dtype", "window", "tolerance"), [(torch.float16, None, 5e-3), (torch.bfloat16, 7, 4e-2)])
 def test_narrow_numbers(dtype: torch.dtype, window: int | None, tolerance: float) -> None:
     made = filled(MIXED, dtype=dtype, kv_dtype=torch.float32 if dtype is torch.float16 else None)
@@ -136,6 +138,14 @@ def test_a_row_does_not_depend_on_others(window: int | None) -> None:
     together = attended(made, Scores(window))
     made.spans, made.queries, made.block_ids = made.spans[:1], made.queries[:1], made.block_ids[:1]
     assert torch.equal(attended(made, Scores(window)), together[:3])
+
+
+def test_nothing_is_read_behind_the_blocks_of_a_sequence() -> None:
+    made = filled([(40, 1)], heads=(1, 1), dtype=torch.bfloat16)
+    table = made.metadata().device_table
+    far = torch.full((8,), 2**31 - 1, dtype=torch.int32)  # a block there crashes the interpreter
+    followed = msgspec.structs.replace(table, block_ids=torch.cat([table.block_ids, far]))
+    made.check(attention.attend(made.queries[0], made.blocks, followed, PLAIN), tolerance=4e-2)
 
 
 def test_queries_may_lie_among_other_numbers() -> None:
