@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 
 from moeflow.kernels.arrays import is_float32
 from moeflow.kernels.cpu import recurrent as cpu
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.recurrent.recurrence_layer import RecurrenceInput, RecurrenceLayer
 from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequences
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import recurrence as triton_recurrence
 
 
 def recurrence(
@@ -26,6 +30,8 @@ def recurrence(
     """
     if cpu.accepts(given.values) and is_float32(layer.step_bias):
         return cpu.recurrence(layer, given, states, sequences)
+    if launching.accepts(given.values):
+        return triton_recurrence.recurrence(layer, given, states, sequences)
     steps = torch.nn.functional.softplus(given.steps.float() + layer.step_bias.float())
     steps = steps.clamp(layer.least_step, layer.most_step)
     decays = torch.exp(-torch.exp(layer.log_decay.float()) * steps)[..., None, None]

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.kernels.arrays import Array
+from moeflow.kernels.on_demand import on_demand
+from moeflow.kernels.recurrent.state_table import StateTable
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.kernels import device_arrays
 
 NO_STATE: Final = -1  # as a source: the state is zero
 
@@ -31,8 +37,10 @@ class StateSequence(msgspec.Struct, frozen=True):
 class StateSequences:
     """The sequences of a pass, in the order of state reads and writes."""
 
-    def __init__(self, sequences: Sequence[StateSequence]) -> None:
+    def __init__(self, sequences: Sequence[StateSequence], device_table: StateTable | None = None) -> None:
+        """`device_table`: the sequences where they are already on a device; then none need be given."""
         self._sequences = tuple(sequences)
+        self._device_table = device_table
         saves = [len(sequence.saves) for sequence in sequences]
         columns = [
             [sequence.first_row for sequence in sequences],
@@ -46,11 +54,49 @@ class StateSequences:
         # For the CPU extension, which reads it from here: csrc/ops/recurrent.h.
         self.table: NDArray[np.int32] = np.concatenate([np.asarray(column, np.int32) for column in columns])
 
+    def table_on(self, device: torch.device) -> StateTable:
+        """Return the sequences as kernels on a GPU read them. One copy, made on first use."""
+        if self._device_table is None:
+            sequences, stores = device_arrays.staged(host_table(self._sequences), device)
+            self._device_table = StateTable(sequences, stores, max(it.num_tokens for it in self._sequences))
+        return self._device_table
+
     def __len__(self) -> int:
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[StateSequence]:
         return iter(self._sequences)
+
+
+def host_table(sequences: Sequence[StateSequence]) -> list[NDArray[np.int32]]:
+    """Return the two arrays of a `StateTable` in main memory."""
+    columns: list[list[int]] = []
+    stores: list[tuple[int, int]] = []
+    for chain in _chains(sequences):
+        first, stop = len(columns), len(columns) + len(chain)
+        for sequence in chain:
+            begin = len(stores)
+            stores += [*sequence.saves, (sequence.num_tokens, sequence.target)]
+            columns.append([sequence.first_row, sequence.source, begin, len(stores), stop])
+            stop = first  # that of all sequences but the first
+    return [_transposed(columns), _transposed(stores)]
+
+
+def _chains(sequences: Sequence[StateSequence]) -> list[list[StateSequence]]:
+    """Group the sequences, each with the one that stores the state it starts from."""
+    chains: list[list[StateSequence]] = []
+    storing: dict[int, list[StateSequence]] = {}  # by slot
+    for sequence in sequences:
+        chain = storing.get(sequence.source)
+        if chain is None:
+            chains.append(chain := [])
+        chain.append(sequence)
+        storing.update(dict.fromkeys((sequence.target, *(slot for _, slot in sequence.saves)), chain))
+    return chains
+
+
+def _transposed(rows: Sequence[Any]) -> NDArray[np.int32]:
+    return np.ascontiguousarray(np.array(rows, np.int32).T)
 
 
 @dataclass(frozen=True, slots=True)
