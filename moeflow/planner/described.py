@@ -21,6 +21,7 @@ from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig
 from moeflow.core.plan import RESIDENT, Plan, Policy
 from moeflow.kernels.weight_format import WeightFormat
+from moeflow.models.packing import slab_spec
 from moeflow.models.registry import read_bare_config, read_model_config
 from moeflow.planner.choices.batching_choice import DEFAULT_MAX_NUM_SEQS, Batching, choose_num_batched_tokens
 from moeflow.planner.choices.expert_plan import ExpertPlan
@@ -299,7 +300,8 @@ class _Described:
         if self.checkpoint is None:
             size = ceil(self.costs.expert_bytes)
             return ExpertSlotsConfig(packed_weights_file="", num_slots=num_slots, slab_bytes=size, min_slots=least)
-        return ExpertPlan.make(self.checkpoint, self.shape, self.weights, self.settings).config(num_slots)
+        spec = slab_spec(self.checkpoint, self.weights.formats)
+        return ExpertPlan.make(self.checkpoint, self.shape, spec, self.settings).config(num_slots)
 
     def _memory(self, model: CostModel, policy: Policy, num_work_bytes: int) -> MemoryPlan:
         return MemoryPlan(

@@ -16,10 +16,8 @@ from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.slot_arena import arena_bytes
 from moeflow.models.expert_predictor.saved import check_is_saved, folders_of
-from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.lossy_routing import predictor_of
 from moeflow.planner.choices.packed_files import place_of_packed_weights
-from moeflow.planner.choices.weight_choice import WeightChoice
 from moeflow.planner.resident_experts import min_slots, slots_within
 from moeflow.settings.settings import Settings
 
@@ -35,7 +33,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
     min_slots: int
 
     @classmethod
-    def make(cls, checkpoint: Checkpoint, shape: ModelConfig, weights: WeightChoice, settings: Settings) -> ExpertPlan:
+    def make(cls, checkpoint: Checkpoint, shape: ModelConfig, spec: SlabSpec, settings: Settings) -> ExpertPlan:
         """Look at a model with experts. Raises: ConfigError if there is no such policy or predictor."""
         predictor, policy = predictor_of(settings), settings.expert_policy
         predictor = DEFAULT_PREDICTOR if predictor == "auto" else predictor
@@ -45,8 +43,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
         policy = DEFAULT_POLICY if policy == "auto" else policy
         if policy not in POLICIES:
             raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")
-        spec = slab_spec(checkpoint, weights.formats)
-        file = place_of_packed_weights(checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir)
+        file = place_of_packed_weights(checkpoint, spec, settings.packed_weights_file, settings.cache_dir)
         if predictor == WHOLE_PASS:
             check_is_saved(folders_of(checkpoint.path, file), "choose another --predictor")
         return cls(
