@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -14,9 +16,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from moeflow.core.sha256 import sha256
 from moeflow.kernels.weight_format import BlockKind
 
 if TYPE_CHECKING:
+    from _hashlib import HASH
+
     import torch
 
 
@@ -30,6 +35,34 @@ class TensorInfo(msgspec.Struct, frozen=True):
     num_bytes: int  # in the file
     stored_as: str  # "float32", "bfloat16", "float16", a `BlockKind`, or another type that is widened when it is read
     file: Path
+
+
+class TensorTable(dict[str, TensorInfo]):
+    """All tensors of an open checkpoint under their Hugging Face names, and facts that follow from them.
+
+    A table never changes, so each fact is computed once.
+    """
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The files with tensors, sorted."""
+        return sorted({info.file for info in self.values()})
+
+    @cached_property
+    def num_values(self) -> int:
+        """Numbers in all tensors."""
+        return sum(prod(info.shape) for info in self.values())
+
+    def hashed(self) -> HASH:
+        """Return a new hash object over all names, shapes and types, to add to."""
+        return self._hash.copy()
+
+    @cached_property
+    def _hash(self) -> HASH:
+        digest, file_names = sha256(), {file: file.name for file in self.files}
+        for name, it in sorted(self.items()):
+            digest.update(repr((name, it.shape, it.stored_as, it.num_bytes, file_names[it.file])).encode())
+        return digest
 
 
 def commonest_dtype(tensors: Iterable[TensorInfo]) -> str:
@@ -72,7 +105,7 @@ class Checkpoint(Protocol):
         ...
 
     @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
+    def tensors(self) -> TensorTable:
         """All tensors under their Hugging Face names."""
         ...
 

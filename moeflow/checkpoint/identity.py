@@ -23,13 +23,11 @@ _SNAPSHOTS: Final = "snapshots"  # holds pulled models
 def checkpoint_identity(checkpoint: Checkpoint) -> str:
     """Return a hash over names, shapes and types of all tensors, and names, sizes and times of their files.
 
-    A copy of the checkpoint has another identity unless it keeps the files' times. Raises: CheckpointError if a
-    file is gone.
+    A copy of the checkpoint has another identity unless it keeps the files' times. Each call looks at the files
+    again. Raises: CheckpointError if a file is gone.
     """
-    digest = sha256()
-    for name, info in sorted(checkpoint.tensors.items()):
-        digest.update(repr((name, info.shape, info.stored_as, info.num_bytes, info.file.name)).encode())
-    for file in sorted({info.file for info in checkpoint.tensors.values()}):
+    digest = checkpoint.tensors.hashed()
+    for file in checkpoint.tensors.files:
         digest.update(repr((file.name, *_size_and_time(file))).encode())
     return digest.hexdigest()[:32]
 
@@ -41,7 +39,7 @@ def sampled_bytes(checkpoint: Checkpoint) -> str:
     Raises: CheckpointError if a file cannot be read.
     """
     digest = sha256()
-    files = sorted({info.file for info in checkpoint.tensors.values()})
+    files = checkpoint.tensors.files
     for file in files:
         with blame_file(file), file.open("rb", buffering=0) as stream:
             step = max(file.stat().st_size * len(files) // _NUM_SAMPLED, _PIECE_BYTES)

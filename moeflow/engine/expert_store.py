@@ -127,7 +127,7 @@ class ExpertStore:
         file = Path(config.experts.packed_weights_file)
         index = ensure_packed_weights_file(checkpoint, file, config, on_bytes)
         if config.memory is not None:  # packing has filled the page cache, which may be limited as well
-            for file in {info.file for info in checkpoint.tensors.values()}:
+            for file in checkpoint.tensors.files:
                 drop_cached_file(file)
         shape = read_model_config(checkpoint)
         return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, is_wide=config.is_wide, trace=trace)

@@ -6,7 +6,6 @@ by one. The loader checks that each tensor exists and has its shape.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def check_sizes(config: ModelConfig, checkpoint: Checkpoint) -> None:
         _MIN_IN_LAYER * num_layers
         + config.feed_forward.num_matrices * config.num_moe_layers * config.routing.num_experts
     )
-    num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+    num_values = checkpoint.tensors.num_values
     if num_tensors > _SLACK * len(checkpoint.tensors) + _MIN_IN_LAYER * _SLACK:
         experts = f" of {config.routing.num_experts} experts each" if config.routing.num_experts else ""
         raise _too_large(

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.packed.layout import SlabSpec
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
@@ -17,9 +18,10 @@ from moeflow.experts.predict.registry import COMBINED, WHOLE_PASS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.models.expert_predictor.saved import predictor_bytes
+from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching
 from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
-from moeflow.planner.choices.expert_plan import ExpertPlan
+from moeflow.planner.choices.expert_plan import ExpertPlan, spec_of_shape
 from moeflow.planner.choices.gpu_limits import check_on_cpu, check_on_gpu
 from moeflow.planner.choices.kv_cache_choice import (
     KVCacheChoice,
@@ -74,6 +76,7 @@ class _Held(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     cpu_isa: str  # empty: torch computes
     weights: WeightChoice
+    spec: SlabSpec | None  # packed; None: torch computes
     packed_file: Path | None  # that is there and holds them
     dtype: str
     plan: ExpertPlan | None  # None: all weights are in memory
@@ -179,19 +182,24 @@ class Decision:
         batching = default_batching(settings, self.usage)
         budget.set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
-        file = found_packed_file(settings, self.checkpoint, weights) if cpu_isa and self.checkpoint else None
+        spec = self._spec(weights) if cpu_isa else None
+        file = None
+        if spec is not None and self.checkpoint is not None:
+            file = found_packed_file(settings, self.checkpoint, spec)
         self._is_table_on_disk = stays_on_disk(self._costs(weights), file, self.reasons)
         dtype = "float32" if cpu_isa else weights.matrices
         budget.parallel = self._ranks(weights, batching, cpu_isa)
-        is_limited = bool(cpu_isa and settings.memory_bytes)
         maps_together = self._count_mapped_once(weights, file, cpu_isa)
-        plan = self._expert_plan(weights, dtype, maps_together=maps_together) if is_limited else None
+        plan = None
+        if spec is not None and settings.memory_bytes:
+            plan = self._expert_plan(weights, spec, dtype, maps_together=maps_together)
         batching = self._batching(batching, weights, plan, cpu_isa)
         budget.set_beside_weights(cpu_isa, batching)
         return _Held(
             device=device,
             cpu_isa=cpu_isa,
             weights=weights,
+            spec=spec,
             packed_file=file,
             dtype=dtype,
             plan=plan,
@@ -351,16 +359,24 @@ class Decision:
         explain_ranks(parallel, self.shape, self.reasons)
         return parallel
 
+    def _spec(self, weights: WeightChoice) -> SlabSpec:
+        """Return the sizes of the weights once packed."""
+        if self.checkpoint is None:
+            return spec_of_shape(self._costs(weights), weights)
+        return slab_spec(self.checkpoint, weights.formats)
+
     def _packed_file(self, held: _Held) -> str:
-        if not held.cpu_isa or held.plan is not None or self.checkpoint is None:
+        if held.spec is None or held.plan is not None or self.checkpoint is None:
             return ""
-        return choose_packed_file(self.settings, self.checkpoint, held.weights, held.packed_file, self.reasons)
+        return choose_packed_file(self.settings, self.checkpoint, held.spec, held.packed_file, self.reasons)
 
     def _costs(self, weights: WeightChoice) -> ModelCosts:
         kv_dtype = "float32" if self.settings.kv_dtype == "auto" else self.settings.kv_dtype
         return ModelCosts(self.shape, weights.costed(kv_dtype, is_table_on_disk=self._is_table_on_disk))
 
-    def _expert_plan(self, weights: WeightChoice, dtype: str, *, maps_together: bool) -> ExpertPlan | None:
+    def _expert_plan(
+        self, weights: WeightChoice, spec: SlabSpec, dtype: str, *, maps_together: bool
+    ) -> ExpertPlan | None:
         """Return how experts come from disk; None if there are none, or all that is needed fits into memory.
 
         Where people wait, that includes as many requests as run with experts from disk.
@@ -373,7 +389,7 @@ class Decision:
             return None
         if maps_together:  # after all, each engine has its own
             self.budget.take_share()
-        return ExpertPlan.make(self.checkpoint, self._costs(weights), weights, self.settings)
+        return ExpertPlan.make(self.checkpoint, self.shape, spec, self.settings)
 
     def _expert_slots(self, plan: ExpertPlan | None, cpu_isa: str, *, is_wide: bool) -> ExpertSlotsConfig | None:
         """Return the slots available before keys, values and work space, and the owner of the other experts."""

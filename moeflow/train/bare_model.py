@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -33,7 +32,7 @@ def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None]
 
     Raises: CapacityError if memory holds neither; CheckpointError.
     """
-    num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+    num_values = checkpoint.tensors.num_values
     have_bytes = host_resources().available_bytes
     for dtype in (torch.float32, torch.bfloat16):
         need_bytes = num_values * dtype.itemsize * 9 // 8  # an eighth for a pass

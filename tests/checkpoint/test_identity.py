@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, TensorTable
 from moeflow.checkpoint.identity import checkpoint_identity, content_fingerprint, sampled_bytes
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
+from moeflow.core.sha256 import sha256
 from tests.tiny_mixtral import write_tiny_mixtral
 
 
@@ -21,7 +22,7 @@ class Headers:
 
     def __init__(self, file: Path, **changes):
         fields = {"shape": (2, 3), "num_bytes": 12, "stored_as": "bfloat16", "file": file}
-        self.tensors = {"b": TensorInfo(**{**fields, **changes}), "a": TensorInfo(**fields)}
+        self.tensors = TensorTable({"b": TensorInfo(**{**fields, **changes}), "a": TensorInfo(**fields)})
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def file(tmp_path):
 
 def test_the_same_checkpoint_is_the_same(file):
     reordered = Headers(file)
-    reordered.tensors = dict(reversed(reordered.tensors.items()))
+    reordered.tensors = TensorTable(reversed(reordered.tensors.items()))
     assert checkpoint_identity(Headers(file)) == checkpoint_identity(reordered)
 
 
@@ -51,6 +52,22 @@ def test_another_name_size_or_time_is_another(file):
     grown = checkpoint_identity(Headers(file))
     renamed = checkpoint_identity(Headers(file.rename(file.with_name("other.safetensors"))))
     assert len({before, touched, grown, renamed}) == 4
+
+
+def test_an_open_checkpoint_is_hashed_once_and_follows_its_files(file, monkeypatch):
+    made = []
+
+    def counted():
+        made.append(sha256())
+        return made[-1]
+
+    monkeypatch.setattr("moeflow.checkpoint.checkpoint.sha256", counted)
+    headers = Headers(file)
+    before = checkpoint_identity(headers)
+    assert checkpoint_identity(headers) == before
+    file.write_bytes(b"weights!")
+    assert checkpoint_identity(headers) == checkpoint_identity(Headers(file)) != before
+    assert len(made) == 2, "one each for two tables"
 
 
 @pytest.mark.parametrize("num_bytes", [1, 5000, 3_000_000])
@@ -95,7 +112,7 @@ def test_of_many_matrices_some_are_read(file):
             super().__init__(file)
             self.config = {"model_type": "m"}
             info = self.tensors["a"]
-            self.tensors = {f"{number:05}": info for number in range(10_000)}
+            self.tensors = TensorTable({f"{number:05}": info for number in range(10_000)})
             self.num_read = 0
 
         def read_rows(self, name: str, start: int, stop: int) -> StoredRows:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, TensorTable
 from moeflow.core.model_config import ConfigReader
 from moeflow.models.registry import find_family
 
@@ -25,7 +25,9 @@ class FakeCheckpoint:
     @property
     def tensors(self):
         file = self.path / "model.safetensors"
-        return {name: TensorInfo(tuple(w.shape), w.nbytes, str(w.dtype)[6:], file) for name, w in self.weights.items()}
+        return TensorTable(
+            {name: TensorInfo(tuple(w.shape), w.nbytes, str(w.dtype)[6:], file) for name, w in self.weights.items()}
+        )
 
     def read(self, name):
         return self.weights[name]

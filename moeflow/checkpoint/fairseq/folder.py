@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import FLOATS, StoredRows, TensorInfo, commonest_dtype
+from moeflow.checkpoint.checkpoint import FLOATS, StoredRows, TensorInfo, TensorTable, commonest_dtype
 from moeflow.checkpoint.fairseq.settings import read_arguments, translate
 from moeflow.checkpoint.fairseq.tensor_file import read_tensor_file
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors, known_tensor
@@ -77,10 +77,12 @@ class FairseqFolder:
         self.generation_config: Mapping[str, Any] = {}
         if self.config["tie_word_embeddings"]:
             self._drop_second_name()
-        self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(tuple(tensor.shape), tensor.nbytes, _dtype(tensor), file)
-            for name, (tensor, file) in self._tensors.items()
-        }
+        self.tensors = TensorTable(
+            {
+                name: TensorInfo(tuple(tensor.shape), tensor.nbytes, _dtype(tensor), file)
+                for name, (tensor, file) in self._tensors.items()
+            }
+        )
         self.dtype: str = commonest_dtype(self.tensors.values())
 
     def read(self, name: str) -> Tensor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, TensorTable
 from moeflow.checkpoint.faster_transformer.layout import Stored, find_stored
 from moeflow.checkpoint.faster_transformer.settings import read_settings
 from moeflow.checkpoint.file_errors import check_num_tensors, known_tensor
@@ -50,7 +50,7 @@ class FasterTransformerFolder:
         _check_counts(self.config, settings.num_ranks, self.config_file)
         self._stored = dict(find_stored(self.config, settings.num_ranks, has_head))
         self._check_files()
-        self.tensors: Mapping[str, TensorInfo] = {name: self._info(stored) for name, stored in self._stored.items()}
+        self.tensors = TensorTable({name: self._info(stored) for name, stored in self._stored.items()})
         self._matrices: dict[str, Tensor] = {}
         self._reading = threading.Lock()
 

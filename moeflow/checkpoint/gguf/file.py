@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, commonest_dtype
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, TensorTable, commonest_dtype
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors, known_tensor
 from moeflow.checkpoint.gguf.architecture import Architecture
 from moeflow.checkpoint.gguf.architectures import read_architecture
@@ -92,10 +92,12 @@ class GGUFFile:
                 self._pieces |= pieces
         if not self._pieces:
             raise CheckpointError("holds no weights", file=path, remedy=DOWNLOAD_AGAIN)
-        self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(piece.shape, piece.num_bytes, _stored_as(piece.quantization), piece.file)
-            for name, piece in self._pieces.items()
-        }
+        self.tensors = TensorTable(
+            {
+                name: TensorInfo(piece.shape, piece.num_bytes, _stored_as(piece.quantization), piece.file)
+                for name, piece in self._pieces.items()
+            }
+        )
         self.dtype: str = commonest_dtype(self.tensors.values())
 
     def read(self, name: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import Checkpoint, StoredRows, TensorInfo
+from moeflow.checkpoint.checkpoint import Checkpoint, StoredRows, TensorInfo, TensorTable
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
 from moeflow.kernels.on_demand import torch
@@ -78,7 +78,7 @@ class JoinedProjections:
         self._keys: Mapping[str, str] = {name.replace(KEYS, _JOINED): name for name in names}
         for joined, name in self._keys.items():
             tensors[joined] = _joined(tensors.pop(name), tensors.pop(name.replace(KEYS, VALUES), None), name)
-        self.tensors: Mapping[str, TensorInfo] = tensors
+        self.tensors = TensorTable(tensors)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor; raises as `Checkpoint.read` does."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, commonest_dtype
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, TensorTable, commonest_dtype
 from moeflow.checkpoint.quantized import auto_round, awq, compressed_tensors, float8, gptq, modelopt, mxfp4
 from moeflow.checkpoint.quantized.matrix import Found, QuantizedMatrix
 from moeflow.checkpoint.quantized.parts import SCALES, TensorParts
@@ -59,7 +59,7 @@ class QuantizedFolder:
         self.generation_config: Mapping[str, Any] = folder.generation_config
         found = _find(TensorParts(folder), settings, self.config)
         self._matrices: dict[str, QuantizedMatrix] = found.matrices
-        self.tensors: Mapping[str, TensorInfo] = _described(found) | _others(folder, found)
+        self.tensors = TensorTable(_described(found) | _others(folder, found))
         self.dtype: str = commonest_dtype(self.tensors.values())
 
     def read(self, name: str) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import Checkpoint, StoredRows, TensorInfo
+from moeflow.checkpoint.checkpoint import Checkpoint, StoredRows, TensorInfo, TensorTable
 from moeflow.checkpoint.file_errors import known_tensor
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RenamedCheckpoint:
         self.config: Mapping[str, Any] = stored.config if config is None else config
         self.generation_config: Mapping[str, Any] = stored.generation_config
         self.dtype: str = stored.dtype
-        self.tensors: Mapping[str, TensorInfo] = {name: self._described(piece) for name, piece in pieces.items()}
+        self.tensors = TensorTable({name: self._described(piece) for name, piece in pieces.items()})
         self._turned: dict[tuple[str, int], torch.Tensor] = {}
         self._turning = threading.Lock()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, commonest_dtype
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, TensorTable, commonest_dtype
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors, known_tensor
 from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
 from moeflow.checkpoint.other_kinds import refuse_other_config, refuse_other_tensors
@@ -96,10 +96,12 @@ class SafetensorsFolder:
         if not self._entries:
             raise CheckpointError("holds no weights", file=next(iter(shards)), remedy=DOWNLOAD_AGAIN)
         check_num_tensors(len(self._entries), path)
-        self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(entry.shape, entry.num_bytes, _DTYPES[entry.dtype], file)
-            for name, (file, entry) in self._entries.items()
-        }
+        self.tensors = TensorTable(
+            {
+                name: TensorInfo(entry.shape, entry.num_bytes, _DTYPES[entry.dtype], file)
+                for name, (file, entry) in self._entries.items()
+            }
+        )
         self.dtype: str = commonest_dtype(self.tensors.values())
         self._files = {file: RawFile(file) for file in shards}
 

@@ -34,6 +34,7 @@ from moeflow.engine.ranks.joining import (
 )
 from moeflow.engine.ranks.loading_signs import LoadingSigns
 from moeflow.kernels.cpu import extension
+from moeflow.models.packing import slab_spec
 from moeflow.parallel.tcp.connecting import Acceptor, connect, listen
 from moeflow.parallel.tcp.conversation import Refusal, RefusedError
 from moeflow.parallel.tcp.mesh import Meeting, meet
@@ -154,7 +155,9 @@ class Membership:
     def _own_config(self, config: EngineConfig) -> EngineConfig:
         """Return the first rank's configuration with this machine's paths and threads."""
         with closing(open_checkpoint(self._model_path)) as checkpoint:
-            packed = find_packed_weights_file(checkpoint, formats_of(config), None, self._settings.cache_dir)
+            packed = find_packed_weights_file(
+                checkpoint, slab_spec(checkpoint, formats_of(config)), None, self._settings.cache_dir
+            )
         return dataclasses.replace(
             config,
             model_path=self._model_path,

@@ -11,12 +11,12 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.packed.layout import SlabSpec
 from moeflow.core.engine_config import ExpertSlotsConfig
 from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.slot_arena import arena_bytes
 from moeflow.models.expert_predictor.saved import check_is_saved, folders_of
-from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.lossy_routing import predictor_of
 from moeflow.planner.choices.packed_files import place_of_packed_weights
 from moeflow.planner.choices.weight_choice import WeightChoice
@@ -36,9 +36,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
     min_slots: int
 
     @classmethod
-    def make(
-        cls, checkpoint: Checkpoint | None, costs: ModelCosts, weights: WeightChoice, settings: Settings
-    ) -> ExpertPlan:
+    def make(cls, checkpoint: Checkpoint | None, shape: ModelConfig, spec: SlabSpec, settings: Settings) -> ExpertPlan:
         """Look at a model with experts; `checkpoint` None: at its shape alone.
 
         Raises: ConfigError if there is no such policy or predictor.
@@ -51,10 +49,9 @@ class ExpertPlan(msgspec.Struct, frozen=True):
         policy = DEFAULT_POLICY if policy == "auto" else policy
         if policy not in POLICIES:
             raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")
-        file, spec = None, _spec_of_shape(costs, weights)
+        file = None
         if checkpoint is not None:
-            named, spec = settings.packed_weights_file, slab_spec(checkpoint, weights.formats)
-            file = place_of_packed_weights(checkpoint, weights.formats, named, settings.cache_dir)
+            file = place_of_packed_weights(checkpoint, spec, settings.packed_weights_file, settings.cache_dir)
             if predictor == WHOLE_PASS:
                 check_is_saved(folders_of(checkpoint.path, file), "choose another --predictor")
         return cls(
@@ -63,7 +60,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
             policy,
             predictor,
             spec.resident_bytes,
-            min_slots=min_slots(costs.shape.routing.top_k, spec.num_slabs),
+            min_slots=min_slots(shape.routing.top_k, spec.num_slabs),
         )
 
     @property
@@ -98,7 +95,7 @@ class ExpertPlan(msgspec.Struct, frozen=True):
         return f"{held} {file}, which {made} there ({format_bytes(self.spec.file_bytes)})"
 
 
-def _spec_of_shape(costs: ModelCosts, weights: WeightChoice) -> SlabSpec:
+def spec_of_shape(costs: ModelCosts, weights: WeightChoice) -> SlabSpec:
     """Return the sizes of packed weights by a model's shape alone."""
     return SlabSpec(
         identity="",

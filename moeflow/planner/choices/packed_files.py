@@ -48,7 +48,7 @@ def _file_name(model: Path) -> str:
 
 
 def find_packed_weights_file(
-    checkpoint: Checkpoint, formats: WeightFormats, packed_weights_file: Path | None, cache_dir: Path | None
+    checkpoint: Checkpoint, spec: SlabSpec, packed_weights_file: Path | None, cache_dir: Path | None
 ) -> Path | None:
     """Return the packed weights that a model's weights can be mapped from, the one named or one in the cache folder.
 
@@ -56,22 +56,20 @@ def find_packed_weights_file(
 
     Raises: ConfigError if it belongs to another model or format, CheckpointError if it is damaged.
     """
-    if packed_weights_file is not None and not packed_weights_file.exists():
-        return None
-    file = place_of_packed_weights(checkpoint, formats, packed_weights_file, cache_dir)
+    file = place_of_packed_weights(checkpoint, spec, packed_weights_file, cache_dir)
     if not file.exists():
         return None
-    _read_index(file, slab_spec(checkpoint, formats))
+    _read_index(file, spec)
     return file
 
 
 def place_of_packed_weights(
-    checkpoint: Checkpoint, formats: WeightFormats, packed_weights_file: Path | None, cache_dir: Path | None
+    checkpoint: Checkpoint, spec: SlabSpec, packed_weights_file: Path | None, cache_dir: Path | None
 ) -> Path:
     """Return where a model's packed weights are or would be made: the file named, or one in the cache folder."""
     if packed_weights_file is not None:
         return packed_weights_file.absolute()
-    return packed_weights_file_place(cache_dir, checkpoint, slab_spec(checkpoint, formats)).absolute()
+    return packed_weights_file_place(cache_dir, checkpoint, spec).absolute()
 
 
 def map_packed(

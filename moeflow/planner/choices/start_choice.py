@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.packed.layout import SlabSpec
 from moeflow.planner.choices.packed_files import find_packed_weights_file, place_of_packed_weights
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.weight_choice import WeightChoice
@@ -12,18 +13,18 @@ from moeflow.planner.known_importance import known_importance_file
 from moeflow.settings.settings import Settings
 
 
-def found_packed_file(settings: Settings, checkpoint: Checkpoint, weights: WeightChoice) -> Path | None:
+def found_packed_file(settings: Settings, checkpoint: Checkpoint, spec: SlabSpec) -> Path | None:
     """Return the packed weights that are there. See `find_packed_weights_file`, also for its exceptions."""
-    return find_packed_weights_file(checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir)
+    return find_packed_weights_file(checkpoint, spec, settings.packed_weights_file, settings.cache_dir)
 
 
 def choose_packed_file(
-    settings: Settings, checkpoint: Checkpoint, weights: WeightChoice, file: Path | None, reasons: Reasons
+    settings: Settings, checkpoint: Checkpoint, spec: SlabSpec, file: Path | None, reasons: Reasons
 ) -> str:
     """Return the packed weights that all weights are mapped from, which are those found in `file`; empty if none."""
     named = settings.packed_weights_file
     if file is None and settings.expert_parallel:  # which replicas need: the first of them makes it
-        file = place_of_packed_weights(checkpoint, weights.formats, named, settings.cache_dir)
+        file = place_of_packed_weights(checkpoint, spec, named, settings.cache_dir)
         reasons.append(("start", f"weights are packed into {file} first, and mapped from there"))
     elif file is not None:
         reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))

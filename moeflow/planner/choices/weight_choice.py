@@ -260,8 +260,9 @@ def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool])
 
 def _matrices(checkpoint: Checkpoint, apart: NamesApart) -> Iterator[TensorInfo]:
     """Yield the tensors packed in the format of matrices: neither embeddings nor routers, which are kept apart."""
+    not_packed = apart.embeddings | apart.routers
     for name, info in checkpoint.tensors.items():
-        if len(info.shape) == 2 and name not in apart.embeddings | apart.routers:
+        if len(info.shape) == 2 and name not in not_packed:
             yield info
 
 

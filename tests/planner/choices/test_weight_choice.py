@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from moeflow.checkpoint.checkpoint import TensorInfo
+from moeflow.checkpoint.checkpoint import TensorInfo, TensorTable
 from moeflow.core.errors import ConfigError
 from moeflow.planner.choices.mixes import mixed_formats
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, instead_of, own_precision
@@ -60,7 +60,7 @@ class Headers(FakeCheckpoint):
     @property
     def tensors(self):
         file = self.path / "model.gguf"
-        return {name: TensorInfo(shape, 0, self.stored[name], file) for name, shape in SHAPES.items()}
+        return TensorTable({name: TensorInfo(shape, 0, self.stored[name], file) for name, shape in SHAPES.items()})
 
 
 def checkpoint(matrices, embeddings, more=None, routers="float32"):
