@@ -19,7 +19,7 @@ SINKS = torch.tensor([-1.0, 0.3, 2.0, 30.0])
 
 
 def filled(spans: list[tuple[int, int]], **shape: Any) -> Pass:
-    """Return a pass whose K and V are stored; what is beyond them in their blocks is NaN."""
+    """Return a pass whose K and V are stored. The rest of their blocks is NaN."""
     made = Pass(spans, **{"block_size": 16, **shape})
     _poison(made)
     made.write(lambda k, v, slots: made.blocks.write(slots, k, v))
