@@ -48,7 +48,7 @@ def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Sco
     """
     if cpu_attention.fits(q, blocks):
         return cpu_attention.attend(q, blocks, metadata, scores)
-    if launching.accepts(q) and metadata.lengths is None and scores.bias is None:
+    if launching.accepts(q) and triton_attention.takes(q, blocks, metadata, scores):
         return triton_attention.attend(q, blocks, metadata.device_table, scores)
     return attend_reference(q, blocks, metadata, scores)
 

@@ -20,8 +20,8 @@ _ROWS = 4  # numbers of a sequence
 class DeviceTable(msgspec.Struct, frozen=True):
     """The sequences of a pass, as kernels on a GPU read them."""
 
-    # [4, S] int32: each sequence's first token in the pass, the position of that token, the number of tokens
-    # (0: padding), and the index of its first block number in `block_ids`
+    # [4, S] int32, of each sequence: its first token in the pass, and the position of that token. Its number of tokens;
+    # 0: padding. The index of its first block number in `block_ids`.
     sequences: Tensor
     block_ids: Tensor  # [n] int32
     tree_masks: Tensor | None  # [T] int64, as in `AttentionMetadata`; None: plainly causal

@@ -16,15 +16,21 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.triton.attention_kernels import attention_kernel, combine_kernel
-from moeflow.kernels.triton.attention_tiles import num_splits_of, tile_of
+from moeflow.kernels.triton.attention_tiles import fits, num_splits_of, tile_of
 from moeflow.kernels.triton.launching import gpu_of, launch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moeflow.kernels.attention.attention_metadata import AttentionMetadata
     from moeflow.kernels.attention.device_table import DeviceTable
 
 _MOST_COMBINED_DIMS = 128  # of one program, so that up to 64 partial results fit its registers
+
+
+def takes(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores) -> bool:
+    """Return whether the kernels compute this: no encoder-decoder, and tiles that the GPU's shared memory holds."""
+    return metadata.lengths is None and scores.bias is None and fits(gpu_of(q), blocks.value_dim)
 
 
 def attend(q: Tensor, blocks: KVBlocks, table: DeviceTable, scores: Scores) -> Tensor:

@@ -155,7 +155,7 @@ def attention_kernel(
             if phase != 1:
                 seen = visible(queries[:, None], positions[None, :], masks, stop - TREE, window, has_window, has_trees)
                 found = tl.where(seen, found, float("-inf"))
-                v = tl.where(is_stored[:, None], v, 0.0)  # what is not stored may be NaN
+                v = tl.where(is_stored[:, None], v, 0.0)  # unwritten values may be NaN
             new_largest = tl.maximum(largest, tl.max(found, axis=1))
             base = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # a row may have seen nothing yet
             weights = tl.exp2(found - base[:, None])

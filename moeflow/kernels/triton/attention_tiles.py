@@ -33,10 +33,15 @@ class Tile(NamedTuple):
     num_stages: int  # 3: block numbers are loaded a tile ahead of the blocks
 
 
+def fits(gpu: GPU, value_dim: int) -> bool:
+    """Return whether the shared memory of a program holds a tile: 64 KiB before 8.0 are too few for latents."""
+    return gpu.capability >= 80 or value_dim <= 256
+
+
 def tile_of(gpu: GPU, *, num_rows: int, value_dim: int, dtype: DType) -> Tile:
     """Return the tile for sequences of at most so many rows."""
     if gpu.capability < 80 or dtype is torch.float32:  # no tensor cores
-        return Tile(16, 16, 4 if value_dim <= 128 else 8, 2)
+        return Tile(16, 16, 4 if value_dim <= 128 else 8, 2 if value_dim <= 256 else 1)
     if value_dim > 256:  # latents
         return Tile(32, 32, 8, 3) if num_rows > 16 and gpu.capability in _WITH_160_KIB else Tile(16, 16, 4, 3)
     if num_rows <= 16:

@@ -12,6 +12,7 @@ from moeflow.kernels.attention.attention import attend_reference
 from moeflow.kernels.attention.scores import PLAIN, Scores
 from moeflow.kernels.triton import attention, launching
 from moeflow.kernels.triton.attention_tiles import Tile
+from moeflow.kernels.triton.launching import GPU
 from tests.kernels.passes import Pass
 
 MIXED = [(0, 3), (70, 1), (33, 2)]
@@ -19,7 +20,7 @@ SINKS = torch.tensor([-1.0, 0.3, 2.0, 30.0])
 
 
 def filled(spans: list[tuple[int, int]], **shape: Any) -> Pass:
-    """Return a pass whose K and V are stored; what is beyond them in their blocks is NaN."""
+    """Return a pass whose K and V are stored. The rest of their blocks is NaN."""
     made = Pass(spans, **{"block_size": 16, **shape})
     _poison(made)
     made.write(lambda k, v, slots: made.blocks.write(slots, k, v))
@@ -157,15 +158,28 @@ def test_queries_may_lie_among_other_numbers() -> None:
     assert torch.equal(attention.attend(swapped, made.blocks, table, PLAIN), attended(made))
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_attention_on_a_gpu_runs_the_kernel_without_a_plan(has_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def started(made: Pass, monkeypatch: pytest.MonkeyPatch, scores: Scores = PLAIN) -> int:
+    """Attend as on a GPU, and return how many kernels started; the reference makes a plan or reads by sequence."""
     monkeypatch.setattr(launching, "accepts", lambda x: True)
-    started = []
-    monkeypatch.setattr(attention, "launch", lambda kernel, grid, *_, **__: started.append(grid))
-    made = filled(MIXED)
-    made.blocks.handle = None  # as on a GPU
+    grids: list[Any] = []
+    monkeypatch.setattr(attention, "launch", lambda kernel, grid, *_, **__: grids.append(grid))
+    made.blocks.handle = None
     metadata = made.metadata()
-    bias = torch.zeros(4, 3) if has_bias else None
-    paged_attention.attend(torch.cat(made.queries), made.blocks, metadata, Scores(bias=bias))
-    assert len(started) == (0 if has_bias else 1)
-    assert not metadata._plans
+    out = paged_attention.attend(torch.cat(made.queries), made.blocks, metadata, scores)
+    assert out.shape == (len(metadata.slots), made.queries[0].shape[1] * made.blocks.value_dim)
+    assert not (grids and metadata._plans)
+    return len(grids)
+
+
+def test_a_gpu_runs_the_kernels_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert started(filled(MIXED), monkeypatch) == 1
+    monkeypatch.setattr(attention, "gpu_of", lambda x: GPU(75, 40))
+    assert started(filled(MIXED), monkeypatch) == 2
+
+
+def test_the_reference_computes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert started(filled(MIXED), monkeypatch, Scores(bias=torch.zeros(4, 3))) == 0
+    latents = filled(MIXED, heads=(4, 1), head_dim=576, latent_dim=512)
+    assert started(latents, monkeypatch) == 1
+    monkeypatch.setattr(attention, "gpu_of", lambda x: GPU(75, 40))
+    assert started(latents, monkeypatch) == 0
