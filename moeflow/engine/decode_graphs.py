@@ -2,7 +2,8 @@
 
 A graph has fixed addresses and shapes. So the inputs lie in one buffer, which a single copy fills before each pass, and
 a pass is padded to the next captured number of sequences. A padding row repeats the first row: it chooses the same
-experts, so that it reads no others, and it stores nothing.
+experts, so that it reads no others, and it stores nothing. Its recurrent state may already include the first row's
+token: then a few experts differ.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moeflow.core.batch import NO_SLOT, StateUse
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.kernels.arrays import rows_of
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.device_table import DeviceTable
 from moeflow.kernels.device_arrays import pinned_bytes, views
 from moeflow.kernels.on_demand import without_gradients
+from moeflow.kernels.recurrent.state_sequences import StateSequences
+from moeflow.kernels.recurrent.state_table import StateTable
 from moeflow.kernels.triton import launching
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
@@ -35,7 +39,14 @@ logger = logging.getLogger(__name__)
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # sequences of captured passes
 _WARM_UPS: Final = 2  # runs before a capture: they compile kernels, and choose algorithms of products
 # One sequence of one token: what passes compute while they are captured.
-_PADDING: Final = PassInput(token_ids=[0], starts=[0], num_tokens=[1], block_ids=[(0,)], logit_rows=[])
+_PADDING: Final = PassInput(
+    token_ids=[0],
+    starts=[0],
+    num_tokens=[1],
+    block_ids=[(0,)],
+    logit_rows=[],
+    states=[StateUse(NO_SLOT, NO_SLOT)],
+)
 
 
 class Graph(Protocol):
@@ -100,7 +111,9 @@ class GraphForward:
     def _size_for(self, given: PassInput) -> int | None:
         """Return the captured size that holds a pass; None: it is no decode pass, or is too large."""
         number = len(given.starts)
-        if len(given.token_ids) != number or given.trees or given.states or given.num_encoder_tokens:
+        if len(given.token_ids) != number or given.trees or given.num_encoder_tokens:
+            return None
+        if any(use.saves for use in given.states):
             return None
         place = bisect_left(self._sizes, number)
         return self._sizes[place] if place < len(self._sizes) and self._sizes[place] in self._passes else None
@@ -110,7 +123,7 @@ class GraphForward:
         self._inputs[: len(host)].copy_(host, non_blocking=True)
 
     def _arrays(self, given: PassInput, size: int) -> list[np.ndarray]:
-        """Return token ids, positions and slots, [S] int64 each, then the table of sequences, [4, S], and blocks."""
+        """Return token ids, positions and slots, [S] int64 each, then the tables: states, sequences, blocks."""
         number, block_size = len(given.starts), self._kv.block_size
         source = np.minimum(np.arange(size), number) % number  # of padding: the first row
         starts = np.array(given.starts, np.int64)
@@ -125,7 +138,20 @@ class GraphForward:
         table[2] = 1
         table[3] = (np.cumsum(block_counts) - block_counts)[source]
         blocks = np.concatenate([np.array(ids, np.int32) for ids in used])
-        return [np.array(given.token_ids, np.int64)[source], starts[source], slots, table, blocks]
+        numbers = [np.array(given.token_ids, np.int64)[source], starts[source], slots]
+        return [*numbers, *self._state_arrays(given, source), table, blocks]
+
+    def _state_arrays(self, given: PassInput, source: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays of a `StateTable`: each sequence is a chain with one store."""
+        if self._kv.states is None:
+            return []
+        size = len(source)
+        places = np.arange(size)
+        sources = np.array([use.source for use in given.states])[source]
+        targets = np.full(size, NO_SLOT)
+        targets[: len(given.states)] = [use.target for use in given.states]
+        columns = [places, sources, places, places + 1, places + 1]
+        return [np.array(columns, np.int32), np.array([np.full(size, 1), targets], np.int32)]
 
     def _largest_arrays(self, size: int) -> list[np.ndarray]:
         """Return the same arrays of the longest sequences, but for their numbers."""
@@ -134,20 +160,16 @@ class GraphForward:
     def _run_static(self, size: int) -> Tensor:
         """Compute the pass whose inputs are in the buffer."""
         block_size = self._kv.block_size
-        token_ids, positions, slots, table, blocks = views(self._inputs, self._largest_arrays(size))
+        token_ids, positions, slots, *states, table, blocks = views(self._inputs, self._largest_arrays(size))
         device_table = DeviceTable(table, blocks, None, 1, block_size)
         metadata = AttentionMetadata(slots, (), block_size, _device_table=device_table)
-        return self._model(token_ids, ForwardContext(positions, metadata, self._kv))
+        sequences = StateSequences((), StateTable(states[0], states[1], 1)) if states else None
+        return self._model(token_ids, ForwardContext(positions, metadata, self._kv, states=sequences))
 
 
 def can_capture(model: object, config: EngineConfig) -> bool:
     """Return whether decode passes of a model compute on a GPU alone, with nothing to do for the host in between."""
-    return (
-        isinstance(model, CausalLM)
-        and launching.accepts(model.norm.weight)
-        and model.config.recurrent is None
-        and not config.record_routing
-    )
+    return isinstance(model, CausalLM) and launching.accepts(model.norm.weight) and not config.record_routing
 
 
 def memory_pool() -> Any:

@@ -156,22 +156,24 @@ def test_without_options_a_gpu_computes(model):
         assert plan(model, GPU, **settings).config.device == "cuda:1"
 
 
-@pytest.mark.parametrize(
-    ("write", "kind"),
-    [
-        (write_tiny_lfm2, "recurrent layers"),
-        (write_tiny_granite_hybrid, "recurrent layers"),
-        (write_tiny_t5, "an encoder"),
-    ],
-)
-def test_families_that_no_gpu_runs_are_run_on_the_cpu(tmp_path, write, kind):
-    write(tmp_path)
+def test_families_that_no_gpu_runs_are_run_on_the_cpu(tmp_path):
+    write_tiny_t5(tmp_path)
     found = plan(str(tmp_path), GPU)
     assert found.config == plan(str(tmp_path), CPU).config
-    assert f"GPUs do not run {kind}" in reason(found)
+    assert "GPUs do not run an encoder" in reason(found)
     for device in ("cuda:1", "cuda:1:1GiB"):
-        with pytest.raises(ConfigError, match=f"GPUs do not run {kind}.*use --device cpu"):
+        with pytest.raises(ConfigError, match=r"GPUs do not run an encoder.*use --device cpu"):
             plan(str(tmp_path), GPU, device=device)
+
+
+@pytest.mark.parametrize("write", [write_tiny_lfm2, write_tiny_granite_hybrid])
+def test_a_gpu_runs_recurrent_layers_if_it_holds_the_model(tmp_path, write):
+    write(tmp_path)
+    found = plan(str(tmp_path), GPU).config
+    assert found.device == "cuda:1"
+    assert found.scheduler.states is not None
+    with pytest.raises(ConfigError, match=r"pipelines of a device .* do not go with recurrent layers"):
+        plan(str(tmp_path), GPU, device="cuda:1:1GiB")
 
 
 def test_a_model_larger_than_the_card_runs_on_the_cpu(model):
@@ -208,7 +210,7 @@ def test_a_gpu_that_torch_cannot_use_is_named_with_the_reason(model):
 
 def test_a_limit_of_a_gpu_s_memory_needs_a_gpu(model, tmp_path):
     assert plan(model, GPU, device_memory_bytes=GIB).config.device_memory_bytes == GIB
-    write_tiny_lfm2(tmp_path)
-    for name, machine, why in ((model, CPU, "finds no CUDA device"), (str(tmp_path), GPU, "do not run recurrent")):
+    write_tiny_t5(tmp_path)
+    for name, machine, why in ((model, CPU, "finds no CUDA device"), (str(tmp_path), GPU, "do not run an encoder")):
         with pytest.raises(ConfigError, match=f"--device-memory .* the CPU computes: .*{why}.*Remove it"):
             plan(name, machine, device_memory_bytes=GIB)

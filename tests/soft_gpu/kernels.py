@@ -22,13 +22,20 @@ from moeflow.kernels.attention.device_table import DeviceTable
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.norm import NormWeights
+from moeflow.kernels.recurrent import gates as gates_reference
+from moeflow.kernels.recurrent import recurrence as recurrence_reference
+from moeflow.kernels.recurrent import short_conv as short_conv_reference
+from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequence, StateSequences
 from moeflow.kernels.triton import activation as triton_activation
 from moeflow.kernels.triton import attention as triton_attention
 from moeflow.kernels.triton import attention_input as triton_attention_input
+from moeflow.kernels.triton import gates as triton_gates
 from moeflow.kernels.triton import kv_cache, latent_input, launching, rotary_table
 from moeflow.kernels.triton import norm as triton_norm
+from moeflow.kernels.triton import recurrence as triton_recurrence
 from moeflow.kernels.triton import routing as triton_routing
-from tests.soft_gpu.device import SoftTensor, count_launch, raw, wrapped
+from moeflow.kernels.triton import short_conv as triton_short_conv
+from tests.soft_gpu.device import DEVICE, SoftTensor, count_launch, raw, wrapped
 
 Function = Callable[..., Any]
 H100 = launching.GPU(capability=90, num_multiprocessors=132)
@@ -97,7 +104,7 @@ def _plain(x: Any) -> Any:
         )
     if isinstance(x, msgspec.Struct):
         return msgspec.structs.replace(x, **{name: _plain(getattr(x, name)) for name in x.__struct_fields__})
-    return raw(x)
+    return tuple(map(raw, x)) if type(x) is tuple else raw(x)
 
 
 def _normalise(
@@ -177,6 +184,31 @@ def _apply_and_mul(gate_up: torch.Tensor, function: Any, *, alpha: float = 0.0, 
     return activation.apply_and_mul(chosen, gate_up)
 
 
+def _of_states(reference: Function) -> Function:
+    """Return an operation with states that takes its sequences from their table on the device."""
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        *first, states, sequences = arguments
+        spare = states.slots.shape[0]  # a further slot: of padding, whose states are not kept
+        slots = torch.cat([states.slots, torch.zeros_like(states.slots[:1])])
+        out = reference(*first, LayerStates(slots, states.offset), _sequences_of(sequences, spare), **named)
+        states.slots.copy_(slots[:spare])
+        return out
+
+    return run
+
+
+def _sequences_of(given: StateSequences, spare: int) -> StateSequences:
+    """Return the sequences of a table on the device; `spare` is the slot of states that are not kept."""
+    table = given.table_on(DEVICE)
+    stores = [(count, slot if slot >= 0 else spare) for count, slot in raw(table.stores).T.tolist()]
+    found = []
+    for row, source, begin, end, _ in raw(table.sequences).T.tolist():
+        *saves, (num_tokens, target) = stores[begin:end]
+        found.append(StateSequence(row, num_tokens, source, target, saves))
+    return StateSequences(found)
+
+
 _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_norm, "normalise", _normalise),
     (triton_attention, "attend", _attend),
@@ -186,4 +218,8 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_routing, "route", lambda logits, routing: routing(logits)),
     (triton_activation, "apply_and_mul", _apply_and_mul),
     (rotary_table, "rotary_table", rotary.rotary_table),
+    (triton_recurrence, "recurrence", _of_states(recurrence_reference.recurrence)),
+    (triton_short_conv, "short_conv", _of_states(short_conv_reference.short_conv)),
+    (triton_gates, "gated_norm", gates_reference.gated_norm),
+    (triton_gates, "sigmoid_gate", gates_reference.sigmoid_gate),
 )

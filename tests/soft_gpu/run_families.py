@@ -18,7 +18,7 @@ import torch
 # Inference tensors have no version counters, which the wrappers of tensors on the device need.
 torch.inference_mode = lambda *_: torch.no_grad()  # type: ignore[assignment, misc]
 
-from moeflow.core.engine_config import EngineConfig  # noqa: E402
+from moeflow.core.engine_config import BLOCK_SIZE, EngineConfig, StateSlotsConfig  # noqa: E402
 from moeflow.core.engine_messages import Submission  # noqa: E402
 from moeflow.core.sampling_params import SamplingParams  # noqa: E402
 from moeflow.engine.engine import Engine  # noqa: E402
@@ -38,9 +38,19 @@ SMALL: Mapping[str, Any] = {
     "intermediate_size": 96,
     "max_position_embeddings": 512,
 }
+SMALL_MIXERS: Mapping[str, int] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+}
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 NUM_EXPERTS = 8
 NUM_TOKENS = 6
+NUM_PROMPTS = 8  # further ones repeat them, and so find prefixes
 BATCHES = (1, 3, 16)
 
 
@@ -55,7 +65,7 @@ def _show_device() -> None:
     """Have every part of moeflow see the device as this machine's accelerator."""
     real = host.host_resources
 
-    def with_device() -> host.HostResources:
+    def with_device(_: str = "cpu") -> host.HostResources:
         return dataclasses.replace(real(), accelerator=device.NAME, accelerator_free_bytes=78 << 30)
 
     for module in list(sys.modules.values()):
@@ -86,6 +96,7 @@ def _small(family: str) -> dict[str, Any]:
         changes["moe_intermediate_size"] = 64
     if family != "dbrx":
         changes |= {name: NUM_EXPERTS for name in EXPERT_COUNTS if name in given}
+    changes |= {name: size for name, size in SMALL_MIXERS.items() if name in given}
     if "kv_lora_rank" in given:
         changes |= {"head_dim": 32, "num_key_value_heads": 4}
     return changes
@@ -101,7 +112,11 @@ def _config(folder: Path, name: str) -> EngineConfig:
         max_num_seqs=16,
         max_num_batched_tokens=96,
     )
-    return resolve(settings).config
+    config = resolve(settings).config
+    states = config.scheduler.states
+    if states is not None:  # checkpoints within short prompts
+        states = StateSlotsConfig(num_slots=states.num_slots, checkpoint_every=BLOCK_SIZE)
+    return dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, states=states))
 
 
 def _run(config: EngineConfig, lengths: list[int]) -> tuple[dict[str, list[int]], dict[str, Any]]:
@@ -110,9 +125,10 @@ def _run(config: EngineConfig, lengths: list[int]) -> tuple[dict[str, list[int]]
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     answers: dict[str, list[int]] = {str(number): [] for number in range(len(lengths))}
     for number, length in enumerate(lengths):
-        prompt = [(31 * number + 7 * place) % 500 + 2 for place in range(length)]
+        prompt = [(31 * (number % NUM_PROMPTS) + 7 * place) % 500 + 2 for place in range(length)]
         engine.submit(Submission(str(number), prompt, sampling, seed=number))
     counts: dict[str, Any] = {}
+    num_cached: dict[str, int] = {}
     while engine.has_work:
         device.COUNTS.clear()
         outputs = engine.step()
@@ -120,10 +136,11 @@ def _run(config: EngineConfig, lengths: list[int]) -> tuple[dict[str, list[int]]
             if output.error:
                 raise RuntimeError(output.error)
             answers[output.request_id] += output.token_ids
+            num_cached[output.request_id] = output.num_cached_tokens
         if len(outputs) == len(lengths):
             counts = device.COUNTS.report()
     engine.close()
-    return answers, counts
+    return answers, {"num_cached": sum(num_cached.values()), **counts}
 
 
 if __name__ == "__main__":

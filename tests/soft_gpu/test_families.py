@@ -19,6 +19,7 @@ GROUPS = (
     ("glm4_moe", "ernie4_5_moe", "dots1", "granitemoe"),
     ("minimax_m2", "phimoe", "hunyuan_v1_moe", "granitemoeshared"),
     ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gemma4_text"),
+    ("lfm2_moe", "qwen3_next", "granitemoehybrid", "qwen3_5_moe_text"),
 )
 OUTSIDE_LAYERS = 16  # embedding, rotary tables, the last norm, logits and sampling
 NUM_LAYERS = 2
@@ -40,6 +41,7 @@ def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...])
         for batch, counts in batches.items():
             where = f"{family}, batch {batch}: {counts}"
             assert counts["is_equal"], where
+            assert (counts["num_cached"] > 0) == (batch == "16"), where  # prompts that repeat earlier ones
             assert sum(counts["launches"].values()) <= most, where
             assert sum(counts["synchronizations"].values()) == 1, where  # for the sampled tokens
             assert not counts["pageable_copies"], where

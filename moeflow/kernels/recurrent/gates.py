@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 
 from moeflow.kernels.cpu import recurrent as cpu
 from moeflow.kernels.norm import rms_norm
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import gates as triton_gates
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_gated_first: bool) -> Tensor:
@@ -20,6 +24,8 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_gated_
     """
     if cpu.accepts(x) and cpu.accepts(gate) and cpu.accepts(weight):
         return cpu.gated_norm(x, gate, weight, eps, is_gated_first=is_gated_first)
+    if launching.accepts(x):
+        return triton_gates.gated_norm(x, gate, weight, eps, is_gated_first=is_gated_first)
     shape = (x.shape[0], -1, weight.shape[1])
     share = torch.nn.functional.silu(gate.float()).reshape(shape)
     wide = x.float().reshape(shape)
@@ -33,4 +39,6 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """Return `x * sigmoid(gate)`. Shapes: x and gate [T, D], gate perhaps a part of longer rows -> [T, D]."""
     if cpu.accepts(x) and cpu.accepts(gate):
         return cpu.sigmoid_gate(x, gate)
+    if launching.accepts(x):
+        return triton_gates.sigmoid_gate(x, gate)
     return x * torch.sigmoid(gate)

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING
 
 from moeflow.kernels.arrays import is_float32
 from moeflow.kernels.cpu import recurrent as cpu
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequences
+from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import short_conv as triton_conv
 
 
 def short_conv(
@@ -33,6 +37,8 @@ def short_conv(
     """
     if cpu.accepts(x) and is_float32(weight):
         return cpu.short_conv(x, weight, bias, states, sequences, gates=gates, has_silu=has_silu)
+    if launching.accepts(x):
+        return triton_conv.short_conv(x, weight, bias, states, sequences, gates=gates, has_silu=has_silu)
     inputs = (x if gates is None else x * gates[0]).float()
     num_kept = weight.shape[1] - 1
     out = torch.empty_like(inputs)

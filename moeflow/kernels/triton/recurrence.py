@@ -45,7 +45,7 @@ def sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences", "num_stores"])
 def recurrence_kernel(
     queries_ptr,
     keys_ptr,
